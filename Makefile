@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-
 .PHONY: help demo test test-fast test-long test-nlp mutants fuzz testbed lint setup clean
 
 help:
-	@echo "make demo     train a small GPT on 4 CPU ranks, stock against Interlace; plan a large one (about 2 minutes)"
+	@echo "make demo     train a small GPT on 4 CPU ranks, baseline against Interlace; plan a large one (about 2 minutes)"
 	@echo "make test-fast  the tests that need no Paddle, without long searches (under 2 minutes on 2 cores)"
 	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 2)"
 	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples, stored programs in every configuration, and training on up to eight ranks (an hour)"
@@ -49,7 +49,7 @@ demo: setup
 	rm -rf $(OUT)
 	mkdir -p $(OUT)
 	@echo
-	@echo "== 1. Equal bits: a small GPT trains on 4 CPU ranks, with stock Paddle and with Interlace"
+	@echo "== 1. Equal bits: a small GPT trains on 4 CPU ranks, with unmodified Paddle and with Interlace"
 	$(BIN)/interlace run $(TRAIN) --config demo --verify --json $(OUT)/run.json --log-dir $(OUT)/logs -- $(SHAPE)
 	@echo
 	@echo "What Interlace moved, and why (rank 0):"
@@ -57,13 +57,13 @@ demo: setup
 	@echo
 	@echo "Its plan, proved and simulated:"
 	$(BIN)/interlace check $(OUT)/plan
-	@$(BIN)/interlace plan $(OUT)/plan/captured --config stock --device h200 -o $(OUT)/stock > $(OUT)/stock.txt
-	@$(BIN)/interlace timeline $(OUT)/plan --beside $(OUT)/stock --device h200 -o $(OUT)/trace.json > $(OUT)/timeline.txt
+	@$(BIN)/interlace plan $(OUT)/plan/captured --config baseline --device h200 -o $(OUT)/baseline > $(OUT)/baseline.txt
+	@$(BIN)/interlace timeline $(OUT)/plan --beside $(OUT)/baseline --device h200 -o $(OUT)/trace.json > $(OUT)/timeline.txt
 	@echo "Layers 32 wide are too small for overlap to gain anything, and every extra operation costs host time: this part shows equal bits; times of processes on a CPU, and what is simulated of so small a model, say nothing about gains."
 	@echo
 	@echo "== 2. Time: 8 layers of GPT-3 6.7B, pp 2 x mp 2, planned without a GPU; times are simulated for an H200"
 	$(BIN)/interlace dump examples/gpt.py --world 4 -o $(OUT)/big/captured -- $(BIG)
-	@$(BIN)/interlace plan $(OUT)/big/captured --config stock --device h200 -o $(OUT)/big/stock > $(OUT)/big/stock.txt
+	@$(BIN)/interlace plan $(OUT)/big/captured --config baseline --device h200 -o $(OUT)/big/baseline > $(OUT)/big/baseline.txt
 	@$(BIN)/interlace plan $(OUT)/big/captured --config overlap -o $(OUT)/big/interlace > $(OUT)/big/interlace.txt
 	@echo
 	@echo "What Interlace does, and what it brings (more: interlace show $(OUT)/big/interlace/rank0.ilp --why):"
@@ -71,8 +71,8 @@ demo: setup
 	@echo "Its plan, proved:"
 	$(BIN)/interlace check $(OUT)/big/interlace
 	@echo
-	@echo "Dumps of all ranks: $(OUT)/plan, $(OUT)/big. Timelines: $(OUT)/trace.json, $(OUT)/big/trace.json. Stock beside Interlace:"
-	$(BIN)/interlace timeline $(OUT)/big/interlace --beside $(OUT)/big/stock --device h200 -o $(OUT)/big/trace.json
+	@echo "Dumps of all ranks: $(OUT)/plan, $(OUT)/big. Timelines: $(OUT)/trace.json, $(OUT)/big/trace.json. Baseline beside Interlace:"
+	$(BIN)/interlace timeline $(OUT)/big/interlace --beside $(OUT)/big/baseline --device h200 -o $(OUT)/big/trace.json
 	@echo
 	@echo "The same as a page to look at:"
 	$(BIN)/interlace report $(OUT)/big/interlace -o $(OUT)/report.html

@@ -12,7 +12,7 @@ from interlace.ir.kinds import NO_KERNEL, is_comm, is_p2p, is_send
 from interlace.passes import Pipeline, find_pass
 from interlace.planning.search import SLACK
 from interlace.scheduler.interleave.allocations import PairMemory, PartOps
-from interlace.scheduler.interleave.at_once import units_of
+from interlace.scheduler.interleave.inline_weights import units_of
 from interlace.scheduler.jobs import Parts
 from interlace.scheduler.schedule import in_flight
 
@@ -62,13 +62,13 @@ def firm_bound_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int]
 
     The first forward and the last input gradients have their collectives in their way; all others are hidden, beneath the computation
     that suffers least, and cost what that suffers. Before its last input gradients a stage can put off only those weight gradients of
-    other micro-batches whose operands fit, beside the last forward, into the memory that Paddle's own plan needs on its worst stage;
+    other micro-batches whose operands fit, beside the last forward, into the memory that Paddle's baseline needs on its worst stage;
     those are counted that keep least for their time.
 
     Args:
         programs: Of one rank of each stage.
         cost: Times and interference.
-        peaks: Of Paddle's own plan, by rank as `programs` are.
+        peaks: Of Paddle's baseline, by rank as `programs` are.
     """
     limit = int(max(peaks) * SLACK)
     order = sorted(range(len(programs)), key=lambda k: programs[k].pipeline.stage)

@@ -3,7 +3,7 @@
 Programs are Paddle's: GPT-3 6.7B and Llama 7B, mp 2, sequence 4096, bfloat16 (O2, master gradients), one rank of each stage; the times
 are those of the H200 profile. Without `--model` those of 8 layers, pp 4, 8 micro-batches; with it others too, among them all 32 layers
 with flash attention and 16 micro-batches. They are built where DIR lacks them (minutes each): without recomputation, with that of every
-layer (`full`), and with that of attention alone (`attention`). Budgets are fractions of what Paddle's own plan of the first holds, and
+layer (`full`), and with that of attention alone (`attention`). Budgets are fractions of what Paddle's baseline of the first holds, and
 what it holds with `full`. What is stored of other models stays.
 
     python benchmarks/budgets.py DIR [--model NAME ...] [-o FILE]
@@ -121,7 +121,7 @@ def gaps(program: Program) -> list[dict[str, float]]:
 
 
 def by_hand(programs: dict[str, list[Program]]) -> dict[str, Any]:
-    """What the script asks for, by Paddle's own plan and by ours."""
+    """What the script asks for, by Paddle's baseline and by ours."""
     cost = CostModel(load_profile("h200"))
     return {name: planned(each, cost, {}) for name, each in programs.items()}
 

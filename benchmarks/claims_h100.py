@@ -47,11 +47,11 @@ def h100_steps() -> str:
     same = sum(row["losses_equal_stock"] and row["parameters_equal_stock"] for row in every)
     amount = statistics.median(map(abs, ours_off))
     return (
-        f"simulated steps are off by {span(stock_off)} for Paddle's own plan ({len(stock)} runs) and by {span(ours_off)} for "
+        f"simulated steps are off by {span(stock_off)} for Paddle's baseline ({len(stock)} runs) and by {span(ours_off)} for "
         f"ours ({len(ours)}; median of the amounts {100 * amount:.1f} %), peaks by {100 * off:.2f} % at most; {right} of {pairs} pairs "
         f"of plans of a case come in the right order. Slowest over fastest step of a run: {100 * statistics.median(within):.1f} % in "
         f"the median, up to {100 * max(within):.1f} %; stock again {100 * min(again):.1f} to {100 * max(again):.1f} % apart. {same} of "
-        f"{len(every)} runs have stock's losses of every step and all its parameters, bit for bit"
+        f"{len(every)} runs have the baseline's losses of every step and all its parameters, bit for bit"
     )
 
 
@@ -63,7 +63,7 @@ def h100_budgets() -> str:
 
 @claim
 def h100_costs() -> str:
-    """What budgets cost on the H100 and on the H200 of 11:40, over Paddle's own plan of the sitting."""
+    """What budgets cost on the H100 and on the H200 of 11:40, over Paddle's baseline of the sitting."""
     stored = [row for row in raw("h200/testbed_layers.json")["runs"] if row["sitting"].startswith(BEFORE)]
     shown = []
     for name, rows in (("H100", steps()), ("H200", stored)):

@@ -23,7 +23,7 @@ BY_COPIES = "waits by copies out"
 
 
 class Pair(NamedTuple):
-    """A plan's run and stock's run of the same case and sitting."""
+    """A plan's run and the baseline's run of the same case and sitting."""
 
     ours: Row
     stock: Row
@@ -39,7 +39,7 @@ class Pair(NamedTuple):
         return float(self.stock["simulated"]["step_ms"] / self.ours["simulated"]["step_ms"] - 1)
 
     def more(self, key: str) -> float:
-        """How much more the first rank holds at its peak, as a share of stock's."""
+        """How much more the first rank holds at its peak, as a share of the baseline's."""
         ours, stock = (row["peak_bytes_by_rank"][0][key] for row in self)
         return float(ours / stock - 1)
 
@@ -50,7 +50,7 @@ def layers() -> list[Row]:
 
 
 def pairs(plans: Sequence[str]) -> list[Pair]:
-    """Runs of these plans that have stock's beside them, without the cases that are there for their peaks."""
+    """Runs of these plans that have the baseline's beside them, without the cases that are there for their peaks."""
     found = {results.run_of(row): row for row in layers() if "step_ms" in row and not row["case"].startswith("peak")}
     both = ((row, found.get((case, "stock", sitting))) for (case, plan, sitting), row in found.items() if plan in plans)
     return [Pair(row, stock) for row, stock in both if stock]
@@ -76,7 +76,7 @@ def by_place(found: Iterable[Pair]) -> dict[str, list[Pair]]:
 
 @claim
 def step_times() -> str:
-    """Step times of every case and plan, and the gain over stock of the same sitting."""
+    """Step times of every case and plan, and the gain over the baseline of the same sitting."""
     return results.step_table(layers())
 
 
@@ -131,7 +131,7 @@ def gains_in_short() -> str:
         said.append(f"`{form}` {ranges}")
     now = [pair.gain for pair in pairs(["offload-1"]) if BY_COPIES not in pair.ours["sitting"]]
     return (
-        f"step time gained over stock, smallest to largest of all cases: {'. '.join(said)}. Offload of all that can move, "
+        f"step time gained over the baseline, smallest to largest of all cases: {'. '.join(said)}. Offload of all that can move, "
         f"with the host's waits as they are now: {span(now)}"
     )
 
@@ -159,7 +159,7 @@ def comm_alone() -> str:
 
 @claim
 def stretched() -> str:
-    """What collectives and products take in stock's traced step and in `mixed`'s."""
+    """What collectives and products take in the baseline's traced step and in `mixed`'s."""
     found = {row["plan"]: row["kernels_us"] for row in layers() if row["case"] == "gpt-s2048-mp4-b4"}
     took = {kernel: [found[plan][kernel]["total"] / 1e3 for plan in ("stock", "mixed")] for kernel in ("gemm", "all_reduce")}
     products, reduces = took["gemm"], took["all_reduce"]
@@ -215,7 +215,7 @@ def host_waits() -> str:
 
 @claim
 def bits() -> str:
-    """Which runs were compared with stock's, and what the others' last losses are like."""
+    """Which runs were compared with the baseline's, and what the others' last losses are like."""
     data = raw("h200/testbed_layers.json")
     runs, args = data["runs"], data["args"]
     compared = [row for row in runs if "losses_equal_stock" in row]

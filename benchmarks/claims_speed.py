@@ -178,7 +178,7 @@ def schedules_in_short() -> str:
         gains.append(stock["step_ms"] / row["auto"]["step_ms"] - 1)
         ahead.append(stock["step_ms"] / row["auto"]["step_ms"] - stock["step_ms"] / min(others))
     return (
-        f"`auto` gains {span(gains)} over Paddle's own plan in {len(gains)} cases, "
+        f"`auto` gains {span(gains)} over Paddle's baseline in {len(gains)} cases, "
         f"{100 * min(ahead):.1f} to {100 * max(ahead):.1f} points more than the best other form that holds no more"
     )
 
@@ -212,7 +212,7 @@ BY_HAND, OURS = ("none", "attention", "full"), ("offload alone", "both")
 
 
 def _by_hand(found: dict[str, Any], budget: float) -> str:
-    """By Paddle's own plan, then by ours without a budget."""
+    """By Paddle's baseline, then by ours without a budget."""
     return ", ".join("-" if step is None else f"{step:.0f}" for step in _steps_by_hand(found, budget))
 
 
@@ -246,7 +246,7 @@ def budget_aims() -> str:
         [
             "",
             "80 % over no limit",
-            "won back, at its peak, of what full recomputation by hand costs Paddle's own plan",
+            "won back, at its peak, of what full recomputation by hand costs Paddle's baseline",
             "both over the fastest other in the same memory, at worst",
         ],
         rows,
@@ -289,7 +289,7 @@ def recompute() -> str:
     """Steps and peaks of a program with full recomputation, by how much of it is left out; gains over the same order with all of it."""
     found = raw("recompute.json")
     lowered = found["lowered"]
-    rows = [("Paddle's own plan", found["stock"]), ("Paddle's order as Interlace lowers it", lowered)]
+    rows = [("Paddle's baseline", found["stock"]), ("Paddle's order as Interlace lowers it", lowered)]
     rows += [("without what nothing reads", found["unread"])]
     rows += [(f"budget {each['budget_bytes'] / 2**30:.1f} GiB", each) for each in found["budgets"] if "why_not" not in each]
     rows += [("the program built without recomputation, lowered alike", found["without"])]
@@ -335,7 +335,7 @@ def exposed_in_short() -> str:
 
 @claim
 def exposed_collectives() -> str:
-    """Exposed communication by case and kind, of Paddle's own plan and of ours."""
+    """Exposed communication by case and kind, of Paddle's baseline and of ours."""
     kinds = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
     rows = []
     for row in raw("collectives.json")["rows"]:
@@ -344,6 +344,6 @@ def exposed_collectives() -> str:
         of_kinds = ", ".join(f"{ours['exposed_by_kind_ms'].get(kind, 0.0):.1f}" for kind in kinds)
         rows.append([row["case"], f"{stock['step_ms']:.1f}, {ours['step_ms']:.1f}", f"{stock['exposed_ms']:.1f}", share, of_kinds])
     return table(
-        ["simulated, H200; exposed ms (share of Paddle's own plan)", "step: Paddle, ours", "Paddle", "ours", f"{', '.join(kinds)}, ours"],
+        ["simulated, H200; exposed ms (share of Paddle's baseline)", "step: Paddle, ours", "Paddle", "ours", f"{', '.join(kinds)}, ours"],
         rows,
     )

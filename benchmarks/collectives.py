@@ -1,4 +1,4 @@
-"""How much communication stays exposed, by kind, in Paddle's own plan and in ours: simulated steps with the H200 profile.
+"""How much communication stays exposed, by kind, in Paddle's baseline and in ours: simulated steps with the H200 profile.
 
 Cases: Llama 7B with sequence parallelism, with and without recomputation; with data parallelism and sharding; a mixture of 8 experts in a
 pipeline. One rank of each stage is built where DIR lacks it (needs PaddlePaddle).
@@ -21,10 +21,10 @@ from simulated import built, captured, parse, parser
 from interlace.config import make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir import Program
+from interlace.ir.equivalent_ranks import representatives
 from interlace.ir.kinds import is_collective
-from interlace.ir.stand_ins import stand_ins
+from interlace.planning.baseline import baseline_plan
 from interlace.planning.plan import make_plans
-from interlace.planning.stock import stock_plan
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.parts import overlap, parts_of, union
 from interlace.scheduler.simulate.simulator import Result, simulate
@@ -63,7 +63,7 @@ def programs_of(name: str, folder: Path) -> list[Program]:
 
 def judged(plans: Sequence[Program], cost: CostModel) -> dict[str, Any]:
     """Step, and communication, exposed and in all and by kind of collective: ms, means over the given ranks."""
-    result = simulate(plans, cost, Options.of(GPU, stands_for=stand_ins(plans)), target=GPU)
+    result = simulate(plans, cost, Options.of(GPU, representative=representatives(plans)), target=GPU)
     ranks = range(len(plans))
     kinds = sorted({op.kind for plan in plans for op in plan.ops if is_collective(op)})
     by_kind = {kind: round(sum(exposed_ns(result, at, kind) for at in ranks) / len(plans) / 1e6, 3) for kind in kinds}
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
     for name in [QUICK] if args.quick else CASES:
         programs = captured(QUICK) if args.quick else programs_of(name, args.folder)
         plans = [plan.program for plan in make_plans(programs, make_config({}), cost, "h200")]
-        rows.append({"case": name, "paddle": judged([stock_plan(each, cost) for each in programs], cost), "auto": judged(plans, cost)})
+        rows.append({"case": name, "paddle": judged([baseline_plan(each, cost) for each in programs], cost), "auto": judged(plans, cost)})
         print(json.dumps(rows[-1]), flush=True)
     store("collectives", {**meta(), "profile": "h200", "rows": rows}, args.out)
 

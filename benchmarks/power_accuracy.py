@@ -33,7 +33,7 @@ ARCHIVES = {
     "2026-11-22 20:17": ("plans_2026-11-22_evening", "20-17"),
     "2026-11-22 21:03": ("plans_2026-11-22_evening", "21-03"),
 }
-"""Sitting -> archive and its folder, of those that hold Paddle's own plans too."""
+"""Sitting -> archive and its folder, of those that hold Paddle's baseline plans too."""
 LEAST_GAIN = 0.01
 """Smaller gains are left out of ratios: they are within the spread of steps."""
 Row = dict[str, Any]
@@ -74,7 +74,7 @@ def _simulated(programs: list[Any], cost: CostModel) -> Row:
 
 
 def gains(found: list[Row]) -> list[Row]:
-    """Gain over Paddle's own plan of the same sitting, measured and both ways simulated."""
+    """Gain over Paddle's baseline of the same sitting, measured and both ways simulated."""
     stock = {(row["sitting"], row["case"]): row for row in found if row["plan"] == "stock"}
     names = ("measured_ms", "simulated_ms", "limited_ms")
     return [

@@ -22,8 +22,8 @@ from interlace.config import make_config
 from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import BudgetError
 from interlace.ir import Program
+from interlace.planning.baseline import baseline_plan
 from interlace.planning.plan import make_plans
-from interlace.planning.stock import stock_plan
 from interlace.report.remarks import sentence
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.memory.throttle import gpu_peak
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(parser(__doc__, "one pipeline of a tiny model"), argv)
     cost = CostModel(load_profile("h200"))
     given = captured("pp2 recompute") if args.quick else programs_of("full", args.folder)
-    stock = judged([stock_plan(program, cost) for program in given], cost)
+    stock = judged([baseline_plan(program, cost) for program in given], cost)
     most = planned(given, 1 << 50, cost)
     between = [int(stock["gpu_peak_bytes"] + share * (most["gpu_peak_bytes"] - stock["gpu_peak_bytes"])) for share in SHARES]
     result = {

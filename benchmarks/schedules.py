@@ -67,8 +67,8 @@ def with_micro_batches(programs: Sequence[Program], count: int) -> list[Program]
 def judged(plans: Sequence[Plan], cost: Costs, target: Target = IDEAL) -> dict[str, Any]:
     """Step, and what the slowest stage's consists of; in milliseconds and bytes. `target`: who runs the jobs."""
     programs = [plan.program for plan in plans]
-    stands_for = {rank: each.rank for each in programs for rank in each.alike}
-    ranks = simulate(programs, cost, Options(stands_for=stands_for), with_memory=False).ranks
+    representative = {rank: each.rank for each in programs for rank in each.equivalent_ranks}
+    ranks = simulate(programs, cost, Options(representative=representative), with_memory=False).ranks
     busiest = max(ranks, key=lambda rank: rank.compute_ns)
     return {
         "step_ms": round(max(rank.step_ns for rank in ranks) / 1e6, 1),
@@ -86,7 +86,7 @@ def chosen(plan: Plan) -> str:
         return ""
     levels = taken.numbers.get("recomputed", ())
     recomputed = [f"recomputed [{', '.join(f'{level:g}' for level in levels)}]"] if isinstance(levels, tuple) and levels else []
-    form = "Paddle's own plan" if taken.rule == OWN_PLAN_KEPT else taken.names.get("form", "Paddle's order of jobs with the other passes")
+    form = "Paddle's baseline" if taken.rule == OWN_PLAN_KEPT else taken.names.get("form", "Paddle's order of jobs with the other passes")
     return ", ".join([str(form), *recomputed, *taken.names.get("others", ())])
 
 
@@ -116,10 +116,10 @@ def bounds_ms(programs: Sequence[Program], cost: CostModel) -> dict[str, float]:
 
 
 def stock() -> Any:
-    """The configuration of Paddle's own plan."""
+    """The configuration of Paddle's baseline."""
     from interlace.config import load_config
 
-    return load_config("stock")
+    return load_config("baseline")
 
 
 def _others(names: Sequence[str], out: Path | None) -> list[dict[str, Any]]:

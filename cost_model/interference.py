@@ -101,8 +101,8 @@ class InterferenceTable:
 
     def _row(self, category: str, beside: str) -> Stretch:
         side, _, ranks = beside.partition("@")
-        rows, side_note = _first(self._rows, "beside", _stand_ins(side))
-        rows, op_note = _first(rows, "op", _stand_ins(category))
+        rows, side_note = _first(self._rows, "beside", _fallbacks(side))
+        rows, op_note = _first(rows, "op", _fallbacks(category))
         if not rows:
             return Stretch(1.0, 1.0, "assumed", f"nothing measured for {category} beside {side}")
         sizes = sorted({row.group_size for row in rows})
@@ -120,7 +120,7 @@ def _is_side(category: str) -> bool:
     return category.startswith(("comm", "copy", "p2p", WAIT))
 
 
-def _stand_ins(category: str) -> tuple[str, ...]:
+def _fallbacks(category: str) -> tuple[str, ...]:
     """Categories whose rows answer, best first: itself, its forward or backward twin, the whole class."""
     head = category.partition(":")[0]
     if head == "comm":

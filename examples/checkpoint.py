@@ -1,4 +1,5 @@
-"""Save under stock Paddle, go on under Interlace, and the other way round: parameters and optimizer states have the same names and bits.
+"""Save under unmodified Paddle, go on under Interlace, and the other way round: parameters and optimizer states have the same names and
+bits.
 
 INTERLACE_DISABLE=1 interlace run examples/checkpoint.py --world 2 -- --pp 2 --steps 4 --stop 2 --save out/checkpoint
 interlace run examples/checkpoint.py --world 2 -- --pp 2 --steps 4 --load out/checkpoint

@@ -53,11 +53,11 @@ def train(main: paddle.static.Program, startup: paddle.static.Program, fetch: li
 if __name__ == "__main__":
     paddle.enable_static()
     main, startup, loss = build()
-    stock = train(main, startup, [loss])
+    baseline = train(main, startup, [loss])
     main, startup, loss = build()
     context = plan(main, startup, loss)
     planned = train(main, startup, context.get_attr("fetch_list"), context.get_attr("plan"))
     print(context.get_attr("interlace_schedule_1f1b").explain())
-    print(f"stock     {stock}\ninterlace {planned}\n{'the same bits' if stock == planned else 'DIFFERENT'}")
-    if stock != planned:
+    print(f"baseline     {baseline}\ninterlace {planned}\n{'the same bits' if baseline == planned else 'DIFFERENT'}")
+    if baseline != planned:
         raise SystemExit(1)

@@ -48,7 +48,7 @@ def enable(strategy: Any, config: str | PathLike[str] | Mapping[str, Any] | None
         ConfigError: `strategy` is none of Paddle's auto-parallel, an option is unknown, of the wrong type, or contradicts another,
             a file or profile is missing, or Paddle is not installed; nothing is changed then.
 
-    With another Paddle than the supported one the model stays stock, and a line on standard error says so; `force_paddle` plans all
+    With another Paddle than the supported one the model is left to Paddle, and a line on standard error says so; `force_paddle` plans all
     the same.
     """
     from interlace.bridge.flags import flags_on

@@ -7,13 +7,13 @@
     offload_activations: {modules: [mlp], fraction: 0.5}
 
 A pass is named in snake case and is `off`, `on` or a table of its options. Sizes may be text such as `60GB` or `64MiB`. The memory
-budget is bytes of device memory a rank, or, as a number with a point, a fraction of what Paddle's own plan holds on its fullest rank.
+budget is bytes of device memory a rank, or, as a number with a point, a fraction of what Paddle's baseline holds on its fullest rank.
 
 Files that a YAML file names (`device`, `plan`, options that end in `_file`) are found from its own folder; given as keywords or in a dict,
 from the working directory.
 
 A pass that needs what another gives (`offload_activations` needs a schedule) cannot stay on where that one is off: this is refused
-rather than guessed. `schedule_1f1b: {interleave: off}` keeps Paddle's own order of jobs.
+rather than guessed. `schedule_1f1b: {interleave: off}` keeps Paddle's baseline order of jobs.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
 FORMER_PRESETS = {
     "offload-half": "say how much memory there is, and what is kept, recomputed and moved follows: memory_budget: 70GB, or "
-    "0.8 for a fraction of what Paddle's own plan holds (--memory-budget on the command line)"
+    "0.8 for a fraction of what Paddle's baseline holds (--memory-budget on the command line)"
 }
 """Presets that there were -> what to write now."""
 _FRACTION = re.compile(r"\d*\.\d*")
 MOST_FRACTION, MOST_SHARE = 2.0, 100.0
-"""Of what Paddle's own plan holds: a larger number with a point is more likely bytes without their unit; in percent more may be asked."""
+"""Of what Paddle's baseline holds: a larger number with a point is more likely bytes without their unit; in percent more may be asked."""
 LEAST_BARE = 1000
 """Bytes of a budget without a unit: a smaller number more likely lacks its GB or its percent sign."""
 _PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
@@ -64,7 +64,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A checked configuration.
 
     Attributes:
-        enable: False leaves Paddle's plan and programs untouched. When: comparing with stock Paddle, or ruling out Interlace while you
+        enable: False leaves Paddle's plan and programs untouched. When: comparing with unmodified Paddle, or ruling out Interlace while you
             look for a fault.
         device: Name of a device profile in `interlace.configs`, or a path to one; empty means the device in use. When: planning without
             the GPU, or for a GPU for which you made a profile.
@@ -72,7 +72,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             use is close to the one of the profile, and you accept that predicted times are off.
         force_paddle: Plan with an unsupported version of Paddle; otherwise models keep Paddle's plan there. When: trying a newer Paddle;
             begin with `interlace run --verify`.
-        memory_budget: Device memory that a rank may hold at any time of the step: a size (`70GB`), or a share of what Paddle's own plan
+        memory_budget: Device memory that a rank may hold at any time of the step: a size (`70GB`), or a share of what Paddle's baseline
             holds on its fullest rank, as a number with a point (`0.8`) or in percent (`80%`). When: the step must fit into a given memory,
             or the script recomputes more than necessary. Details: what is kept, recomputed and moved to the host, and the schedule, are
             chosen for the fastest step within the budget.
@@ -188,7 +188,7 @@ def require_jobs(config: Config) -> None:
         names = ", ".join(option_name(each.name) for each in every)
         raise ConfigError(
             f"{config.source}: schedule_1f1b is off and {names} on: nothing would run the step; turn schedule_1f1b "
-            "on, with {interleave: off} for Paddle's own order, or write enable: off"
+            "on, with {interleave: off} for Paddle's baseline order, or write enable: off"
         )
 
 
@@ -311,7 +311,7 @@ def _budget(value: Any, where: _Where) -> int | float | None:
 
 
 def parse_budget(value: Any) -> int | float | None:
-    """Bytes, as a whole number, or a fraction of what Paddle's own plan holds, as a number with a point or in percent; None for none.
+    """Bytes, as a whole number, or a fraction of what Paddle's baseline holds, as a number with a point or in percent; None for none.
 
     Raises:
         ConfigError: It is neither.
@@ -332,13 +332,13 @@ def parse_budget(value: Any) -> int | float | None:
                 found = float(text) if _FRACTION.fullmatch(text) and text != "." else parse_bytes(text)
     if isinstance(found, float) and MOST_FRACTION < found <= MOST_SHARE and most == MOST_FRACTION:
         raise ConfigError(
-            f"found {value!r}, {found * 100:g} % of what Paddle's own plan holds; expected bytes with their unit, such as "
+            f"found {value!r}, {found * 100:g} % of what Paddle's baseline holds; expected bytes with their unit, such as "
             f"{found:g}GB, or, if it is meant so, '{found * 100:g}%'"
         )
     if isinstance(found, int) and not isinstance(found, bool) and 0 < found < LEAST_BARE and str(value).strip() == str(found):
         raise ConfigError(
             f"found {value!r}, in bytes; expected bytes with their unit, such as {found}GB, or a part of what "
-            f"Paddle's own plan holds, such as {min(found, 80)}%"
+            f"Paddle's baseline holds, such as {min(found, 80)}%"
         )
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found <= (most if isinstance(found, float) else MOST_SIZE):
         raise ConfigError(

@@ -51,5 +51,5 @@ def stands_back(force: bool) -> bool:
     """Whether the installed Paddle is left alone because it is another than the supported one; said once, by rank 0."""
     other = "" if force else other_paddle()
     if other:
-        say_once(f"{other}: models stay stock. Option `force_paddle: on` plans all the same, untested")
+        say_once(f"{other}: models are left to Paddle. Option `force_paddle: on` plans all the same, untested")
     return bool(other)

@@ -30,7 +30,7 @@ class Context:
         is_whole: Whether `facts` are of every rank of the world.
         memo: Results for the same programs, where several forms of a plan are compared.
         later: The passes that run after this one.
-        room_bytes: Live device bytes that the rank may hold if operations run one after the other: its memory budget, less what side
+        memory_limit: Live device bytes that the rank may hold if operations run one after the other: its memory budget, less what side
             streams hold on a GPU; None without a budget.
         remarks: What was done, declined and found.
     """
@@ -39,7 +39,7 @@ class Context:
     remarks: list[Remark] = field(default_factory=list)
     facts: Sequence[Any] = ()
     is_whole: bool = False
-    room_bytes: int | None = None
+    memory_limit: int | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
     later: Sequence[Pass] = ()
 
@@ -72,7 +72,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         is_default: Whether it runs unless it is turned off.
         instead_of_off: What to write in place of `off` where other passes need what it gives.
         follows_budget: Whether it runs wherever a `memory_budget` is given, unless it is turned off; the budget says what it does.
-        looks_at_room: Whether what it makes depends on `Context.room_bytes` though it runs without a budget too.
+        reads_memory_limit: Whether what it makes depends on `Context.memory_limit` though it runs without a budget too.
         renamed: Former names of options -> the names they have now; the error for a former name says the new one.
         moved: Options that the pass had -> what to write now, in words.
         formerly: Former names of the pass; the error for one says the new name.
@@ -86,7 +86,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     is_default: ClassVar[bool] = False
     instead_of_off: ClassVar[str] = ""
     follows_budget: ClassVar[bool] = False
-    looks_at_room: ClassVar[bool] = False
+    reads_memory_limit: ClassVar[bool] = False
     renamed: ClassVar[Mapping[str, str]] = {}
     moved: ClassVar[Mapping[str, str]] = {}
     formerly: ClassVar[tuple[str, ...]] = ()
@@ -133,8 +133,8 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         leave it out unless another pass needs what it gives."""
         return self
 
-    def stock(self) -> Pass | None:
-        """This pass in Paddle's own plan; None where that does without."""
+    def baseline(self) -> Pass | None:
+        """This pass in Paddle's baseline; None where that does without."""
         return self
 
     def label(self) -> str:

@@ -92,7 +92,7 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
         level = index / LEVELS if isinstance(index, int) else tuple(each / LEVELS for each in index)
         return msgspec.structs.replace(self, level=level)
 
-    def stock(self) -> None:
+    def baseline(self) -> None:
         return None
 
     def facts(self, program: Program, context: Context) -> RecomputeFacts:

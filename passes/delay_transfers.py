@@ -48,7 +48,7 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
 
     margin_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 100
 
-    def stock(self) -> None:
+    def baseline(self) -> None:
         return None
 
     def draft(self) -> None:

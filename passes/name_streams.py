@@ -51,7 +51,7 @@ class NameStreams(Pass, frozen=True, kw_only=True):
             return None
         return "priority", f"found {self.priority}, expected a stream priority from {PRIORITIES[0]} (first) to {PRIORITIES[-1]} (normal)"
 
-    def stock(self) -> None:
+    def baseline(self) -> None:
         return None
 
     def run(self, program: Program, context: Context) -> Program:

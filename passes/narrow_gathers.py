@@ -65,7 +65,7 @@ class NarrowGathers(Pass, frozen=True, kw_only=True):
     after = ("choose-recompute",)
     is_default = True
 
-    def stock(self) -> None:
+    def baseline(self) -> None:
         return None
 
     def facts(self, program: Program, context: Context) -> GatherFacts:

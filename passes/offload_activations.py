@@ -85,7 +85,7 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         if key not in context.memo:
             context.memo[key] = (Names.of(program), measure(program, context.cost), program)
         names, measured, _ = context.memo[key]
-        return OffloadFacts(program.pipeline.stage, names, msgspec.structs.replace(measured, memory_budget=context.room_bytes))
+        return OffloadFacts(program.pipeline.stage, names, msgspec.structs.replace(measured, memory_budget=context.memory_limit))
 
     def run(self, program: Program, context: Context) -> Program:
         everyone: Sequence[OffloadFacts] = context.facts

@@ -69,7 +69,7 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
     only_gains: bool = True
     borrow: bool = True
 
-    def stock(self) -> None:
+    def baseline(self) -> None:
         return None
 
     @property

@@ -17,7 +17,7 @@ from interlace.ir.kinds import is_collective, is_receive, is_send
 from interlace.ir.remarks import Place
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.interleave import planner
-from interlace.scheduler.interleave.at_once import at_once
+from interlace.scheduler.interleave.inline_weights import inline_weights
 from interlace.scheduler.interleave.optimizer import reductions_first
 from interlace.scheduler.interleave.part_order import EarlyCollectives
 from interlace.scheduler.interleave.planner import EARLY, FREE_SHARE, SMALL_SHARE, Form, Pair, PairPlan, PartOps, plan_pair
@@ -59,42 +59,44 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     Options:
         interleave: How work of different micro-batches is mixed: `auto`, or a form by name; a list has `dx-first` or `mixed` for each
             stage. When: `auto` unless you compare forms; `off` to use offload or streams alone; a named form to plan faster, or if
-            measurements show that it is better. Details: `auto` simulates whole steps and takes the fastest of Paddle's own plan, the
-            named forms, and schedules with a form, lag, depth, orders and recomputation for each stage; no stage may need more memory than
-            Paddle's own plan does on its fullest stage (plus `extra_live_bytes`), or than the `memory_budget`. `off` keeps Paddle's own
-            list of jobs, to which the other passes still apply. `dx-first` computes the chain of input gradients first and the weight
-            gradients during the collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes backward and forward
-            operation by operation, with the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs. `zb-h1` postpones weight
-            gradients to fill bubbles. All but `off` put an optimizer that communicates into the job of the last gradients. With a list,
-            stages may wait for each other forever; give `depth` too in that case.
-        lag: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and `mixed`; one
-            number, or one for each stage. When: trying by hand what `auto` decides: pipelines whose last stages wait at the end of the
-            step, with memory to spare. Details: from 1 on, weight gradients do not depend on the rest of their job: they run during its
-            first collectives, and the last ones fill the end of the pipeline. Each micro-batch of lag keeps the operands of its weight
-            gradients live. With VPP the lag counts backwards of one chunk.
-        lag_at_end: The lag after a stage's last forward, where memory only falls; by default that of `lag`. One number, or one for each
-            stage. When: trying by hand what `auto` decides: last stages that send their last gradients late because weight gradients of
-            other micro-batches run first. Details: no stage may have less than its `lag`, and a stage whose `lag` is 0 has 0.
-        at_once: Share of weight gradients, by time, that are computed with their own input gradients while the others lag; one number, or
-            one for each stage. When: trying by hand what `auto` decides: a lag that does not quite fit into memory. Details: these are the
-            weight gradients whose operands take the most memory for their time. They run during the collectives of their own job, which
-            leaves memory for a larger lag of the others.
+            measurements show that it is better. Details: `auto` simulates whole steps and takes the fastest of Paddle's baseline, the
+            named forms, and schedules with a form, weight-gradient delay, depth, orders and recomputation for each stage; no stage may
+            need more memory than Paddle's baseline does on its fullest stage (plus `extra_live_bytes`), or than the `memory_budget`.
+            `off` keeps Paddle's own list of jobs, to which the other passes still apply. `dx-first` computes the chain of input gradients
+            first and the weight gradients during the collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes
+            backward and forward operation by operation, with the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs.
+            `zb-h1` postpones weight gradients to fill bubbles. All but `off` put an optimizer that communicates into the job of the last
+            gradients. With a list, stages may wait for each other forever; give `depth` too in that case.
+        weight_delay: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and
+            `mixed`; one number, or one for each stage. When: trying by hand what `auto` decides: pipelines whose last stages wait at the
+            end of the step, with memory to spare. Details: from 1 on, weight gradients do not depend on the rest of their job: they run
+            during its first collectives, and the last ones fill the end of the pipeline. Each micro-batch of weight-gradient delay keeps
+            the operands of its weight gradients live. With VPP the weight-gradient delay counts backwards of one chunk.
+        weight_delay_at_end: The weight-gradient delay after a stage's last forward, where memory only falls; by default that of
+            `weight_delay`. One number, or one for each stage. When: trying by hand what `auto` decides: last stages that send their last
+            gradients late because weight gradients of other micro-batches run first. Details: no stage may have less than its
+            `weight_delay`, and a stage whose `weight_delay` is 0 has 0.
+        inline_share: Share of weight gradients, by time, that are computed with their own input gradients while the others trail; one
+            number, or one for each stage. When: trying by hand what `auto` decides: a weight-gradient delay that does not quite fit into
+            memory. Details: these are the weight gradients whose operands take the most memory for their time. They run during the
+            collectives of their own job, which leaves memory for a larger weight-gradient delay of the others.
         depth: Micro-batches in flight on each stage, with `dx-first` and `mixed`; by default as in 1F1B, or as `mixed` needs them. When:
             trying by hand what `auto` decides: messages between stages that arrive late. Details: a deeper stage sends activations before
             it needs the next gradient, so a late message does not stop the pipeline.
-        early_sends: Weight of the start times of a job's sends against the job's duration when its operations are ordered; 0 minimizes the
-            duration alone. One number, or one for each stage. When: trying by hand what `auto` decides: 0 without a pipeline, more if
-            stages wait for gradients.
-        early_sends_at_end: The same for jobs after a stage's last forward, which empty the pipeline; by default that of `early_sends`. One
-            number, or one for each stage. When: trying by hand what `auto` decides: a last stage with `mixed`, whose jobs are short but
-            send their gradient at their end. Details: while the pipeline empties, the previous stage waits for every gradient.
+        send_latency_weight: Weight of the start times of a job's sends against the job's duration when its operations are ordered; 0
+            minimizes the duration alone. One number, or one for each stage. When: trying by hand what `auto` decides: 0 without a
+            pipeline, more if stages wait for gradients.
+        send_latency_weight_at_end: The same for jobs after a stage's last forward, which empty the pipeline; by default that of
+            `send_latency_weight`. One number, or one for each stage. When: trying by hand what `auto` decides: a last stage with `mixed`,
+            whose jobs are short but send their gradient at their end. Details: while the pipeline empties, the previous stage waits for
+            every gradient.
         search: Whether a local search improves the order of operations in each kind of job; `auto` does not use it. When: off to plan in a
             fraction of the time. Details: the search sees one job at a time, and what it finds makes whole steps slower as often as
             faster. Off keeps the order of the list scheduler.
-        schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), instead of `lag` and
-            `depth`. When: you have your own schedule, or changed the one that `interlace plan` wrote. Details: jobs of several parts are
-            ordered as with `dx-first`, or with `mixed` if `interleave` says so.
-        extra_live_bytes: Bytes by which a stage may exceed the memory of Paddle's own plan. When: the device has memory that Paddle's plan
+        schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), instead of
+            `weight_delay` and `depth`. When: you have your own schedule, or changed the one that `interlace plan` wrote. Details: jobs of
+            several parts are ordered as with `dx-first`, or with `mixed` if `interleave` says so.
+        extra_live_bytes: Bytes by which a stage may exceed the memory of Paddle's baseline. When: the device has memory that Paddle's plan
             leaves free: some GB allow more communication to be hidden. Details: a job may exceed the live memory of its plain order (all
             parts one after another) by the same amount. A difference of one percent of the stage's memory is always allowed. What
             `extend-lifetimes` later keeps alive for side streams is not counted here, but a `memory_budget` counts it.
@@ -110,16 +112,18 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     gives = frozenset({"scheduled"})
     after = ("split-backward", "overlap-column-backward")
     is_default = True
-    instead_of_off = "{interleave: off}, for Paddle's own order"
+    instead_of_off = "{interleave: off}, for Paddle's baseline order"
     renamed: ClassVar[Mapping[str, str]] = {"rows": "schedule_file", "allowance_bytes": "extra_live_bytes"}
 
     interleave: Literal["auto", "off", "dx-first", "mixed", "zb-h1"] | tuple[Literal["dx-first", "mixed"], ...] = "auto"
-    lag: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = 0
-    lag_at_end: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
+    weight_delay: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = 0
+    weight_delay_at_end: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
     depth: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
-    at_once: Annotated[float, msgspec.Meta(ge=0, lt=1)] | tuple[Annotated[float, msgspec.Meta(ge=0, lt=1)], ...] = 0.0
-    early_sends: Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] = EARLY
-    early_sends_at_end: Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] | None = None
+    inline_share: Annotated[float, msgspec.Meta(ge=0, lt=1)] | tuple[Annotated[float, msgspec.Meta(ge=0, lt=1)], ...] = 0.0
+    send_latency_weight: Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] = EARLY
+    send_latency_weight_at_end: (
+        Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] | None
+    ) = None
     search: bool = True
     schedule_file: str = ""
     extra_live_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -141,14 +145,18 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return None
 
     def _misplaced(self) -> tuple[str, str] | None:
-        """A lag or depth beside what has its own, and why that contradicts."""
-        if self.early_sends_at_end is not None and self.interleave in ("auto", "off") and not self.schedule_file:
-            return "early_sends_at_end", (
-                f"found {_numbers(self.early_sends_at_end)} beside interleave: {self.interleave}, which "
+        """A weight-gradient delay or depth beside what has its own, and why that contradicts."""
+        if self.send_latency_weight_at_end is not None and self.interleave in ("auto", "off") and not self.schedule_file:
+            return "send_latency_weight_at_end", (
+                f"found {_numbers(self.send_latency_weight_at_end)} beside interleave: {self.interleave}, which "
                 f"{'chooses its own' if self.interleave == 'auto' else 'keeps the order of operations'}; "
                 "write dx-first, mixed or zb-h1, or leave it out"
             )
-        for name, given in (("lag", self.lag or None), ("lag_at_end", self.lag_at_end), ("depth", self.depth or None)):
+        for name, given in (
+            ("weight_delay", self.weight_delay or None),
+            ("weight_delay_at_end", self.weight_delay_at_end),
+            ("depth", self.depth or None),
+        ):
             if given is not None and (self.interleave in ("auto", "off", "zb-h1") or self.schedule_file):
                 chosen = "auto, which chooses its own" if self.interleave == "auto" else _names(self.interleave)
                 beside, advice = (
@@ -164,18 +172,18 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         forms: dict[Form, tuple[Literal["dx-first", "off"], ...]] = {"mixed": ("dx-first", "off"), "dx-first": ("off",)}
         if not self.only_gains or self.schedule_file:
             return ()
-        plain = msgspec.structs.replace(self, lag=0, lag_at_end=None, depth=(), at_once=0.0)
+        plain = msgspec.structs.replace(self, weight_delay=0, weight_delay_at_end=None, depth=(), inline_share=0.0)
         names = () if self.interleave in ("auto", "off", "zb-h1") else forms["mixed" if self.mixes() else "dx-first"]
-        simpler = tuple(plain.stock() if name == "off" else msgspec.structs.replace(plain, interleave=name) for name in names)
-        return (plain, *simpler) if simpler and (self.lag or self.depth) else simpler
+        simpler = tuple(plain.baseline() if name == "off" else msgspec.structs.replace(plain, interleave=name) for name in names)
+        return (plain, *simpler) if simpler and (self.weight_delay or self.depth) else simpler
 
     def is_open(self) -> bool:
         """Whether the whole step decides on the form (interlace/planning/search.py)."""
         return self.interleave == "auto" and not self.schedule_file
 
-    def early_weight(self) -> float:
+    def send_weight(self) -> float:
         """The weight of sends where a schedule lets them leave early."""
-        return self.early_sends if isinstance(self.early_sends, float) else EARLY
+        return self.send_latency_weight if isinstance(self.send_latency_weight, float) else EARLY
 
     def named(self, program: Program, draws: bool) -> list[Schedule1F1B]:
         """The forms by name that are possible for a program, the same on every rank; `draws`: whether `draws_twice` of any of them."""
@@ -214,18 +222,24 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         """Without the local search."""
         return msgspec.structs.replace(self, search=False)
 
-    def stock(self) -> Schedule1F1B:
+    def baseline(self) -> Schedule1F1B:
         """Paddle's own list of jobs, or that of the schedule file."""
-        return msgspec.structs.replace(self, interleave="off", lag=0, lag_at_end=None, depth=(), at_once=0.0, early_sends_at_end=None)
+        return msgspec.structs.replace(
+            self, interleave="off", weight_delay=0, weight_delay_at_end=None, depth=(), inline_share=0.0, send_latency_weight_at_end=None
+        )
 
     def label(self) -> str:
         """The form of interleaving."""
-        more = [f"lag {_numbers(self.lag)}"] * bool(self.lag)
-        more += [f"lag_at_end {_numbers(self.lag_at_end)}"] if self.lag_at_end is not None else []
+        more = [f"weight_delay {_numbers(self.weight_delay)}"] * bool(self.weight_delay)
+        more += [f"weight_delay_at_end {_numbers(self.weight_delay_at_end)}"] if self.weight_delay_at_end is not None else []
         more += [f"depth {_numbers(self.depth)}"] * bool(self.depth)
-        more += [f"at_once {_numbers(self.at_once)}"] * bool(self.at_once)
-        more += [f"early_sends {_numbers(self.early_sends)}"] * (self.early_sends != EARLY)
-        more += [f"early_sends_at_end {_numbers(self.early_sends_at_end)}"] if self.early_sends_at_end is not None else []
+        more += [f"inline_share {_numbers(self.inline_share)}"] * bool(self.inline_share)
+        more += [f"send_latency_weight {_numbers(self.send_latency_weight)}"] * (self.send_latency_weight != EARLY)
+        more += (
+            [f"send_latency_weight_at_end {_numbers(self.send_latency_weight_at_end)}"]
+            if self.send_latency_weight_at_end is not None
+            else []
+        )
         return ", ".join([f"interleave: {_names(self.interleave)}", *more])
 
     def run(self, program: Program, context: Context) -> Program:
@@ -268,9 +282,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return self._paired(program, context)
 
     def _check_shape(self, program: Program) -> None:
-        """Check lists, lags and depth against the program and the other options. Raises ConfigError."""
+        """Check lists, delays and depth against the program and the other options. Raises ConfigError."""
         pipe = program.pipeline
-        for name in ("early_sends", "early_sends_at_end", "at_once", "interleave"):
+        for name in ("send_latency_weight", "send_latency_weight_at_end", "inline_share", "interleave"):
             given = getattr(self, name)
             if isinstance(given, tuple) and len(given) != pipe.num_stages:
                 kind, text = ("form", _names(given)) if name == "interleave" else ("number", _numbers(given))
@@ -278,15 +292,15 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
                     f"schedule_1f1b.{name}: found {text}, {len(given)} {kind}s; "
                     f"expected one {kind}, or one for each of {pipe.num_stages} stages"
                 )
-        if self.at_once and not (self.lag or self.schedule_file or self.interleave == "zb-h1"):
+        if self.inline_share and not (self.weight_delay or self.schedule_file or self.interleave == "zb-h1"):
             raise ConfigError(
-                f"schedule_1f1b.at_once: found {_numbers(self.at_once)} beside interleave: {_names(self.interleave)} "
-                "without lag, where no weight gradients trail; give lag, schedule_file or interleave: zb-h1, or leave "
-                "at_once out"
+                f"schedule_1f1b.inline_share: found {_numbers(self.inline_share)} beside interleave: {_names(self.interleave)} "
+                "without weight-gradient delay, where no weight gradients trail; give weight_delay, schedule_file or interleave: zb-h1, "
+                "or leave inline_share out"
             )
         if misplaced := self._misplaced():
             raise ConfigError("schedule_1f1b.{}: {}".format(*misplaced))
-        for name, given in (("lag", self.lag), ("lag_at_end", self.lag_at_end), ("depth", self.depth)):
+        for name, given in (("weight_delay", self.weight_delay), ("weight_delay_at_end", self.weight_delay_at_end), ("depth", self.depth)):
             if not given:
                 continue
             found = f"schedule_1f1b.{name}: found {_numbers(given)}"
@@ -294,11 +308,12 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
                 raise ConfigError(f"{found} with {pipe.num_chunks} chunks a stage; expected a pipeline without chunks; leave {name} out")
             if isinstance(given, tuple) and len(given) != pipe.num_stages:
                 raise ConfigError(f"{found}, {len(given)} numbers; expected one for each of {pipe.num_stages} stages")
-        lags = [self._lags(stage) for stage in range(pipe.num_stages)]
-        if any(at_end < lag or (at_end and not lag) for lag, at_end in lags):
+        weight_delays = [self._weight_delays(stage) for stage in range(pipe.num_stages)]
+        if any(at_end < weight_delay or (at_end and not weight_delay) for weight_delay, at_end in weight_delays):
             raise ConfigError(
-                f"schedule_1f1b.lag_at_end: found {_numbers(self.lag_at_end or 0)} beside lag {_numbers(self.lag)}; "
-                "expected no less than lag on any stage, and 0 where lag is 0"
+                f"schedule_1f1b.weight_delay_at_end: found {_numbers(self.weight_delay_at_end or 0)} "
+                f"beside weight_delay {_numbers(self.weight_delay)}; "
+                "expected no less than weight_delay on any stage, and 0 where weight_delay is 0"
             )
 
     def _every_stage(self, program: Program, schedule: Schedule) -> dict[int, list[Slot]]:
@@ -352,13 +367,23 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _row(self, program: Program, stage: int, mixed: bool) -> list[Slot]:
         """A stage's slots with backward and forward joined."""
         pipe = program.pipeline
-        lag, lag_at_end = self._lags(stage)
+        weight_delay, weight_delay_at_end = self._weight_delays(stage)
         depth = self.depth[stage] if self.depth else mixed_depth(stage, pipe.num_stages, pipe.num_micro_batches) if mixed else None
-        return joined(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, lag=lag, warmup=depth, lag_at_end=lag_at_end)
+        return joined(
+            stage,
+            pipe.num_stages,
+            pipe.num_micro_batches,
+            pipe.num_chunks,
+            weight_delay=weight_delay,
+            warmup=depth,
+            weight_delay_at_end=weight_delay_at_end,
+        )
 
-    def _lags(self, stage: int) -> tuple[int, int]:
+    def _weight_delays(self, stage: int) -> tuple[int, int]:
         """Before the last forward, and from there on."""
-        return _of_stage(self.lag, stage), _of_stage(self.lag if self.lag_at_end is None else self.lag_at_end, stage)
+        return _of_stage(self.weight_delay, stage), _of_stage(
+            self.weight_delay if self.weight_delay_at_end is None else self.weight_delay_at_end, stage
+        )
 
     def _report_depth(self, program: Program, context: Context) -> None:
         """The memory of the depth, if it is larger than Paddle's."""
@@ -369,8 +394,12 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     def _all_jobs(self, program: Program, slots: list[Slot], kinds: set[str], form: Form, context: Context) -> tuple[Job, ...]:
         """The jobs of a stage's slots, those at its end ordered for sends of another weight where there is one."""
-        end = len(slots) if self.early_sends_at_end is None else last_forward(slots)
-        at_end = self if self.early_sends_at_end is None else msgspec.structs.replace(self, early_sends=self.early_sends_at_end)
+        end = len(slots) if self.send_latency_weight_at_end is None else last_forward(slots)
+        at_end = (
+            self
+            if self.send_latency_weight_at_end is None
+            else msgspec.structs.replace(self, send_latency_weight=self.send_latency_weight_at_end)
+        )
         joins, jobs = any(len(slot.parts) > 1 for slot in slots), list[Job]()
         for each, some in ((self, slots[:end]), (at_end, slots[end:])):
             when = {"when": "at the end"} if each is not self else {}
@@ -393,21 +422,21 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if self.interleave == "off":
             return Parts(program, kinds)
         stage = program.pipeline.stage
-        early, now = _of_stage(self.early_sends, stage), _of_stage(self.at_once, stage) if "I" in kinds else 0.0
+        early, now = _of_stage(self.send_latency_weight, stage), _of_stage(self.inline_share, stage) if "I" in kinds else 0.0
         key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), self.extra_live_bytes, early, now)
         if key not in context.memo:
-            parts = Parts(program, kinds, self._at_once(program, context.cost, now))
+            parts = Parts(program, kinds, self._inline_weights(program, context.cost, now))
             for kind, chunk in parts.ops:
                 parts.ops[kind, chunk] = self._early_collectives(program, parts.part(kind, kind, chunk), early, context)
             context.memo[key] = (parts, program)
         found: Parts = context.memo[key][0]
         return found
 
-    def _at_once(self, program: Program, cost: Costs, part: float) -> frozenset[int]:
+    def _inline_weights(self, program: Program, cost: Costs, part: float) -> frozenset[int]:
         if not part:
             return frozenset()
         graph, halves = Graph(program), Parts(program, {"I", "W"})
-        return frozenset().union(*(at_once(graph, ops, cost, part) for (kind, _), ops in halves.ops.items() if kind == "W"))
+        return frozenset().union(*(inline_weights(graph, ops, cost, part) for (kind, _), ops in halves.ops.items() if kind == "W"))
 
     def _early_collectives(self, program: Program, part: PartOps, early: float, context: Context) -> list[Op]:
         """Orders are found once for a part of the same program, whatever the other parts are."""
@@ -419,10 +448,10 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     def order(self, program: Program, parts: Parts, kinds: Kinds, form: Form, context: Context) -> tuple[PairPlan, SlotTimes]:
         """The order of one kind of job, and its times and memory; computed once for the same program."""
-        early = _of_stage(self.early_sends, program.pipeline.stage)
+        early = _of_stage(self.send_latency_weight, program.pipeline.stage)
         items = tuple(tuple(op.id for op in parts.ops[kind, chunk]) for _, kind, chunk in kinds)
         same = ("pair", id(program.ops), kinds, items, self.search)
-        share = FREE_SHARE if context.room_bytes is None else SMALL_SHARE
+        share = FREE_SHARE if context.memory_limit is None else SMALL_SHARE
         key = (*same, form, self.extra_live_bytes, self.max_ops_per_job, share, early)
         if same not in context.memo:
             ops = self._ops(program, parts, kinds)

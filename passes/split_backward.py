@@ -91,7 +91,7 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()
     fold: bool = False
 
-    def stock(self) -> None:
+    def baseline(self) -> None:
         return None
 
     @property

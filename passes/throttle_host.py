@@ -30,7 +30,7 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
 
     Options:
         syncs: Where the host waits for the device: `auto`, `job-ends` or `outputs`. When: `job-ends` if measured memory exceeds the
-            prediction; it costs some time in each job. `outputs` to compare with Paddle's own plan. Details: `auto` waits as rarely as the
+            prediction; it costs some time in each job. `outputs` to compare with Paddle's baseline. Details: `auto` waits as rarely as the
             peak of memory allows, under a `memory_budget` also right before the budget would be exceeded, or at the ends of jobs if the
             simulated step is faster that way. `job-ends` waits at the end of every job with work on side streams. `outputs` waits at the
             end of every job that computes an output, as Paddle does, which fetches each loss there; other plans collect outputs at the end
@@ -46,13 +46,13 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
     gives = frozenset({"throttled"})
     after = ("insert-events",)
     is_default = True
-    looks_at_room = True
+    reads_memory_limit = True
     formerly = ("assign-streams",)
 
     syncs: Literal["auto", "job-ends", "outputs"] = "auto"
     run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
 
-    def stock(self) -> Pass:
+    def baseline(self) -> Pass:
         return ThrottleHost(syncs="outputs")
 
     def alternatives(self) -> tuple[Pass, ...]:
@@ -76,7 +76,7 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
             else:
                 context.declined("no-side-work")
             return with_host_syncs(program, waits)
-        plan = plan_host_syncs(program, context.cost, self.run_ahead_bytes, context.room_bytes)
+        plan = plan_host_syncs(program, context.cost, self.run_ahead_bytes, context.memory_limit)
         self._report(plan, context)
         return with_host_syncs(program, plan.waits)
 

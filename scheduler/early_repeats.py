@@ -10,7 +10,7 @@ import numpy as np
 
 from interlace.ir import Op, Program
 from interlace.ir.kinds import is_boundary, is_comm, is_receive
-from interlace.scheduler.jobs import stock_jobs
+from interlace.scheduler.jobs import baseline_jobs
 from interlace.scheduler.memory.live import OrderMemory
 
 
@@ -59,7 +59,7 @@ class _Peak:
     """The most live bytes of one micro-batch within backward, for orders of one program's operations."""
 
     def __init__(self, program: Program, backward: list[Op]) -> None:
-        self.memory = OrderMemory(msgspec.structs.replace(program, jobs=stock_jobs(program)))
+        self.memory = OrderMemory(msgspec.structs.replace(program, jobs=baseline_jobs(program)))
         self.inside = {op.id for op in backward}
 
     def of(self, ops: Sequence[Op]) -> int:

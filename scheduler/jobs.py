@@ -25,7 +25,7 @@ class Parts:
     Args:
         program: Whose operations.
         kinds: Of slots in its schedule.
-        early: Ids of weight gradients that belong to the input gradients' part (`at_once`).
+        early: Ids of weight gradients that belong to the input gradients' part (`inline_share`).
     """
 
     def __init__(self, program: Program, kinds: set[str], early: frozenset[int] = frozenset()) -> None:
@@ -66,7 +66,7 @@ def job_of(part: Part, parts: Parts) -> Job:
     return Job(f"{kind}_{m}", kind, m, tuple((op.id, m) for op in parts.ops[part.kind, part.chunk]))
 
 
-def stock_jobs(program: Program) -> tuple[Job, ...]:
+def baseline_jobs(program: Program) -> tuple[Job, ...]:
     """The jobs of Paddle's own schedule for this rank, each in program order.
 
     Raises:

@@ -21,9 +21,9 @@ def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
         Empty if every stage can finish, otherwise the grid of stages with `<-- here` at the slots that are blocked.
 
     >>> from interlace.scheduler.schedule import joined
-    >>> stall([joined(s, 2, 4, lag=0, warmup=1) for s in range(2)]).count("<-- here")
+    >>> stall([joined(s, 2, 4, weight_delay=0, warmup=1) for s in range(2)]).count("<-- here")
     2
-    >>> stall([joined(s, 2, 4, lag=0, warmup=2 * (1 - s) + 1) for s in range(2)])
+    >>> stall([joined(s, 2, 4, weight_delay=0, warmup=2 * (1 - s) + 1) for s in range(2)])
     ''
     """
     senders = ["S" if _parts(row, "S") else "B" for row in rows]

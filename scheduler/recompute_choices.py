@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from interlace.ir import OpInstance, Program
 from interlace.ir.storage import storages_of
-from interlace.scheduler.jobs import stock_jobs
+from interlace.scheduler.jobs import baseline_jobs
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.recompute import Recomputation
 
@@ -43,7 +43,7 @@ class PeakMemory:
 
     def __init__(self, found: Recomputation) -> None:
         made = found.without([])
-        made = msgspec.structs.replace(made, jobs=stock_jobs(made))
+        made = msgspec.structs.replace(made, jobs=baseline_jobs(made))
         items = [item for job in made.jobs for item in job.items]
         spans = _spans(found, made, {item: k for k, item in enumerate(items)})
         cuts = sorted({0, *(at for mine in spans for start, stop, _ in mine for at in (start, stop) if at < len(items))})

@@ -14,9 +14,9 @@ import msgspec
 
 from interlace.ir import ABSENT, Edit, Graph, Op, Program, TensorType
 from interlace.ir.effects import is_repeatable
+from interlace.ir.equivalent_ranks import groups_within_stage
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import is_boundary, is_comm, is_p2p
-from interlace.ir.stand_ins import groups_within_stage
 from interlace.scheduler.recompute import COPY, IDENTITY, aliased
 
 MUCH = 4

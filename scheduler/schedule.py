@@ -191,22 +191,23 @@ def pair_up(slots: list[Slot]) -> list[Slot]:
     return joined
 
 
-def trailing(slots: list[Slot], lag: int, lag_at_end: int | None = None) -> list[Slot]:
-    """The same schedule with the weight gradients of each backward computed `lag` backwards later, in the same order, the rest at its end.
+def trailing(slots: list[Slot], weight_delay: int, weight_delay_at_end: int | None = None) -> list[Slot]:
+    """The same schedule with the weight gradients of each backward computed `weight_delay` backwards later, in the same order, the rest
+    at its end.
 
     Weight gradients of an earlier backward do not depend on their job, so they can run during its first collectives; the last ones
     fill the end of the pipeline. What trails may do so by more from the last forward on.
 
-    >>> show_row(1, trailing(paired(1, 2, 4), 1)), show_row(1, trailing(paired(1, 2, 4), 1, lag_at_end=2))
+    >>> show_row(1, trailing(paired(1, 2, 4), 1)), show_row(1, trailing(paired(1, 2, 4), 1, weight_delay_at_end=2))
     ('1 | 0F 0I+1F 1I+2F+0W 2I+3F+1W 3I+2W 3W O', '1 | 0F 0I+1F 1I+2F+0W 2I+3F 3I+1W 2W 3W O')
     """
     made: list[Slot] = []
     waiting: list[Part] = []
-    end, at_end = last_forward(slots), lag if lag_at_end is None else lag_at_end
-    for k, each in enumerate(slots if lag else []):
+    end, at_end = last_forward(slots), weight_delay if weight_delay_at_end is None else weight_delay_at_end
+    for k, each in enumerate(slots if weight_delay else []):
         parts = [msgspec.structs.replace(part, kind="I") if part.kind == "B" else part for part in each.parts]
         waiting += [msgspec.structs.replace(part, kind="W") for part in parts if part.kind == "I"]
-        if any(part.kind == "I" for part in parts) and len(waiting) > (lag if k < end else at_end):
+        if any(part.kind == "I" for part in parts) and len(waiting) > (weight_delay if k < end else at_end):
             parts.append(waiting.pop(0))
         made += [Slot((part,)) for part in waiting] if each == OPTIMIZER else []
         made.append(Slot(tuple(parts)))
@@ -219,23 +220,23 @@ def joined(
     num_micro_batches: int,
     num_chunks: int = 1,
     *,
-    lag: int,
+    weight_delay: int,
     warmup: int | None = None,
-    lag_at_end: int | None = None,
+    weight_delay_at_end: int | None = None,
 ) -> list[Slot]:
     """Slots of backward joined to forward whose weight gradients trail, with or without chunks; `warmup` counts without them only.
 
-    >>> show_row(1, joined(1, 2, 2, 2, lag=3))
+    >>> show_row(1, joined(1, 2, 2, 2, weight_delay=3))
     '1 | 0F 1F 0F.1 1F.1 0I.1 1I.1 0I 1I+0W.1 1W.1 0W 1W O'
     """
     chunks = num_chunks > 1 and pair_up(interleaved(stage, num_stages, num_micro_batches, num_chunks))
-    return trailing(chunks or paired(stage, num_stages, num_micro_batches, warmup), lag, lag_at_end)
+    return trailing(chunks or paired(stage, num_stages, num_micro_batches, warmup), weight_delay, weight_delay_at_end)
 
 
 def with_optimizer(slots: list[Slot]) -> list[Slot]:
     """The same schedule with the optimizer in the job of the last gradients, so that those which are complete are reduced during the rest.
 
-    >>> show_row(1, with_optimizer(joined(1, 2, 3, lag=0)))
+    >>> show_row(1, with_optimizer(joined(1, 2, 3, weight_delay=0)))
     '1 | 0F 0B+1F 1B+2F 2B+O'
     """
     last = slots[-2].parts if len(slots) > 1 else ()

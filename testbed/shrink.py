@@ -1,6 +1,6 @@
 """Find the delays that make a training run fail: `python -m testbed.shrink SCRIPT --world N --delays WORDS -- ARGS`.
 
-Trains undelayed with Paddle's own plan (`--against undelayed`: with the same plan), then under the drawn delays; where losses, parameters
+Trains undelayed with Paddle's baseline (`--against undelayed`: with the same plan), then under the drawn delays; where losses, parameters
 or optimizer state then differ in a bit, or a rank fails, or all stop, it takes delays away on every rank, as long as the
 run still fails. What is left is printed with the operations that it delays, and as words for `TESTBED_DELAYS`. Exit codes: 0 found,
 1 the run never fails, 2 the user's error.
@@ -79,12 +79,12 @@ def find(case: Case, delays: str, against: str) -> list[Site]:
     """The smallest set of delays found under which the case fails; empty where it does not.
 
     Raises:
-        InterlaceError: It fails without any delay, or Paddle's own plan does.
+        InterlaceError: It fails without any delay, or Paddle's baseline does.
         TestbedError: Ranks that failed left no record of their delays.
     """
     with tempfile.TemporaryDirectory(prefix="testbed-shrink-") as folder:
-        stock = {"INTERLACE_DISABLE": "1", SWITCHES_VARIABLE: "record=2"} if against == "stock" else {}
-        case.right = case.run("", Path(folder), **stock)
+        baseline = {"INTERLACE_DISABLE": "1", SWITCHES_VARIABLE: "record=2"} if against == "baseline" else {}
+        case.right = case.run("", Path(folder), **baseline)
     why, sites = case.failure(delays)
     print(f"run {case.num_runs}: {delays}: {why or 'right'}", file=sys.stderr, flush=True)
     if why and not sites:
@@ -103,7 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--delays", required=True, metavar="WORDS", help='such as "seed=3,permille=30,max_us=2000", as in TESTBED_DELAYS')
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; replaces the script's own")
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help="import this first on every rank")
-    parser.add_argument("--against", choices=("stock", "undelayed"), default="stock", help="what is right: Paddle's plan, or the same run")
+    parser.add_argument(
+        "--against", choices=("baseline", "undelayed"), default="baseline", help="what is right: Paddle's plan, or the same run"
+    )
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="how long a rank waits for another (default: 60)")
     given = list(sys.argv[1:] if argv is None else argv)
     at = given.index("--") if "--" in given else len(given)

@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: next((k for k, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG)))
     for item in items:
         file = item.nodeid.partition("::")[0]
-        shared = [name for name in getattr(item, "fixturenames", ()) if name.startswith("stock_")]
+        shared = [name for name in getattr(item, "fixturenames", ()) if name.startswith("baseline_")]
         if shared or not file.startswith(APART):
             item.add_marker(pytest.mark.xdist_group(" ".join([file, *shared])))
 

@@ -17,7 +17,7 @@ from interlace.scheduler.hazards import check
 from interlace.scheduler.target import CUSTOM, GPU
 
 KNOWN = frozenset({"shared-stream", "deadlock"})
-"""What a rank alone cannot help: rings that Paddle's own order puts on one stream."""
+"""What a rank alone cannot help: rings that Paddle's baseline order puts on one stream."""
 
 
 def proving(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,10 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("choose_recompute: {level: 40}", "my.yaml:1:27: Expected `float` <= 1.0"),
         ("assign_streams: {rename: off}", "my.yaml:1:1: there is no pass 'assign_streams' any more; what it did is done by "),
         ("offload_activations: {reserve: 0}", "my.yaml:1:23: option 'reserve' of offload-activations was renamed; write 'prefetch_s"),
-        ("schedule_1f1b: {lag: 2}", "my.yaml:1:22: found 2 beside interleave: auto, which chooses its own; it goes with interleave dx-f"),
+        (
+            "schedule_1f1b: {weight_delay: 2}",
+            "my.yaml:1:22: found 2 beside interleave: auto, which chooses its own; it goes with interleave dx-f",
+        ),
         ("device: abacus", "my.yaml:1:9: no device profile 'abacus': expected one of cpu, h100, h200, or a path"),
         ("device: ./abacus.json", "my.yaml:1:9: abacus.json: cannot be read (No such file"),
         ("name_streams: {priority: 99}", "my.yaml:1:26: found 99, expected a stream priority from -5 (first) to 0 (normal)"),
@@ -94,12 +97,12 @@ def refusal(tmp_path: Path, text: str) -> str:
         (
             "memory_budget: 80",
             "my.yaml:1:16: found 80, in bytes; expected bytes with their unit, such as 80GB, or a part of what "
-            "Paddle's own plan holds, such as 80%",
+            "Paddle's baseline holds, such as 80%",
         ),
         ("memory_budget: 0%", "my.yaml:1:16: found '0%', expected bytes with their unit, above 0"),
         (
             "memory_budget: 3.5",
-            "my.yaml:1:16: found 3.5, 350 % of what Paddle's own plan holds; expected bytes with their unit, such as "
+            "my.yaml:1:16: found 3.5, 350 % of what Paddle's baseline holds; expected bytes with their unit, such as "
             "3.5GB, or, if it is meant so, '350%'",
         ),
         ("schedule_1f1b:", "my.yaml:1:15: expected off, on or a table of options, found None"),

@@ -97,11 +97,11 @@ def test_new_pass_example() -> None:
         sys.path.pop(0)
     paddle.enable_static()
     main_program, startup, loss = new_pass.build()
-    stock = new_pass.train(main_program, startup, [loss])
+    baseline = new_pass.train(main_program, startup, [loss])
     main_program, startup, loss = new_pass.build()
     context = new_pass.plan(main_program, startup, loss)
     assert [report.name for report in context.get_attr("interlace_schedule_1f1b").reports][-1] == "throttle-host"
-    assert new_pass.train(main_program, startup, context.get_attr("fetch_list"), context.get_attr("plan")) == stock
+    assert new_pass.train(main_program, startup, context.get_attr("fetch_list"), context.get_attr("plan")) == baseline
 
 
 @pytest.mark.paddle
@@ -113,5 +113,5 @@ def test_checkpoint_example(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     losses = json.loads(done.stdout.splitlines()[-1])
     assert len(losses["whole"]) == 2
-    for name in ("stock", "interlace"):
+    for name in ("baseline", "interlace"):
         assert losses[f"{name} first"] + losses[f"{name} first, then the other"] == losses["whole"]

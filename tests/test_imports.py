@@ -1,4 +1,4 @@
-"""Imports go one way, and only the outer rooms know Paddle (design: Folders)."""
+"""Imports go one way, and only the outer memory_limits know Paddle (design: Folders)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.modules import package_modules
 
 ROOMS = ("ir", "cost_model", "scheduler", "passes", "planning", "cpu", "bridge", "local", "cli")
-"""From the inside out: a room may import itself and rooms in front of it."""
+"""From the inside out: a room may import itself and memory_limits in front of it."""
 KNOW_PADDLE = ("cpu", "bridge", "local")
 LEAVES = {
     "interlace.errors",
@@ -33,7 +33,7 @@ INNER = {
     "interlace.installed": "bridge",
     "interlace.__main__": "cli",
 }
-"""Modules outside of the rooms' folders -> the room they count as."""
+"""Modules outside of the memory_limits' folders -> the room they count as."""
 
 
 def room(name: str) -> str | None:
@@ -92,7 +92,7 @@ def test_rooms_import_inwards(name: str) -> None:
 
 @pytest.mark.parametrize("name", package_modules())
 def test_every_module_is_in_a_room(name: str) -> None:
-    """A module outside of the rooms would be held to nothing; one that all may import imports no room."""
+    """A module outside of the memory_limits would be held to nothing; one that all may import imports no room."""
     assert room(name) in (None, *ROOMS)
     if name in LEAVES:
         files = package_modules()

@@ -1,4 +1,4 @@
-"""Without Paddle, and with another Paddle than the supported one: a sentence, and models stay stock."""
+"""Without Paddle, and with another Paddle than the supported one: a sentence, and models are left to Paddle."""
 
 from __future__ import annotations
 
@@ -70,13 +70,16 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(pipeline=SimpleNamespace())
 
 
-def test_another_paddle_stays_stock_and_says_so_once(other: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_paddle_stays_baseline_and_says_so_once(other: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """Flags can be set, and do nothing; nothing of Paddle's engine is touched, or even imported."""
     for _ in range(2):
         interlace.enable(other, schedule_1f1b={"interleave": "off"})
     other.interlace.offload_activations.fraction = 0.5
     said = capfd.readouterr().err
-    assert said.count("interlace: Paddle 3.2.0 is installed, and Interlace is built and tested for 3.3.1 only: models stay stock. ") == 1
+    assert (
+        said.count("interlace: Paddle 3.2.0 is installed, and Interlace is built and tested for 3.3.1 only: models are left to Paddle. ")
+        == 1
+    )
     assert not hasattr(other.pipeline, "interlace")
     assert "interlace.bridge.hook" not in sys.modules
     told = interlace.plan_of(other).explain()

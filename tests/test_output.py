@@ -167,17 +167,17 @@ def test_losses_are_shown_where_they_are(capsys: pytest.CaptureFixture[str]) -> 
 def test_one_rank_s_losses_are_shown_throughout(capsys: pytest.CaptureFixture[str]) -> None:
     """Data parallelism: ranks 2 and 3 have losses of their own. Whichever is done first, the steps of one run, and of those that are
     compared with it, are of the same rank."""
-    with run._Display("stock", 4) as stock:
+    with run._Display("baseline", 4) as baseline:
         for rank, step, loss in ((2, 1, 4.5), (3, 1, 7.5), (3, 2, 7.4), (2, 2, 4.4)):
-            stock.show(Progress(rank, "train", step, 2_000_000, loss))
-    with run._Display("interlace", 4, stock.loss_rank) as planned:
+            baseline.show(Progress(rank, "train", step, 2_000_000, loss))
+    with run._Display("interlace", 4, baseline.loss_rank) as planned:
         planned.say(2, "early")
         for rank, loss in ((3, 7.5), (2, 4.5)):
             planned.show(Progress(rank, "train", 1, 2_000_000, loss))
     said = capsys.readouterr()
     assert said.err.splitlines() == [
-        "stock: train step 1: loss 4.5 (2.000 ms)",
-        "stock: train step 2: loss 4.4 (2.000 ms)",
+        "baseline: train step 1: loss 4.5 (2.000 ms)",
+        "baseline: train step 2: loss 4.4 (2.000 ms)",
         "interlace: train step 1: loss 4.5 (2.000 ms)",
     ]
     assert said.out.splitlines() == ["interlace rank 2 | early"]

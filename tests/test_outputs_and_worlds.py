@@ -33,7 +33,7 @@ from tests.processes import wait_until
 from tests.strategies import World, plan, programs
 
 SMALL = World(pp=2, mp=1, micro_batches=2, layers=1)
-PRESET = ("--config", "stock")
+PRESET = ("--config", "baseline")
 
 
 def stored(folder: Path, made: list[Program], script: Script | None = None) -> Path:
@@ -434,7 +434,7 @@ def test_a_missing_rank_is_no_small_matter(command: str, tmp_path: Path, capsys:
 def test_one_rank_for_all_of_its_stage_is_a_whole_world(command: str, tmp_path: Path, capsys: Any) -> None:
     world = World(pp=2, mp=2, micro_batches=2, layers=1)
     made = programs(world) if command == "plan" else plan(world)
-    folder = stored(tmp_path / "stages", [msgspec.structs.replace(made[rank], alike=(rank + 1,)) for rank in (0, 2)])
+    folder = stored(tmp_path / "stages", [msgspec.structs.replace(made[rank], equivalent_ranks=(rank + 1,)) for rank in (0, 2)])
     words = {"check": [], "plan": ["-o", str(tmp_path / "out"), *PRESET]}.get(command, ["-o", str(tmp_path / "out")])
     assert main([command, str(folder), *words]) == 0
     assert "nothing is given" not in capsys.readouterr().err
@@ -564,7 +564,7 @@ def test_budgets_that_are_none(command: str, dumps: Path, tmp_path: Path, capsys
     for value, told in {
         "-5GB": "--memory-budget: found '-5GB', expected bytes with their unit, above 0, such as 70GB",
         "-.5": "--memory-budget: found '-.5', expected bytes with their unit, above 0",
-        "3.5": "--memory-budget: found '3.5', 350 % of what Paddle's own plan holds; expected bytes with their unit, such as 3.5GB, or, if",
+        "3.5": "--memory-budget: found '3.5', 350 % of what Paddle's baseline holds; expected bytes with their unit, such as 3.5GB, or, if",
         "64.": "expected bytes with their unit, such as 64GB, or, if it is meant so, '6400%'",
         "0.0": "--memory-budget: found '0.0', expected bytes with their unit, above 0",
         "2%%": "--memory-budget: found '2%%', expected bytes with their unit",

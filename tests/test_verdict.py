@@ -1,4 +1,4 @@
-"""Whose fault a difference between stock and Interlace is: stock runs again before DIFFERENT is said."""
+"""Whose fault a difference between baseline and Interlace is: baseline runs again before DIFFERENT is said."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def result(*steps: str, weights: str = "aa", plan: Any = None) -> LaunchResult:
     return LaunchResult((RankReport(0, 1, tuple(losses), {"w": weights}, plan),), 1.0, "logs")
 
 
-PLANNED = result(*GOOD, plan={"rank": 0, "passes": [], "sentence": "Paddle's own plan takes longer."})
+PLANNED = result(*GOOD, plan={"rank": 0, "passes": [], "sentence": "Paddle's baseline takes longer."})
 TRAINED = result("train 01", "train 03")
 WRONG = result("train 01", "eval 02", "train 09", weights="bb")
 OTHER = result("train 01", "eval 02", "train 05", weights="cc")
 
 
 class Runs:
-    """Stock's other runs: what each gives, or how it fails, and in which environment it ran."""
+    """The baseline's other runs: what each gives, or how it fails, and in which environment it ran."""
 
     def __init__(self, **given: LaunchResult | LaunchError) -> None:
         self.given, self.ran = given, dict[str, dict[str, str]]()
@@ -53,30 +53,40 @@ class Runs:
 
 
 CASES: dict[str, tuple[LaunchResult | LaunchError, dict[str, Any], str, str]] = {
-    "equal": (result(*GOOD), {}, "same", "stock"),
-    "evaluation spoils stock": (WRONG, {"stock_again": WRONG, "stock_training_only": TRAINED}, "same", "stock-training-only"),
-    "evaluation kills stock": (DIED, {"stock_training_only": TRAINED}, "same", "stock-training-only"),
-    "in-place": (WRONG, {"stock_again": WRONG, "stock_training_only": OTHER, "stock_no_inplace": TRAINED}, "same", "stock-no-inplace"),
-    "ours": (WRONG, {"stock_again": WRONG, "stock_training_only": OTHER, "stock_no_inplace": OTHER}, "different", "stock"),
-    "ours, where stock dies": (DIED, {"stock_training_only": OTHER, "stock_no_inplace": OTHER}, "different", "stock-training-only"),
-    "stock cannot": (DIED, {"stock_training_only": DIED, "stock_no_inplace": DIED}, "stock failed", "stock"),
-    "stock repeats nothing": (WRONG, {"stock_again": OTHER}, "stock unsteady", "stock-again"),
-    "stock was wrong once": (WRONG, {"stock_again": result(*GOOD)}, "same", "stock-again"),
+    "equal": (result(*GOOD), {}, "same", "baseline"),
+    "evaluation spoils baseline": (WRONG, {"baseline_again": WRONG, "baseline_training_only": TRAINED}, "same", "baseline-training-only"),
+    "evaluation kills baseline": (DIED, {"baseline_training_only": TRAINED}, "same", "baseline-training-only"),
+    "in-place": (
+        WRONG,
+        {"baseline_again": WRONG, "baseline_training_only": OTHER, "baseline_no_inplace": TRAINED},
+        "same",
+        "baseline-no-inplace",
+    ),
+    "ours": (WRONG, {"baseline_again": WRONG, "baseline_training_only": OTHER, "baseline_no_inplace": OTHER}, "different", "baseline"),
+    "ours, where baseline dies": (
+        DIED,
+        {"baseline_training_only": OTHER, "baseline_no_inplace": OTHER},
+        "different",
+        "baseline-training-only",
+    ),
+    "baseline cannot": (DIED, {"baseline_training_only": DIED, "baseline_no_inplace": DIED}, "baseline failed", "baseline"),
+    "baseline repeats nothing": (WRONG, {"baseline_again": OTHER}, "baseline unsteady", "baseline-again"),
+    "baseline was wrong once": (WRONG, {"baseline_again": result(*GOOD)}, "same", "baseline-again"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_who_is_to_blame(name: str) -> None:
-    stock, given, verdict, against = CASES[name]
+    baseline, given, verdict, against = CASES[name]
     runs = Runs(**given)
-    found = judge(stock, PLANNED, runs)
+    found = judge(baseline, PLANNED, runs)
     assert (found.verdict, found.against) == (verdict, against)
     assert list(runs.ran) == [each.replace("_", "-") for each in given]
     assert bool(found.difference) == (verdict != "same")
-    assert bool(found.faults) == (verdict in ("stock failed", "stock unsteady") or against != "stock")
+    assert bool(found.faults) == (verdict in ("baseline failed", "baseline unsteady") or against != "baseline")
     assert (FAULTS[0].told in found.faults) == (verdict == "same" and found.trains_only)
-    if "stock-no-inplace" in runs.ran:
-        assert runs.ran["stock-no-inplace"]["FLAGS_pir_apply_inplace_pass"] == "0"
+    if "baseline-no-inplace" in runs.ran:
+        assert runs.ran["baseline-no-inplace"]["FLAGS_pir_apply_inplace_pass"] == "0"
 
 
 def counting(found: LaunchResult, mean: str) -> LaunchResult:
@@ -91,11 +101,11 @@ def counting(found: LaunchResult, mean: str) -> LaunchResult:
     ids=["evaluation changes them", "the plan changes them", "the plan changes weights too"],
 )
 def test_running_statistics_that_evaluation_changes_are_no_plans_fault(alone: str, weights: str, verdict: str) -> None:
-    """Stock dies of its evaluation: where nothing but buffers differs, Interlace trains without evaluation too, and these count."""
+    """Baseline dies of its evaluation: where nothing but buffers differs, Interlace trains without evaluation too, and these count."""
     planned = counting(result(*GOOD, weights=weights, plan={}), "m2")
     only = counting(result("train 01", "train 03", plan={}), alone)
-    stock = counting(TRAINED, "m1")
-    runs = Runs(stock_training_only=stock, stock_no_inplace=stock, interlace_training_only=only)
+    baseline = counting(TRAINED, "m1")
+    runs = Runs(baseline_training_only=baseline, baseline_no_inplace=baseline, interlace_training_only=only)
     found = judge(DIED, planned, lambda name, env: runs.given[name.replace("-", "_")])  # type: ignore[arg-type, return-value]
     assert found.verdict == verdict
     assert (EVALUATED in found.faults, found.of) == ((True, PLAN_ALONE) if verdict == "same" else (False, "interlace"))
@@ -105,46 +115,46 @@ def test_running_statistics_that_evaluation_changes_are_no_plans_fault(alone: st
 
 def test_without_evaluation_there_is_none_to_leave_out() -> None:
     planned = result("train 01", "train 03", plan={})
-    runs = Runs(stock_again=WRONG, stock_no_inplace=planned)
-    assert judge(WRONG, planned, runs).against == "stock-no-inplace"
-    assert STEPS_VARIABLE not in runs.ran["stock-no-inplace"]
+    runs = Runs(baseline_again=WRONG, baseline_no_inplace=planned)
+    assert judge(WRONG, planned, runs).against == "baseline-no-inplace"
+    assert STEPS_VARIABLE not in runs.ran["baseline-no-inplace"]
 
 
 def test_a_failure_says_whose_it_is() -> None:
-    with pytest.raises(LaunchError, match=r"^Interlace's run failed, stock Paddle's did not: rank 1 failed"):
+    with pytest.raises(LaunchError, match=r"^Interlace's run failed, unmodified Paddle's did not: rank 1 failed"):
         judge(result(*GOOD), DIED, Runs())
-    with pytest.raises(LaunchError, match=r"^both runs failed, stock Paddle's too, so no plan is to blame"):
+    with pytest.raises(LaunchError, match=r"^both runs failed, unmodified Paddle's too, so no plan is to blame"):
         judge(DIED, DIED, Runs())
 
 
 @pytest.mark.parametrize(
     ("name", "code", "told"),
     [
-        ("evaluation kills stock", 0, "SAME: 2 losses, 1 parameters"),
-        ("ours", 1, "DIFFERENT: rank 0, train step 2: stock 1.0"),
-        ("stock cannot", 1, "NOTHING TO COMPARE WITH: stock failed"),
+        ("evaluation kills baseline", 0, "SAME: 2 losses, 1 parameters"),
+        ("ours", 1, "DIFFERENT: rank 0, train step 2: baseline 1.0"),
+        ("baseline cannot", 1, "NOTHING TO COMPARE WITH: baseline failed"),
     ],
 )
 def test_the_command_says_so(tmp_path: Path, monkeypatch: Any, capsys: Any, name: str, code: int, told: str) -> None:
-    stock, given, _, _ = CASES[name]
-    runs = Runs(**given, stock=stock, interlace=PLANNED)
+    baseline, given, _, _ = CASES[name]
+    runs = Runs(**given, baseline=baseline, interlace=PLANNED)
     monkeypatch.setattr(run_command, "_launch", lambda args, env, name: runs(name, env))
     (tmp_path / "script.py").write_text("")
     assert main(["run", str(tmp_path / "script.py"), "--world", "1", "--verify", "--json", os.fspath(tmp_path / "x.json")]) == code
     said = capsys.readouterr().out
     assert told in said
-    assert "Paddle's own plan takes longer.\n" in said
-    died = "Paddle's fault, not a plan's: stock Paddle's own run failed: rank 1 failed: killed by signal SIGSEGV\n"
-    assert (died in said) == (stock is DIED)
+    assert "Paddle's baseline takes longer.\n" in said
+    died = "Paddle's fault, not a plan's: unmodified Paddle's run failed: rank 1 failed: killed by signal SIGSEGV\n"
+    assert (died in said) == (baseline is DIED)
     assert all(env["INTERLACE_DISABLE"] == "1" for name, env in runs.ran.items() if name != "interlace")
 
 
 @pytest.mark.paddle
 def test_evaluation_between_accumulated_steps(forked: None, tmp_path: Path, capsys: Any) -> None:
-    """Stock really trains wrong there, and right without it."""
+    """Baseline really trains wrong there, and right without it."""
     tiny = str(Path(__file__).parent / "cpu" / "tiny_gpt.py")
     words = ["run", tiny, "--world", "1", "--config", "overlap", "--verify", "--log-dir", str(tmp_path / "logs")]
     assert main([*words, "--", "--eval", "--micro-batches", "2"]) == 0
     said = capsys.readouterr().out
     assert FAULTS[0].told in said
-    assert "equal bit by bit with those of the run stock-training-only" in said
+    assert "equal bit by bit with those of the run baseline-training-only" in said

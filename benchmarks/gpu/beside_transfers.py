@@ -60,7 +60,7 @@ def ratios(program: Program, ranked: RankTrace, costs: Costs) -> Ratios:
     beside: dict[tuple[str, str], list[tuple[str, float, float]]] = defaultdict(list)
     for each in ranked.trace.intervals:
         label = known[each.op].label.partition(", ")[2] if each.op in known else ""
-        if names[each.stream] != "compute" or not label:  # Paddle's own plan labels nothing: operations of one name differ in shape
+        if names[each.stream] != "compute" or not label:  # Paddle's baseline labels nothing: operations of one name differ in shape
             continue
         took = max(each.end_us - each.begin_us, 1e-3)
         waits, moves = (overlap_us(each.begin_us, each.end_us, others) / took for others in (waiting, moving))

@@ -48,7 +48,7 @@ PLANS = (
 SWITCHED = ("no-priorities", "no-slab", "one-slab")
 """`PLAN-SWITCH`: the same plan on a testbed that differs. The simulator knows no such difference, so none is simulated."""
 PEAKS = "in_order_peak_bytes_by_rank"
-"""Simulated peaks; missing in rows of Paddle's own plan that were simulated before what its jobs keep was known, and whose programs are
+"""Simulated peaks; missing in rows of Paddle's baseline that were simulated before what its jobs keep was known, and whose programs are
 not stored."""
 PINNED = ("pinned_reserved", "pinned_allocations")
 KERNELS_KEPT = 12
@@ -57,7 +57,7 @@ DIGEST = 16
 FLOAT32 = ("small", "moe")
 """Cases in float32: there for their losses and for the order of plans; the profile's float32 products are TF32's, the testbed's are not."""
 BUDGET = "budget-"
-"""How the name of a plan under a memory budget begins; the share of what Paddle's own plan holds follows."""
+"""How the name of a plan under a memory budget begins; the share of what Paddle's baseline holds follows."""
 CLEAR = 0.01
 """Two plans that were measured less than this share apart order nothing."""
 
@@ -99,13 +99,13 @@ def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _stock_plan(planned: Path, profile: str) -> Path:
-    """Paddle's own plan as the testbed runs it, where sends and receives have a stream for each ring."""
+    """Paddle's baseline as the testbed runs it, where sends and receives have a stream for each ring."""
     from msgspec.structs import replace
 
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load, save
     from interlace.ir.kinds import is_p2p
-    from interlace.planning.stock import stock_plan
+    from interlace.planning.baseline import baseline_plan
 
     into, costs = planned.parent / "stock", CostModel(load_profile(profile))
     shutil.rmtree(into, ignore_errors=True)
@@ -113,7 +113,7 @@ def _stock_plan(planned: Path, profile: str) -> Path:
     for path in sorted(planned.glob("captured/*.ilp")):
         captured = load(path)
         ops = tuple(replace(op, stream=f"{op.stream or 'p2p'}.{op.group}") if is_p2p(op) else op for op in captured.ops)
-        save(stock_plan(replace(captured, ops=ops), costs), into / path.name)
+        save(baseline_plan(replace(captured, ops=ops), costs), into / path.name)
     return into
 
 
@@ -260,7 +260,7 @@ def _pack(path: Path, text: str) -> Path:
 
 
 def step_table(runs: Sequence[Row]) -> str:
-    """Step times of every case and sitting by plan, and the gain over Paddle's own plan of the same sitting; [1], [2]: which sitting."""
+    """Step times of every case and sitting by plan, and the gain over Paddle's baseline of the same sitting; [1], [2]: which sitting."""
     found = {run_of(row): row for row in runs if "step_ms" in row and row["plan"] in PLANS}
     plans = [plan for plan in PLANS if any(plan == of for _, of, _ in found)]
     sittings = sorted({sitting for _, _, sitting in found})
@@ -285,7 +285,10 @@ def _cell(row: Row | None, stock: Row | None) -> str:
 def switch_table(runs: Sequence[Row]) -> str:
     """Plans beside themselves on a testbed that differs by a switch, of one case and sitting."""
     found = {run_of(row): row for row in runs if "step_ms" in row}
-    lines = ["| case | plan | step ms (min-max) | with | step ms (min-max) | time | losses and parameters stock's |", "| --- " * 7 + "|"]
+    lines = [
+        "| case | plan | step ms (min-max) | with | step ms (min-max) | time | losses and parameters the baseline's |",
+        "| --- " * 7 + "|",
+    ]
     for (case, plan, sitting), row in found.items():
         base = _without_switch(plan)
         usual = found.get((case, base, sitting))
@@ -310,7 +313,7 @@ def budget_table(runs: Sequence[Row]) -> str:
     """
     found = {run_of(row): row for row in runs if "step_ms" in row}
     lines = [
-        "| case | plan | budget GB | held, planned | tensors, planned | measured | step ms, planned | measured | stock's bits |",
+        "| case | plan | budget GB | held, planned | tensors, planned | measured | step ms, planned | measured | the baseline's bits |",
         "| --- " * 9 + "|",
     ]
     for case, sitting in dict.fromkeys((case, sitting) for case, plan, sitting in found if plan.startswith(BUDGET)):

@@ -1,7 +1,7 @@
 """Measure on GPUs: `python -m benchmarks.gpu.training --gpus N --out FOLDER`.
 
 Times single operations and the host's cost of an operation and a job, then trains GPT and Llama layers of hidden size 4096 with
-Paddle's own plan and with Interlace's. Many runs are prepared at once; each is measured while no other uses its GPUs. One JSON
+Paddle's baseline and with Interlace's. Many runs are prepared at once; each is measured while no other uses its GPUs. One JSON
 file a case is written as soon as it is known: machine, versions, step times with their spread, peak memory, losses, a summary of
 the traced step. The traces themselves, and every rank's program and plan, lie beside them; `benchmarks.gpu.results` collects and shows it.
 """
@@ -65,7 +65,7 @@ DEVICE = ROOT / "benchmarks" / "results" / "h200" / "testbed_profile.json"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a case is run with: configuration text without the device, none for Paddle's own plan, and switches of the testbed."""
+    """What a case is run with: configuration text without the device, none for Paddle's baseline, and switches of the testbed."""
 
     name: str
     config: str | None
@@ -89,19 +89,19 @@ def _pairs(form: str, offload: float = 0.0, more: str = "") -> str:
     return text + (f"offload_activations: {{fraction: {offload}, min_bytes: 1MB}}\n" if offload else "")
 
 
-STOCK, AGAIN = Plan("stock", None), Plan("stock-again", None)
+BASELINE, AGAIN = Plan("stock", None), Plan("stock-again", None)
 COLUMN, DX, MIXED, ZB = (
     Plan(name, _pairs(form)) for name, form in (("column", "off"), ("dx-first", "dx-first"), ("mixed", "mixed"), ("zb-h1", "zb-h1"))
 )
 LAGS = tuple(
-    Plan(name, _pairs(f"dx-first, lag: {lag}"))
-    for name, lag in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]"), ("lag-2", "2"))
+    Plan(name, _pairs(f"dx-first, weight_delay: {weight_delay}"))
+    for name, weight_delay in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]"), ("lag-2", "2"))
 )
 """Weight gradients trail by one micro-batch or more; on the second of two stages by more."""
 AUTO = tuple(
     Plan(name, f"schedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n") for name, extra in (("auto", "0"), ("auto-8gb", "8GB"))
 )
-"""Within the memory of Paddle's own plan, and with more."""
+"""Within the memory of Paddle's baseline, and with more."""
 BUDGETS = {
     "gpt-s2048-mp1-pp2": (0.95, 0.9, 0.85),
     "llama-s2048-mp1-pp2": (0.9, 0.8, 0.7),
@@ -114,7 +114,7 @@ BUDGETS = {
     "gpt-4-layers-s2048-mp1-b4": (0.9, 0.8, 0.75),
     "llama-4-layers-s2048-mp1-b4": (0.7, 0.6, 0.5),
 }
-"""Budgets by case, as shares of what Paddle's own plan holds on its fullest rank; the last near the least that can be held."""
+"""Budgets by case, as shares of what Paddle's baseline holds on its fullest rank; the last near the least that can be held."""
 DELAYS = tuple(
     Plan(f"{plan.name}-{name}", f"{plan.config}delay_transfers: {option}\n")
     for plan in (AUTO[0], ZB)
@@ -122,12 +122,12 @@ DELAYS = tuple(
 )
 """Transfers posted as early as they can, and nearer to or further from when their peer is expected."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
-ALL = (STOCK, COLUMN, DX, MIXED, *OFFLOADS)
-SOME = (STOCK, DX, MIXED, OFFLOADS[1])
-FORMS = (STOCK, DX, MIXED, ZB)
+ALL = (BASELINE, COLUMN, DX, MIXED, *OFFLOADS)
+SOME = (BASELINE, DX, MIXED, OFFLOADS[1])
+FORMS = (BASELINE, DX, MIXED, ZB)
 ORDER = "schedule_1f1b: {interleave: off}\nsplit_backward: off\noverlap_column_backward: off\n"
 PEAK = (
-    STOCK,
+    BASELINE,
     Plan("plain", ORDER + "offload_activations: off\n"),
     Plan("offload", ORDER + "offload_activations: {fraction: 1.0, min_bytes: 1MB}\n"),
 )
@@ -205,7 +205,7 @@ def cases(gpus: int) -> list[Case]:
     found += [_layers(model, 2048, mp) for mp in widths for model in models]
     if gpus > 1:
         found += [
-            _layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS[:3], *AUTO, *DELAYS, *LEVEL, COLUMN, *OFFLOADS, AGAIN))
+            _layers(model, 2048, 1, 2, plans=(BASELINE, ZB, DX, MIXED, *LAGS[:3], *AUTO, *DELAYS, *LEVEL, COLUMN, *OFFLOADS, AGAIN))
             for model in models
         ]
         found += [
@@ -218,9 +218,9 @@ def cases(gpus: int) -> list[Case]:
     if gpus > 3:
         found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
-    found += [_layers(model, 2048, 1, plans=(STOCK, DX, *OFFLOADS)) for model in models]
+    found += [_layers(model, 2048, 1, plans=(BASELINE, DX, *OFFLOADS)) for model in models]
     found += _accumulation()
-    found += [_layers(model, 4096, mp, plans=(STOCK, DX, MIXED)) for mp in (1, *widths) for model in models]
+    found += [_layers(model, 4096, mp, plans=(BASELINE, DX, MIXED)) for mp in (1, *widths) for model in models]
     return [_with_budgets(case) for case in (*found, *_small(gpus), *_puzzle(gpus))]
 
 
@@ -234,7 +234,7 @@ def _accumulation() -> list[Case]:
     """One GPU with accumulation, two and four layers."""
     return [
         replace(
-            _layers(model, 2048, 1, batch=4, plans=(STOCK, AUTO[0], AGAIN), more=("--layers", str(layers))),
+            _layers(model, 2048, 1, batch=4, plans=(BASELINE, AUTO[0], AGAIN), more=("--layers", str(layers))),
             name=f"{model}-{layers}-layers-s2048-mp1-b4",
         )
         for layers in (2, 4)
@@ -264,7 +264,7 @@ def _experts() -> list[Case]:
         "--micro-batches",
         "4",
     )
-    return [Case("moe-s1024-dp2-m4", "moe", 2, args, (STOCK, AUTO[0]))]
+    return [Case("moe-s1024-dp2-m4", "moe", 2, args, (BASELINE, AUTO[0]))]
 
 
 def _peaks() -> list[Case]:
@@ -279,15 +279,15 @@ def _peaks() -> list[Case]:
 def _small(gpus: int) -> list[Case]:
     """The examples' own sizes in float32: losses to compare with the CPU's."""
     tiny = Plan("offload-1", _pairs("dx-first", 1.0).replace("1MB", "1KB"))
-    found = [Case("small-gpt-fp32", "gpt", 1, SMALL, (STOCK, DX, tiny))]
+    found = [Case("small-gpt-fp32", "gpt", 1, SMALL, (BASELINE, DX, tiny))]
     if gpus > 1:
         found += [
-            Case("small-gpt-fp32-pp2", "gpt", 2, (*SMALL, "--pp", "2"), (STOCK, DX, tiny)),
-            Case("small-llama-fp32-mp2", "llama", 2, (*SMALL, "--mp", "2", "--sequence-parallel"), (STOCK, DX)),
+            Case("small-gpt-fp32-pp2", "gpt", 2, (*SMALL, "--pp", "2"), (BASELINE, DX, tiny)),
+            Case("small-llama-fp32-mp2", "llama", 2, (*SMALL, "--mp", "2", "--sequence-parallel"), (BASELINE, DX)),
         ]
     if gpus > 3:
         vpp = (*SMALL, "--pp", "2", "--mp", "2", "--vpp", "2", "--layers", "4", "--schedule", "VPP")
-        found.append(Case("small-gpt-fp32-pp2-mp2-vpp2", "gpt", 4, vpp, (STOCK, DX, tiny)))
+        found.append(Case("small-gpt-fp32-pp2-mp2-vpp2", "gpt", 4, vpp, (BASELINE, DX, tiny)))
     return found
 
 
@@ -321,12 +321,13 @@ def _puzzle(gpus: int) -> list[Case]:
         "--master-grad",
     )
     found = [
-        Case(f"inplace-{name}", "gpt", 1, args, (STOCK, DX), (("TESTBED_INPLACE", value),)) for name, value in (("off", "0"), ("on", "1"))
+        Case(f"inplace-{name}", "gpt", 1, args, (BASELINE, DX), (("TESTBED_INPLACE", value),))
+        for name, value in (("off", "0"), ("on", "1"))
     ]
     if gpus > 1:
         wide = (*({"O2": "O1", "--master-grad": "--mp"}.get(word, word) for word in args), "2")
         found += [
-            Case(f"gpt-mp2-O1-{name}", "gpt", 2, wide, (STOCK, DX), (("TESTBED_TRACE_RUN", value),))
+            Case(f"gpt-mp2-O1-{name}", "gpt", 2, wide, (BASELINE, DX), (("TESTBED_TRACE_RUN", value),))
             for name, value in (("threads", "0"), ("one-thread", "1"))
         ]
     return found
@@ -396,7 +397,7 @@ class Bench:
             before = json.loads(path.read_text()) if path.exists() else {}
             same = {key: before.get(key) for key in head if key != "gpus"} == {key: head[key] for key in head if key != "gpus"}
             plans = {**(before["plans"] if same else {}), plan.name: found}
-            print(f"{case.name} {plan.name}: {_headline(found)}{_bits(found, plans.get(STOCK.name, {}))}", flush=True)
+            print(f"{case.name} {plan.name}: {_headline(found)}{_bits(found, plans.get(BASELINE.name, {}))}", flush=True)
             path.write_text(json.dumps({**head, "plans": plans}, indent=1) + "\n")
 
     def _run_plan(self, case: Case, plan: Plan, gpus: list[int]) -> dict[str, Any]:
@@ -502,10 +503,10 @@ def _headline(found: dict[str, Any]) -> str:
 
 
 def _bits(found: dict[str, Any], stock: dict[str, Any]) -> str:
-    """Whether a run has stock's losses and parameters; nothing where one of them did not end, or stock has not run yet."""
+    """Whether a run has the baseline's losses and parameters; nothing where one of them did not end, or stock has not run yet."""
     if found is stock or "failed" in found or "loss_bits" not in stock:
         return ""
-    return ", stock's bits" if all(found[key] == stock[key] for key in ("loss_bits", "parameters")) else ", OTHER BITS THAN STOCK'S"
+    return ", the baseline's bits" if all(found[key] == stock[key] for key in ("loss_bits", "parameters")) else ", OTHER BITS THAN STOCK'S"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

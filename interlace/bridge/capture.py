@@ -367,7 +367,7 @@ def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:
         layer = attributes(producer).get("struct_name", "")
         raise ProgramError(
             f"op {producer.name()}{f' of layer {layer}' if layer else ''} gives a value of type {source.type()}; expected tensors, vectors "
-            "of tensors, or stacks of control flow; do without that operation, or set enable: false to train with Paddle's own plan"
+            "of tensors, or stacks of control flow; do without that operation, or set enable: false to train with Paddle's baseline"
         ) from error
 
 
@@ -407,7 +407,7 @@ def with_group(op: Op) -> Op:
     if group >= 0 and not is_known_comm(op):
         raise ProgramError(
             f"op {describe(op)} communicates over ring {group}, and Interlace does not know how operations of this kind do; "
-            "build the model without it, or set enable: false to train with Paddle's own plan"
+            "build the model without it, or set enable: false to train with Paddle's baseline"
         )
     return msgspec.structs.replace(op, group=group) if group >= 0 else op
 

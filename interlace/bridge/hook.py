@@ -125,38 +125,38 @@ def install() -> None:
     engine = engine_module.Engine
     if getattr(engine, "_interlace_installed", False):
         return
-    stock_pipeline, stock_parallel, stock_run = engine_module.pipeline_pass, engine._parallel_pir, engine.run
+    baseline_pipeline, baseline_parallel, baseline_run = engine_module.pipeline_pass, engine._parallel_pir, engine.run
 
     def pipeline_pass(mains: Any, startups: Any, strategy: Any) -> Any:
         if not _building:
-            return stock_pipeline(mains, startups, strategy)
+            return baseline_pipeline(mains, startups, strategy)
         return _plan_pipeline(mains[0], strategy)
 
     def parallel_pir(self: Any, mode: str) -> None:
         state = _state(self)
         if state is None:
-            stock_parallel(self, mode)
+            baseline_parallel(self, mode)
             return
         with _build(self, mode, state):
-            stock_parallel(self, mode)
+            baseline_parallel(self, mode)
             if mode not in state.modes and (mode == "train" or self._strategy.gradient_merge.enable):
                 _plan_without_pipeline(self, mode, state)
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         state = getattr(self, "_interlace", None)
         if state is None:
-            return stock_run(self, *args, **kwargs)
+            return baseline_run(self, *args, **kwargs)
         if kwargs.get("mode") is not None:
             self.to_mode(kwargs["mode"])
         with _ready(self, state), _fed(self, state, args, kwargs), _timed(self, state):
-            return stock_run(self, *args, **kwargs)
+            return baseline_run(self, *args, **kwargs)
 
     engine_module.pipeline_pass = pipeline_pass
     engine._parallel_pir, engine.run, engine._interlace_installed = parallel_pir, run, True
 
 
 def _state(engine: Any) -> State | None:
-    """Interlace's state of the engine; None if the engine runs as stock."""
+    """Interlace's state of the engine; None if the engine is left to Paddle."""
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return None
     known = getattr(engine, "_interlace", None)
@@ -271,7 +271,7 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
 def _plan(program: Program, config: Config, device: Device) -> Plan:
     """The plan of a captured program: loaded where plans are given, else made here and now.
 
-    Evaluation, of which the folder holds no plans unless a run dumped them there, keeps Paddle's own order then.
+    Evaluation, of which the folder holds no plans unless a run dumped them there, keeps Paddle's baseline order then.
     """
     peers = peers_of(program)
     if config.plan:

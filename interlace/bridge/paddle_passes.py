@@ -9,7 +9,7 @@ is and gives the executor's plan as the context's attribute `plan`:
     executor.run(main, feed=..., fetch_list=context.get_attr("fetch_list"))
 
 It takes Paddle's own pipeline attributes (num_micro_batches, pp_degree, pp_stage, vpp_degree) and schedule_mode, the options of
-the pass, and in `interlace` the options of the others. `interlace_offload_activations` does the same with Paddle's own order of jobs
+the pass, and in `interlace` the options of the others. `interlace_offload_activations` does the same with Paddle's baseline order of jobs
 and no split gradients: offload needs a plan, because what it moves leaves in one job and returns in another.
 Every pass takes `device`, a profile by name or path, and `force_paddle`.
 
@@ -228,7 +228,7 @@ class SchedulePass(_Pass):
 
 
 class OffloadPass(SchedulePass):
-    """`interlace_offload_activations`: as `interlace_schedule_1f1b`, in Paddle's own order, with offload alone."""
+    """`interlace_offload_activations`: as `interlace_schedule_1f1b`, in Paddle's baseline order, with offload alone."""
 
     key = "offload_activations"
     name = PREFIX + key

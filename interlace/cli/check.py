@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 0 where the plan is safe, 1 where it is not."""
     from interlace.cli.outputs import check_apart, check_file, write_json
     from interlace.cli.plans import read_files, require_world
-    from interlace.ir.stand_ins import missing_ranks
+    from interlace.ir.equivalent_ranks import missing_ranks
     from interlace.planning.loaded import why_not_its_record
     from interlace.planning.plan import has_record
     from interlace.scheduler.hazards import check
@@ -92,7 +92,7 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
     """Each rank's step as the simulator divides it, absent ranks being always ready, and how unequal the stages are; or why there is
     none."""
     from interlace.errors import PlanError
-    from interlace.ir.stand_ins import missing_ranks
+    from interlace.ir.equivalent_ranks import missing_ranks
     from interlace.report.causes import held, waits
     from interlace.report.outcome import Step
     from interlace.report.page.tables import communication_of
@@ -117,10 +117,10 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
 
 
 def _head(programs: Sequence[Program], target: str) -> list[str]:
-    from interlace.ir.stand_ins import missing_ranks, stand_ins
+    from interlace.ir.equivalent_ranks import missing_ranks, representatives
     from interlace.units import ranks_text
 
-    stands, missing = stand_ins(programs), missing_ranks(programs)
+    stands, missing = representatives(programs), missing_ranks(programs)
     items = sum(len(job.items) for program in programs for job in program.jobs)
     what = f"{items} operations to issue" if all(program.jobs for program in programs) else "not scheduled (micro-batches one by one)"
     lines = [f"{len(programs) + len(stands)} of {programs[0].world} ranks, {what}, rules of the {target} target"]

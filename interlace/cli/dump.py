@@ -122,7 +122,7 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
         path.unlink()
     for ranks in stages:
         path = folder / f"rank{ranks[0]}{SUFFIX}"
-        save(msgspec.structs.replace(load(path), alike=tuple(ranks[1:])), path, script_of(path))
+        save(msgspec.structs.replace(load(path), equivalent_ranks=tuple(ranks[1:])), path, script_of(path))
     each = f", one for each stage of {len(stages[0])} ranks"
     if lasts:
         return f"{each}; of each stage the last rank is like the first (attributes of operations were not compared)"

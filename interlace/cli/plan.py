@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     if not config.active:
         raise ConfigError(
             f"{config.source}: enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan; "
-            "for Paddle's own order as a plan of ours there is the preset stock"
+            "for Paddle's baseline order as a plan of ours there is the preset baseline"
         )
     if config.plan:
         raise ConfigError(f"{config.source}: plan: {config.plan} is for runs, which load what this command makes; leave it out")

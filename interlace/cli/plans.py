@@ -102,7 +102,7 @@ def _require_made_together(files: Sequence[tuple[Path, Program]]) -> None:
 
 def _require_all(programs: Sequence[Program], partial: bool) -> None:
     from interlace.errors import ProgramError
-    from interlace.ir.stand_ins import missing_ranks, stage_of
+    from interlace.ir.equivalent_ranks import missing_ranks, stage_of
     from interlace.units import ranks_text
 
     missing = missing_ranks(programs)
@@ -123,17 +123,17 @@ def _require_all(programs: Sequence[Program], partial: bool) -> None:
 def simulated(
     paths: Sequence[str], setting: Setting, p2p: Literal["rendezvous", "buffered"] | None = None, *, partial: bool = False
 ) -> Result:
-    """A step of these plans; programs without jobs run in Paddle's own order.
+    """A step of these plans; programs without jobs run in Paddle's baseline order.
 
     Raises:
         ProgramError, PlanError, Stall: As `require_world` and the simulator.
     """
-    from interlace.planning.stock import stock_plan
+    from interlace.planning.baseline import baseline_plan
 
     files = read_files(paths)
     require_world(files, partial)
     programs = sorted((program for _, program in files), key=lambda program: program.rank)
-    return setting.simulate([stock_plan(program, setting.costs) for program in programs], p2p)
+    return setting.simulate([baseline_plan(program, setting.costs) for program in programs], p2p)
 
 
 def require_same_model(plan: Sequence[Program], beside: Sequence[Program]) -> None:

@@ -22,12 +22,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "report",
         help="write a page that shows a plan: the step as a picture, where time and memory go, what was done",
-        description="Simulate the plans of all ranks and write one HTML file. It compares with Paddle's own plan, made of the captured "
+        description="Simulate the plans of all ranks and write one HTML file. It compares with Paddle's baseline, made of the captured "
         "programs that are in the folder of a plan.",
     )
     parser.add_argument("plans", nargs="+", metavar="PLAN", help="plan files, or folders of them")
     parser.add_argument(
-        "--beside", nargs="+", metavar="PLAN", default=[], help="plans or dumps to compare with instead of Paddle's own plan"
+        "--beside", nargs="+", metavar="PLAN", default=[], help="plans or dumps to compare with instead of Paddle's baseline"
     )
     add_options(parser)
     add_partial(parser)
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.outputs import check_apart, check_file, write_json
     from interlace.cli.plans import require_same_model, simulated
     from interlace.ir.dump import find_dumps
-    from interlace.planning.stock import STOCK
+    from interlace.planning.baseline import BASELINE
     from interlace.report.page.build import OURS, Given, Simulated, build_page
     from interlace.report.page.write import write_page
     from interlace.scheduler.simulate.simulator import Stall
@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     files = find_dumps(args.plans)
     try:
         captured = _are_captured(files)
-        ours = Simulated(STOCK if captured else OURS, simulated(args.plans, setting, partial=args.partial))
+        ours = Simulated(BASELINE if captured else OURS, simulated(args.plans, setting, partial=args.partial))
         other = _compared(files, captured, args, setting)
     except Stall as stall:
         print(f"interlace report: {stall}", file=sys.stderr)
@@ -84,22 +84,22 @@ def _are_captured(files: Sequence[Path]) -> bool:
 
 
 def _compared(files: Sequence[Path], captured: bool, args: argparse.Namespace, setting: Setting) -> Simulated | None:
-    """What the page compares with: what the user names, else Paddle's own plan of the programs that the plans were made from.
+    """What the page compares with: what the user names, else Paddle's baseline of the programs that the plans were made from.
     `captured`: there are none, only programs as captured."""
     from interlace.cli.plans import simulated
     from interlace.ir.dump import find_dumps
-    from interlace.planning.stock import STOCK
+    from interlace.planning.baseline import BASELINE
     from interlace.report.page.build import Simulated
 
     if args.beside:
-        name = STOCK if _are_captured(find_dumps(args.beside)) else _name(args.beside[0])
+        name = BASELINE if _are_captured(find_dumps(args.beside)) else _name(args.beside[0])
         return Simulated(name, simulated(args.beside, setting, partial=args.partial))
     if captured:
-        print("interlace report: these are dumps: the page shows Paddle's own plan of them, with nothing to compare with", file=sys.stderr)
+        print("interlace report: these are dumps: the page shows Paddle's baseline of them, with nothing to compare with", file=sys.stderr)
         return None
     captured_files = [path.parent / "captured" / path.name for path in files]
     if all(path.is_file() for path in captured_files):
-        return Simulated(STOCK, simulated([str(path) for path in captured_files], setting, partial=args.partial))
+        return Simulated(BASELINE, simulated([str(path) for path in captured_files], setting, partial=args.partial))
     print(
         "interlace report: no captured programs are in the folder of these plans, so there is nothing to compare with; --beside names it",
         file=sys.stderr,

@@ -1,4 +1,4 @@
-"""`interlace run`: train a script on several local ranks, and compare every bit with stock Paddle."""
+"""`interlace run`: train a script on several local ranks, and compare every bit with unmodified Paddle."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="where it runs: cpu, gpu, or a module with your own device (default: GPUs if there are any, else CPU processes)",
     )
     add_old_name(parser, "--place", "--target")
-    parser.add_argument("--verify", action="store_true", help="also run stock Paddle and compare every bit")
+    parser.add_argument("--verify", action="store_true", help="also run unmodified Paddle and compare every bit")
     parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times to FILE")
     parser.add_argument("--log-dir", metavar="DIR", help="folder for logs of ranks (default: a temporary one, kept after failures only)")
     parser.add_argument(
@@ -81,7 +81,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; returns 0, 1 where results differ or stock gives none to compare with, 2 where nothing was verified."""
+    """Run the command; returns 0, 1 where results differ or the baseline gives none to compare with, 2 where nothing was verified."""
     with _decisions(args):
         _check(args)
         with _logs(args):
@@ -155,7 +155,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _run_once(args: argparse.Namespace) -> int:
-    result = _launch(args, _environment(args, stock=False), "run")
+    result = _launch(args, _environment(args, baseline=False), "run")
     _write_json(args, {"verdict": None, "runs": {"run": _as_dict(result)}})
     print(_losses_text(result.reports))
     print(_times_text("run", result, args))
@@ -167,9 +167,9 @@ def _verify(args: argparse.Namespace) -> int:
     from interlace.local.rank_report import counted
     from interlace.local.verdict import PLAN_ALONE, judge, training
 
-    stock = _attempt(args, _environment(args, stock=True), "stock")
-    planned = _attempt(args, _environment(args, stock=False), "interlace")
-    found = judge(stock, planned, lambda name, env: _launch(args, {**_environment(args, stock=name != PLAN_ALONE), **env}, name))
+    baseline = _attempt(args, _environment(args, baseline=True), "baseline")
+    planned = _attempt(args, _environment(args, baseline=False), "interlace")
+    found = judge(baseline, planned, lambda name, env: _launch(args, {**_environment(args, baseline=name != PLAN_ALONE), **env}, name))
     mine, theirs = found.runs[found.of], found.runs.get(found.against)
     compared = sum(bool(loss.raw_hex) for report in theirs.reports for loss in report.losses) if theirs else 0
     idle = _why_idle(args, mine, compared) if found.verdict == "same" else ""
@@ -197,12 +197,12 @@ def _verify(args: argparse.Namespace) -> int:
         print(f"Paddle's fault, not a plan's: {fault}")
     if mine.reports[0].plan is not None:
         print(mine.reports[0].plan["sentence"])
-    with_what = "" if found.against == "stock" else f" with those of the run {found.against}; steps that it left out are not compared"
+    with_what = "" if found.against == "baseline" else f" with those of the run {found.against}; steps that it left out are not compared"
     if idle:
         print(f"interlace run: nothing was verified: {idle}", file=sys.stderr)
     elif found.verdict == "same" and all(report.plan and report.plan.get("is_paddles_order") for report in mine.reports):
         print(
-            f"NOTHING OF A PLAN WAS COMPARED: on every rank the plan is Paddle's own order of operations, so both runs did the same "
+            f"NOTHING OF A PLAN WAS COMPARED: on every rank the plan is Paddle's baseline order of operations, so both runs did the same "
             f"({compared} losses, {counted(theirs.reports) if theirs else ''} are equal bit by bit{with_what}). What is planned for a "
             "larger model is verified with this one by --decisions DIR, the folder of that model's plans "
             "(`interlace plan -o DIR`)"
@@ -237,13 +237,13 @@ def _why_idle(args: argparse.Namespace, planned: LaunchResult, compared: int) ->
         if given is not None
         else f"{NOT_ASKED}; or give a --config"
     )
-    return f"Interlace made no plan on any rank, so stock Paddle ran twice; {asked}"
+    return f"Interlace made no plan on any rank, so unmodified Paddle ran twice; {asked}"
 
 
-def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:
+def _environment(args: argparse.Namespace, baseline: bool) -> dict[str, str]:
     """What the ranks are told: where they run; Interlace's part off, or the configuration to use."""
     told = {"INTERLACE_TARGET": args.target} if args.target else {}
-    if stock:
+    if baseline:
         told["INTERLACE_DISABLE"] = "1"
     told |= _told(args)
     if args.imports:
@@ -367,14 +367,14 @@ def _losses_text(reports: tuple[RankReport, ...]) -> str:
     return _by_rank("mode     step  loss", found)
 
 
-def _table_text(stock: tuple[RankReport, ...], planned: tuple[RankReport, ...]) -> str:
+def _table_text(baseline: tuple[RankReport, ...], planned: tuple[RankReport, ...]) -> str:
     """Losses of both runs side by side: all that differ, and the last steps of each rank; alike ranks share their lines."""
-    found = {one.rank: tuple(_rows(one, other)) for one, other in zip(stock, planned, strict=True)}
-    return _by_rank(f"mode     step  {'stock':<14}  {'interlace':<14}", found)
+    found = {one.rank: tuple(_rows(one, other)) for one, other in zip(baseline, planned, strict=True)}
+    return _by_rank(f"mode     step  {'baseline':<14}  {'interlace':<14}", found)
 
 
-def _rows(stock: RankReport, planned: RankReport) -> Iterator[str]:
-    pairs = [(a, b) for a, b in zip(stock.losses, planned.losses, strict=False) if a.raw_hex or b.raw_hex]
+def _rows(baseline: RankReport, planned: RankReport) -> Iterator[str]:
+    pairs = [(a, b) for a, b in zip(baseline.losses, planned.losses, strict=False) if a.raw_hex or b.raw_hex]
     for position, (a, b) in enumerate(pairs):
         same = a.raw_hex == b.raw_hex
         if not same or position >= len(pairs) - _SHOWN_STEPS:

@@ -93,12 +93,12 @@ class Setting:
         Raises:
             PlanError, Stall: As the simulator.
         """
-        from interlace.ir.stand_ins import missing_ranks, stand_ins
+        from interlace.ir.equivalent_ranks import missing_ranks, representatives
         from interlace.scheduler.simulate.arrays import Options
         from interlace.scheduler.simulate.simulator import simulate
 
         others: dict[str, Any] = {"p2p": p2p} if p2p else {}
-        options = Options.of(self.target, peers_ready=bool(missing_ranks(programs)), stands_for=stand_ins(programs), **others)
+        options = Options.of(self.target, peers_ready=bool(missing_ranks(programs)), representative=representatives(programs), **others)
         return simulate(programs, self.costs, options, target=self.target)
 
 

@@ -16,7 +16,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "timeline",
         help="simulate a step; write a trace for Perfetto and print where the time goes",
-        description="Simulate the plans of all ranks. Dumps without jobs run in Paddle's own order.",
+        description="Simulate the plans of all ranks. Dumps without jobs run in Paddle's baseline order.",
     )
     parser.add_argument("dumps", nargs="+", metavar="DUMP", help="plan or dump files, or folders of them")
     parser.add_argument("--beside", nargs="+", metavar="DUMP", default=[], help="plans or dumps to compare with, such as plan/captured")

@@ -26,7 +26,7 @@ _WHERE = "dist.reshard outside of a program"
 Reshard = Callable[[Any, Any], Any]
 
 
-def resharder(transport: Transport, stock: Reshard) -> Reshard:
+def resharder(transport: Transport, baseline: Reshard) -> Reshard:
     """Paddle's `core.reshard(tensor, dist_attr)` for CPU processes: communicates through `transport`, keeps what needs none.
 
     All ranks of both meshes call it, in the same order. The result takes no part in backward outside of programs.
@@ -37,7 +37,7 @@ def resharder(transport: Transport, stock: Reshard) -> Reshard:
         if _described(tensor):
             return tensor
         if tensor.process_mesh == wanted.process_mesh and list(tensor.placements) == placements:
-            return stock(tensor, wanted) if tensor._is_initialized() else tensor
+            return baseline(tensor, wanted) if tensor._is_initialized() else tensor
         with paddle.no_grad():
             whole = _moved(transport, tensor, wanted.process_mesh)
             made = core.eager.Tensor(whole, process_mesh=wanted.process_mesh, placements=placements)

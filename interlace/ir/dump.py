@@ -19,7 +19,7 @@ from interlace.ir.program import Program
 from interlace.ir.verify import require_bounds, verify
 
 SCHEMA = 3
-"""Version of the layout of `Program`; raised with every change of it. 2 added `Job.host_waits`, 3 `Program.alike`."""
+"""Version of the layout of `Program`; raised with every change of it. 2 added `Job.host_waits`, 3 `Program.equivalent_ranks`."""
 READABLE = (1, 2, SCHEMA)
 """Layouts that this version reads: fields that a layout lacks get their defaults."""
 SUFFIX = ".ilp"

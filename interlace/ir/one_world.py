@@ -9,10 +9,10 @@ from pathlib import Path
 
 from interlace.errors import ProgramError
 from interlace.ir.dump import Script, script_of
+from interlace.ir.equivalent_ranks import representatives, with_given_partners
 from interlace.ir.kinds import is_comm, is_p2p, is_send
 from interlace.ir.program import Op, Program, Value
 from interlace.ir.rings import RingName, RingNames
-from interlace.ir.stand_ins import stand_ins, with_given_partners
 from interlace.ir.verify import describe
 
 UNEVEN = frozenset(
@@ -52,7 +52,7 @@ def require_one_world(programs: Sequence[Program], paths: Sequence[Path], *, wit
                 f"rank {program.rank} is given twice, in {first[program.rank]} and {path}; give one dump a rank, and one world at a time"
             )
         first[program.rank] = path
-    stand_ins(programs)
+    representatives(programs)
     if len(programs) > 1:
         bare = with_calls and not any(program.jobs for program in programs)
         told = _of_settings(programs) or _of_scripts(programs, paths) or (_of_calls(programs) if bare else None)

@@ -235,7 +235,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=T
     events: tuple[Event, ...] = ()
     notes: tuple[str, ...] = ()
     paddle: str = ""
-    alike: tuple[Rank, ...] = ()
+    equivalent_ranks: tuple[Rank, ...] = msgspec.field(default=(), name="alike")
 
     def with_ops(self, ops: list[Op] | tuple[Op, ...], values: list[Value] | tuple[Value, ...] | None = None) -> Program:
         """The same program with other operations, and other values where given."""
@@ -244,4 +244,4 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=T
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks whose program this is: its own, and those it stands for."""
-        return (self.rank, *self.alike)
+        return (self.rank, *self.equivalent_ranks)

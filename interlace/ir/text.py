@@ -53,7 +53,7 @@ def show(program: Program) -> str:
         f"pipeline stage={pipe.stage} of {pipe.num_stages} micro_batches={pipe.num_micro_batches} "
         f"chunks={pipe.num_chunks} schedule={pipe.schedule}"
     )
-    lines += [f"alike {','.join(map(str, program.alike))}"] if program.alike else []
+    lines += [f"alike {','.join(map(str, program.equivalent_ranks))}"] if program.equivalent_ranks else []
     lines += [f"passes {' '.join(program.passes)}"] if program.passes else []
     lines += [f"note {_quote(note)}" for note in program.notes]
     lines += [f"group {group.id} = {','.join(map(str, group.ranks))}" for group in program.groups]

@@ -97,9 +97,9 @@ def _ranks(program: Program) -> list[str]:
         outside = [rank for rank in group.ranks if rank not in world]
         if outside:
             faults.append(f"group {group.id} has rank(s) {', '.join(map(str, outside))}, outside of the world of {program.world}")
-    wrong = [rank for rank in program.alike if not program.rank < rank < program.world]
-    if wrong or len(set(program.alike)) < len(program.alike):
-        faults.append(f"rank {program.rank} stands for {list(program.alike)[:4]}...; expected higher ranks, each once")
+    wrong = [rank for rank in program.equivalent_ranks if not program.rank < rank < program.world]
+    if wrong or len(set(program.equivalent_ranks)) < len(program.equivalent_ranks):
+        faults.append(f"rank {program.rank} stands for {list(program.equivalent_ranks)[:4]}...; expected higher ranks, each once")
     pipe = program.pipeline
     if not 0 <= pipe.stage < pipe.num_stages:
         faults.append(f"stage {pipe.stage} is outside of a pipeline of {pipe.num_stages}")

@@ -86,7 +86,7 @@ def first_state_difference(one: RankReport, other: RankReport) -> str | None:
     for kind, name in dict.fromkeys([*mine, *theirs]):
         left, right = mine.get((kind, name), "absent"), theirs.get((kind, name), "absent")
         if left != right:
-            return f"rank {one.rank}, {kind} {name}: sha256 stock {left[:16]}, interlace {right[:16]}"
+            return f"rank {one.rank}, {kind} {name}: sha256 baseline {left[:16]}, interlace {right[:16]}"
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from interlace.errors import ProgramError
 from interlace.ir import Program
 from interlace.ir.difference import first_unlike
-from interlace.ir.stand_ins import sends_within_stage
+from interlace.ir.equivalent_ranks import sends_within_stage
 from interlace.units import ranks_text
 
 

@@ -1,7 +1,7 @@
-"""Comparison of a run with Interlace with runs of stock Paddle, bit by bit.
+"""Comparison of a run with Interlace with runs of unmodified Paddle, bit by bit.
 
-Stock Paddle has known faults. If the two runs differ, or stock's fails, stock runs again: unchanged, then with workarounds for these
-faults. The verdict is DIFFERENT only if all of these runs differ from Interlace's.
+Unmodified Paddle has known faults. If the two runs differ, or the baseline's fails, the baseline runs again: unchanged, then with
+workarounds for these faults. The verdict is DIFFERENT only if all of these runs differ from Interlace's.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from interlace.temporary import temporary_folder
 from interlace.version import PADDLE
 
 Run = Callable[[str, Mapping[str, str]], LaunchResult]
-"""Run a script under a name with more in the environment: stock Paddle, or the plan where the name is `PLAN_ALONE`. Raises LaunchError
+"""Run a script under a name with more in the environment: unmodified Paddle, or the plan where the name is `PLAN_ALONE`. Raises LaunchError
 where a rank fails."""
 PLAN_ALONE = "interlace-training-only"
 EVALUATED = (
-    f"Paddle {PADDLE}'s own programs of evaluation or prediction change running statistics; stock could not be run with them, so "
+    f"Paddle {PADDLE}'s own programs of evaluation or prediction change running statistics; baseline could not be run with them, so "
     "these are compared between runs that only train"
 )
 """Told where evaluation alone makes the difference."""
 
 
 class Fault(NamedTuple):
-    """Something that stock Paddle does wrong, and how to run it without."""
+    """Something that unmodified Paddle does wrong, and how to run it without."""
 
     name: str
     told: str
@@ -41,13 +41,13 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault(
-        "stock-training-only",
+        "baseline-training-only",
         f"Paddle {PADDLE}'s engine keeps one plan for all modes: after a step of evaluation or prediction it "
         "trains with the wrong one (with gradient accumulation an evaluation trains once more; pipelines die)",
         trains_only=True,
     ),
     Fault(
-        "stock-no-inplace",
+        "baseline-no-inplace",
         f"Paddle {PADDLE}'s in-place pass overwrites values that are still read (GPT with one sequence a step)",
         {"FLAGS_pir_apply_inplace_pass": "0"},
     ),
@@ -59,71 +59,71 @@ class Verdict:
     """What the runs say together.
 
     Attributes:
-        verdict: `same`, `different`, or `stock failed` and `stock unsteady`, where stock gives nothing to compare with.
-        runs: All of them by name, `interlace` and those of stock that came to their end.
-        against: Name of the run of stock that was compared with.
+        verdict: `same`, `different`, or `baseline failed` and `baseline unsteady`, where the baseline gives nothing to compare with.
+        runs: All of them by name, `interlace` and those of baseline that came to their end.
+        against: Name of the run of baseline that was compared with.
         of: Name of Interlace's run that was compared: one that only trains where evaluation changes running statistics.
         difference: The first difference from it; empty where all is the same.
         trains_only: That run left out evaluation and prediction.
-        faults: What stock Paddle does wrong in this script, as far as these runs show it.
+        faults: What unmodified Paddle does wrong in this script, as far as these runs show it.
     """
 
     verdict: str
     runs: dict[str, LaunchResult]
-    against: str = "stock"
+    against: str = "baseline"
     difference: str = ""
     trains_only: bool = False
     faults: list[str] = field(default_factory=list)
     of: str = "interlace"
 
 
-def judge(stock: LaunchResult | LaunchError, planned: LaunchResult | LaunchError, run: Run) -> Verdict:
+def judge(baseline: LaunchResult | LaunchError, planned: LaunchResult | LaunchError, run: Run) -> Verdict:
     """Compare two runs of a script.
 
     Raises:
-        LaunchError: Interlace's run failed; it says whether stock's did too.
+        LaunchError: Interlace's run failed; it says whether the baseline's did too.
     """
     if isinstance(planned, LaunchError):
-        if isinstance(stock, LaunchError):
-            raise LaunchError(f"both runs failed, stock Paddle's too, so no plan is to blame\nstock: {stock}\ninterlace: {planned}")
-        raise LaunchError(f"Interlace's run failed, stock Paddle's did not: {planned}")
+        if isinstance(baseline, LaunchError):
+            raise LaunchError(f"both runs failed, unmodified Paddle's too, so no plan is to blame\nstock: {baseline}\ninterlace: {planned}")
+        raise LaunchError(f"Interlace's run failed, unmodified Paddle's did not: {planned}")
     runs = {"interlace": planned}
-    if isinstance(stock, LaunchResult):
-        runs["stock"] = stock
-        difference = first_difference(stock.reports, planned.reports)
+    if isinstance(baseline, LaunchResult):
+        runs["baseline"] = baseline
+        difference = first_difference(baseline.reports, planned.reports)
         if difference is None:
             return Verdict("same", runs)
-        verdict = _again(stock, planned, Verdict("different", runs, difference=difference), run)
+        verdict = _again(baseline, planned, Verdict("different", runs, difference=difference), run)
     else:
-        verdict = Verdict("stock failed", runs, difference=str(stock), faults=[f"stock Paddle's own run failed: {_head(stock)}"])
-    return verdict if verdict.verdict in ("same", "stock unsteady") else _without_faults(planned, verdict, run)
+        verdict = Verdict("baseline failed", runs, difference=str(baseline), faults=[f"unmodified Paddle's run failed: {_head(baseline)}"])
+    return verdict if verdict.verdict in ("same", "baseline unsteady") else _without_faults(planned, verdict, run)
 
 
 def _head(error: LaunchError) -> str:
     return str(error).partition("\n")[0]
 
 
-def _again(stock: LaunchResult, planned: LaunchResult, verdict: Verdict, run: Run) -> Verdict:
-    """Stock as it is a second time: whether it repeats its own bits."""
-    again = _try(run, "stock-again", {})
+def _again(baseline: LaunchResult, planned: LaunchResult, verdict: Verdict, run: Run) -> Verdict:
+    """Baseline as it is a second time: whether it repeats its own bits."""
+    again = _try(run, "baseline-again", {})
     if again is None:
         return verdict
-    verdict.runs["stock-again"] = again
-    moved = first_difference(stock.reports, again.reports)
+    verdict.runs["baseline-again"] = again
+    moved = first_difference(baseline.reports, again.reports)
     if moved is None:
         return verdict
     same = first_difference(again.reports, planned.reports) is None
     return Verdict(
-        "same" if same else "stock unsteady",
+        "same" if same else "baseline unsteady",
         verdict.runs,
-        "stock-again",
+        "baseline-again",
         "" if same else verdict.difference,
-        faults=[f"stock Paddle does not repeat its own bits: {moved.replace('interlace', 'again')}"],
+        faults=[f"unmodified Paddle does not repeat its own bits: {moved.replace('interlace', 'again')}"],
     )
 
 
 def _without_faults(planned: LaunchResult, verdict: Verdict, run: Run) -> Verdict:
-    """Stock without one known fault after the other."""
+    """Baseline without one known fault after the other."""
     env: dict[str, str] = {}
     trains_only, told = False, list(verdict.faults)
     with temporary_folder() as steps:
@@ -151,21 +151,21 @@ def _without_faults(planned: LaunchResult, verdict: Verdict, run: Run) -> Verdic
                     difference = first_difference(theirs, training(alone.reports))
                     if difference is None:
                         return Verdict("same", verdict.runs, fault.name, "", trains_only, [*told, EVALUATED], PLAN_ALONE)
-            if verdict.verdict == "stock failed":
+            if verdict.verdict == "baseline failed":
                 verdict = Verdict("different", verdict.runs, fault.name, difference, trains_only, list(verdict.faults))
     return verdict
 
 
-def _differ_in_buffers_alone(stock: Sequence[RankReport], planned: Sequence[RankReport]) -> bool:
+def _differ_in_buffers_alone(baseline: Sequence[RankReport], planned: Sequence[RankReport]) -> bool:
     """Whether losses, parameters and all other state are equal bit by bit, and running statistics and other buffers are not."""
     plain = (
         [
             msgspec.structs.replace(report, state={kind: names for kind, names in report.state.items() if kind != "buffer"})
             for report in reports
         ]
-        for reports in (stock, planned)
+        for reports in (baseline, planned)
     )
-    return first_difference(stock, planned) is not None and first_difference(*plain) is None
+    return first_difference(baseline, planned) is not None and first_difference(*plain) is None
 
 
 def _try(run: Run, name: str, env: Mapping[str, str]) -> LaunchResult | None:
@@ -186,18 +186,18 @@ def training(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
     )
 
 
-def first_difference(stock: Sequence[RankReport], planned: Sequence[RankReport]) -> str | None:
+def first_difference(baseline: Sequence[RankReport], planned: Sequence[RankReport]) -> str | None:
     """The first loss, else the first parameter or other state, whose bits differ between two runs; None where all are the same."""
-    pairs = list(zip(stock, planned, strict=True))
+    pairs = list(zip(baseline, planned, strict=True))
     differing = [found for one, other in pairs if (found := _first_loss(one, other)) is not None]
     if differing:
         return min(differing)[1]
     return next((text for one, other in pairs if (text := first_state_difference(one, other))), None)
 
 
-def _first_loss(stock: RankReport, planned: RankReport) -> tuple[int, str] | None:
+def _first_loss(baseline: RankReport, planned: RankReport) -> tuple[int, str] | None:
     """Position in the run and description of a rank's first differing loss."""
-    for position, (one, other) in enumerate(zip(stock.losses, planned.losses, strict=False)):
+    for position, (one, other) in enumerate(zip(baseline.losses, planned.losses, strict=False)):
         if (one.mode, one.step, one.dtype, one.shape, one.raw_hex) != (
             other.mode,
             other.step,
@@ -205,11 +205,11 @@ def _first_loss(stock: RankReport, planned: RankReport) -> tuple[int, str] | Non
             other.shape,
             other.raw_hex,
         ):
-            where = f"rank {stock.rank}, {one.mode} step {one.step}"
-            return position, f"{where}: stock {_exact(one)}, interlace {_exact(other)}"
-    if len(stock.losses) != len(planned.losses):
-        position = min(len(stock.losses), len(planned.losses))
-        return position, (f"rank {stock.rank}: stock ran {len(stock.losses)} steps, interlace {len(planned.losses)}")
+            where = f"rank {baseline.rank}, {one.mode} step {one.step}"
+            return position, f"{where}: baseline {_exact(one)}, interlace {_exact(other)}"
+    if len(baseline.losses) != len(planned.losses):
+        position = min(len(baseline.losses), len(planned.losses))
+        return position, (f"rank {baseline.rank}: baseline ran {len(baseline.losses)} steps, interlace {len(planned.losses)}")
     return None
 
 

@@ -12,7 +12,7 @@ from interlace.ir import Program
 from interlace.ir.remarks import remark
 from interlace.passes.base import Pass
 from interlace.passes.pipeline import PassReport
-from interlace.planning.stock import stock_plan
+from interlace.planning.baseline import baseline_plan
 from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.scheduler.target import GPU, Target, with_paddles_jobs
 
@@ -25,9 +25,9 @@ def peak_bytes(planned: Program, cost: Costs, target: Target = GPU) -> int | Non
         return None
 
 
-def stock_peak_bytes(program: Program, cost: Costs) -> int | None:
-    """The same of Paddle's own plan of a captured program, run by Paddle's own jobs."""
-    return peak_bytes(stock_plan(program, cost), cost, with_paddles_jobs(GPU))
+def baseline_peak_bytes(program: Program, cost: Costs) -> int | None:
+    """The same of Paddle's baseline of a captured program, run by Paddle's own jobs."""
+    return peak_bytes(baseline_plan(program, cost), cost, with_paddles_jobs(GPU))
 
 
 def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassReport], budget: int, peak: int | None) -> list[PassReport]:

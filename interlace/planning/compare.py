@@ -1,4 +1,4 @@
-"""The whole step by Paddle's own plan and by ours: what `explain` ends with, and what the page of a plan shows."""
+"""The whole step by Paddle's baseline and by ours: what `explain` ends with, and what the page of a plan shows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from interlace.cost_model import CostModel, Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.passes.pipeline import PassReport
-from interlace.planning.stock import STOCK
-from interlace.planning.tasks import finished_plan, stock_program
+from interlace.planning.baseline import BASELINE
+from interlace.planning.tasks import baseline_program, finished_plan
 from interlace.planning.world import World
 from interlace.report.outcome import Outcome, Step
 from interlace.report.sweep import Sweep
@@ -20,9 +20,9 @@ from interlace.scheduler.target import target_of, with_paddles_jobs
 
 
 class Member(NamedTuple):
-    """A rank by Paddle's own plan and by ours, and what the passes said of ours."""
+    """A rank by Paddle's baseline and by ours, and what the passes said of ours."""
 
-    stock: Program
+    baseline: Program
     plan: Program
     reports: tuple[PassReport, ...]
 
@@ -33,50 +33,50 @@ class Comparison:
 
     Attributes:
         members: One rank of each stage, or the only rank that is known.
-        stands_for: Every rank of the world -> the member's rank; empty where all other ranks are assumed to be always ready.
+        representative: Every rank of the world -> the member's rank; empty where all other ranks are assumed to be always ready.
         profile: The device profile's name.
         memory_budget: Device bytes that the plan was to stay under; 0 without a budget.
     """
 
     members: tuple[Member, ...]
-    stands_for: dict[int, int]
+    representative: dict[int, int]
     profile: str
     memory_budget: int = 0
 
     def outcome(self, costs: Costs) -> Outcome | None:
         """Both steps; None where one would never end (`interlace check` shows where)."""
         try:
-            stock, plan = self._results(costs)
+            baseline, plan = self._results(costs)
         except PlanError:
             return None
-        return Outcome(Step.of(plan, self._alike()), self.profile, Step.of(stock, self._alike()), STOCK)
+        return Outcome(Step.of(plan, self._alike()), self.profile, Step.of(baseline, self._alike()), BASELINE)
 
     def page(self, costs: CostModel, measured: str = "", sweep: Sweep | None = None) -> Any:
         """The data of the plan's page; `measured` says what a step really took. Raises PlanError where a step would never end."""
         from interlace.report.page.build import OURS, Given, Simulated, build_page
 
         alike = self._alike()
-        stock, plan = (Simulated(name, result, alike) for name, result in zip((STOCK, OURS), self._results(costs), strict=True))
+        baseline, plan = (Simulated(name, result, alike) for name, result in zip((BASELINE, OURS), self._results(costs), strict=True))
         reports = {member.plan.rank: member.reports for member in self.members}
         return build_page(
-            plan, stock, reports, Given(self.profile, costs, target_of(self.profile).name), self.memory_budget, measured, sweep
+            plan, baseline, reports, Given(self.profile, costs, target_of(self.profile).name), self.memory_budget, measured, sweep
         )
 
     def _alike(self) -> dict[int, list[int]]:
         """Member's rank -> the ranks that it stands for."""
-        return {rank: [each for each, other in self.stands_for.items() if other == rank] for rank in self.stands_for.values()}
+        return {rank: [each for each, other in self.representative.items() if other == rank] for rank in self.representative.values()}
 
     def _results(self, costs: Costs) -> tuple[Result, Result]:
         target = target_of(self.profile)
-        options = Options.of(target, peers_ready=not self.stands_for, stands_for=self.stands_for)
-        stock = simulate([each.stock for each in self.members], costs, options, target=with_paddles_jobs(target))
-        return stock, simulate([each.plan for each in self.members], costs, options, target=target)
+        options = Options.of(target, peers_ready=not self.representative, representative=self.representative)
+        baseline = simulate([each.baseline for each in self.members], costs, options, target=with_paddles_jobs(target))
+        return baseline, simulate([each.plan for each in self.members], costs, options, target=target)
 
 
 def compare(world: World, profile: str, memory_budget: int = 0) -> Comparison | None:
-    """Paddle's own plan beside the finished plans of a world; None where the other stages' plans are not known."""
+    """Paddle's baseline beside the finished plans of a world; None where the other stages' plans are not known."""
     if not world.is_whole and world.captured.pipeline.num_stages > 1:
         return None
-    stock, finished = (world.map(each, ranks=world.firsts) for each in (stock_program, finished_plan))
-    members = [Member(stock[rank].program, finished[rank][0].program, finished[rank][1]) for rank in world.firsts]
-    return Comparison(tuple(members), world.stands_for, profile, memory_budget) if all(each.plan.jobs for each in members) else None
+    baseline, finished = (world.map(each, ranks=world.firsts) for each in (baseline_program, finished_plan))
+    members = [Member(baseline[rank].program, finished[rank][0].program, finished[rank][1]) for rank in world.firsts]
+    return Comparison(tuple(members), world.representative, profile, memory_budget) if all(each.plan.jobs for each in members) else None

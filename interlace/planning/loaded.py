@@ -18,12 +18,12 @@ from interlace.errors import InterlaceError, LoadError, PlanError
 from interlace.ir import Program, load
 from interlace.ir.difference import first_difference, first_unlike
 from interlace.ir.dump import SUFFIX
-from interlace.ir.stand_ins import likeness
+from interlace.ir.equivalent_ranks import equivalence_key
 from interlace.passes import Pipeline
+from interlace.planning.baseline import baseline_plan
 from interlace.planning.compare import Comparison, Member
 from interlace.planning.peers import Peers, gather
 from interlace.planning.plan import Plan, digest_of_set, read_record
-from interlace.planning.stock import stock_plan
 from interlace.planning.tasks import Programs
 from interlace.planning.worker import Worker, digest_of
 from interlace.planning.world import decide
@@ -62,15 +62,15 @@ def load_plan(folder: str | Path, captured: Program, peers: Peers | None = None)
     except InterlaceError as error:
         said = Said(fault=str(error))
     _require_one_set(gather(peers, "loaded plans", said), folder)
-    stands = any(gather(peers, "plans of stages", bool(plan.program.alike)))
+    stands = any(gather(peers, "plans of stages", bool(plan.program.equivalent_ranks)))
     return _made_again(plan, captured, peers) if stands else plan
 
 
 def _made_again(plan: Plan, captured: Program, peers: Peers | None) -> Plan:
     """The plan of a rank's stage for the rank itself: its own groups, slices and partners, and the same jobs."""
     worker = Worker(captured, CostModel(load_profile(plan.profile)), plan.passes, plan.fingerprint(), is_whole=peers is not None)
-    rooms = tuple(gather(peers, "rooms", plan.room_bytes or None))
-    numbers = decide(worker, peers, lambda world: world.run(Pipeline(plan.passes), rooms).programs, Programs)
+    memory_limits = tuple(gather(peers, "memory_limits", plan.memory_limit or None))
+    numbers = decide(worker, peers, lambda world: world.run(Pipeline(plan.passes), memory_limits).programs, Programs)
     made = worker.programs[numbers[worker.seat]]
     difference = _first_unlike_plan(made, plan.program)
     fault = difference and (
@@ -129,7 +129,7 @@ def read_plan(folder: Path, rank: int) -> Plan:
         outcome=record.outcome,
         compared_late=lambda: compared_in(folder),
         memory_budget=record.memory_budget,
-        room_bytes=record.room_bytes,
+        memory_limit=record.memory_limit,
     )
 
 
@@ -145,23 +145,23 @@ def why_not_its_record(path: Path, program: Program) -> str:
 
 
 def compared_in(folder: Path) -> Comparison:
-    """Paddle's own plan beside the plans of a folder.
+    """Paddle's baseline beside the plans of a folder.
 
     Raises:
         InterlaceError: As `read_plan`.
     """
     plans = [read_plan(folder, rank) for rank in sorted(_ranks_in(folder))]
-    stages = [likeness(plan.captured) for plan in plans]
+    stages = [equivalence_key(plan.captured) for plan in plans]
     costs = CostModel(load_profile(plans[0].profile))
     members = tuple(
-        Member(stock_plan(plan.captured, costs), plan.program, plan.reports)
+        Member(baseline_plan(plan.captured, costs), plan.program, plan.reports)
         for at, plan in enumerate(plans)
         if stages.index(stages[at]) == at
     )
-    stands_for = {
+    representative = {
         rank: plans[stages.index(stage)].program.rank for plan, stage in zip(plans, stages, strict=True) for rank in plan.program.ranks
     }
-    return Comparison(members, stands_for, plans[0].profile, plans[0].memory_budget)
+    return Comparison(members, representative, plans[0].profile, plans[0].memory_budget)
 
 
 def require_ranks(folder: str | Path, world: int) -> None:
@@ -182,7 +182,7 @@ def _ranks_in(folder: Path) -> set[int]:
 def _files(folder: Path) -> dict[int, Path]:
     """For each rank the plan of its own, or of the rank that stands for it."""
     paths = {rank: folder / f"rank{rank}{SUFFIX}" for rank in sorted(_ranks_in(folder))}
-    return {rank: path for path in paths.values() for rank in load(path).alike} | paths
+    return {rank: path for path in paths.values() for rank in load(path).equivalent_ranks} | paths
 
 
 def _those_there(folder: Path) -> str:
@@ -195,7 +195,7 @@ def _those_there(folder: Path) -> str:
 
 def _why_not(plan: Plan, captured: Program, folder: str | Path) -> str:
     """Why a plan is not for this program; empty where it is."""
-    stands = captured.rank in plan.captured.alike
+    stands = captured.rank in plan.captured.equivalent_ranks
     difference = first_unlike(captured, plan.captured) if stands else first_difference(captured, plan.captured)
     return difference and (
         f"the plan in {folder} was made for another program: {difference}; dump and plan the script again with the same arguments"

@@ -16,17 +16,17 @@ from interlace.errors import PassError, PlanError
 from interlace.files import read_file
 from interlace.ir import Job, Program, load, save
 from interlace.ir.dump import MOST_BYTES, SUFFIX, find_dumps, write_whole
-from interlace.ir.stand_ins import seats
+from interlace.ir.equivalent_ranks import seats
 from interlace.notice import say_once
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import is_built_in
+from interlace.planning.baseline import is_paddles_order
 from interlace.planning.compare import Comparison, compare
 from interlace.planning.orders import captured_orders, require_one_order
 from interlace.planning.peers import Peers
 from interlace.planning.processes import world_of
 from interlace.planning.search import Search, budget_bytes
-from interlace.planning.stock import is_paddles_order
-from interlace.planning.tasks import Rooms, finish, finished_plan
+from interlace.planning.tasks import MemoryLimits, finish, finished_plan
 from interlace.planning.worker import Spec, Worker, digest_of, spec_of
 from interlace.planning.world import World, decide
 from interlace.report.measured import Measured
@@ -51,7 +51,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `digest` is of the planned program, `set_digest` of the digests of all ranks that planned at the same time; empty in a record of
     an older version. `outcome` is what the whole step is simulated to take. `memory_budget` are the device bytes that the plan was to
-    stay under, `room_bytes` those that passes might use in the order of operations; 0 without a budget. `captured_orders` are the orders
+    stay under, `memory_limit` those that passes might use in the order of operations; 0 without a budget. `captured_orders` are the orders
     of calls before the first pass.
     """
 
@@ -64,7 +64,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set_digest: str = ""
     outcome: Outcome | None = None
     memory_budget: int = 0
-    room_bytes: int = 0
+    memory_limit: int = 0
     captured_orders: tuple[Change, ...] = ()
 
     def passes(self, names: Sequence[str]) -> tuple[Pass, ...]:
@@ -95,13 +95,13 @@ class Plan:
         why_off: Why Interlace left Paddle's plan as it is; empty where it planned.
         set_digest: Equal on all ranks that planned at the same time, and on no others.
         loaded_from: The folder that it was read from; empty where it was made in this run.
-        outcome: The whole step by Paddle's own plan and by this one, simulated; None where the other stages' plans are not known here,
+        outcome: The whole step by Paddle's baseline and by this one, simulated; None where the other stages' plans are not known here,
             or a step would never end.
         compared: What was simulated for that; on rank 0 alone.
         compared_late: Gives it where the plan was read from a folder.
         measured: How long the first training steps with it took in this process.
         memory_budget: Device bytes that it was to stay under; 0 without a budget.
-        room_bytes: Device bytes that passes might use in the order of operations: the budget, less what side streams hold on a GPU.
+        memory_limit: Device bytes that passes might use in the order of operations: the budget, less what side streams hold on a GPU.
             0 also where the plan made without a budget keeps it and is the fastest.
     """
 
@@ -118,7 +118,7 @@ class Plan:
     compared_late: Callable[[], Comparison] | None = field(default=None, compare=False)
     measured: Measured = field(default_factory=Measured, compare=False)
     memory_budget: int = 0
-    room_bytes: int = 0
+    memory_limit: int = 0
 
     @classmethod
     def off(cls, why: str) -> Plan:
@@ -146,7 +146,7 @@ class Plan:
             self.outcome.sentence(measured)
             if self.outcome
             else (
-                "Not compared with Paddle's own plan: the other stages' plans are not known here, or a step would never end; "
+                "Not compared with Paddle's baseline: the other stages' plans are not known here, or a step would never end; "
                 f"`interlace check` on the plans of all ranks says what stands in the way.{f' A step was {measured}.' if measured else ''}"
             )
         )
@@ -229,7 +229,7 @@ class Plan:
             self.set_digest,
             self.outcome,
             self.memory_budget,
-            self.room_bytes,
+            self.memory_limit,
             captured_orders(self.captured),
         )
 
@@ -273,14 +273,14 @@ class Decided(msgspec.Struct, frozen=True):
 
     Attributes:
         specs: The passes that made the plans.
-        rooms: By rank, what passes might hold.
+        memory_limits: By rank, what passes might hold.
         memory_budget: Device bytes that no rank was to pass; 0 without a budget.
         set_digest: Of the plans of all ranks.
-        outcome: The whole step by Paddle's own plan and by these.
+        outcome: The whole step by Paddle's baseline and by these.
     """
 
     specs: tuple[Spec, ...]
-    rooms: Rooms
+    memory_limits: MemoryLimits
     memory_budget: int
     set_digest: str
     outcome: Outcome | None
@@ -342,14 +342,14 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
         require_one_order(world)
     compared = compare(world, profile, budget)
     outcome = compared.outcome(world.cost) if compared else None
-    return Decided(specs, run.rooms, budget, digest_of_set(digests), outcome), compared
+    return Decided(specs, run.memory_limits, budget, digest_of_set(digests), outcome), compared
 
 
 def taken(
     worker: Worker, decided: Decided, profile: str, finished: tuple[Program, tuple[PassReport, ...]], compared: Comparison | None
 ) -> Plan:
     """A rank's plan as it was decided; `compared` on rank 0 alone."""
-    (planned, reports), room = finished, decided.rooms[worker.seat] or 0
+    (planned, reports), room = finished, decided.memory_limits[worker.seat] or 0
     passes, budget = tuple(map(worker.pass_of, decided.specs)), decided.memory_budget
     return Plan(
         worker.captured,
@@ -361,7 +361,7 @@ def taken(
         outcome=decided.outcome,
         compared=compared,
         memory_budget=budget,
-        room_bytes=room if budget else 0,
+        memory_limit=room if budget else 0,
     )
 
 
@@ -384,9 +384,9 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
     given = [load(file) for file in find_dumps([path.parent / "captured"])]
     places = seats(given)
     workers = [Worker(program, cost, passes, is_whole=places is not None) for program in (given if places else [mine])]
-    rooms = [read_record(path.with_name(f"rank{worker.captured.rank}{SUFFIX}")).room_bytes or None for worker in workers]
+    memory_limits = [read_record(path.with_name(f"rank{worker.captured.rank}{SUFFIX}")).memory_limit or None for worker in workers]
     with world_of(workers, places or [0]) as world:
-        of_rank = tuple(rooms[place] for place in world.of_rank)
+        of_rank = tuple(memory_limits[place] for place in world.of_rank)
         before = world.run(Pipeline(passes[:-1]), of_rank)
         after = world.run(Pipeline(passes[-1:]), of_rank, before)
         at = workers[places[mine.rank] if places else 0]

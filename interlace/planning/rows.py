@@ -122,7 +122,9 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 def _given(schedule: Schedule1F1B) -> Schedule1F1B:
     """The same with the rows in the place of what made them; what orders the inside of a job stays."""
     form = schedule.interleave if schedule.mixes() else "auto"
-    return msgspec.structs.replace(schedule, schedule_file=ROWS, interleave=form, lag=0, lag_at_end=None, depth=(), only_gains=True)
+    return msgspec.structs.replace(
+        schedule, schedule_file=ROWS, interleave=form, weight_delay=0, weight_delay_at_end=None, depth=(), only_gains=True
+    )
 
 
 def _plain(value: Any) -> Any:

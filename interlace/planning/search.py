@@ -2,9 +2,9 @@
 
 Rank 0 runs this as ordinary sequential code; what concerns one rank it asks for (`World.map`).
 
-- `Search.unlimited` and `Search.within` are the two entries: without a budget no stage holds more than Paddle's own plan on its worst
+- `Search.unlimited` and `Search.within` are the two entries: without a budget no stage holds more than Paddle's baseline on its worst
   one; within a budget every rank keeps it on a GPU, or BudgetError says what the least feasible one is (`Search.least_memory`).
-- `Schedules` looks for the form of an open schedule (`interleave: auto`) together with what each stage recomputes: Paddle's own plan, the
+- `Schedules` looks for the form of an open schedule (`interleave: auto`) together with what each stage recomputes: Paddle's baseline, the
   named forms, schedules of the coarse model, and these with less memory, less recomputation or other waits of the host are proposed; each
   proposal is drafted and judged by its simulated step and its peak (`Schedules.draft`).
 - `Search.judged` is for a form that is given: milder ones where it is slower than the plainest.
@@ -28,8 +28,9 @@ from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.pipeline import Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B, mixed_depth
 from interlace.planning.tasks import (
-    Rooms,
+    MemoryLimits,
     StageWork,
+    baseline_peak,
     could_repeat,
     higher_level,
     holders,
@@ -38,7 +39,6 @@ from interlace.planning.tasks import (
     levels_of,
     same_jobs,
     stage_work,
-    stock_peak,
 )
 from interlace.planning.worker import spec_of
 from interlace.planning.world import Made, World
@@ -48,7 +48,7 @@ from interlace.scheduler.whole_step.search import Numbers, Ranked, find_schedule
 from interlace.scheduler.whole_step.slot_times import StageOrder, StageTimes
 from interlace.units import size
 
-LAG_SCHEDULES = 3
+COARSE_SCHEDULES = 3
 """Schedules of the coarse model that are planned in full, as drafts."""
 SLACK = 1.01
 """A peak counts as Paddle's own up to this factor: allocators round by more."""
@@ -99,7 +99,7 @@ class Run:
 
     passes: Pipeline
     made: Made
-    rooms: Rooms
+    memory_limits: MemoryLimits
 
     def noted(self, *remarks: Remark) -> Run:
         """The same with remarks for the reports of passes."""
@@ -112,8 +112,8 @@ class Limit:
 
     Attributes:
         budget: Device bytes that every rank must keep on a GPU.
-        levels: How much each stage recomputes (`ChooseRecompute.level_index`) with which Paddle's own order keeps the budget, for forms
-            by name; then what leaves more and more of the excess to offload. Empty where the passes say it.
+        levels: How much each stage recomputes (`ChooseRecompute.level_index`) with which Paddle's baseline order keeps the budget, for
+            forms by name; then what leaves more and more of the excess to offload. Empty where the passes say it.
     """
 
     budget: int
@@ -126,7 +126,7 @@ class Judged:
 
     Attributes:
         recomputed: How much each stage recomputes; None where the passes say it.
-        rooms: What passes might use on each rank.
+        memory_limits: What passes might use on each rank.
         step_ns: Simulated step; None if it never ends.
         peak_bytes: Peak on the worst stage.
     """
@@ -134,7 +134,7 @@ class Judged:
     form: Schedule1F1B
     later: tuple[Pass, ...]
     recomputed: Numbers | None
-    rooms: Rooms
+    memory_limits: MemoryLimits
     step_ns: int | None
     peak_bytes: int
 
@@ -159,7 +159,7 @@ def budget_bytes(world: World) -> int:
     """The memory budget in bytes, for all ranks the least of those that are configured; 0 without one.
 
     Raises:
-        BudgetError: A fraction is asked for, and what Paddle's own plan holds is not known.
+        BudgetError: A fraction is asked for, and what Paddle's baseline holds is not known.
         PlanError: Ranks have budgets of different sorts.
     """
     asked = [each.memory_budget or 0 for each in world.facts]
@@ -173,10 +173,10 @@ def budget_bytes(world: World) -> int:
         )
     if not asked[0]:
         return 0
-    held = max(each or 0 for each in world.known(stock_peak))
+    held = max(each or 0 for each in world.known(baseline_peak))
     if not held:
         raise BudgetError(
-            f"memory_budget {asked[0]:g} of what Paddle's own plan holds: that is not known, its step cannot be simulated; "
+            f"memory_budget {asked[0]:g} of what Paddle's baseline holds: that is not known, its step cannot be simulated; "
             "give bytes, such as 70GB"
         )
     return max(1, int(asked[0] * held))  # less than a byte is a budget too, and refused as one
@@ -206,7 +206,7 @@ class Search:
         """Whether a pass moves what is over the budget."""
 
     def unlimited(self) -> Run:
-        """Run the passes without a budget: where the form of the schedule is open no stage holds more than Paddle's own plan on its worst
+        """Run the passes without a budget: where the form of the schedule is open no stage holds more than Paddle's baseline on its worst
         one, and what is recomputed for it is open too.
 
         Raises:
@@ -215,7 +215,7 @@ class Search:
         return self.chosen(self.asked, None)
 
     def within(self, budget: int) -> Run:
-        """Run the passes within a memory budget. Where the run without one keeps it and is faster it is taken, with rooms of 0.
+        """Run the passes within a memory budget. Where the run without one keeps it and is faster it is taken, with memory_limits of 0.
 
         Raises:
             BudgetError: No plan keeps the budget; with the least feasible one, and what holds it.
@@ -239,22 +239,22 @@ class Search:
         if asked is not None and asked.is_open() and not self.is_alone:
             return Schedules(self, pipeline, asked, limit).fastest()
         if limit is None or not limit.levels:
-            return self.judged(pipeline, self.world.rooms(limit.budget if limit else None), limit.budget if limit else 0)
-        recomputed, rooms = limit.levels[0], self.world.rooms(limit.budget)
+            return self.judged(pipeline, self.world.memory_limits(limit.budget if limit else None), limit.budget if limit else 0)
+        recomputed, memory_limits = limit.levels[0], self.world.memory_limits(limit.budget)
         if asked is not None and not self.is_alone and len(set(limit.levels)) > 1:
             best = Schedules(self, pipeline, asked, limit).best_level()
-            recomputed, rooms = best.recomputed or recomputed, best.rooms
-        return self.judged(recomputing(pipeline, recomputed), rooms, limit.budget)
+            recomputed, memory_limits = best.recomputed or recomputed, best.memory_limits
+        return self.judged(recomputing(pipeline, recomputed), memory_limits, limit.budget)
 
-    def judged(self, pipeline: Pipeline, rooms: Rooms, budget: int = 0) -> Run:
+    def judged(self, pipeline: Pipeline, memory_limits: MemoryLimits, budget: int = 0) -> Run:
         """Run the passes; if one has fallbacks, keep its first form whose step is no slower than with the last fallback, the simplest.
         Of a pass with alternatives (where the host waits) the form with the fastest step is kept, under a budget of those that keep it;
         where none does, the one that exceeds it least. A rank that plans without the other stages keeps the form that was asked for."""
         passes = pipeline.passes
         at = next((k for k, each in enumerate(passes) if each.fallbacks()), None)
         if at is None:
-            return self._with_alternatives(Run(Pipeline(()), self.world.start, rooms), passes, budget)
-        first, judged, later = self._then(Run(Pipeline(()), self.world.start, rooms), passes[:at]), passes[at], passes[at + 1 :]
+            return self._with_alternatives(Run(Pipeline(()), self.world.start, memory_limits), passes, budget)
+        first, judged, later = self._then(Run(Pipeline(()), self.world.start, memory_limits), passes[:at]), passes[at], passes[at + 1 :]
 
         def run(form: Pass) -> Run:
             return self._with_alternatives(first, (form, *later), budget)
@@ -299,8 +299,8 @@ class Search:
 
     def _then(self, before: Run, passes: tuple[Pass, ...]) -> Run:
         """These passes after those that ran before, with a memo of their own."""
-        made = self.world.run(Pipeline(passes), before.rooms, before.made, memo=self.world.own_memo())
-        return Run(Pipeline((*before.passes.passes, *passes)), made, before.rooms)
+        made = self.world.run(Pipeline(passes), before.memory_limits, before.made, memo=self.world.own_memo())
+        return Run(Pipeline((*before.passes.passes, *passes)), made, before.memory_limits)
 
     # ------------------------------------------------------------------------------------------------------- within a budget
 
@@ -308,11 +308,11 @@ class Search:
         """A run within a budget, as fast as found; None where none was found.
 
         What holds more on a GPU than its operations in their order is made again with so much less room, in the same schedule; then in
-        Paddle's own order with recomputation alone before anything is moved.
+        Paddle's baseline order with recomputation alone before anything is moved.
         """
         for form in () if self._is_hopeless(budget) else (self.asked, in_paddles_order(self.asked)):
             for each in self._with_other_waits(self.chosen(form, self.limit(budget, form))):
-                if (found := self.with_less_room(self.made, each, budget)) is not None:
+                if (found := self.with_lower_limits(self.made, each, budget)) is not None:
                     return found
         return None
 
@@ -323,7 +323,7 @@ class Search:
         plan keeps the budget, which is then likely to be kept, and the form is open, as they are much the same otherwise.
         """
         open_ = schedule_of(self.asked)
-        if max(each or budget + 1 for each in self.world.known(stock_peak)) > budget or open_ is None or not open_.is_open():
+        if max(each or budget + 1 for each in self.world.known(baseline_peak)) > budget or open_ is None or not open_.is_open():
             return within
         passes = Pipeline(tuple(each for each in self.asked.passes if not each.mistake()))  # offload without a budget has nothing to move
         without = Search(self.world, passes, self.memo + 1).unlimited()
@@ -335,7 +335,7 @@ class Search:
         if over := max(self.world.bytes_over_in_step(without.made, budget)):
             return within.noted(said("declined", "without-budget-too-large", step_ns=other, over_bytes=over))
         without = without.noted(said("decided", "without-budget-faster", step_ns=other, within_ns=took))
-        return replace(without, rooms=self.world.rooms(0))
+        return replace(without, memory_limits=self.world.memory_limits(0))
 
     def _is_hopeless(self, budget: int) -> bool:
         """Whether the operations of some rank cannot run in the budget, however they are ordered and whatever is moved."""
@@ -343,17 +343,17 @@ class Search:
         if not all(is_built_in(type(each)) for each in self.asked.passes[at:]):
             return any(each > budget for each in self.world.map(least_bytes, self.world.start.programs, True))
         before = Pipeline(self.asked.passes[:at])
-        nothing = self.world.run(recomputing(before, 0) if self.is_open else before, self.world.rooms(budget), memo=self.memo)
+        nothing = self.world.run(recomputing(before, 0) if self.is_open else before, self.world.memory_limits(budget), memo=self.memo)
         return any(each > budget for each in self.world.map(least_bytes, nothing.programs, False))
 
     def _with_other_waits(self, run: Run) -> Iterator[Run]:
         """The run, and then, where that holds less, the same passes with a host that waits elsewhere."""
         yield run
         passes = waiting(run.passes)
-        if passes != run.passes and self._most(other := self.made(passes, run.rooms)) < self._most(run):
+        if passes != run.passes and self._most(other := self.made(passes, run.memory_limits)) < self._most(run):
             yield other
 
-    def with_less_room(self, make: Callable[[Pipeline, Rooms], Run], run: Run, budget: int) -> Run | None:
+    def with_lower_limits(self, make: Callable[[Pipeline, MemoryLimits], Run], run: Run, budget: int) -> Run | None:
         """The run, made again with so much less room as it exceeds the budget by; None where that does not help."""
         first = run
         for number in range(1 + len(SOONER)):
@@ -361,15 +361,17 @@ class Search:
             if not any(over):
                 return run
             if number < len(SOONER):
-                rooms = self.less_room(run.made, run.rooms, [each * SOONER[number] for each in over])
-                run = make(self.again(run.passes, over if number or not self.offloads else [0] * len(over)), rooms)
+                memory_limits = self.lower_limits(run.made, run.memory_limits, [each * SOONER[number] for each in over])
+                run = make(self.again(run.passes, over if number or not self.offloads else [0] * len(over)), memory_limits)
                 run = _with_choice_of(first, run, said("decided", "made-again", over_bytes=max(over)))
         return None
 
-    def less_room(self, made: Made, rooms: Rooms, over: Sequence[int]) -> Rooms:
+    def lower_limits(self, made: Made, memory_limits: MemoryLimits, over: Sequence[int]) -> MemoryLimits:
         """What passes may use after a plan that exceeds the budget by so many bytes on each rank; as much as before where it does not."""
         peaks = self.world.order_peaks(made)
-        return tuple(max(1, min(room or 0, peak) - more) if more > 0 else room for room, peak, more in zip(rooms, peaks, over, strict=True))
+        return tuple(
+            max(1, min(room or 0, peak) - more) if more > 0 else room for room, peak, more in zip(memory_limits, peaks, over, strict=True)
+        )
 
     def limit(self, budget: int, made: Pipeline) -> Limit:
         """What these passes may hold, and the recomputation that they may choose from; a schedule that is open chooses from `levels`."""
@@ -412,18 +414,18 @@ class Search:
 
     def least_memory(self) -> Run:
         """What holds least by itself: all moved that can be, and each stage at the level of recomputation with which it then holds least
-        (what is recomputed cannot be moved, so that need not be the last). Tried are Paddle's own order and, where the form is open, those
-        by name, each with a host that waits at the ends of jobs (the alternative of `throttle-host`) or where it must, and Paddle's own
-        jobs and streams with and without recomputation. Drafts are compared."""
+        (what is recomputed cannot be moved, so that need not be the last). Tried are Paddle's baseline order and, where the form is open,
+        those by name, each with a host that waits at the ends of jobs (the alternative of `throttle-host`) or where it must, and Paddle's
+        own jobs and streams with and without recomputation. Drafts are compared."""
         made, plain = (self._at_least_held(each) for each in (in_paddles_order(self.asked), paddles_streams(self.asked)))
         asked = schedule_of(self.asked)
         named = asked.named(self.world.captured, self.draws) if asked and asked.is_open() else []
         forms = list(dict.fromkeys((waiting(made), made, plain)))
         forms += [with_schedule(made, each) for each in named]
         forms += [paddles_own(self.asked)] * bool(named)
-        least = min((self._drafted(each, self.world.rooms(1)) for each in forms), key=self._most)
+        least = min((self._drafted(each, self.world.memory_limits(1)) for each in forms), key=self._most)
         less = self._held_less(least)
-        tried = [self.made(run.passes, run.rooms) for run in ((less, least) if less is not least else (least,))]
+        tried = [self.made(run.passes, run.memory_limits) for run in ((less, least) if less is not least else (least,))]
         return min(tried, key=self._most)
 
     def _most(self, run: Run) -> int:
@@ -435,7 +437,7 @@ class Search:
         if not self.is_open:
             return made
         held = {
-            level: self._by_stage(self.world.gpu_peaks(self._drafted(recomputing(made, level), self.world.rooms(1)).made))
+            level: self._by_stage(self.world.gpu_peaks(self._drafted(recomputing(made, level), self.world.memory_limits(1)).made))
             for level in TIGHT
         }
         return recomputing(made, tuple(min(held, key=lambda level: (held[level][stage], level)) for stage in range(self.pipe.num_stages)))
@@ -447,19 +449,19 @@ class Search:
             below = self._most(found) - 1
             if below <= 0 or not self.offloads:
                 break
-            closer = self.with_less_room(self._drafted, self._drafted(draft.passes, self.world.rooms(below)), below)
+            closer = self.with_lower_limits(self._drafted, self._drafted(draft.passes, self.world.memory_limits(below)), below)
             if closer is None or self._most(closer) > (1 - GAINS) * below:
                 break
             found = closer
         return found
 
-    def made(self, made: Pipeline, rooms: Rooms) -> Run:
+    def made(self, made: Pipeline, memory_limits: MemoryLimits) -> Run:
         """A run of passes whose forms are decided."""
-        return Run(made, self.world.run(made, rooms, memo=self.memo), rooms)
+        return Run(made, self.world.run(made, memory_limits, memo=self.memo), memory_limits)
 
-    def _drafted(self, made: Pipeline, rooms: Rooms) -> Run:
+    def _drafted(self, made: Pipeline, memory_limits: MemoryLimits) -> Run:
         """The same passes, with a draft of what they make."""
-        return Run(made, self.world.run(made.draft(), rooms, memo=self.memo), rooms)
+        return Run(made, self.world.run(made.draft(), memory_limits, memo=self.memo), memory_limits)
 
     def refuse(self, run: Run, budget: int) -> None:
         """Raises BudgetError with what the fullest rank holds by what holds least."""
@@ -492,7 +494,7 @@ class Schedules:
         self.pipe, self.draws = search.pipe, search.draws
         at = pipeline.passes.index(asked)
         self.earlier, self.later = Pipeline(pipeline.passes[:at]), pipeline.passes[at + 1 :]
-        self.rooms = self.world.rooms(limit.budget if limit else None)
+        self.memory_limits = self.world.memory_limits(limit.budget if limit else None)
         self.chooses = search.is_open and asked.is_open()
         """Whether a schedule may choose how much is recomputed; else the passes say it."""
         self.needed = limit.levels[0] if limit and limit.levels else None
@@ -520,16 +522,16 @@ class Schedules:
         Raises:
             PassError: As `Pipeline.run`.
         """
-        made = self.world.run(self.own.draft(), self.rooms, ranks=self.ranks)
+        made = self.world.run(self.own.draft(), self.memory_limits, ranks=self.ranks)
         peaks = self._peaks(made)
-        own = Judged(self.asked.stock(), (), None, self.rooms, self.world.step_ns(made), max(self._peaks(made, by_paddle=True)))
+        own = Judged(self.asked.baseline(), (), None, self.memory_limits, self.world.step_ns(made), max(self._peaks(made, by_paddle=True)))
         limit = self.given.budget if self.given else int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
         named = self.asked.named(self.world.captured, self.draws)
-        forms = [(self.needed, form) for form in (self.asked.stock(), *named)]
+        forms = [(self.needed, form) for form in (self.asked.baseline(), *named)]
         if named:
             forms += self._lagging(peaks, limit)
         elif self.chooses and not self.given:
-            forms += [(level, self.asked.stock()) for level in self._recomputation(limit)[:2]]
+            forms += [(level, self.asked.baseline()) for level in self._recomputation(limit)[:2]]
         drafts = dict.fromkeys((recomputed, form.draft()) for recomputed, form in forms)
         judged = [self.draft(recomputed, form, self.later, limit) for recomputed, form in drafts]
         if self.given:
@@ -546,12 +548,12 @@ class Schedules:
         if best is None and self.given:  # what is nearest to the budget is made again with less room
             best = next(iter(_nearest(judged)), None)
         if best is None and own.step_ns is None and forms:
-            run = replace(self._whole(judged[0]), rooms=self.rooms)
+            run = replace(self._whole(judged[0]), memory_limits=self.memory_limits)
             return run.noted(said("declined", "no-form-judged"), *self._lost(judged, limit))
         if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
             kept = said("decided", OWN_PLAN_KEPT, **self._own_facts(own))
             others = [each for each in judged if each.form.interleave != "off" or each.step_ns != own.step_ns]
-            return Run(self.own, self.world.run(self.own, self.rooms), self.rooms).noted(kept, *self._lost(others, limit))
+            return Run(self.own, self.world.run(self.own, self.memory_limits), self.memory_limits).noted(kept, *self._lost(others, limit))
         run = self._whole(best)
         facts = best.facts(self.later) | self._own_facts(own)
         taken = said("decided", FORM_TAKEN, step_ns=self.world.step_ns(run.made) or 0, limit_bytes=limit, **facts)
@@ -571,9 +573,9 @@ class Schedules:
         """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back, and where it is
         not slower already than what keeps the budget. It starts from a part of the room."""
         before, last = self.before(recomputed), 0
-        rooms = tuple(int(part * room) if room else None for room in self.rooms)
+        memory_limits = tuple(int(part * room) if room else None for room in self.memory_limits)
         for _ in range(ROUNDS):
-            made = self.world.run(Pipeline((form, *later)).draft(), rooms, before, self.ranks, self.search.memo)
+            made = self.world.run(Pipeline((form, *later)).draft(), memory_limits, before, self.ranks, self.search.memo)
             peaks = self._peaks(made)
             over, took = max(peaks) - limit, None
             if over <= 0 or over > FAR * limit or not self.offloads or (last and over > last * SHRINKS):
@@ -582,16 +584,16 @@ class Schedules:
                 took = self.world.step_ns(made, later)
                 if took is None or took >= self.fastest_ns:
                     break
-            last, rooms = over, self.search.less_room(made, rooms, [peak - limit for peak in peaks])
+            last, memory_limits = over, self.search.lower_limits(made, memory_limits, [peak - limit for peak in peaks])
         took = took or self.world.step_ns(made, later)
         if took is not None and max(peaks) <= limit:
             self.fastest_ns = min(took, self.fastest_ns or took)
-        return Judged(form, later, recomputed, rooms, took, max(peaks))
+        return Judged(form, later, recomputed, memory_limits, took, max(peaks))
 
     def before(self, recomputed: Numbers | None) -> Made:
         """The programs up to the schedule with so much recomputed."""
         passes = self.earlier if recomputed is None else recomputing(self.earlier, recomputed)
-        return self.world.run(passes, self.rooms, memo=self.search.memo)
+        return self.world.run(passes, self.memory_limits, memo=self.search.memo)
 
     def _peaks(self, made: Made, by_paddle: bool = False) -> list[int]:
         """Device bytes of the plan at its peak, by rank, under a budget those on a GPU; a rank without jobs holds nothing.
@@ -605,8 +607,8 @@ class Schedules:
 
     def _whole(self, judged: Judged) -> Run:
         before, passes = self.before(judged.recomputed), (judged.form, *judged.later)
-        made = self.world.run(Pipeline(passes), judged.rooms, before, memo=self.search.memo)
-        return Run(Pipeline((*before.passes, *passes)), made, judged.rooms)
+        made = self.world.run(Pipeline(passes), judged.memory_limits, before, memo=self.search.memo)
+        return Run(Pipeline((*before.passes, *passes)), made, judged.memory_limits)
 
     # -------------------------------------------------------------------------------------------------------------- proposals
 
@@ -657,7 +659,7 @@ class Schedules:
             if not over:
                 break
             within = limit - max(each.peak_bytes - self.expected[each.recomputed, each.form] for each in over)
-            found = self._as_forms(self._find(within, LAG_SCHEDULES), levels)
+            found = self._as_forms(self._find(within, COARSE_SCHEDULES), levels)
             newest = [self.draft(*each, self.later, limit) for each in dict.fromkeys((level, form.draft()) for level, form in found)]
             more += newest
         return more
@@ -667,7 +669,7 @@ class Schedules:
         what is recomputed, with more of it. Other orders may hold too much on a stage on which all is recomputed already."""
         judged, within = list[Judged](), limit
         for _ in range(ROUNDS if self.recomputes and self.chooses else 0):
-            judged.append(self.draft(self.search.levels(within, (0.0,))[-1], self.asked.stock(), self.later, limit))
+            judged.append(self.draft(self.search.levels(within, (0.0,))[-1], self.asked.baseline(), self.later, limit))
             if judged[-1].peak_bytes <= limit:
                 break
             within -= 2 * (judged[-1].peak_bytes - limit)
@@ -683,13 +685,13 @@ class Schedules:
 
     # ------------------------------------------------------------------------------------------------------- the coarse model
 
-    def _lagging(self, stock_peaks: Sequence[int], limit: int) -> list[tuple[Numbers | None, Schedule1F1B]]:
+    def _lagging(self, baseline_peaks: Sequence[int], limit: int) -> list[tuple[Numbers | None, Schedule1F1B]]:
         """The schedules that the coarse model finds best, with how much each stage recomputes."""
         levels = self._recomputation(limit) if self.given and self.chooses else (self.needed,)
-        found = self._schedules(levels, stock_peaks, limit)
+        found = self._schedules(levels, baseline_peaks, limit)
         if self.chooses and not self.given and (found.memory_pays or self.recomputes):
             levels = self._recomputation(limit)
-            found = self._schedules(levels, stock_peaks, limit)
+            found = self._schedules(levels, baseline_peaks, limit)
         return self._as_forms(found.schedules, levels)
 
     def _as_forms(self, found: Sequence[Ranked], levels: Sequence[Numbers | None]) -> list[tuple[Numbers | None, Schedule1F1B]]:
@@ -699,33 +701,35 @@ class Schedules:
         return list(forms)
 
     def _lagged(self, found: Ranked) -> Schedule1F1B:
-        pipe, each, weight = self.pipe, found.schedule, self.asked.early_weight()
+        pipe, each, weight = self.pipe, found.schedule, self.asked.send_weight()
         plain = tuple(
             (mixed_depth if form == "mixed" else in_flight)(s, pipe.num_stages, pipe.num_micro_batches) for s, form in enumerate(each.form)
         )
-        lag_at_end = tuple(lag + more for lag, more in zip(each.lag, each.more_lag_at_end, strict=True))
+        weight_delay_at_end = tuple(
+            weight_delay + more for weight_delay, more in zip(each.weight_delay, each.more_weight_delay_at_end, strict=True)
+        )
         early, at_end = (weight if all(which) else tuple(weight * one for one in which) for which in (each.early, each.early_at_end))
         return msgspec.structs.replace(
             self.asked,
             interleave=each.form[0] if len({*each.form}) == 1 else each.form,
-            lag=each.lag if any(each.lag) else 0,
-            lag_at_end=None if lag_at_end == each.lag else lag_at_end,
+            weight_delay=each.weight_delay if any(each.weight_delay) else 0,
+            weight_delay_at_end=None if weight_delay_at_end == each.weight_delay else weight_delay_at_end,
             depth=() if pipe.num_chunks > 1 or (each.depth == plain and not self.draws) else each.depth,
-            early_sends=early,
-            early_sends_at_end=None if at_end == early else at_end,
-            at_once=each.at_once if any(each.at_once) else 0.0,
+            send_latency_weight=early,
+            send_latency_weight_at_end=None if at_end == early else at_end,
+            inline_share=each.inline_share if any(each.inline_share) else 0.0,
         )
 
     def _recomputation(self, limit: int) -> tuple[Numbers | None, ...]:
         """What a schedule may recompute; None without a budget where neither it nor the program recomputes anything."""
         return tuple(level if any(level) or self.given or self.recomputes else None for level in self.search.levels(limit))
 
-    def _schedules(self, levels: Sequence[Numbers | None], stock_peaks: Sequence[int], limit: int) -> Found:
+    def _schedules(self, levels: Sequence[Numbers | None], baseline_peaks: Sequence[int], limit: int) -> Found:
         """What is found from what the first rank of each stage says of its jobs."""
         made = [self.before(level) for level in levels]
         speaker = {facts.stage: rank for rank, facts in reversed([*enumerate(self.world.facts)])}
         programs = tuple(each.programs for each in made)
-        said = self.world.map(stage_work, programs, tuple(stock_peaks), ranks=sorted(speaker.values()))
+        said = self.world.map(stage_work, programs, tuple(baseline_peaks), ranks=sorted(speaker.values()))
         stages: dict[int, StageWork] = {stage: said[rank] for stage, rank in sorted(speaker.items())}
         orders = self._all_orders(stages, {stage: [each.programs[rank] for each in made] for stage, rank in speaker.items()}, speaker)
         times = [
@@ -733,7 +737,7 @@ class Schedules:
             for stage, each in stages.items()
         ]
         self.looked_at = levels, [each for stage in times for each in self._without_moved(stage, limit)]
-        limits = [(limit, LAG_SCHEDULES), *((int(limit * more), 1) for more in OVER_BUDGET if self.offloads)]
+        limits = [(limit, COARSE_SCHEDULES), *((int(limit * more), 1) for more in OVER_BUDGET if self.offloads)]
         best = [each for most, count in limits for each in self._find(most, count)]
         free = [] if self.given or len(levels) > 1 else self._find(ANY, 1)
         return Found(tuple(best), bool(free) and (not best or free[0].step_ns < (1 - PAYS) * best[0].step_ns))
@@ -768,7 +772,7 @@ class Schedules:
             like = [() if are_bases else found.get(stages[facts.stage].work[0], ()) for facts in self.world.facts]
             numbers = tuple(tuple(new.get(rank, {}).values()) for rank in self.world.all)
             told = tuple(each if rank in new else () for rank, each in enumerate(like))
-            given = spec_of(self.asked), numbers, told, self.rooms, self.search.memo
+            given = spec_of(self.asked), numbers, told, self.memory_limits, self.search.memo
             answers = self.world.map(job_orders, *given, ranks=sorted(new))
             found |= {work: orders for rank, works in new.items() for work, orders in zip(works, answers[rank], strict=True)}
         return found
@@ -864,16 +868,16 @@ def waiting(made: Pipeline) -> Pipeline:
 
 def in_paddles_order(made: Pipeline) -> Pipeline:
     """The passes with Paddle's own jobs where the form was open."""
-    return Pipeline(tuple(each.stock() if isinstance(each, Schedule1F1B) and each.is_open() else each for each in made.passes))
+    return Pipeline(tuple(each.baseline() if isinstance(each, Schedule1F1B) and each.is_open() else each for each in made.passes))
 
 
 def paddles_own(asked: Pipeline, within_budget: bool = True) -> Pipeline:
     """Paddle's own jobs and streams; a user's other passes run all the same, but none that only follows the budget."""
     mine = [each for each in asked.passes if not within_budget or not each.follows_budget]
-    return Pipeline(tuple(kept for each in mine if (kept := each.stock()) is not None))
+    return Pipeline(tuple(kept for each in mine if (kept := each.baseline()) is not None))
 
 
 def paddles_streams(asked: Pipeline) -> Pipeline:
     """Paddle's own jobs and streams, with the passes that follow the budget."""
-    forms = (each if each.follows_budget else each.stock() for each in asked.passes)
+    forms = (each if each.follows_budget else each.baseline() for each in asked.passes)
     return Pipeline(tuple(each for each in forms if each is not None))

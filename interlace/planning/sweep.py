@@ -14,7 +14,7 @@ from interlace.ir import Program
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import is_copy
 from interlace.passes.choose_recompute import recomputation
-from interlace.planning.budget import peak_bytes, stock_peak_bytes
+from interlace.planning.budget import baseline_peak_bytes, peak_bytes
 from interlace.planning.plan import Plan, make_plans
 from interlace.report.outcome import Outcome
 from interlace.report.sweep import Base, Point, Sweep
@@ -36,7 +36,7 @@ def sweep(
 ) -> tuple[Sweep, list[Plan]]:
     """The curve over `points` budgets, evenly apart, largest first.
 
-    The largest is what everything kept, Paddle's own plan, or a plan made without a budget holds, whichever is most; the smallest the
+    The largest is what everything kept, Paddle's baseline, or a plan made without a budget holds, whichever is most; the smallest the
     least feasible one. A larger budget is never slower: where its own plan would be, that of a smaller budget takes its place. They are
     planned from the smallest on.
 
@@ -67,8 +67,8 @@ def sweep(
     everything = plans(MOST_SIZE)
     before = _outcome(everything).before
     if before is None:
-        raise PlanError("Paddle's own plan is not known here, so there is no curve; give the dumps of all ranks")
-    base = Base(max(stock_peak_bytes(program, cost) or 0 for program in programs), before.step_ns / 1e3, before.exposed_ns / 1e3)
+        raise PlanError("Paddle's baseline is not known here, so there is no curve; give the dumps of all ranks")
+    base = Base(max(baseline_peak_bytes(program, cost) or 0 for program in programs), before.step_ns / 1e3, before.exposed_ns / 1e3)
     held = 0 if not asked or asked[0].memory_budget else _peak([plan.program for plan in asked], cost)
     most = max(base.peak_bytes, _peak([plan.program for plan in everything], cost), held)
     everything = [_under(most, plan) for plan in everything]

@@ -9,27 +9,27 @@ from typing import Any, TypeVar
 import msgspec
 
 from interlace.ir import Program
+from interlace.ir.equivalent_ranks import equivalence_key
 from interlace.ir.remarks import Remark
-from interlace.ir.stand_ins import likeness
 from interlace.passes.base import Context
 from interlace.passes.choose_recompute import choices, recomputation
 from interlace.passes.pipeline import PassReport, Pipeline, errors_named
 from interlace.passes.schedule_1f1b import Schedule1F1B
-from interlace.planning.budget import peak_bytes, say_budget, stock_peak_bytes
-from interlace.planning.stock import stock_plan
+from interlace.planning.baseline import baseline_plan
+from interlace.planning.budget import baseline_peak_bytes, peak_bytes, say_budget
 from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, digest_of
 from interlace.scheduler.hazards.pass_orders import changes, orders_of
 from interlace.scheduler.interleave.planner import Form
-from interlace.scheduler.jobs import stock_jobs
+from interlace.scheduler.jobs import baseline_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once, order_peak
 from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
-from interlace.scheduler.whole_step.alike import likeness_of_work
-from interlace.scheduler.whole_step.search import AT_ONCE, Numbers, kinds_of
+from interlace.scheduler.whole_step.equivalent_stages import work_key
+from interlace.scheduler.whole_step.search import INLINE_SHARES, Numbers, kinds_of
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, changed_by
 from interlace.units import size
 
-Rooms = tuple[int | None, ...]
-"""By rank, the device bytes that passes may use for the order of operations (`Context.room_bytes`)."""
+MemoryLimits = tuple[int | None, ...]
+"""By rank, the device bytes that passes may use for the order of operations (`Context.memory_limit`)."""
 Programs = tuple[int, ...]
 """By rank, the number of a program there; -1 where it was not made."""
 FORMS: tuple[Form, ...] = ("dx-first", "mixed")
@@ -59,7 +59,7 @@ class Passes(msgspec.Struct, frozen=True):
     specs: tuple[Spec, ...]
     first: int
     last: int
-    rooms: Rooms
+    memory_limits: MemoryLimits
     draft: bool
     memo: int
 
@@ -75,7 +75,7 @@ class Ran(msgspec.Struct, frozen=True):
 @task
 def run_passes(worker: Worker, passes: Passes, programs: Programs, told: Decision, wants_facts: bool) -> Ran:
     """Run passes on a program; `told`: what the first one finds as facts, `wants_facts`: whether the one after them has facts to gather."""
-    program, room, steps = programs[worker.seat], passes.rooms[worker.seat], list[int]()
+    program, room, steps = programs[worker.seat], passes.memory_limits[worker.seat], list[int]()
     if passes.first == 0:
         Pipeline(tuple(map(worker.pass_of, passes.specs))).check(worker.programs[program])
     for k in range(passes.first, passes.last):
@@ -86,9 +86,9 @@ def run_passes(worker: Worker, passes: Passes, programs: Programs, told: Decisio
 
 
 @task
-def program_likeness(worker: Worker, programs: Programs) -> bytes:
+def program_equivalence_key(worker: Worker, programs: Programs) -> bytes:
     """Equal for ranks whose programs can be simulated in each other's place."""
-    return likeness(worker.program(programs))
+    return equivalence_key(worker.program(programs))
 
 
 @task
@@ -102,7 +102,7 @@ def show_simulated(worker: Worker, programs: Programs, passes: Passes) -> Sent:
     """The same as a pass that decides for all has it simulated (`Pass.simulated`), the first of `passes`."""
     each, *later = map(worker.pass_of, passes.specs[passes.first :])
     with errors_named(each):
-        return Sent(each.simulated(worker.program(programs), worker.context(passes.rooms[worker.seat], passes.memo, later)))
+        return Sent(each.simulated(worker.program(programs), worker.context(passes.memory_limits[worker.seat], passes.memo, later)))
 
 
 @task
@@ -136,9 +136,9 @@ def peak_on_gpu(worker: Worker, programs: Programs, by_paddle: bool) -> int | No
 
 
 @task
-def stock_peak(worker: Worker) -> int | None:
-    """Device bytes of Paddle's own plan at its peak on a GPU; None where that is not known."""
-    return stock_peak_bytes(worker.captured, worker.cost)
+def baseline_peak(worker: Worker) -> int | None:
+    """Device bytes of Paddle's baseline at its peak on a GPU; None where that is not known."""
+    return baseline_peak_bytes(worker.captured, worker.cost)
 
 
 @task
@@ -208,13 +208,13 @@ class _Recomputed:
         chosen = self.choices.at(level) if self.found.groups else frozenset()
         key = ("peak", self.collectives, chosen)
         if key not in self.memo:
-            self.memo[key] = _stock_order_peak(self.found.without(group for k, group in enumerate(self.found.groups) if k not in chosen))
+            self.memo[key] = _baseline_order_peak(self.found.without(group for k, group in enumerate(self.found.groups) if k not in chosen))
         peak: int = self.memo[key]
         return peak
 
 
-def _stock_order_peak(program: Program) -> int:
-    return in_order(msgspec.structs.replace(program, jobs=stock_jobs(program))).peak()
+def _baseline_order_peak(program: Program) -> int:
+    return in_order(msgspec.structs.replace(program, jobs=baseline_jobs(program))).peak()
 
 
 # ---------------------------------------------------------------------------------------------- what the jobs of a stage cost
@@ -224,8 +224,8 @@ class StageWork(msgspec.Struct, frozen=True):
     """What a stage does with more and more recomputed.
 
     Attributes:
-        work: What its jobs do (`likeness_of_work`): where it is equal, what they cost is worked out on one stage.
-        peak_bytes: Device memory of Paddle's own plan at its peak.
+        work: What its jobs do (`work_key`): where it is equal, what they cost is worked out on one stage.
+        peak_bytes: Device memory of Paddle's baseline at its peak.
     """
 
     work: tuple[str, ...]
@@ -233,13 +233,13 @@ class StageWork(msgspec.Struct, frozen=True):
 
 
 @task
-def stage_work(worker: Worker, programs: tuple[Programs, ...], stock_peaks: tuple[int, ...]) -> StageWork:
-    """The work of a stage; `programs`: before the schedule, with more and more recomputed; `stock_peaks`: of Paddle's own plan."""
+def stage_work(worker: Worker, programs: tuple[Programs, ...], baseline_peaks: tuple[int, ...]) -> StageWork:
+    """The work of a stage; `programs`: before the schedule, with more and more recomputed; `baseline_peaks`: of Paddle's baseline."""
     made = [worker.program(each) for each in programs]
-    works = [f"{' '.join(_kinds(worker.captured))} {likeness_of_work(each, worker.cost)}" for each in made]
-    peaks = {works[0]: stock_peaks[worker.seat]}
+    works = [f"{' '.join(_kinds(worker.captured))} {work_key(each, worker.cost)}" for each in made]
+    peaks = {works[0]: baseline_peaks[worker.seat]}
     if len(made) > 1:
-        peaks = {work: _stock_order_peak(each) for work, each in zip(works, made, strict=True)}
+        peaks = {work: _baseline_order_peak(each) for work, each in zip(works, made, strict=True)}
     return StageWork(tuple(f"{works[0]} {work}" for work in works), tuple(peaks[work] for work in works))
 
 
@@ -249,7 +249,7 @@ Orders = tuple[StageOrder, ...]
 
 @task
 def job_orders(
-    worker: Worker, spec: Spec, programs: tuple[tuple[int, ...], ...], like: tuple[Orders, ...], rooms: Rooms, memo: int
+    worker: Worker, spec: Spec, programs: tuple[tuple[int, ...], ...], like: tuple[Orders, ...], memory_limits: MemoryLimits, memo: int
 ) -> list[Orders]:
     """The orders of jobs, for several programs.
 
@@ -259,9 +259,9 @@ def job_orders(
         programs: By rank, programs before the schedule.
         like: By rank, the orders with something else recomputed. Where some weight gradients do not trail, jobs are then taken to change
             as they do where all trail.
-        rooms, memo: As for passes.
+        memory_limits, memo: As for passes.
     """
-    asked, context = worker.pass_of(spec), worker.context(rooms[worker.seat], memo)
+    asked, context = worker.pass_of(spec), worker.context(memory_limits[worker.seat], memo)
     assert isinstance(asked, Schedule1F1B)
     return [stage_orders(asked, worker.programs[number], like[worker.seat], context) for number in programs[worker.seat]]
 
@@ -271,10 +271,10 @@ def stage_orders(asked: Schedule1F1B, before: Program, like: Sequence[StageOrder
     pipe, kinds = before.pipeline, _kinds(before)
     halved = [kind for kind in kinds if {"I", "W"} & {part[0] for part in kind.split("+")}]
     whole = [kind for kind in kinds if kind not in halved]
-    known = {(each.form, each.early, each.at_once): each.slots for each in like}
+    known = {(each.form, each.early, each.inline_share): each.slots for each in like}
     found: dict[tuple[Form, bool, float], dict[str, SlotTimes]] = {}
     for name, early in itertools.product(FORMS, (True, False)):
-        form = msgspec.structs.replace(asked, interleave=name, search=False, early_sends=asked.early_weight() if early else 0.0)
+        form = msgspec.structs.replace(asked, interleave=name, search=False, send_latency_weight=asked.send_weight() if early else 0.0)
         slots = _times(form, before, {"I", "W"}, halved, context) | _times(form, before, {"B"}, whole, context)
         if like:
             old = known[name, early, 0.0]
@@ -285,8 +285,10 @@ def stage_orders(asked: Schedule1F1B, before: Program, like: Sequence[StageOrder
             }
             continue
         found[name, early, 0.0] = slots
-        for at_once in AT_ONCE[1:] if pipe.num_stages > 1 and pipe.num_chunks == 1 else ():
-            found[name, early, at_once] = _times(msgspec.structs.replace(form, at_once=at_once), before, {"I", "W"}, halved, context)
+        for inline_share in INLINE_SHARES[1:] if pipe.num_stages > 1 and pipe.num_chunks == 1 else ():
+            found[name, early, inline_share] = _times(
+                msgspec.structs.replace(form, inline_share=inline_share), before, {"I", "W"}, halved, context
+            )
     return tuple(StageOrder(*key, slots) for key, slots in sorted(found.items()))
 
 
@@ -346,6 +348,6 @@ def finished_plan(worker: Worker) -> tuple[Sent, tuple[PassReport, ...]]:
 
 
 @task
-def stock_program(worker: Worker) -> Sent:
-    """Paddle's own plan."""
-    return Sent(stock_plan(worker.captured, worker.cost))
+def baseline_program(worker: Worker) -> Sent:
+    """Paddle's baseline."""
+    return Sent(baseline_plan(worker.captured, worker.cost))

@@ -14,8 +14,8 @@ import msgspec
 
 from interlace.cost_model import Costs
 from interlace.ir import Op, Program, Value, verify
+from interlace.ir.equivalent_ranks import equivalence_key
 from interlace.ir.per_ops import KEPT, once_per_ops
-from interlace.ir.stand_ins import likeness
 from interlace.passes.base import Context, Pass, find_pass, is_built_in
 from interlace.passes.pipeline import PassReport, applied, errors_named, report_of
 from interlace.passes.schedule_1f1b import draws_twice
@@ -41,15 +41,15 @@ class RankFacts(msgspec.Struct, frozen=True):
 
     Attributes:
         stage: Its pipeline stage.
-        likeness: Equal for ranks that can be simulated in each other's place.
+        equivalence_key: Equal for ranks that can be simulated in each other's place.
         draws: Whether its forward and its backward draw random numbers.
         recomputes: Whether its program recomputes.
         options: A digest of its configuration.
-        memory_budget: As configured: bytes, or a fraction of what Paddle's own plan holds.
+        memory_budget: As configured: bytes, or a fraction of what Paddle's baseline holds.
     """
 
     stage: int
-    likeness: bytes
+    equivalence_key: bytes
     draws: bool
     recomputes: bool
     options: bytes = b""
@@ -123,7 +123,12 @@ class Worker:
         """What this rank tells of itself."""
         program = self.captured
         return RankFacts(
-            program.pipeline.stage, likeness(program), draws_twice(program), recomputes(program), mark(self.options), self._memory_budget
+            program.pipeline.stage,
+            equivalence_key(program),
+            draws_twice(program),
+            recomputes(program),
+            mark(self.options),
+            self._memory_budget,
         )
 
     def pass_of(self, spec: Spec) -> Pass:
@@ -132,39 +137,39 @@ class Worker:
             self._passes[spec] = decoded(spec.options, self._kinds.get(spec.name) or find_pass(spec.name))
         return self._passes[spec]
 
-    def context(self, room_bytes: int | None, memo: int, later: Sequence[Pass] = ()) -> Context:
+    def context(self, memory_limit: int | None, memo: int, later: Sequence[Pass] = ()) -> Context:
         """For a pass that may hold so many bytes; `memo`: the number of what passes found out (`Search.memo`). Of those below zero, which
         one run has for itself, the last is kept."""
         if memo not in self._memos:
             self._memos = {number: known for number, known in self._memos.items() if number >= 0 or memo >= 0} | {memo: {}}
-        return Context(self.cost, is_whole=self.is_whole, room_bytes=room_bytes, memo=self._memos[memo], later=later)
+        return Context(self.cost, is_whole=self.is_whole, memory_limit=memory_limit, memo=self._memos[memo], later=later)
 
-    def facts_of(self, spec: Spec, number: int, room_bytes: int | None, memo: int) -> bytes:
+    def facts_of(self, spec: Spec, number: int, memory_limit: int | None, memo: int) -> bytes:
         """What a pass wants to know of this rank, packed."""
-        key = (spec, number, room_bytes)
+        key = (spec, number, memory_limit)
         if key not in self._facts:
             each = self.pass_of(spec)
             with errors_named(each):
-                found = each.facts(self.programs[number], self.context(room_bytes, memo))
+                found = each.facts(self.programs[number], self.context(memory_limit, memo))
             self._facts[key] = (found, msgspec.msgpack.encode(found))
         return self._facts[key][1]
 
-    def step(self, specs: Sequence[Spec], number: int, room_bytes: int | None, memo: int, told: Decision, draft: bool) -> int:
+    def step(self, specs: Sequence[Spec], number: int, memory_limit: int | None, memo: int, told: Decision, draft: bool) -> int:
         """Run the first of these passes on a program, unless what it makes is known; gives the number of the step.
 
         Args:
             specs: The pass, and those after it.
             number: Of the program.
-            room_bytes, memo: See `context`.
+            memory_limit, memo: See `context`.
             told: Its facts, where it has some.
             draft: Whether the result is only simulated, and need not be verified.
         """
-        each, mine = self.pass_of(specs[0]), self._told(specs[0], number, room_bytes, told)
-        looks = each.follows_budget or each.looks_at_room or not is_built_in(type(each))
-        key = (memo, number, specs[0], room_bytes if looks else None, told.facts or msgspec.msgpack.encode(mine if told.orders else None))
+        each, mine = self.pass_of(specs[0]), self._told(specs[0], number, memory_limit, told)
+        looks = each.follows_budget or each.reads_memory_limit or not is_built_in(type(each))
+        key = (memo, number, specs[0], memory_limit if looks else None, told.facts or msgspec.msgpack.encode(mine if told.orders else None))
         if key not in self._steps:
             self._steps[key] = len(self.steps)
-            context = self.context(room_bytes, memo, [self.pass_of(spec) for spec in specs[1:]])
+            context = self.context(memory_limit, memo, [self.pass_of(spec) for spec in specs[1:]])
             self.steps.append(self._run(each, number, context, mine))
         found = self.steps[self._steps[key]]
         if not draft and not found.is_verified:
@@ -173,13 +178,13 @@ class Worker:
             found.is_verified = True
         return self._steps[key]
 
-    def _told(self, spec: Spec, number: int, room_bytes: int | None, told: Decision) -> tuple[Any, ...]:
+    def _told(self, spec: Spec, number: int, memory_limit: int | None, told: Decision) -> tuple[Any, ...]:
         """The facts as the pass finds them."""
         if told.orders is not None:
             return (told.orders, told.orders.of_plans[told.plan_of[self.seat]]) if told.orders.of_plans else ()
         if not told.facts:
             return ()
-        own, packed = self._facts[spec, number, room_bytes]
+        own, packed = self._facts[spec, number, memory_limit]
         kind: Any = type(own)
         return tuple(own if each == packed else _facts_of(each, kind) for each in told.facts)
 

@@ -23,13 +23,13 @@ from interlace.passes.pipeline import Pipeline, errors_named
 from interlace.planning.peers import Peers, decoded, gather, require_same_options
 from interlace.planning.tasks import (
     TASKS,
+    MemoryLimits,
     Passes,
     Programs,
     Ran,
-    Rooms,
     peak_in_order,
     peak_on_gpu,
-    program_likeness,
+    program_equivalence_key,
     rank_facts,
     run_passes,
     show_plan,
@@ -149,7 +149,7 @@ class World:
         facts: What each rank tells of itself; without them they are asked.
 
     Attributes:
-        stands_for: Rank -> the first rank that is like it, which is simulated in its place; empty where a rank is alone.
+        representative: Rank -> the first rank that is like it, which is simulated in its place; empty where a rank is alone.
         captured: The program of one rank: the shape of the pipeline is that of all.
         start: The programs as captured.
     """
@@ -168,7 +168,7 @@ class World:
         self._memos = count(1)
         self._plans: OrderedDict[tuple[int, int], Program] = OrderedDict()
         self.facts: Sequence[RankFacts] = facts or self.map(rank_facts)
-        self.stands_for = _stands_for([each.likeness for each in self.facts]) if self.is_whole else {}
+        self.representative = _representatives([each.equivalence_key for each in self.facts]) if self.is_whole else {}
 
     @classmethod
     def alone(cls, worker: Worker) -> World:
@@ -182,11 +182,11 @@ class World:
     @property
     def firsts(self) -> tuple[int, ...]:
         """One rank of each stage, or of each sort of ranks that a stage has."""
-        return tuple(sorted(set(self.stands_for.values()))) or (0,)
+        return tuple(sorted(set(self.representative.values()))) or (0,)
 
-    def rooms(self, room_bytes: int | None) -> Rooms:
+    def memory_limits(self, memory_limit: int | None) -> MemoryLimits:
         """The same for every rank."""
-        return (room_bytes,) * len(self.all)
+        return (memory_limit,) * len(self.all)
 
     # ------------------------------------------------------------------------------------------------------------- asking
 
@@ -234,12 +234,14 @@ class World:
 
     # ----------------------------------------------------------------------------------------------------- running passes
 
-    def run(self, pipeline: Pipeline, rooms: Rooms, after: Made | None = None, ranks: Sequence[int] | None = None, memo: int = 0) -> Made:
+    def run(
+        self, pipeline: Pipeline, memory_limits: MemoryLimits, after: Made | None = None, ranks: Sequence[int] | None = None, memo: int = 0
+    ) -> Made:
         """Run passes on some ranks, on all without `ranks`; what is known is not made again.
 
         Args:
             pipeline: The passes, or drafts of them.
-            rooms: What they may hold.
+            memory_limits: What they may hold.
             after: The programs to start from; without it those that were captured.
             ranks: Which make a program; the others have none then.
             memo: See `Search.memo`.
@@ -249,15 +251,15 @@ class World:
         """
         start = after or self.start
         ranks = tuple(self.all if ranks is None else ranks)
-        key = (tuple(map(spec_of, pipeline.passes)), pipeline.is_draft, rooms, start.programs, ranks, memo)
+        key = (tuple(map(spec_of, pipeline.passes)), pipeline.is_draft, memory_limits, start.programs, ranks, memo)
         if key not in self._made:
-            self._made[key] = self._run(pipeline, rooms, start.programs, ranks, memo)
+            self._made[key] = self._run(pipeline, memory_limits, start.programs, ranks, memo)
         programs, steps = self._made[key]
         whole = tuple((*before, *now) for before, now in zip(start.steps, steps, strict=True))
         return Made((*start.passes, *pipeline.passes), programs, whole, start.notes)
 
     def _run(
-        self, pipeline: Pipeline, rooms: Rooms, programs: Programs, ranks: Sequence[int], memo: int
+        self, pipeline: Pipeline, memory_limits: MemoryLimits, programs: Programs, ranks: Sequence[int], memo: int
     ) -> tuple[Programs, tuple[tuple[int, ...], ...]]:
         passes, specs = pipeline.passes, tuple(map(spec_of, pipeline.passes))
         steps: list[tuple[int, ...]] = [()] * len(self.all)
@@ -266,7 +268,7 @@ class World:
         for first, last in pairwise([0, *stops, len(passes)]):
             decides = last < len(passes) and passes[last].decides_for_all and self._decides
             facts = last < len(passes) and not decides
-            some = Passes(specs, first, last, rooms, pipeline.is_draft, memo)
+            some = Passes(specs, first, last, memory_limits, pipeline.is_draft, memo)
             ran: list[Ran | None] = self.map(run_passes, some, programs, told, facts, ranks=ranks)
             programs = tuple(-1 if each is None else each.program for each in ran)
             steps = [(*before, *each.steps) if each else before for before, each in zip(steps, ran, strict=True)]
@@ -283,12 +285,12 @@ class World:
 
     def _decided(self, each: Pass, programs: Programs, passes: Passes) -> Decision:
         """What a pass, the first of `passes`, decides for all from one plan of each stage; nothing where the step cannot be simulated."""
-        stands_for, found = _stands_for(self.map(program_likeness, programs)), Orders()
-        firsts = sorted(set(stands_for.values()))
+        representative, found = _representatives(self.map(program_equivalence_key, programs)), Orders()
+        firsts = sorted(set(representative.values()))
         shown = self.map(show_simulated, programs, passes, ranks=firsts)
         with suppress(PlanError), errors_named(each):
-            found = each.decide([shown[rank].program for rank in firsts], simulation(self.cost, stands_for))
-        return Decision(orders=found, plan_of=tuple(firsts.index(stands_for[rank]) for rank in self.all))
+            found = each.decide([shown[rank].program for rank in firsts], simulation(self.cost, representative))
+        return Decision(orders=found, plan_of=tuple(firsts.index(representative[rank]) for rank in self.all))
 
     # --------------------------------------------------------------------------------------------------------- evaluating
 
@@ -316,7 +318,7 @@ class World:
         return self._step_ns[key]
 
     def _simulated(self, plans: Sequence[Program], deciding: Sequence[Pass]) -> int | None:
-        run = simulation(self.cost, self.stands_for)
+        run = simulation(self.cost, self.representative)
         try:
             if not deciding:
                 return run(plans).step_ns
@@ -346,17 +348,17 @@ class World:
         """By how much each rank exceeds the budget on a GPU, by itself or in the step of all: what a send reads is held for longer where
         the receiver is late."""
         alone, peaks = self.bytes_over(made, budget), dict[int, int]()
-        if self.stands_for:
+        if self.representative:
             with suppress(PlanError):
-                found = simulate(self.plans(made), self.cost, Options.of(GPU, stands_for=self.stands_for), target=GPU)
+                found = simulate(self.plans(made), self.cost, Options.of(GPU, representative=self.representative), target=GPU)
                 peaks = {rank.rank: rank.peak_bytes for rank in found.ranks}
-        return [max(over, peaks.get(self.stands_for.get(rank, rank), 0) - budget) for rank, over in enumerate(alone)]
+        return [max(over, peaks.get(self.representative.get(rank, rank), 0) - budget) for rank, over in enumerate(alone)]
 
     def _with_programs(self, made: Made) -> tuple[int, ...]:
         return tuple(rank for rank, number in enumerate(made.programs) if number >= 0)
 
 
-def _stands_for(kinds: Sequence[bytes]) -> dict[int, int]:
+def _representatives(kinds: Sequence[bytes]) -> dict[int, int]:
     """Rank -> the first rank that is like it."""
     return {rank: kinds.index(kind) for rank, kind in enumerate(kinds)}
 

@@ -1,4 +1,4 @@
-"""What a plan brings, in one sentence: Paddle's own plan and this one as simulated whole steps."""
+"""What a plan brings, in one sentence: Paddle's baseline and this one as simulated whole steps."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ stage 1 as it is, a step would take 248.000 ms (-17.3 %).'
         )
 
     @classmethod
-    def of(cls, result: Result, stands_for: Mapping[int, Sequence[int]] | None = None) -> Step:
+    def of(cls, result: Result, representative: Mapping[int, Sequence[int]] | None = None) -> Step:
         """The figures of a simulation with memory.
 
         Args:
             result: The simulated step.
-            stands_for: Rank -> the ranks that it stands for, itself among them; what is not named, as its program says.
+            representative: Rank -> the ranks that it stands for, itself among them; what is not named, as its program says.
         """
         alike: dict[tuple[int, ...], list[int]] = {}
         for program, rank in zip(result.input.programs, result.ranks, strict=True):
@@ -89,7 +89,7 @@ stage 1 as it is, a step would take 248.000 ms (-17.3 %).'
                 rank.peak_bytes,
                 rank.pinned_bytes,
             )
-            alike.setdefault((program.pipeline.stage, *figures), []).extend((stands_for or {}).get(program.rank, program.ranks))
+            alike.setdefault((program.pipeline.stage, *figures), []).extend((representative or {}).get(program.rank, program.ranks))
         stages = sorted(
             (StageStep(key[0], tuple(sorted(ranks)), *key[1:]) for key, ranks in alike.items()), key=lambda each: (each.stage, each.ranks)
         )
@@ -110,14 +110,14 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: Step
     profile: str
     before: Step | None = None
-    against: str = "Paddle's own plan"
+    against: str = "Paddle's baseline"
 
     def sentence(self, measured: str = "", name: str = "This plan") -> str:
         """All of it in one sentence; `measured` says what a step really took, where steps have run, `name` what a plan alone is called.
 
         >>> one, other = Step(300_000_000, 9_000_000, 60_000_000, 3 << 30), Step(250_000_000, 2_000_000, 30_000_000, 7 << 29)
         >>> Outcome(other, "h200", one).sentence()
-        "Paddle's own plan takes 300.000 ms a step, this plan 250.000 ms (-16.7 %, simulated with the profile h200): exposed communication \
+        "Paddle's baseline takes 300.000 ms a step, this plan 250.000 ms (-16.7 %, simulated with the profile h200): exposed communication \
 9.000 -> 2.000 ms, bubble 60.000 -> 30.000 ms (means over ranks), peak memory 3.000 GiB -> 3.500 GiB (fullest rank)."
         """
         new, old = self.plan, self.before

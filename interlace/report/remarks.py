@@ -40,7 +40,7 @@ class Unless(NamedTuple):
 Clause = str | If | Unless
 _FORM = ("{form}", "Paddle's order of jobs with the other passes (interleave: {jobs})", ", recomputed {recomputed:list}", ", {others}")
 """A form of the schedule that was looked at."""
-_OWN = (Unless("own_passes", "Paddle's own plan"), "Paddle's order with {own_passes}")
+_OWN = (Unless("own_passes", "Paddle's baseline"), "Paddle's order with {own_passes}")
 _COUNTED = If("counted", " (live memory with operations in turn: on a GPU, what other streams still read comes on top)")
 _PEAKS = "{free_bytes:size} -> {throttled_bytes:size} at most on a GPU, however fast its host ({serial_bytes:size} if it never ran ahead)"
 _BORROWED = " ({borrowed:matmul} borrowed from other layers)"

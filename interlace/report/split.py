@@ -82,8 +82,8 @@ def _change(results: Mapping[str, Result]) -> list[str]:
     """By how many percent the last one's step is longer than the first one's; negative is a gain.
 
     >>> from types import SimpleNamespace
-    >>> _change({"stock": SimpleNamespace(step_ns=5_000_000), "plan": SimpleNamespace(step_ns=4_000_000)})[1]
-    'plan against stock: 5.000 -> 4.000 ms a step (-20.0 %)'
+    >>> _change({"baseline": SimpleNamespace(step_ns=5_000_000), "plan": SimpleNamespace(step_ns=4_000_000)})[1]
+    'plan against baseline: 5.000 -> 4.000 ms a step (-20.0 %)'
     """
     names = list(results)
     if len(names) < 2:

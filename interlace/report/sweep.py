@@ -3,10 +3,10 @@
     {"points": [{"budget_bytes": 40000000000, "feasible": true, "peak_bytes": 39810000000, "step_us": 512345.6, "exposed_us": 8123.4,
                  "kept_bytes": 21000000000, "recomputed_bytes": 9000000000, "offloaded_bytes": 4000000000, "why": ""},
                 {"budget_bytes": 9000000000, "feasible": false, "peak_bytes": null, ..., "why": "the least feasible budget is ..."}],
-     "stock": {"peak_bytes": 47000000000, "step_us": 540000.0, "exposed_us": 60000.0},
+     "baseline": {"peak_bytes": 47000000000, "step_us": 540000.0, "exposed_us": 60000.0},
      "profile": "h200"}
 
-Budgets are device bytes of a rank, `stock` is Paddle's own plan, times are simulated.
+Budgets are device bytes of a rank, `baseline` is Paddle's baseline, times are simulated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIDTHS = (11, 10, 12, 10, 10, 16, 15)
 
 
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Paddle's own plan: peak of the fullest rank in bytes, step in microseconds, mean exposed communication of the ranks."""
+    """Paddle's baseline: peak of the fullest rank in bytes, step in microseconds, mean exposed communication of the ranks."""
 
     peak_bytes: int
     step_us: float
@@ -62,7 +62,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The curve, largest budget first."""
 
     points: tuple[Point, ...]
-    stock: Base
+    baseline: Base
     profile: str = ""
 
     def text(self) -> str:
@@ -78,7 +78,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         rows = [["budget GiB", "step ms", "exposed ms", "peak GiB", "kept GiB", "recomputed GiB", "offloaded GiB"]]
         rows += [[f"{ceil(each.budget_bytes * 1000 / 2**30) / 1000:.3f}", *_cells(each)] for each in self.points]
-        rows.append(["Paddle's", _ms(self.stock.step_us), _ms(self.stock.exposed_us), _gib(self.stock.peak_bytes)])
+        rows.append(["Paddle's", _ms(self.baseline.step_us), _ms(self.baseline.exposed_us), _gib(self.baseline.peak_bytes)])
         return "\n".join("".join(f"{cell:>{width}}" for cell, width in zip(row, WIDTHS, strict=False)) for row in rows)
 
 

@@ -45,7 +45,7 @@ def strays(captured: Program, planned: Program) -> tuple[Stray, ...]:
     found = []
     for op in calls:
         here, place = (op.group, way_of(op)), (op.role, now[op.id])
-        old = _stands_for(op, before, lost)
+        old = _representatives(op, before, lost)
         what = None if old is None else ((old.group, way_of(old)), (old.role, then[old.id]))
         if what != (here, place):
             found.append(Stray(here, place, what, describe(op)))
@@ -61,6 +61,6 @@ def _carried(op: Op) -> tuple[int, ...]:
     return op.operands or op.results
 
 
-def _stands_for(op: Op, before: Mapping[int, Op], lost: Mapping[tuple[Kind, tuple[int, ...]], Op]) -> Op | None:
+def _representatives(op: Op, before: Mapping[int, Op], lost: Mapping[tuple[Kind, tuple[int, ...]], Op]) -> Op | None:
     own = before.get(op.id) or before.get(op.origin)
     return own if own is not None and _carried(own) == _carried(op) else lost.get((_kind(op), _carried(op)), own)

@@ -12,7 +12,7 @@ import msgspec
 
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.ir.stand_ins import with_given_partners
+from interlace.ir.equivalent_ranks import with_given_partners
 from interlace.scheduler.hazards.all_ranks import check_together
 from interlace.scheduler.hazards.call_names import CallAnswer, CallQuery, answer_queries
 from interlace.scheduler.hazards.communication import shared_streams, wrong_groups

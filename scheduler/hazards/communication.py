@@ -17,8 +17,8 @@ SHARES_NO_CONTEXT = frozenset({"send_v2", "recv_v2", "c_allreduce_sum"})
 USES_COMPUTE_CONTEXT = frozenset({"p_send", "p_recv", "reduce"})
 """Kinds that, without a stream of their own, use the communicator stored in the context of the compute stream."""
 VPP_CROSSES = (
-    "Under VPP, Paddle's own order breaks this in two cases; stock training then swaps messages of equal size without a word, and hangs "
-    "or fails over others. A value goes straight from the first stage to the last (a mask, positions; of a value that is resharded "
+    "Under VPP, Paddle's baseline order breaks this in two cases; training with the baseline then swaps messages of equal size "
+    "without a word, and hangs or fails over others. A value goes straight from the first stage to the last (a mask, positions; of a value that is resharded "
     "from stage to stage Paddle makes such messages too): the gradient of what the last stage hands back to the first takes the same "
     "ring, and is received before what was sent earlier. Or there are 2 stages, and the number of micro-batches is odd. What is "
     "safe: schedule_mode 1F1B; the value computed on each stage from an input; the value handed on as a result of each stage's own "
@@ -84,7 +84,7 @@ def _wrong(op: Op, rank: int, ranks: tuple[int, ...]) -> str:
 
 
 def require_straight(pipeline: Pipeline) -> None:
-    """Refuse a pipeline in which Paddle's own order sends messages in one order and receives them in another.
+    """Refuse a pipeline in which Paddle's baseline order sends messages in one order and receives them in another.
 
     >>> require_straight(Pipeline(num_stages=2, num_micro_batches=6, num_chunks=2, schedule="VPP"))
     >>> require_straight(Pipeline(num_stages=2, num_micro_batches=5, num_chunks=2, schedule="VPP"))  # doctest: +ELLIPSIS
@@ -99,7 +99,7 @@ def require_straight(pipeline: Pipeline) -> None:
         return
     raise PlanError(
         f"pipeline of {stages} stages, {chunks} chunks and {count} micro-batches: Paddle's own VPP order sends messages between the "
-        "stages in one order and receives them in another; stock training swaps those of equal size and says nothing; expected "
+        "stages in one order and receives them in another; training with the baseline swaps those of equal size and says nothing; expected "
         f"accumulate_steps to be a multiple of the stages: set it to {count // stages * stages or stages} or "
         f"{-(-count // stages) * stages}, or use schedule_mode 1F1B"
     )

@@ -27,7 +27,7 @@ class Version(Enum):
     ONCE = "of an operation that runs once a step"
     INITIAL = "none: the access finds what the step starts with"
     ANY = "no matter which: the access makes new contents"
-    STOCK = "the one that precedes it in Paddle's own schedule"
+    BASELINE = "the one that precedes it in Paddle's own schedule"
 
 
 PIPELINES = frozenset({"1F1B", "FThenB", "VPP"})
@@ -73,7 +73,7 @@ class FlatPlan:
         viewed: Keys of storages to which results of omitted copies add the variables of their views.
         num_fed: Number of op instances, the first ones, that cut the batch.
         index: Op instance -> index in host order.
-        stock: `(operation, key base, micro-batch)` of an access with `Version.STOCK` -> position and micro-batch of the operation
+        baseline: `(operation, key base, micro-batch)` of an access with `Version.BASELINE` -> position and micro-batch of the operation
             that writes before it in Paddle's own schedule; without an entry it finds what the step starts with.
     """
 
@@ -90,7 +90,7 @@ class FlatPlan:
     omitted: dict[OpInstance, tuple[int, Access, int]] = field(default_factory=dict)
     viewed: set[int] = field(default_factory=set)
     index: dict[OpInstance, int] = field(default_factory=dict)
-    stock: dict[tuple[int, int, int], OpInstance] = field(default_factory=dict)
+    baseline: dict[tuple[int, int, int], OpInstance] = field(default_factory=dict)
     num_fed: int = 0
 
     @property
@@ -109,7 +109,7 @@ def flatten(program: Program, serial: bool = False) -> FlatPlan:
     if program.pipeline not in known:
         known[program.pipeline] = _accesses_of(program)
     same = known[program.pipeline]
-    plan = FlatPlan(program, reads=same.reads, writes=same.writes, views=same.views, storages=same.storages, stock=same.stock)
+    plan = FlatPlan(program, reads=same.reads, writes=same.writes, views=same.views, storages=same.storages, baseline=same.baseline)
     _add_items(plan, serial, storages_of(program))
     _find_omitted(plan)
     return plan
@@ -129,7 +129,7 @@ def _accesses_of(program: Program) -> FlatPlan:
         plan.views.append(writers.views(op))
         writers.record(position, plan.writes[-1])
     writers.close()
-    _take_stock_order(plan)
+    _take_baseline_order(plan)
     return plan
 
 
@@ -202,7 +202,7 @@ class _Writers:
             access.version = access.version if access.writer >= 0 else Version.INITIAL
 
 
-def _take_stock_order(plan: FlatPlan) -> None:
+def _take_baseline_order(plan: FlatPlan) -> None:
     """Take the version of accesses to state shared by forward and backward from Paddle's own schedule.
 
     Such state is persistable, written in one of them and used in the other (a buffer that forward updates and backward reads).
@@ -224,9 +224,9 @@ def _take_stock_order(plan: FlatPlan) -> None:
         for position in parts[part.kind, part.chunk]:
             for access in (*plan.reads[position], *plan.writes[position]):
                 if access.base in shared and access.version != Version.ANY:
-                    access.version = Version.STOCK
+                    access.version = Version.BASELINE
                     if access.base in writer:
-                        plan.stock[position, access.base, part.micro_batch] = writer[access.base]
+                        plan.baseline[position, access.base, part.micro_batch] = writer[access.base]
             writer.update((access.base, (position, part.micro_batch)) for access in plan.writes[position] if access.base in shared)
 
 

@@ -258,8 +258,8 @@ class Tracer:
         if self.plan.omitted:
             access, expected, version = self._resolved(access, item)
         writer = trace.writer.get(key, NEVER)
-        if version == Version.STOCK:
-            wanted = self._stock_writer(item, access)
+        if version == Version.BASELINE:
+            wanted = self._baseline_writer(item, access)
             if writer != wanted:
                 trace.faults.append(Fault("wrong-version", writer, item, key, wanted))
         elif not self._right_version(item, writer, expected, version):
@@ -320,10 +320,10 @@ class Tracer:
                 expected, version = access.writer, access.version
         return access, expected, version
 
-    def _stock_writer(self, item: int, access: Access) -> int:
+    def _baseline_writer(self, item: int, access: Access) -> int:
         """The item that writes before an access in Paddle's own schedule."""
         plan = self.plan
-        found = plan.stock.get((plan.op[item], access.base, plan.micro_batch[item]))
+        found = plan.baseline.get((plan.op[item], access.base, plan.micro_batch[item]))
         return NEVER if found is None else plan.index.get((plan.program.ops[found[0]].id, found[1]), NEVER)
 
     def _right_version(self, item: int, writer: int, expected: int, version: Version) -> bool:

@@ -13,10 +13,10 @@ import numpy as np
 
 from interlace.ir import Program, describe
 from interlace.ir.copies import items_of
+from interlace.ir.equivalent_ranks import with_given_partners
 from interlace.ir.kinds import is_comm
 from interlace.ir.per_ops import once_per_items
 from interlace.ir.rings import RingNames
-from interlace.ir.stand_ins import with_given_partners
 from interlace.scheduler.hazards.captured_calls import Place, Stray
 from interlace.scheduler.hazards.channels import NOBODY, Line, line_of, line_text
 from interlace.scheduler.hazards.finding import Finding, Kind

@@ -23,17 +23,17 @@ def draws_out_of_order(plan: FlatPlan) -> list[Fault]:
     if not drawing:
         return []
     found = [item for item, position in enumerate(plan.op) if position in drawing]
-    stock = stock_draws(plan.program)
-    _require_all(plan, found, stock)
-    wanted = [plan.index[item] for item in stock]
+    baseline = baseline_draws(plan.program)
+    _require_all(plan, found, baseline)
+    wanted = [plan.index[item] for item in baseline]
     return next(([Fault("draw-order", other, item, -1)] for item, other in zip(found, wanted, strict=True) if item != other), [])
 
 
-def _require_all(plan: FlatPlan, found: Sequence[int], stock: Sequence[OpInstance]) -> None:
+def _require_all(plan: FlatPlan, found: Sequence[int], baseline: Sequence[OpInstance]) -> None:
     """Refuse a plan that leaves a draw out, or makes one that Paddle's own schedule does not make."""
     program = plan.program
     made = Counter((program.ops[plan.op[item]].id, plan.micro_batch[item]) for item in found)
-    expected = Counter(stock)
+    expected = Counter(baseline)
     wrong = sorted(item for item in {*made, *expected} if made[item] != expected[item])
     if wrong:
         op_id, micro_batch = wrong[0]
@@ -45,7 +45,7 @@ def _require_all(plan: FlatPlan, found: Sequence[int], stock: Sequence[OpInstanc
         )
 
 
-def stock_draws(program: Program) -> list[OpInstance]:
+def baseline_draws(program: Program) -> list[OpInstance]:
     """Every draw of a step in the order of Paddle's own schedule."""
     pipe = program.pipeline
     parts: dict[tuple[str, int], list[int]] = defaultdict(list)

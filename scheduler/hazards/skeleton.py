@@ -184,7 +184,7 @@ def places_of_calls(program: Program) -> dict[int, int]:
     still there is below 0, another number for each place and part of the step of that one.
 
     Programs of partners differ, and so do the numbers of their operations, which ascend as captured. Which call of a channel comes first,
-    second, ... they share: so Paddle's own plan pairs them. A call that a pass made of none comes behind the captured ones.
+    second, ... they share: so Paddle's baseline pairs them. A call that a pass made of none comes behind the captured ones.
     """
     calls = {op.id: op for op in program.ops if is_comm(op)}
     again = [op for op in calls.values() if op.origin != op.id and op.origin in calls]

@@ -24,7 +24,7 @@ class PartOps:
     """One part of a job: its label (unique in the job), its kind (`F`, `B`, `I` or `W`) and its operations in program order.
 
     Attributes:
-        fillers: Weight gradients beside input gradients (`at_once`), by id.
+        fillers: Weight gradients beside input gradients (`inline_share`), by id.
     """
 
     label: str

@@ -8,8 +8,8 @@ from itertools import pairwise
 import networkx as nx
 
 from interlace.ir import Graph, Op, dependencies
+from interlace.ir.equivalent_ranks import groups_within_stage
 from interlace.ir.kinds import is_collective, is_comm
-from interlace.ir.stand_ins import groups_within_stage
 
 
 def updates_after(graph: Graph, before: Sequence[Op], optimizer: Sequence[Op]) -> Iterable[tuple[int, int]]:

@@ -49,7 +49,8 @@ class EarlyCollectives:
                 break
 
     def fastest(self, early: float) -> list[Op]:
-        """The fastest by the planner's clock, where sends weigh as they do with `early_sends`; program order where nothing is gained.
+        """The fastest by the planner's clock, where sends weigh as they do with `send_latency_weight`; program order where nothing is
+        gained.
 
         Every dependency of the part holds, and the order of each group's communication; live memory exceeds that of program order by
         `extra_bytes` at most. Weight gradients of a whole backward keep their places.

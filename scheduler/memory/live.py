@@ -31,7 +31,7 @@ Pool = Literal["device", "pinned", "all"]
 """Kinds of memory; `all` is the sum, for targets whose device memory is the host's."""
 END = 1 << 61
 """The end of the step as a time: later than any other."""
-AT_ONCE = 16
+INLINE_SHARES = 16
 """Micro-batches whose instances are found together."""
 NONE: frozenset[int] = frozenset()
 """No copies."""
@@ -484,7 +484,7 @@ class OrderMemory:
 
 def _some(micro_batches: Sequence[int]) -> Iterator[Sequence[int]]:
     """Micro-batches, so many at a time that tables of them stay small."""
-    return (micro_batches[k : k + AT_ONCE] for k in range(0, len(micro_batches), AT_ONCE))
+    return (micro_batches[k : k + INLINE_SHARES] for k in range(0, len(micro_batches), INLINE_SHARES))
 
 
 def _most(columns: npt.NDArray[Any], first: Ints) -> Ints:

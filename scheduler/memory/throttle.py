@@ -112,10 +112,10 @@ def with_host_syncs(program: Program, waits: Mapping[str, tuple[HostSync, ...]])
     return msgspec.structs.replace(program, jobs=jobs)
 
 
-def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, room_bytes: int | None = None) -> HostSyncs:
+def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_limit: int | None = None) -> HostSyncs:
     """The widest spacing of waits under which run-ahead raises the peak by no more than `run_ahead_bytes`.
 
-    If none does, the widest whose peak is near the lowest. Where the peak is then above `room_bytes`, waits are added at the peak
+    If none does, the widest whose peak is near the lowest. Where the peak is then above `memory_limit`, waits are added at the peak
     (`scheduler/memory/waits_at_peaks.py`). Cost: one pass over the storages if these are small, otherwise a
     simulation of the rank for each spacing that is tried.
     """
@@ -123,10 +123,10 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, room_by
     if not names:
         return HostSyncs(reason="no-side-work")
     most = _most_side_bytes(program)
-    if most <= run_ahead_bytes and (room_bytes is None or order_peak(program) + most <= room_bytes):
+    if most <= run_ahead_bytes and (memory_limit is None or order_peak(program) + most <= memory_limit):
         return HostSyncs(reason="few-side-bytes", side_bytes=most)
     try:
-        return _Search(program, cost, frozenset(names)).run(run_ahead_bytes, room_bytes)
+        return _Search(program, cost, frozenset(names)).run(run_ahead_bytes, memory_limit)
     except PlanError as error:
         return HostSyncs(sync_at_job_ends(program, names), reason="not-simulated", error=str(error))
 
@@ -207,13 +207,13 @@ class _Search:
     cost: Costs
     names: frozenset[str]
 
-    def run(self, run_ahead_bytes: int, room_bytes: int | None) -> HostSyncs:
+    def run(self, run_ahead_bytes: int, memory_limit: int | None) -> HostSyncs:
         free_sim = self._lowered({})
         alone = _Alone(self.program, _fast_host(free_sim), free_sim.awaits >= 0, placed_on(self.program, free_sim.stream, GPU))
         serial, free = order_peak(self.program), alone.peak({})
         best, found, reason = self._spaced(alone, free_sim, serial, free, run_ahead_bytes)
-        if room_bytes is not None and best > max(serial, room_bytes):
-            best, found = alone.with_waits_at_peaks(found, best, max(serial, room_bytes))
+        if memory_limit is not None and best > max(serial, memory_limit):
+            best, found = alone.with_waits_at_peaks(found, best, max(serial, memory_limit))
         return HostSyncs(found, serial, free, best, "" if found else reason)
 
     def _spaced(

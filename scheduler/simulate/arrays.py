@@ -48,7 +48,7 @@ class Options:
         share: Two ops that use the same resource of a rank (two collectives, two sends, two receives, two copies of one
             direction, two compute kernels on two streams) get half of it each; off: each runs as if alone.
         peers_ready: Ranks without a program are assumed to be ready whenever they are needed; off: they are an error.
-        stands_for: Rank without a program -> rank whose program is simulated in its place.
+        representative: Rank without a program -> rank whose program is simulated in its place.
         blocks: Which ops the host waits for.
         blocking: Kinds of captured copies that it waits for beside these.
         host_waits: Whether the host waits where the plan says so; off for targets on which it never runs ahead.
@@ -59,7 +59,7 @@ class Options:
     p2p: Literal["rendezvous", "buffered"] = "rendezvous"
     share: bool = True
     peers_ready: bool = False
-    stands_for: Mapping[int, int] = field(default_factory=dict)
+    representative: Mapping[int, int] = field(default_factory=dict)
     blocks: Callable[[Op], bool] = blocks_host
     blocking: frozenset[str] = GPU.blocking
     host_waits: bool = True

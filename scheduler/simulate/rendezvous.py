@@ -17,7 +17,7 @@ from interlace.scheduler.simulate.arrays import Ints, Options, RankItems, ints, 
 def meetings(parts: Sequence[RankItems], first: Ints, options: Options) -> dict[str, Any]:
     """Which op instances of which ranks start together: the k-th of each rank on each channel."""
     acting = {part.program.rank: part.program.rank for part in parts}
-    acting |= {rank: twin for rank, twin in options.stands_for.items() if rank not in acting}
+    acting |= {rank: twin for rank, twin in options.representative.items() if rank not in acting}
     queues: dict[Hashable, dict[int, list[int]]] = {}
     names = RingNames({part.program.rank: part.program.groups for part in parts})
     for k, part in enumerate(parts):

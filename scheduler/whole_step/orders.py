@@ -20,10 +20,10 @@ from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Event, Graph, Job, OpInstance, Program
 from interlace.ir.copies import items_of, places_of
+from interlace.ir.equivalent_ranks import groups_within_stage
 from interlace.ir.graph import dependencies
 from interlace.ir.kinds import is_collective, is_comm, is_copy, is_p2p, is_receive, takes_events
 from interlace.ir.per_ops import once_per_items, once_per_ops
-from interlace.ir.stand_ins import groups_within_stage
 from interlace.scheduler.simulate.arrays import COMPUTE, Flags, Ints, Options, pairs_of
 from interlace.scheduler.simulate.simulator import Result, simulate
 
@@ -49,9 +49,9 @@ class Orders(msgspec.Struct, frozen=True):
     step_ns: int = 0
 
 
-def simulation(cost: Costs, stands_for: dict[int, int]) -> Simulation:
+def simulation(cost: Costs, representative: dict[int, int]) -> Simulation:
     """Simulates plans of one rank of each stage; a rank that is alone finds its peers ready."""
-    options = Options(peers_ready=not stands_for, stands_for=stands_for)
+    options = Options(peers_ready=not representative, representative=representative)
     return lambda programs: simulate(programs, cost, options, with_memory=False)
 
 

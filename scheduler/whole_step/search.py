@@ -1,5 +1,5 @@
-"""Which schedules are worth planning in full: form, lag, depth and orders of each stage, which weight gradients do not trail, and how much
-is recomputed, ranked by the coarse model, within the memory."""
+"""Which schedules are worth planning in full: form, weight-gradient delay, depth and orders of each stage, which weight gradients do not
+trail, and how much is recomputed, ranked by the coarse model, within the memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from interlace.scheduler.whole_step.coarse import Job, costs_of, jobs_of, kind_o
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 
 Numbers = tuple[int, ...]
-AT_ONCE = (0.0, 0.125, 0.25, 0.375, 0.5)
-"""Parts of weight gradients, by their time, that are tried in the place of trailing ones (`interleave/at_once.py`): every second one at
-first, and all from the best schedules on. With all from the start a climb stops at a part that is too small to be worth its memory."""
+INLINE_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5)
+"""Parts of weight gradients, by their time, that are tried in the place of trailing ones (`interleave/inline_weights.py`): every second
+one at first, and all from the best schedules on. With all from the start a climb stops at a part that is too small to be worth its
+memory."""
 JOBS = 240_000
 """Jobs of all schedules that the first climbs may look at; up to three seconds of host time."""
 FINER = 2
@@ -28,47 +29,47 @@ MICRO_BATCHES = 16
 """A step with more is ranked by one with so many: the steady state repeats."""
 
 
-class LagSchedule(msgspec.Struct, frozen=True, order=True):
+class CoarseSchedule(msgspec.Struct, frozen=True, order=True):
     """A schedule by stage; see `Choice`."""
 
-    lag: Numbers
+    weight_delay: Numbers
     depth: Numbers
     early: tuple[bool, ...]
-    at_once: tuple[float, ...]
+    inline_share: tuple[float, ...]
     level: Numbers
     form: tuple[Form, ...]
     early_at_end: tuple[bool, ...]
-    more_lag_at_end: Numbers
+    more_weight_delay_at_end: Numbers
 
 
 class Choice(NamedTuple):
     """What a schedule is on one stage.
 
     Attributes:
-        lag: Of weight gradients, in micro-batches.
+        weight_delay: Of weight gradients, in micro-batches.
         depth: Micro-batches in flight.
         early: Whether jobs are ordered for early sends.
-        at_once: The part of weight gradients that do not trail.
+        inline_share: The part of weight gradients that do not trail.
         level: Which of the stage's `StageTimes`.
         form: Of jobs.
         early_at_end: As `early`, for the jobs from the last forward on.
-        more_lag_at_end: By how much weight gradients that trail do so further from there on.
+        more_weight_delay_at_end: By how much weight gradients that trail do so further from there on.
     """
 
-    lag: int
+    weight_delay: int
     depth: int
     early: bool
-    at_once: float
+    inline_share: float
     level: int
     form: Form
     early_at_end: bool
-    more_lag_at_end: int = 0
+    more_weight_delay_at_end: int = 0
 
 
 class Ranked(msgspec.Struct, frozen=True):
     """A schedule, and the time and the memory of its fullest stage that the coarse model gives it."""
 
-    schedule: LagSchedule
+    schedule: CoarseSchedule
     step_ns: float
     peak_bytes: int
 
@@ -78,7 +79,7 @@ def find_schedules(
 ) -> list[Ranked]:
     """The best schedules of different depth, orders and time that the coarse model finds, the fastest first; the same on every machine.
 
-    Schedules that only differ in the lag of a stage that waits anyway have one time: one of them is enough.
+    Schedules that only differ in the weight-gradient delay of a stage that waits anyway have one time: one of them is enough.
 
     Args:
         stages: One for each stage, or several that differ in what is recomputed: those that recompute least first.
@@ -110,9 +111,10 @@ class _Search:
         self.fixed = fixed_depth or num_chunks > 1
         self.plain = tuple(in_flight(s, len(numbers), num_micro_batches) for s in numbers)
         self.tables = [
-            [{(order.form, order.early, order.at_once): order.slots for order in each.orders} for each in levels] for levels in self.stages
+            [{(order.form, order.early, order.inline_share): order.slots for order in each.orders} for each in levels]
+            for levels in self.stages
         ]
-        self.at_once = sorted({order.at_once for order in stages[0].orders})
+        self.inline_share = sorted({order.inline_share for order in stages[0].orders})
         draws = fixed_depth and num_chunks > 1  # without a depth of its own a mixed pair would change their order
         self.forms = sorted({order.form for order in stages[0].orders if not draws or order.form == "dx-first"})
         rows = [_plain_row(s, len(numbers), num_micro_batches, num_chunks) for s in numbers]
@@ -124,14 +126,14 @@ class _Search:
         self.most = num_micro_batches * num_chunks
         self.evaluations = JOBS // (self.most * len(self.stages))
         self.rows: dict[tuple[int, int, int, int, int], list[Slot]] = {}
-        self.seen: dict[LagSchedule, float | None] = {}
+        self.seen: dict[CoarseSchedule, float | None] = {}
         self.jobs: dict[tuple[int, Choice], list[Job] | None] = {}
         self.peaks: dict[tuple[int, Choice], int] = {}
         self.stuck: dict[Numbers, bool] = {}
         self.links: dict[tuple[int, int], list[Links]] = {}
 
     def run(self, count: int) -> list[Ranked]:
-        starts: dict[tuple[tuple[Form, ...], Numbers], tuple[float, LagSchedule]] = {}
+        starts: dict[tuple[tuple[Form, ...], Numbers], tuple[float, CoarseSchedule]] = {}
         for found in sorted(self._ranked(start) for start in self._starts()):
             starts.setdefault((found[1].form, found[1].depth), found)
         for left, found in zip(range(len(starts), 0, -1), starts.values(), strict=True):
@@ -144,7 +146,9 @@ class _Search:
         """Of the schedules that were looked at."""
         known = [(took, each) for each, took in self.seen.items() if took is not None]
         unit = SAME * min((took for took, _ in known), default=1.0)
-        known.sort(key=lambda pair: (round(pair[0] / unit), sum(pair[1].lag + pair[1].depth + pair[1].more_lag_at_end), pair))
+        known.sort(
+            key=lambda pair: (round(pair[0] / unit), sum(pair[1].weight_delay + pair[1].depth + pair[1].more_weight_delay_at_end), pair)
+        )
         best: dict[tuple[Any, ...], Ranked] = {}
         for took, each in known:
             peak = max(self.peaks[s, choice] for s, choice in enumerate(_choices(each)))
@@ -152,9 +156,9 @@ class _Search:
         distinct = {round(ranked.step_ns / unit): ranked for ranked in reversed(best.values())}
         return list(reversed(distinct.values()))[:count]
 
-    def _starts(self) -> list[LagSchedule]:
+    def _starts(self) -> list[CoarseSchedule]:
         stages = range(len(self.stages))
-        lags = {tuple(min(self.most, a + b * s) for s in stages) for a in (0, 1, 2) for b in (0, 1, 2)}
+        weight_delays = {tuple(min(self.most, a + b * s) for s in stages) for a in (0, 1, 2) for b in (0, 1, 2)}
         depths = (
             {self.plain}
             if self.fixed
@@ -165,14 +169,14 @@ class _Search:
             }
         )
         return sorted(
-            _schedule([Choice(lag[s], depth[s], early, 0.0, 0, form, early) for s in stages])
-            for lag in lags
+            _schedule([Choice(weight_delay[s], depth[s], early, 0.0, 0, form, early) for s in stages])
+            for weight_delay in weight_delays
             for depth in depths
             for early in (True, False)
             for form in self.forms
         )
 
-    def _ranked(self, schedule: LagSchedule) -> tuple[float, LagSchedule]:
+    def _ranked(self, schedule: CoarseSchedule) -> tuple[float, CoarseSchedule]:
         """Within the memory: where a stage has no room weight gradients trail by less; and by as much, with more recomputed."""
         several = max(map(len, self.stages)) > 1
         found = []
@@ -183,18 +187,18 @@ class _Search:
         return min(found)
 
     def _fitted(self, stage: int, each: Choice, more: bool = False) -> Choice:
-        """What fits on a stage: before lag is given up no more is recomputed than is needed where nothing trails, or as much `more` as can
-        be."""
+        """What fits on a stage: before weight-gradient delay is given up no more is recomputed than is needed where nothing trails, or as
+        much `more` as can be."""
         last = len(self.stages[stage]) - 1
-        plain = (each._replace(lag=0, depth=self.plain[stage], at_once=0.0, level=level) for level in range(each.level, last))
+        plain = (each._replace(weight_delay=0, depth=self.plain[stage], inline_share=0.0, level=level) for level in range(each.level, last))
         most = last if more else next((found.level for found in plain if self._jobs(stage, found) is not None), last)
         while self._jobs(stage, each) is None:
             if each.level < most:
                 each = each._replace(level=each.level + 1)
-            elif each.more_lag_at_end:
-                each = each._replace(more_lag_at_end=each.more_lag_at_end - 1)
-            elif each.lag:
-                each = each._replace(lag=each.lag - 1)
+            elif each.more_weight_delay_at_end:
+                each = each._replace(more_weight_delay_at_end=each.more_weight_delay_at_end - 1)
+            elif each.weight_delay:
+                each = each._replace(weight_delay=each.weight_delay - 1)
             elif each.depth > self.plain[stage]:
                 each = each._replace(depth=each.depth - 1)
             else:
@@ -205,7 +209,7 @@ class _Search:
         """The jobs of a stage; None where they do not fit into its memory."""
         if (stage, each) not in self.jobs:
             times, at_end = (self._times(stage, each, early) for early in (each.early, each.early_at_end))
-            shape = each.depth, each.lag, each.more_lag_at_end
+            shape = each.depth, each.weight_delay, each.more_weight_delay_at_end
             row = self._row(stage, self.num, *shape)
             costs = costs_of(row, times, at_end)
             whole = costs if self.num == self.all or self.chunks > 1 else costs_of(self._row(stage, self.all, *shape), times, at_end)
@@ -213,20 +217,26 @@ class _Search:
             self.jobs[stage, each] = jobs_of(row, costs, stage, len(self.stages)) if peak <= self.limit else None
         return self.jobs[stage, each]
 
-    def _row(self, stage: int, num_micro_batches: int, depth: int, lag: int, more_lag_at_end: int = 0) -> list[Slot]:
-        key = stage, num_micro_batches, depth, lag, more_lag_at_end
+    def _row(self, stage: int, num_micro_batches: int, depth: int, weight_delay: int, more_weight_delay_at_end: int = 0) -> list[Slot]:
+        key = stage, num_micro_batches, depth, weight_delay, more_weight_delay_at_end
         if key not in self.rows:
             self.rows[key] = joined(
-                stage, len(self.stages), num_micro_batches, self.chunks, lag=lag, warmup=depth, lag_at_end=lag + more_lag_at_end
+                stage,
+                len(self.stages),
+                num_micro_batches,
+                self.chunks,
+                weight_delay=weight_delay,
+                warmup=depth,
+                weight_delay_at_end=weight_delay + more_weight_delay_at_end,
             )
         return self.rows[key]
 
     def _times(self, stage: int, each: Choice, early: bool) -> Mapping[str, SlotTimes]:
         """Parts whose backward is whole, and those without one, are the same whatever trails."""
         table = self.tables[stage][each.level]
-        return {**table[each.form, early, 0], **table[each.form, early, each.at_once]}
+        return {**table[each.form, early, 0], **table[each.form, early, each.inline_share]}
 
-    def _step(self, schedule: LagSchedule) -> float | None:
+    def _step(self, schedule: CoarseSchedule) -> float | None:
         """Time of a schedule that fits, by the coarse model; None of one that does not, or never ends."""
         if schedule not in self.seen:
             jobs = [found for s, each in enumerate(_choices(schedule)) if (found := self._jobs(s, each)) is not None]
@@ -243,11 +253,11 @@ class _Search:
 
     def _links(self, stage: int, depth: int) -> list[Links]:
         if (stage, depth) not in self.links:
-            row = self._row(stage, self.all, depth, lag=0)
+            row = self._row(stage, self.all, depth, weight_delay=0)
             self.links[stage, depth] = [links(slot, stage, "B" * len(self.stages), self.chunks) for slot in row]
         return self.links[stage, depth]
 
-    def _climb(self, start: tuple[float, LagSchedule], evaluations: int, finer: bool = False) -> None:
+    def _climb(self, start: tuple[float, CoarseSchedule], evaluations: int, finer: bool = False) -> None:
         """To the best neighbour that differs on one stage, until so many schedules are known. `finer`: see `_near`."""
         took, here = start
         while len(self.seen) < evaluations:
@@ -256,24 +266,26 @@ class _Search:
                 return
             took, here = near[0]
 
-    def _near(self, schedule: LagSchedule, finer: bool) -> list[LagSchedule]:
-        """One micro-batch of lag or depth, another order, another level, or another part of weight gradients that do not trail; with
+    def _near(self, schedule: CoarseSchedule, finer: bool) -> list[CoarseSchedule]:
+        """One micro-batch of delay or depth, another order, another level, or another part of weight gradients that do not trail; with
         the last three what trails does so as before, or by as much as the memory allows. `finer`: every part, and on one stage another
-        form, or at the end alone another order or lag."""
+        form, or at the end alone another order or delay."""
         choices, step = _choices(schedule), 1 if finer else 2
         found = []
         for s, here in enumerate(choices):
-            others = [here._replace(lag=here.lag + more) for more in (-1, 1) if 0 <= here.lag + more <= self.most]
+            others = [
+                here._replace(weight_delay=here.weight_delay + more) for more in (-1, 1) if 0 <= here.weight_delay + more <= self.most
+            ]
             others.append(here._replace(early=not here.early, early_at_end=not here.early))
             if finer:
                 others.append(here._replace(early_at_end=not here.early_at_end))
                 others += [
-                    here._replace(more_lag_at_end=more)
-                    for more in (here.more_lag_at_end - 1, here.more_lag_at_end + 1)
-                    if here.lag and 0 <= more <= self.most - here.lag
+                    here._replace(more_weight_delay_at_end=more)
+                    for more in (here.more_weight_delay_at_end - 1, here.more_weight_delay_at_end + 1)
+                    if here.weight_delay and 0 <= more <= self.most - here.weight_delay
                 ]
-            at = self.at_once.index(here.at_once)
-            near = [here._replace(at_once=self.at_once[k]) for k in (at - step, at, at + step) if 0 <= k < len(self.at_once)]
+            at = self.inline_share.index(here.inline_share)
+            near = [here._replace(inline_share=self.inline_share[k]) for k in (at - step, at, at + step) if 0 <= k < len(self.inline_share)]
             near += [here._replace(level=level) for level in (here.level - 1, here.level + 1) if 0 <= level < len(self.stages[s])]
             near += [here._replace(form=form) for form in self.forms if finer and form != here.form]
             near += [
@@ -282,33 +294,38 @@ class _Search:
                 if not self.fixed and self.plain[s] <= here.depth + more <= self.num
             ]
             for other in near:
-                others += [other, self._fitted(s, other), self._fitted(s, other._replace(lag=self.most))]
+                others += [other, self._fitted(s, other), self._fitted(s, other._replace(weight_delay=self.most))]
             found += [_schedule([*choices[:s], other, *choices[s + 1 :]]) for other in dict.fromkeys(others) if other != here]
         return found
 
 
-def _choices(schedule: LagSchedule) -> list[Choice]:
+def _choices(schedule: CoarseSchedule) -> list[Choice]:
     columns = (getattr(schedule, name) for name in Choice._fields)
     return [Choice(*each) for each in zip(*columns, strict=True)]
 
 
-def _schedule(choices: Sequence[Choice]) -> LagSchedule:
+def _schedule(choices: Sequence[Choice]) -> CoarseSchedule:
     """Where nothing trails, everything is computed at once."""
-    return LagSchedule(*zip(*(each if each.lag else each._replace(at_once=0.0, more_lag_at_end=0) for each in choices), strict=True))
+    return CoarseSchedule(
+        *zip(*(each if each.weight_delay else each._replace(inline_share=0.0, more_weight_delay_at_end=0) for each in choices), strict=True)
+    )
 
 
 def kinds_of(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[str]:
     """All kinds of slots that the schedules looked at may hold on a stage, Paddle's own among them."""
     if num_chunks == 1:
         rows = [
-            joined(0, 1, 4, lag=lag, warmup=depth, lag_at_end=lag + more) for lag in (0, 1, 2, 4) for depth in (1, 2, 4) for more in (0, 1)
+            joined(0, 1, 4, weight_delay=weight_delay, warmup=depth, weight_delay_at_end=weight_delay + more)
+            for weight_delay in (0, 1, 2, 4)
+            for depth in (1, 2, 4)
+            for more in (0, 1)
         ]
     else:
         count = ranked_micro_batches(num_micro_batches, num_stages, num_chunks)
         rows = [
-            joined(stage, num_stages, count, num_chunks, lag=lag, lag_at_end=most)
+            joined(stage, num_stages, count, num_chunks, weight_delay=weight_delay, weight_delay_at_end=most)
             for most in range(count * num_chunks + 1)
-            for lag in {most, min(most, 1)}
+            for weight_delay in {most, min(most, 1)}
         ]
         rows.append(_plain_row(stage, num_stages, count, num_chunks))
     return sorted({kind_of(slot) for row in rows for slot in row})

@@ -40,13 +40,13 @@ class StageOrder(msgspec.Struct, frozen=True):
     Attributes:
         form: `dx-first` or `mixed`.
         early: Whether sends leave early, or jobs are as short as they can be.
-        at_once: Part of weight gradients that are computed with their own input gradients where the others trail.
+        inline_share: Part of weight gradients that are computed with their own input gradients where the others trail.
         slots: Kind of job (`I+F+W`) -> its times.
     """
 
     form: Form
     early: bool
-    at_once: float
+    inline_share: float
     slots: dict[str, SlotTimes]
 
 
@@ -55,9 +55,9 @@ class StageTimes(msgspec.Struct, frozen=True):
 
     Attributes:
         stage: Its number.
-        orders: Ways to order its jobs; the same on every stage, with each form and both values of `early` for each `at_once`, 0 among
+        orders: Ways to order its jobs; the same on every stage, with each form and both values of `early` for each `inline_share`, 0 among
             them.
-        peak_bytes: Device memory of Paddle's own plan at its peak.
+        peak_bytes: Device memory of Paddle's baseline at its peak.
     """
 
     stage: int

@@ -60,7 +60,7 @@ def test_splitting(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_schedules(tmp_path: Path) -> None:
-    """`auto` is no slower than Paddle's own plan, and nothing is faster than the bound."""
+    """`auto` is no slower than Paddle's baseline, and nothing is faster than the bound."""
     for row in quick("schedules", tmp_path / "schedules.json")["rows"]:
         assert row["auto"]["step_ms"] <= row["stock"]["step_ms"]
         assert row["bound_ms"] <= min(row[form]["step_ms"] for form in ("stock", "dx-first", "mixed", "zb-h1", "auto"))
@@ -68,7 +68,7 @@ def test_schedules(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_collectives(tmp_path: Path) -> None:
-    """`auto` is no slower than Paddle's own plan, and what is exposed of each kind is no more than there is in all."""
+    """`auto` is no slower than Paddle's baseline, and what is exposed of each kind is no more than there is in all."""
     for row in quick("collectives", tmp_path / "collectives.json")["rows"]:
         assert row["auto"]["step_ms"] <= row["paddle"]["step_ms"]
         for plan in (row["paddle"], row["auto"]):
@@ -88,7 +88,7 @@ def test_recompute(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_budgets(tmp_path: Path) -> None:
-    """What is planned keeps its share of what Paddle's own plan holds; the rest says what the least is."""
+    """What is planned keeps its share of what Paddle's baseline holds; the rest says what the least is."""
     (model,) = quick("budgets", tmp_path / "budgets.json")["models"]
     for row in model["budgets"]:
         for name in ("offload alone", "both"):

@@ -26,7 +26,7 @@ COSTS = GivenCosts({"comm": 60, "gemm": 100, "default": 10}, {("gemm", "comm"): 
 def test_no_plan_passes_a_bound(form: str, pp: int, micro_batches: int) -> None:
     given = programs(World(pp=pp, mp=2, micro_batches=micro_batches, layers=3))
     stages = [program for program in given if program.rank % 2 == 0]
-    stock = make_plans(given, load_config("stock"), COSTS, "given")
+    stock = make_plans(given, load_config("baseline"), COSTS, "given")
     peaks = [in_order(plan.program).peak() for plan in stock][::2]
     config = {"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}}
     plans = stock if form == "stock" else make_plans(given, make_config(config), COSTS, "given")

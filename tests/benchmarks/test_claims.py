@@ -43,7 +43,7 @@ def test_examples_in_docstrings() -> None:
 
 
 def test_peaks_are_planned_as_measured() -> None:
-    """Memory. Within 1 % of what tensors held on H200s: Paddle's own plan, ours, and ours under budgets."""
+    """Memory. Within 1 % of what tensors held on H200s: Paddle's baseline, ours, and ours under budgets."""
     rows = [row for row in claims_h200.layers() if row["world"] == 2 and "workspace" in row.get("peak_bytes_by_rank", [{}])[0]]
     known = {
         results.run_of(row): results.peak_error(row)

@@ -1,7 +1,7 @@
 """Builds ranks of `examples/gpt.py`, each alone in a fork of this process, and writes their job programs as JSON.
 
 `python -m tests.bridge.build_rank FOLDER BUILDS`, where BUILDS is a list of `[rank, world, how, arguments]` as JSON, and `how` one of
-`stock` (Paddle alone), `off` (enabled, everything off), `plain` (our lowering of Paddle's own schedule, no pass) and `flags` (enabled,
+`baseline` (Paddle alone), `off` (enabled, everything off), `plain` (our lowering of Paddle's own schedule, no pass) and `flags` (enabled,
 then Paddle's dead flags set). The k-th build leaves `k.json`, and what it logged in `k.log`.
 """
 
@@ -45,7 +45,7 @@ def built(rank: int, world: int, how: str, arguments: list[str]) -> dict[str, An
     os.environ.update(rank_environment(rank, world))
     if how == "flags":
         os.environ.update(FLAGS_mp_async_allreduce_in_backward="1")
-    if how == "stock":
+    if how == "baseline":
         os.environ["INTERLACE_DISABLE"] = "1"
     from interlace.cpu import dynamic
     from interlace.local.build_rank import LonelyTransport

@@ -159,10 +159,10 @@ def _giver_of_dw(program: Any) -> Any:
 def test_overlap_moves_the_collective_and_changes_no_bit(roles: int) -> None:
     """Sites found, sinks of dW, equal losses through the second door, one pass or two; with roles and without any."""
     ring = new_process_group([0, 1]).id
-    stock = column_parallel(roles, ring)
-    assert kinds(stock[0]).index("pd_op.all_reduce") > _place(stock[0], _giver_of_dw(stock[0]))
-    cpu_ops.rewrite_program(stock[0], "stock")
-    expected = trained(stock)
+    baseline = column_parallel(roles, ring)
+    assert kinds(baseline[0]).index("pd_op.all_reduce") > _place(baseline[0], _giver_of_dw(baseline[0]))
+    cpu_ops.rewrite_program(baseline[0], "baseline")
+    expected = trained(baseline)
     for names in (("overlap_column_backward",), ("split_backward", "overlap_column_backward")):
         made = column_parallel(roles, ring)
         context = apply(made, *names, device="h200")
@@ -222,8 +222,8 @@ def test_forward_alone_runs_for_every_micro_batch() -> None:
     executor._set_plan(context.get_attr("plan"))
     with paddle.static.scope_guard(paddle.static.Scope()):
         found = executor.run(main, feed={"x": X}, fetch_list=context.get_attr("fetch_list"))[0]
-    stock = paddle.static.Executor(paddle.CPUPlace())
-    assert found.tolist() == [stock.run(main, feed={"x": part}, fetch_list=[loss])[0].item() for part in (X[:2], X[2:])]
+    baseline = paddle.static.Executor(paddle.CPUPlace())
+    assert found.tolist() == [baseline.run(main, feed={"x": part}, fetch_list=[loss])[0].item() for part in (X[:2], X[2:])]
 
 
 def test_a_gradient_that_is_only_kept_from_collection_is_no_sum() -> None:

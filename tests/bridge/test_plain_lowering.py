@@ -1,4 +1,4 @@
-"""Lowering without any pass gives Paddle's own jobs, and everything off gives Paddle's own plan untouched."""
+"""Lowering without any pass gives Paddle's own jobs, and everything off gives Paddle's baseline untouched."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIPELINES = {
 
 
 Built = Callable[[str, str], dict[str, Any]]
-BUILDS = [*((name, how) for name in PIPELINES for how in ("stock", "plain")), ("1F1B", "off"), ("1F1B", "flags")]
+BUILDS = [*((name, how) for name in PIPELINES for how in ("baseline", "plain")), ("1F1B", "off"), ("1F1B", "flags")]
 
 
 @pytest.fixture(scope="module")
@@ -45,28 +45,30 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.mark.parametrize("name", PIPELINES)
 def test_jobs_and_operations_are_paddles_own(built: Built, name: str) -> None:
     """Plain lowering - the same operations, operands, attributes, streams and order in every job; F1 - the same jobs."""
-    stock, ours = (built(name, how) for how in ("stock", "plain"))
+    baseline, ours = (built(name, how) for how in ("baseline", "plain"))
     mine = [job for job in ours["jobs"] if not job[0].startswith("interlace_")]
-    named = [(f"{kind}_{micro_batch}" if kind != "optimizer" else kind, kind) for kind, micro_batch in stock["jobs"] if stock["ops"][kind]]
+    named = [
+        (f"{kind}_{micro_batch}" if kind != "optimizer" else kind, kind) for kind, micro_batch in baseline["jobs"] if baseline["ops"][kind]
+    ]
     assert [job for job, _ in mine] == [job for job, _ in named]
     for job, kind in named:
-        assert ours["ops"][job] == stock["ops"][kind], f"{job} differs from Paddle's {kind}"
-    num_micro_batches = len({micro_batch for _, micro_batch in stock["jobs"]})
-    assert ours["planned_events"] >= stock["records"] * num_micro_batches
+        assert ours["ops"][job] == baseline["ops"][kind], f"{job} differs from Paddle's {kind}"
+    num_micro_batches = len({micro_batch for _, micro_batch in baseline["jobs"]})
+    assert ours["planned_events"] >= baseline["records"] * num_micro_batches
 
 
 def test_with_everything_off_the_plan_is_untouched(built: Built) -> None:
     """One line - byte for byte."""
-    stock, off = (built("1F1B", how) for how in ("stock", "off"))
-    assert off["jobs"] == stock["jobs"]
-    assert off["text"] == stock["text"]
+    baseline, off = (built("1F1B", how) for how in ("baseline", "off"))
+    assert off["jobs"] == baseline["jobs"]
+    assert off["text"] == baseline["text"]
 
 
 def test_flags_that_are_dead_in_paddle_work(built: Built) -> None:
     """Dead flags - set behind enable() or in the environment, they are in the plan, and the log says by which option of ours."""
-    stock, ours = (built("1F1B", how) for how in ("stock", "flags"))
+    baseline, ours = (built("1F1B", how) for how in ("baseline", "flags"))
     assert ours["changed"]["overlap-column-backward"] > 0
-    assert '"auto_parallel_mp' not in json.dumps(stock["ops"])
+    assert '"auto_parallel_mp' not in json.dumps(baseline["ops"])
     assert '"auto_parallel_mp' in json.dumps(ours["ops"])
     for name in ("FLAGS_mp_async_allreduce_in_backward", "mp_optimization.allreduce_matmul_grad_overlapping"):
         assert [line for line in ours["log"] if f"{name}" in line and "overlap_column_backward='on'" in line]

@@ -29,7 +29,7 @@ from tests.captured.test_targets import stored
 FILE = Path(__file__).with_name("goldens.json")
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
 CONFIGS: dict[str, Config] = {
-    **{name: load_config(name) for name in ("stock", "demo")},
+    **{name: load_config(name) for name in ("baseline", "demo")},
     "dx-first": make_config({"schedule_1f1b": {"interleave": "dx-first", "extra_live_bytes": "1GB"}}),
     "dx-first, half offloaded": make_config(
         {
@@ -46,7 +46,7 @@ CONFIGS: dict[str, Config] = {
         }
     ),
     "zb-h1, offload": make_config({"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
-    "lag 1": make_config({"schedule_1f1b": {"interleave": "dx-first", "lag": 1, "only_gains": False}}),
+    "weight_delay 1": make_config({"schedule_1f1b": {"interleave": "dx-first", "weight_delay": 1, "only_gains": False}}),
 }
 SEARCHED, WORK = ("mixed",), interleave.SEARCH_WORK
 """The search takes nine tenths of the time; all others keep a pair's first order."""

@@ -29,7 +29,7 @@ ALL = (GPU, *OTHERS)
 """Plans of more than two ranks are proved on the GPU and on one of the others, in turn: the rules are the same for any world. So are all
 plans without `--examples`."""
 CONFIGS: dict[str, Config] = {
-    **{name: load_config(name) for name in ("stock", "overlap", "demo")},
+    **{name: load_config(name) for name in ("baseline", "overlap", "demo")},
     "half offloaded": make_config({"schedule_1f1b": {"extra_live_bytes": "1GB"}, "offload_activations": {"fraction": 0.5}}),
     "mixed": make_config({"schedule_1f1b": {"interleave": "mixed", "extra_live_bytes": "1GB"}, "offload_activations": OFFLOAD}),
     "zb-h1": make_config({"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
@@ -42,9 +42,10 @@ REFUSED = {("zb-h1", "VPP"): "zb-h1 has no chunks; expected a 1F1B pipeline, fou
 COVERED = ("overlap", "half offloaded")
 """Left out where many ranks are planned, for time: `demo` does the same with offload at these models' sizes."""
 IN_TURN = {True: 1, False: 2}
-"""How many configurations beside Paddle's own order a case is planned with, where it has many ranks and where not: without `--examples`
-each case has the next ones in turn, so that every configuration meets every kind of program; with it (`make test-long`), all of them."""
-STALLS = {("stock", "frozen batch norm, a skipped stage, 3 stages, 7 micro-batches of a row"): "deadlock"}
+"""How many configurations beside Paddle's baseline order a case is planned with, where it has many ranks and where not: without
+`--examples` each case has the next ones in turn, so that every configuration meets every kind of program; with it (`make test-long`), all
+of them."""
+STALLS = {("baseline", "frozen batch norm, a skipped stage, 3 stages, 7 micro-batches of a row"): "deadlock"}
 """Configuration and case -> what is found where sends wait for their receivers: Paddle's 1F1B puts all p2p on one stream, and
 with a connection that skips a stage the stages wait in a circle, unless the library buffers the messages."""
 
@@ -77,10 +78,10 @@ def test_the_archive_is_of_these_cases() -> None:
 def configurations(name: str, whole: bool) -> list[str]:
     """Those that a case is planned with."""
     has_many = len(ranks(name)) > 2
-    stock, *others = (title for title in CONFIGS if not (has_many and title in COVERED))
+    baseline, *others = (title for title in CONFIGS if not (has_many and title in COVERED))
     begin = list(CASES).index(name) * IN_TURN[has_many]
     in_turn = [others[(begin + k) % len(others)] for k in range(IN_TURN[has_many])]
-    return [stock, *(others if whole else dict.fromkeys([*in_turn, *MOVES_HALF.get(name, ())]))]
+    return [baseline, *(others if whole else dict.fromkeys([*in_turn, *MOVES_HALF.get(name, ())]))]
 
 
 @pytest.mark.parametrize("has_many", [False, True])

@@ -1,4 +1,5 @@
-"""`interlace run --decisions`: what was planned for a large model is verified with a small one; a plan in Paddle's own order is not."""
+"""`interlace run --decisions`: what was planned for a large model is verified with a small one; a plan in Paddle's baseline order is
+not."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from interlace.config import make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import PlanError
 from interlace.ir import load, save
+from interlace.planning.baseline import baseline_plan, is_paddles_order
 from interlace.planning.plan import make_plan
 from interlace.planning.rows import forced
-from interlace.planning.stock import is_paddles_order, stock_plan
 from tests.remarks import done_in, rules_of
 from tests.report.pages import make_plans
 from tests.strategies import World, programs
@@ -25,7 +26,7 @@ TINY = Path(__file__).with_name("tiny_gpt.py")
 MODEL = ("--pp", "2", "--schedule", "1F1B", "--micro-batches", "4")
 LARGE = """\
 device: h200
-schedule_1f1b: {interleave: mixed, lag: [0, 1], only_gains: off, search: off}
+schedule_1f1b: {interleave: mixed, weight_delay: [0, 1], only_gains: off, search: off}
 offload_activations: {fraction: 0.6, min_bytes: 1}
 """
 COSTS = CostModel(load_profile("h200"))
@@ -67,7 +68,7 @@ def test_a_folder_without_rows_is_refused(tmp_path: Path, capsys: pytest.Capture
 def test_paddles_own_order_is_told_from_others(world: World) -> None:
     off = make_config({"schedule_1f1b": {"interleave": "off"}, "split_backward": "off", "overlap_column_backward": "off"})
     for program in programs(world):
-        assert is_paddles_order(program, stock_plan(program, COSTS), COSTS)
+        assert is_paddles_order(program, baseline_plan(program, COSTS), COSTS)
         plan = make_plan(program, off, COSTS, "h200")
         assert plan.is_paddles_order(), "streams and events alone are no other order"
         *jobs, last = plan.program.jobs
@@ -93,4 +94,4 @@ def test_a_small_model_verifies_the_decisions_of_a_large_one(
     assert main([*words, "--config", str(plain), "--", *MODEL]) == 0
     told = capfd.readouterr().out
     assert "SAME" not in told
-    assert "NOTHING OF A PLAN WAS COMPARED: on every rank the plan is Paddle's own order of operations" in told
+    assert "NOTHING OF A PLAN WAS COMPARED: on every rank the plan is Paddle's baseline order of operations" in told

@@ -156,12 +156,12 @@ def test_verify_command(forked: None, tmp_path: Path, capsys: pytest.CaptureFixt
     words = ("--world", 1, "--verify", "--json", out, "--log-dir", tmp_path / "logs")
     assert command(script, *words, "--", "--steps", 2) == 1
     text = capsys.readouterr()
-    assert "DIFFERENT: rank 0, train step 1: stock " in text.out
+    assert "DIFFERENT: rank 0, train step 1: baseline " in text.out
     assert "<-- differs" in text.out
-    assert "stock: train step 2: loss" in text.err
+    assert "baseline: train step 2: loss" in text.err
     found = json.loads(out.read_bytes())
     assert found["verdict"] == "different"
-    assert found["runs"]["stock"]["median_step_ms"]["train"] > 0
+    assert found["runs"]["baseline"]["median_step_ms"]["train"] > 0
     assert found["runs"]["interlace"]["ranks"][0]["plan"] is None
 
 
@@ -225,16 +225,16 @@ def test_first_difference() -> None:
     later = (report(0, "aa", "xx", w="1"), report(1, "yy", "bb", w="2"))
     text = first_difference(same, later)
     assert text is not None
-    assert text.startswith("rank 1, train step 1: stock 0.0 (float32[], bits aa), interlace 0.0")
+    assert text.startswith("rank 1, train step 1: baseline 0.0 (float32[], bits aa), interlace 0.0")
     parameters = (report(0, "aa", "bb", w="1"), report(1, "aa", "bb", w="3"))
-    assert first_difference(same, parameters) == "rank 1, parameter w: sha256 stock 2, interlace 3"
+    assert first_difference(same, parameters) == "rank 1, parameter w: sha256 baseline 2, interlace 3"
     state = tuple(RankReport(0, 2, same[0].losses, {"w": "1"}, state={"buffer": {"mean": digest}}) for digest in "56")
     text = first_difference((state[0], same[1]), (state[1], same[1]))
-    assert text == "rank 0, buffer mean: sha256 stock 5, interlace 6"
+    assert text == "rank 0, buffer mean: sha256 baseline 5, interlace 6"
     text = first_difference((state[0], same[1]), same)
-    assert text == "rank 0, buffer mean: sha256 stock 5, interlace absent"
+    assert text == "rank 0, buffer mean: sha256 baseline 5, interlace absent"
     shorter = (report(0, "aa", w="1"), same[1])
-    assert first_difference(same, shorter) == "rank 0: stock ran 2 steps, interlace 1"
+    assert first_difference(same, shorter) == "rank 0: baseline ran 2 steps, interlace 1"
 
 
 def test_gpu_command_line() -> None:

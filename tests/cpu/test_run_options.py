@@ -144,17 +144,24 @@ PLAN = {"rank": 0, "passes": [], "sentence": "no comparison"}
         ({**PLAN, "is_paddles_order": True}, "00", (), 0, "same", "NOTHING OF A PLAN WAS COMPARED: on every rank"),
         (PLAN, "01", (), 1, "different", "DIFFERENT: rank 0, train step 1"),
         (None, "01", (), 1, "different", "DIFFERENT: rank 0, train step 1"),
-        (None, "00", (), 2, "no plan", "nothing was verified: Interlace made no plan on any rank, so stock Paddle ran twice; no model"),
+        (
+            None,
+            "00",
+            (),
+            2,
+            "no plan",
+            "nothing was verified: Interlace made no plan on any rank, so unmodified Paddle ran twice; no model",
+        ),
         (None, "00", ("--config",), 2, "no plan", "own.yaml turns everything off, or the script trains nothing through dist.to_static"),
     ],
 )
-def test_stock_against_stock_verifies_nothing(
+def test_baseline_against_baseline_verifies_nothing(
     tmp_path: Path, monkeypatch: Any, capsys: Any, plan: Any, bits: str, words: tuple[str, ...], code: int, verdict: str, told: str
 ) -> None:
     """A check that cannot fail is none: without a plan the verdict is the user's error."""
     more = [*words, config(tmp_path, "enable: off")] if words else []
     out = tmp_path / "out.json"
-    monkeypatch.setattr(run_command, "_launch", lambda args, env, name: result(None) if name.startswith("stock") else result(plan, bits))
+    monkeypatch.setattr(run_command, "_launch", lambda args, env, name: result(None) if name.startswith("baseline") else result(plan, bits))
     assert main(["run", str(TINY), "--world", "1", "--verify", "--json", str(out), *more]) == code
     said = capsys.readouterr()
     assert told in said.out + said.err

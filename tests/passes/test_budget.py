@@ -15,11 +15,11 @@ from interlace.cost_model import GivenCosts
 from interlace.errors import BudgetError, PlanError
 from interlace.ir import Program
 from interlace.passes.pipeline import PassReport, Pipeline
+from interlace.planning.baseline import baseline_plan
 from interlace.planning.budget import peak_bytes, say_budget
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.search import Limit, Run, Search, budget_bytes, in_paddles_order
-from interlace.planning.stock import stock_plan
-from interlace.planning.tasks import Rooms
+from interlace.planning.tasks import MemoryLimits
 from interlace.planning.world import World as Ranks
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.memory import throttle
@@ -49,8 +49,8 @@ def within(plain: Sequence[Program], budget: float | str, cost: GivenCosts = COP
     return make_plans(plain, make_config({"memory_budget": asked, **every}), cost, "h200")
 
 
-def stock_peak(plain: Sequence[Program]) -> int:
-    return max(peak_bytes(stock_plan(each, COPIES), COPIES) or 0 for each in plain)
+def baseline_peak(plain: Sequence[Program]) -> int:
+    return max(peak_bytes(baseline_plan(each, COPIES), COPIES) or 0 for each in plain)
 
 
 def test_without_a_budget_nothing_is_said() -> None:
@@ -71,9 +71,9 @@ def test_a_refusal_names_the_least_that_can_be_kept_and_what_holds_it(world: Wor
         within(plain, least - 1, SLOW_COPIES)
 
 
-@pytest.mark.parametrize("given", [{"lag": [0, 1], "at_once": 0.25}, {"depth": [3, 1]}])
+@pytest.mark.parametrize("given", [{"weight_delay": [0, 1], "inline_share": 0.25}, {"depth": [3, 1]}])
 def test_a_lag_or_depth_that_is_given_does_not_hide_a_refusal(given: dict[str, object]) -> None:
-    """Paddle's own order, which is tried too, has neither."""
+    """Paddle's baseline order, which is tried too, has neither."""
     with pytest.raises(BudgetError, match="the least feasible one is"):
         within(programs(SMALL), 1, schedule_1f1b={"interleave": "dx-first", **given})
 
@@ -89,15 +89,15 @@ def test_a_larger_budget_is_no_slower() -> None:
 
 
 def test_the_plan_without_a_budget_is_taken_where_it_keeps_the_budget_and_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not below what Paddle's own plan holds, where it is not made."""
+    """Not below what Paddle's baseline holds, where it is not made."""
     plain = programs(SMALL)
-    monkeypatch.setattr(Search, "fitting", lambda self, budget: self.made(in_paddles_order(self.asked), self.world.rooms(budget)))
-    without, paddles = make_plans(plain, make_config({}), COPIES, "h200"), stock_peak(plain)
+    monkeypatch.setattr(Search, "fitting", lambda self, budget: self.made(in_paddles_order(self.asked), self.world.memory_limits(budget)))
+    without, paddles = make_plans(plain, make_config({}), COPIES, "h200"), baseline_peak(plain)
     roomy, tight = within(plain, 2 * paddles), within(plain, paddles - 1)
     assert [each.program.jobs for each in roomy] == [each.program.jobs for each in without]
     assert [each.program.jobs for each in tight] != [each.program.jobs for each in without]
     assert "without-budget-faster" in [each.rule for report in roomy[0].reports for each in report.remarks]
-    assert {each.room_bytes for each in roomy} == {0}
+    assert {each.memory_limit for each in roomy} == {0}
     monkeypatch.setattr(Ranks, "bytes_over_in_step", lambda *_: [1] * len(plain))
     declined = [each for report in within(plain, 2 * paddles)[0].reports for each in report.declined]
     assert [each.numbers["over_bytes"] for each in declined if each.rule == "without-budget-too-large"] == [1]
@@ -132,7 +132,7 @@ def test_a_plan_that_exceeds_its_budget_is_tried_with_other_waits(monkeypatch: p
     passes = make_config({"schedule_1f1b": {"interleave": "zb-h1", "only_gains": False}, **off}).pipeline()
 
     def chosen(self: Search, form: Pipeline, limit: Limit) -> Run:
-        return replace(self.made(form, self.world.rooms(None)), rooms=self.world.rooms(limit.budget))
+        return replace(self.made(form, self.world.memory_limits(None)), memory_limits=self.world.memory_limits(limit.budget))
 
     monkeypatch.setattr(Search, "chosen", chosen)
 
@@ -161,19 +161,19 @@ def test_a_plan_holds_its_budget_in_the_step_of_all() -> None:
 
 def test_what_little_less_room_does_not_change_gets_much_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offload moves whole values: a plan may hold the same bytes with a few bytes less room."""
-    program, rooms = run_ahead_program(), list[int | None]()
+    program, memory_limits = run_ahead_program(), list[int | None]()
     first = order_peak(program)
     monkeypatch.setattr(Ranks, "bytes_over_in_step", lambda *_: [5])
 
-    def made(passes: Pipeline, of_rank: Rooms) -> Run:
-        rooms.extend(of_rank)
-        return replace(run, rooms=of_rank)
+    def made(passes: Pipeline, of_rank: MemoryLimits) -> Run:
+        memory_limits.extend(of_rank)
+        return replace(run, memory_limits=of_rank)
 
     with together([program], COPIES, is_whole=False) as world:
         search = Search(world, make_config({}).pipeline())
         run = Run(search.asked, world.start, (first,))
-        assert search.with_less_room(made, run, 1) is None
-    assert rooms == [first - 10, first - 50, first - 210]
+        assert search.with_lower_limits(made, run, 1) is None
+    assert memory_limits == [first - 10, first - 50, first - 210]
 
 
 def test_a_budget_that_holds_already_moves_and_recomputes_nothing() -> None:
@@ -188,7 +188,7 @@ def test_a_budget_that_holds_already_moves_and_recomputes_nothing() -> None:
 def test_a_fraction_is_of_what_paddles_own_plan_holds() -> None:
     plain = programs(SMALL)
     with together(plain, COPIES, memory_budget=0.5) as world:
-        assert budget_bytes(world) == stock_peak(plain) // 2
+        assert budget_bytes(world) == baseline_peak(plain) // 2
 
 
 def test_ranks_of_a_stage_decide_alike_from_unequal_budgets() -> None:
@@ -215,7 +215,7 @@ def test_a_plan_keeps_its_budget_on_the_place_or_is_refused() -> None:
     @given(worlds(max_pp=2, max_micro_batches=4, max_layers=2, schedule="1F1B"), st.sampled_from([0.6, 0.8, 1.0, 1.5]))
     def holds(world: World, share: float) -> None:
         plain = programs(world)
-        budget = int(share * stock_peak(plain))
+        budget = int(share * baseline_peak(plain))
         try:
             plans = within(plain, budget)
         except BudgetError as error:

@@ -51,7 +51,7 @@ def outcome(given: str, where: str) -> str:
     program = parse(given.partition("=== program\n")[2], where)
     verify(program)
     try:
-        result, reports = passes_of(given).run(program, costs_of(given), room_bytes=int(head_of(given, "room") or 0) or None)
+        result, reports = passes_of(given).run(program, costs_of(given), memory_limit=int(head_of(given, "room") or 0) or None)
     except InterlaceError as error:
         return f"=== error\n{type(error).__name__}: {error}\n"
     report = "\n".join(places_text(reports))

@@ -57,10 +57,10 @@ def test_a_pass_runs_once_on_the_same_program_with_the_same_room() -> None:
     passes = [Passes((Counted(number=1), Counted(number=last))) for last in (2, 3, 2)]
     RUNS.clear()
     with together(programs(SHAPE), CALM, passes[0].passes) as world:
-        made = [world.run(each, world.rooms(5), ranks=[0]) for each in passes]
+        made = [world.run(each, world.memory_limits(5), ranks=[0]) for each in passes]
         assert RUNS == [1, 2, 3]
         assert made[0].steps == made[2].steps != made[1].steps
-        others = (None, *world.rooms(5)[1:])
+        others = (None, *world.memory_limits(5)[1:])
         world.run(passes[0], (5, *others[1:]), ranks=[0])
         assert RUNS == [1, 2, 3]
         world.run(passes[0], others, ranks=[0])
@@ -71,8 +71,8 @@ def test_a_stage_keeps_its_offload_and_what_follows_where_another_has_less_room(
     plain = programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B"))
     passes = Passes((Schedule1F1B(interleave="off"), OffloadActivations(min_bytes=1), Counted()))
     with together(plain, MOVED, passes.passes) as world:
-        rooms = ((900, 7), (900, 8), (700, 8))
-        same, other, less = (programs_of(world, world.run(passes, each))[0] for each in rooms)
+        memory_limits = ((900, 7), (900, 8), (700, 8))
+        same, other, less = (programs_of(world, world.run(passes, each))[0] for each in memory_limits)
     assert "offload-activations" in same.passes
     assert same is other
     assert same.jobs != less.jobs
@@ -80,18 +80,18 @@ def test_a_stage_keeps_its_offload_and_what_follows_where_another_has_less_room(
 
 
 def test_a_pass_that_asks_no_rank_runs_again_only_where_its_own_has_other_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes, rooms, run = Passes((Schedule1F1B(interleave="off"), ThrottleHost())), list[int | None](), ThrottleHost.run
+    passes, memory_limits, run = Passes((Schedule1F1B(interleave="off"), ThrottleHost())), list[int | None](), ThrottleHost.run
 
     def counted(self: ThrottleHost, program: Program, context: Context) -> Program:
         if program.rank == 0:
-            rooms.append(context.room_bytes)
+            memory_limits.append(context.memory_limit)
         return run(self, program, context)
 
     monkeypatch.setattr(ThrottleHost, "run", counted)
     with together(programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B")), CALM) as world:
         for each in ((900, 7), (900, 8), (700, 8)):
             world.run(passes, each)
-    assert rooms == [900, 700]
+    assert memory_limits == [900, 700]
 
 
 def test_what_other_options_make_too_is_known_to_later_passes() -> None:
@@ -106,8 +106,8 @@ def test_a_pass_runs_again_where_the_facts_of_another_rank_are_others() -> None:
     """The second rank has less room: the first one, which has as much as before, hears that and decides the same."""
     passes = Passes((OffloadActivations(min_bytes=1),))
     with together(programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B")), MOVED) as world:
-        before = world.run(Passes((Schedule1F1B(interleave="off"),)), world.rooms(None))
-        first, again, other = (world.run(passes, rooms, before) for rooms in ((900, 900), (900, 900), (900, 700)))
+        before = world.run(Passes((Schedule1F1B(interleave="off"),)), world.memory_limits(None))
+        first, again, other = (world.run(passes, memory_limits, before) for memory_limits in ((900, 900), (900, 900), (900, 700)))
     assert again.steps == first.steps
     assert first.steps[0] != other.steps[0]
     assert first.programs[0] == other.programs[0]
@@ -116,16 +116,16 @@ def test_a_pass_runs_again_where_the_facts_of_another_rank_are_others() -> None:
 def test_what_a_draft_made_is_verified_where_the_whole_plan_takes_it() -> None:
     broken = Counted(is_broken=True)
     with together(programs(SHAPE), CALM, [broken]) as world:
-        world.run(Passes((broken,)).draft(), world.rooms(None))
+        world.run(Passes((broken,)).draft(), world.memory_limits(None))
         with pytest.raises(InterlaceError, match=r"pass 'counted': rank 0: .* broken"):
-            world.run(Passes((broken,)), world.rooms(None))
+            world.run(Passes((broken,)), world.memory_limits(None))
 
 
 def judged(given_: Sequence[Program], form: str, costs: GivenCosts, **options: Any) -> tuple[list[Program], list[str], list[str]]:
     """Plans of all ranks together, the form that was kept, and rank 0's report lines."""
     passes = Passes((Schedule1F1B(interleave=form, **options), *THROTTLED))  # type: ignore[arg-type]
     with together(given_, costs, passes.passes) as world:
-        run = Search(world, passes).judged(passes, world.rooms(None))
+        run = Search(world, passes).judged(passes, world.memory_limits(None))
         found = finished(world, run)
     report = found[0][1][0]
     return [made for made, _ in found], [run.passes.passes[0].interleave], sentences(report.remarks)  # type: ignore[attr-defined]
@@ -151,12 +151,12 @@ def test_no_plan_is_simulated_slower_than_the_plain_order(world: World) -> None:
 def test_what_was_given_up_is_reported_and_can_be_kept() -> None:
     """Warm-up depth. Both figures stand in the report; `only_gains: off` keeps the form that was asked for."""
     plain = programs(SHAPE)
-    lag = (2, 0, 0)  # the first stage would end later for what it puts off
-    made, forms, lines = judged(plain, "dx-first", CALM, lag=lag)
+    weight_delay = (2, 0, 0)  # the first stage would end later for what it puts off
+    made, forms, lines = judged(plain, "dx-first", CALM, weight_delay=weight_delay)
     assert set(forms) == {"dx-first"}
     line = next(line for line in lines if "it would be slower" in line)
-    assert line.startswith("interleave: dx-first, lag [2, 0, 0]: whole step simulated")
-    kept = judged(plain, "dx-first", CALM, lag=lag, only_gains=False)
+    assert line.startswith("interleave: dx-first, weight_delay [2, 0, 0]: whole step simulated")
+    kept = judged(plain, "dx-first", CALM, weight_delay=weight_delay, only_gains=False)
     assert step_ns(kept[0], CALM) > step_ns(made, CALM)
 
 
@@ -242,7 +242,7 @@ def test_of_alternatives_the_fastest_that_keeps_the_budget_is_taken() -> None:
 
     def taken(budget: int) -> tuple[str, int]:
         with together(plain, costs, passes.passes) as world:
-            run = Search(world, passes).judged(passes, world.rooms(None), budget)
+            run = Search(world, passes).judged(passes, world.memory_limits(None), budget)
             syncs = next(each.syncs for each in run.passes.passes if isinstance(each, ThrottleHost))
             return syncs, max(each or 0 for each in world.gpu_peaks(run.made))
 

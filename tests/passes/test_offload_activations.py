@@ -375,5 +375,5 @@ def test_a_budget_leaves_free_what_side_streams_hold() -> None:
     program = parse(VIEWS)
     budget = peak_bytes(program)
     offloading = Pipeline((OffloadActivations(min_bytes=1),))
-    assert peak_bytes(offloading.run(program, costs(), room_bytes=budget)[0]) == budget
-    assert peak_bytes(offloading.run(program, costs(), room_bytes=budget - 16)[0]) <= budget - 16
+    assert peak_bytes(offloading.run(program, costs(), memory_limit=budget)[0]) == budget
+    assert peak_bytes(offloading.run(program, costs(), memory_limit=budget - 16)[0]) <= budget - 16

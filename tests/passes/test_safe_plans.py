@@ -18,7 +18,7 @@ from tests.strategies import World, programs, worlds
 
 OFFLOAD = {"fraction": 1.0, "min_bytes": 1, "only_gains": False}
 CONFIGS: dict[str, Config] = {
-    "stock": make_config({"schedule_1f1b": {"interleave": "off"}}),
+    "baseline": make_config({"schedule_1f1b": {"interleave": "off"}}),
     "pairs": make_config({"schedule_1f1b": {"interleave": "dx-first", "only_gains": False}}),
     "mixed": make_config({"schedule_1f1b": {"interleave": "mixed", "only_gains": False, "extra_live_bytes": "1GB"}}),
 }

@@ -95,7 +95,7 @@ def test_a_rank_that_the_folder_lacks_is_named(tmp_path: Path) -> None:
 def of_stages(folder: Path, world: World = WORLD) -> list[Program]:
     """Plans of one rank of each stage; gives the programs of all ranks."""
     given = programs(world)
-    firsts = [msgspec.structs.replace(given[ranks[0]], alike=tuple(ranks[1:])) for ranks in stages_of(given[0])]
+    firsts = [msgspec.structs.replace(given[ranks[0]], equivalent_ranks=tuple(ranks[1:])) for ranks in stages_of(given[0])]
     options = {"schedule_1f1b": {"search": False}, "offload_activations": {"fraction": 0.5, "min_bytes": 1}}
     for plan in make_plans(firsts, make_config(options), CostModel(load_profile("h200")), "h200"):
         plan.dump(folder)
@@ -110,7 +110,7 @@ def test_plans_of_stages_are_made_again_for_every_rank(tmp_path: Path) -> None:
     for plan, program in zip(found, given, strict=True):
         stage = load(tmp_path / f"rank{program.rank // 2 * 2}.ilp")
         assert plan.captured == program
-        assert (plan.program.rank, plan.program.alike, plan.program.groups) == (program.rank, (), program.groups)
+        assert (plan.program.rank, plan.program.equivalent_ranks, plan.program.groups) == (program.rank, (), program.groups)
         assert (plan.program.jobs, plan.program.events) == (stage.jobs, stage.events)
         plan.dump(tmp_path / "again")
     assert check([plan.program for plan in found]) == []

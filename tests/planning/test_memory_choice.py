@@ -41,8 +41,8 @@ class Told:
 
     map = known
 
-    def rooms(self, room_bytes: int) -> tuple[int, ...]:
-        return (room_bytes,) * len(self.facts)
+    def memory_limits(self, memory_limit: int) -> tuple[int, ...]:
+        return (memory_limit,) * len(self.facts)
 
     def run(self, *_: object, **__: object) -> Made:
         return self.start
@@ -67,29 +67,29 @@ class Remade:
     """Plans that are made again, one after another, with the bytes that each rank is over the budget."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, asked: Pipeline, over: Sequence[Sequence[int]]) -> None:
-        self.over, self.freed, self.rooms = over, list[list[int]](), list[tuple[int | None, ...]]()
+        self.over, self.freed, self.memory_limits = over, list[list[int]](), list[tuple[int | None, ...]]()
         world = Told({}, num_ranks=2, bytes_over_in_step=self.bytes_over, order_peaks=lambda _: [PEAK, PEAK])
         monkeypatch.setattr(Search, "again", self.again)
-        found = search(world, asked).with_less_room(self.make, Run(asked, made(0), (PEAK, PEAK)), 77)
-        self.found = found and found.rooms
+        found = search(world, asked).with_lower_limits(self.make, Run(asked, made(0), (PEAK, PEAK)), 77)
+        self.found = found and found.memory_limits
 
     def bytes_over(self, _: Made, budget: int) -> Sequence[int]:
         assert budget == 77
-        return self.over[len(self.rooms)]
+        return self.over[len(self.memory_limits)]
 
     def again(self, passes: Pipeline, freed_bytes: Sequence[int]) -> Pipeline:
         self.freed.append(list(freed_bytes))
         return passes
 
-    def make(self, passes: Pipeline, rooms: tuple[int | None, ...]) -> Run:
-        self.rooms.append(rooms)
-        return Run(passes, made(len(self.rooms)), rooms)
+    def make(self, passes: Pipeline, memory_limits: tuple[int | None, ...]) -> Run:
+        self.memory_limits.append(memory_limits)
+        return Run(passes, made(len(self.memory_limits)), memory_limits)
 
 
 def test_each_rank_gets_so_much_less_room_as_it_exceeds_the_budget_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until none does: one that is within keeps its room, but plans again with the others."""
     again = Remade(monkeypatch, MOVING, [[0, 5], [7, 0], [0, 0]])
-    assert again.rooms == [(PEAK, PEAK - 2 * 5), (PEAK - 8 * 7, PEAK - 2 * 5)]
+    assert again.memory_limits == [(PEAK, PEAK - 2 * 5), (PEAK - 8 * 7, PEAK - 2 * 5)]
     assert again.found == (PEAK - 8 * 7, PEAK - 2 * 5)
 
 
@@ -100,9 +100,9 @@ def test_recomputation_frees_more_where_nothing_moves_or_moving_did_not_help(mon
 
 def test_a_plan_within_its_budget_is_not_made_again_and_one_that_never_is_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Remade(monkeypatch, MOVING, [[0, 0]])
-    assert (kept.rooms, kept.found) == ([], (PEAK, PEAK))
+    assert (kept.memory_limits, kept.found) == ([], (PEAK, PEAK))
     never = Remade(monkeypatch, MOVING, [[0, 1]] * 4)
-    assert ([rooms[1] for rooms in never.rooms], never.found) == ([PEAK - 2, PEAK - 10, PEAK - 42], None)
+    assert ([memory_limits[1] for memory_limits in never.memory_limits], never.found) == ([PEAK - 2, PEAK - 10, PEAK - 42], None)
     assert Remade(monkeypatch, MOVING, [[1, 1]] * 3 + [[0, 0]]).found == (PEAK - 42,) * 2
 
 
@@ -110,10 +110,10 @@ def test_a_plan_within_its_budget_is_not_made_again_and_one_that_never_is_is_giv
     ("budget", "paddles", "held", "steps", "taken", "told"),
     [
         (100, 100, 100, (100, 90), True, "without-budget-faster"),
-        (100, 101, 100, (100, 90), False, ""),  # Paddle's own plan does not keep it
+        (100, 101, 100, (100, 90), False, ""),  # Paddle's baseline does not keep it
         (100, 100, 101, (100, 90), False, "without-budget-too-large"),
         (100, 100, 100, (100, 100), False, "without-budget-slower"),  # no faster
-        (100, None, 100, (100, 90), False, ""),  # what Paddle's own plan holds is not known
+        (100, None, 100, (100, 90), False, ""),  # what Paddle's baseline holds is not known
         (100, 100, 100, (None, 90), False, ""),
     ],
 )
@@ -122,14 +122,14 @@ def test_the_plan_without_a_budget_keeps_it_and_is_faster(
 ) -> None:
     within, without = Run(OPEN, made(1), (42,)), Run(MOVING, made(2), (None,))
     world = Told(
-        {tasks.stock_peak: [paddles]},
+        {tasks.baseline_peak: [paddles]},
         num_ranks=1,
         step_ns=lambda made, *_: steps[made.programs == (2,)],
         bytes_over_in_step=lambda made, limit: [max(0, held - limit) if made.programs == (2,) else 0],
     )
     monkeypatch.setattr(Search, "unlimited", lambda _: without)
     found = search(world).or_without_budget(within, budget)
-    assert (found.passes is MOVING, found.rooms) == ((True, (0,)) if taken else (False, (42,)))
+    assert (found.passes is MOVING, found.memory_limits) == ((True, (0,)) if taken else (False, (42,)))
     assert rules_of(found.made.notes) == [told] * bool(told)
 
 
@@ -143,10 +143,10 @@ def test_what_is_needed_at_once_is_refused_before_any_plan(monkeypatch: pytest.M
 
     monkeypatch.setattr(Search, "chosen", chosen)
     monkeypatch.setattr(Search, "limit", lambda *_: None)
-    monkeypatch.setattr(Search, "with_less_room", lambda self, make, run, budget: run)
+    monkeypatch.setattr(Search, "with_lower_limits", lambda self, make, run, budget: run)
     found = search(Told({tasks.least_bytes: [50]}, num_ranks=1)).fitting(budget)
     assert (found is None, runs) == ((True, []) if hopeless else (False, [1]))
-    assert found is None or found.rooms == (7,)
+    assert found is None or found.memory_limits == (7,)
 
 
 @pytest.mark.parametrize(("held", "kept"), [(100, True), (101, False)])
@@ -169,5 +169,5 @@ def test_what_holds_least_is_kept_within_the_budget_and_refused_above(monkeypatc
 
 @pytest.mark.parametrize(("part", "budget"), [(0.5, 208), (0.0001, 1)])
 def test_a_part_of_what_is_held_is_a_budget_however_small(part: float, budget: int) -> None:
-    world = Told({tasks.stock_peak: [416, None]}, num_ranks=2, facts=[SimpleNamespace(memory_budget=part)] * 2)
+    world = Told({tasks.baseline_peak: [416, None]}, num_ranks=2, facts=[SimpleNamespace(memory_budget=part)] * 2)
     assert budget_bytes(world) == budget  # type: ignore[arg-type]

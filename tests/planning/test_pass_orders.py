@@ -220,7 +220,7 @@ def test_a_pass_that_moves_a_message_on_one_stage_is_refused_by_name() -> None:
 
 def test_ranks_that_stand_for_others_are_compared() -> None:
     first, _, second, _ = programs(World(pp=2, dp=2, micro_batches=3, masks=True))
-    given = [msgspec.structs.replace(first, alike=(1,)), msgspec.structs.replace(second, alike=(3,))]
+    given = [msgspec.structs.replace(first, equivalent_ranks=(1,)), msgspec.structs.replace(second, equivalent_ranks=(3,))]
     assert refused(given, moves_messages={"ranks": [2]}).startswith("pass 'moves-messages': group ")
     assert len(make_plans(given, config(moves_messages={"ranks": [0, 2]}), COSTS, "cpu")) == 2
 

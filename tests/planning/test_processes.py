@@ -161,8 +161,8 @@ def test_plans_of_several_processes_are_those_of_one(budget: float | None) -> No
     others.append(in_threads(lambda program, peers: make_plan(program, config, COSTS, "given", peers), given))
     for other in others:
         assert [digest_of(plan.program) for plan in other] == [digest_of(plan.program) for plan in one]
-        assert [(plan.set_digest, plan.outcome, plan.room_bytes) for plan in other] == [
-            (plan.set_digest, plan.outcome, plan.room_bytes) for plan in one
+        assert [(plan.set_digest, plan.outcome, plan.memory_limit) for plan in other] == [
+            (plan.set_digest, plan.outcome, plan.memory_limit) for plan in one
         ]
         assert [plan.passes for plan in other] == [plan.passes for plan in one]
         assert [plan.compared is not None for plan in other] == [True, *[False] * (len(given) - 1)]
@@ -189,7 +189,7 @@ def test_a_pass_that_fails_is_named_once() -> None:
     assert str(found.value) == told
     with world_of([Worker(program, COSTS, passes.passes) for program in given], [0, 1], [0, 1]) as world:
         with pytest.raises(PassError) as found:
-            world.run(passes, world.rooms(None))
+            world.run(passes, world.memory_limits(None))
         assert str(found.value) == told
 
 
@@ -292,9 +292,11 @@ def test_a_step_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning_world, "run_passes", counted)
     passes = make_config({"schedule_1f1b": {"interleave": "off"}, "narrow_gathers": "off", "choose_recompute": "off"}).pipeline()
     with world_of([Worker(program, COSTS) for program in RANKS], [0, 1, 2]) as world:
-        first, again = (world.run(passes, world.rooms(None)) for _ in range(2))
+        first, again = (world.run(passes, world.memory_limits(None)) for _ in range(2))
         assert again == first
         count, steps = len(runs), len(world.workers[0].steps)
-        assert world.run(passes, world.rooms(1)).steps[0][:2] == first.steps[0][:2]  # the last one, throttle-host, looks at its room
+        assert (
+            world.run(passes, world.memory_limits(1)).steps[0][:2] == first.steps[0][:2]
+        )  # the last one, throttle-host, looks at its room
         assert len(runs) == 2 * count
         assert len(world.workers[0].steps) < 2 * steps

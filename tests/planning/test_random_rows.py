@@ -213,22 +213,24 @@ def test_rows_with_a_slip_are_refused_with_their_place_or_still_legal(world: Wor
 @settings(max_examples=15, deadline=None)
 @given(SMALL, st.booleans(), st.data())
 def test_any_lag_and_depth_are_planned_proved_and_computed(world: World, chunks: bool, data: st.DataObject) -> None:
-    """With chunks micro-batches come in multiples of the stages: Paddle's own order of others waits in a circle, or swaps messages."""
+    """With chunks micro-batches come in multiples of the stages: Paddle's baseline order of others waits in a circle, or swaps messages."""
     world = chunked(world) if chunks else world
     world = msgspec.structs.replace(world, micro_batches=2 * world.pp) if chunks else world
     before, count = programs(world), world.micro_batches
     numbers = st.lists(st.integers(0, count + 1), min_size=world.pp, max_size=world.pp).map(tuple)
     forms = st.lists(st.sampled_from(["dx-first", "mixed"]), min_size=world.pp, max_size=world.pp).map(tuple)
     options: dict[str, Any] = {"interleave": "dx-first" if chunks else data.draw(forms)}
-    options["lag"] = data.draw(numbers | st.integers(0, count + 1))
-    lags = options["lag"] if isinstance(options["lag"], tuple) else (options["lag"],) * world.pp
-    options["lag_at_end"] = data.draw(st.none() | st.tuples(*(st.integers(lag, lag + 2 * bool(lag)) for lag in lags)))
-    options["early_sends_at_end"] = data.draw(st.none() | SHARES)
-    if options["lag"]:
-        options["at_once"] = data.draw(SHARES | st.lists(SHARES, min_size=world.pp, max_size=world.pp).map(tuple))
+    options["weight_delay"] = data.draw(numbers | st.integers(0, count + 1))
+    weight_delays = options["weight_delay"] if isinstance(options["weight_delay"], tuple) else (options["weight_delay"],) * world.pp
+    options["weight_delay_at_end"] = data.draw(
+        st.none() | st.tuples(*(st.integers(weight_delay, weight_delay + 2 * bool(weight_delay)) for weight_delay in weight_delays))
+    )
+    options["send_latency_weight_at_end"] = data.draw(st.none() | SHARES)
+    if options["weight_delay"]:
+        options["inline_share"] = data.draw(SHARES | st.lists(SHARES, min_size=world.pp, max_size=world.pp).map(tuple))
     if not chunks:
         options["depth"] = tuple(1 + deep for deep in data.draw(numbers))
-        if stall([joined(s, world.pp, count, lag=0, warmup=options["depth"][s]) for s in range(world.pp)]):
+        if stall([joined(s, world.pp, count, weight_delay=0, warmup=options["depth"][s]) for s in range(world.pp)]):
             with pytest.raises(ConfigError, match=r"(?s)schedule_1f1b\.depth: .*<-- here"):
                 planned_as(before, **options)
             return

@@ -40,22 +40,22 @@ def again(plans: list[Plan], given: list[Program], folder: Path) -> list[Plan]:
         (
             {
                 "interleave": "dx-first",
-                "lag": (0, 2),
+                "weight_delay": (0, 2),
                 "depth": (3, 2),
                 "only_gains": False,
-                "early_sends": (0.0, 1.0),
+                "send_latency_weight": (0.0, 1.0),
                 "search": False,
-                "at_once": (0.0, 0.5),
+                "inline_share": (0.0, 0.5),
             },
             "1 | 0F 1F 0I+2F 1I+3F 2I+4F+0W 3I+5F+1W 4I+2W 5I+3W 4W 5W+O",
         ),
         (
             {
                 "interleave": ("dx-first", "mixed"),
-                "lag": (0, 1),
-                "lag_at_end": (0, 2),
+                "weight_delay": (0, 1),
+                "weight_delay_at_end": (0, 2),
                 "depth": (3, 1),
-                "early_sends_at_end": (0.5, 0.0),
+                "send_latency_weight_at_end": (0.5, 0.0),
                 "only_gains": False,
                 "search": False,
             },

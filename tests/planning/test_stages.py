@@ -18,7 +18,7 @@ from interlace.errors import ProgramError
 from interlace.ir import Group, Pipeline, Program, load, parse, save, show, verify
 from interlace.ir.difference import first_unlike
 from interlace.ir.dump import find_dumps
-from interlace.ir.stand_ins import likeness, missing_ranks, seats, stand_ins, with_given_partners
+from interlace.ir.equivalent_ranks import equivalence_key, missing_ranks, representatives, seats, with_given_partners
 from interlace.local.stages import require_alike, stages_of
 from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import check
@@ -32,11 +32,11 @@ COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): 
 
 def firsts(every: Sequence[Program]) -> list[Program]:
     """What `dump --stages` makes of a world's programs."""
-    return [msgspec.structs.replace(every[ranks[0]], alike=tuple(ranks[1:])) for ranks in stages_of(every[0])]
+    return [msgspec.structs.replace(every[ranks[0]], equivalent_ranks=tuple(ranks[1:])) for ranks in stages_of(every[0])]
 
 
 def steps(given_: Sequence[Program]) -> dict[int, int]:
-    found = simulate(given_, COSTS, Options(stands_for=stand_ins(given_)), with_memory=False)
+    found = simulate(given_, COSTS, Options(representative=representatives(given_)), with_memory=False)
     return {rank.rank: rank.step_ns for rank in found.ranks}
 
 
@@ -47,8 +47,8 @@ def test_stages_are_planned_and_timed_as_their_whole_world(world: World) -> None
     every = programs(world)
     whole = [each.program for each in make_plans(every, config, COSTS, "given")]
     some = [each.program for each in make_plans(firsts(every), config, COSTS, "given")]
-    assert [msgspec.structs.replace(each, alike=()) for each in some] == [whole[each.rank] for each in some]
-    assert [each.alike for each in some] == [each.alike for each in firsts(every)]
+    assert [msgspec.structs.replace(each, equivalent_ranks=()) for each in some] == [whole[each.rank] for each in some]
+    assert [each.equivalent_ranks for each in some] == [each.equivalent_ranks for each in firsts(every)]
     assert check(some) == check(whole) == []
     assert steps(some).items() <= steps(whole).items()
 
@@ -85,7 +85,12 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_dump_of_stages_builds_as_many_ranks(built: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dump", __file__, "--world", "8", "--stages", "-o", str(tmp_path)]) == 0
     assert sorted(built) == [0, 2, 4, 6]
-    assert [(each.rank, each.alike) for each in map(load, find_dumps([tmp_path]))] == [(0, (1,)), (2, (3,)), (4, (5,)), (6, (7,))]
+    assert [(each.rank, each.equivalent_ranks) for each in map(load, find_dumps([tmp_path]))] == [
+        (0, (1,)),
+        (2, (3,)),
+        (4, (5,)),
+        (6, (7,)),
+    ]
     assert "4 programs in " in (told := capsys.readouterr().out)
     assert "one for each stage of 2 ranks; that ranks of a stage are alike was not looked at (--compare)" in told
 
@@ -126,7 +131,7 @@ def test_what_stages_do_to_each_other_is_still_found() -> None:
 
 def test_a_partner_that_is_not_given_is_replaced_by_its_stand_in() -> None:
     def program(rank: int, stage: int, *groups: Group) -> Program:
-        return Program((), (), groups, Pipeline(stage, 2), rank, 8, alike=tuple(range(rank + 1, rank + 4)))
+        return Program((), (), groups, Pipeline(stage, 2), rank, 8, equivalent_ranks=tuple(range(rank + 1, rank + 4)))
 
     crossing, within, both = Group(1, (0, 6)), Group(2, (0, 1)), Group(3, (0, 1, 4, 5))
     first, last = with_given_partners([program(0, 0, crossing, within, both), program(4, 1, Group(9, (2, 4)))])
@@ -137,7 +142,7 @@ def test_a_partner_that_is_not_given_is_replaced_by_its_stand_in() -> None:
 def test_whose_ranks_are_given() -> None:
     every = programs(World(pp=2, mp=2, micro_batches=2))
     some = firsts(every)
-    assert (stand_ins(some), missing_ranks(some), seats(some)) == ({1: 0, 3: 2}, [], [0, 0, 1, 1])
+    assert (representatives(some), missing_ranks(some), seats(some)) == ({1: 0, 3: 2}, [], [0, 0, 1, 1])
     assert (missing_ranks(some[:1]), seats(some[:1]), seats(every)) == ([2, 3], None, [0, 1, 2, 3])
     with pytest.raises(ProgramError, match="rank 1 is given twice, in the dumps of ranks 0 and 1"):
         seats([*some, every[1]])
@@ -148,7 +153,7 @@ def test_a_program_that_stands_for_others_is_stored_whole() -> None:
     assert parse(show(some)) == some
     for alike in ((3, 3), (2,), (1,), (4,)):
         with pytest.raises(ProgramError, match="rank 2 stands for"):
-            verify(msgspec.structs.replace(some, alike=alike))
+            verify(msgspec.structs.replace(some, equivalent_ranks=alike))
 
 
 def test_stages_that_nobody_tells_are_refused() -> None:
@@ -164,11 +169,11 @@ def test_ranks_of_a_stage_that_do_other_things_are_simulated_each() -> None:
     accumulated = Pipeline(num_micro_batches=2, schedule="accumulate")
     world = World(pp=3, mp=2, micro_batches=2, schedule="FThenB", streams=True)
     every = [msgspec.structs.replace(each, pipeline=accumulated) for each in programs(world)]
-    assert len({likeness(each) for each in every}) == len(every)
+    assert len({equivalence_key(each) for each in every}) == len(every)
     plans = make_plans(every, make_config({}), COSTS, "given")
     assert check([each.program for each in plans], CPU) == []
     assert "own-plan-kept" in [each.rule for report in plans[0].reports for each in report.remarks]
     uneven = programs(World(pp=2, mp=2, micro_batches=2))
     uneven[1] = uneven[1].with_ops([msgspec.structs.replace(op, layer=f"{op.layer}.other") for op in uneven[1].ops])
-    assert [likeness(each) == likeness(uneven[0]) for each in uneven] == [True, False, False, False]
-    assert likeness(uneven[2]) == likeness(uneven[3])
+    assert [equivalence_key(each) == equivalence_key(uneven[0]) for each in uneven] == [True, False, False, False]
+    assert equivalence_key(uneven[2]) == equivalence_key(uneven[3])

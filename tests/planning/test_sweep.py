@@ -51,7 +51,7 @@ def test_a_sweep_leaves_the_curve_beside_the_plan(dumps: Path, tmp_path: Path, c
     assert (found.points[-1].kept_bytes or 0) < (found.points[0].kept_bytes or 0)
     assert found.text() in capsys.readouterr().out
     record = read_record(plan / "rank0.ilp")
-    assert record.memory_budget <= found.stock.peak_bytes <= budgets[0]  # less where a plan of the curve fits and is faster
+    assert record.memory_budget <= found.baseline.peak_bytes <= budgets[0]  # less where a plan of the curve fits and is faster
 
 
 def test_a_larger_budget_is_never_slower() -> None:

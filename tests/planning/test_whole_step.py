@@ -1,4 +1,4 @@
-"""`interleave: auto`: never slower than Paddle's own plan or a named form that holds no more, and the same on every rank."""
+"""`interleave: auto`: never slower than Paddle's baseline or a named form that holds no more, and the same on every rank."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from interlace.ir import Op, Program, parse
 from interlace.ir.remarks import Remark
 from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B
 from interlace.planning import budget, search, tasks
-from interlace.planning.budget import stock_peak_bytes
+from interlace.planning.budget import baseline_peak_bytes
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.search import FORM_TAKEN, OWN_PLAN_KEPT, Judged, Limit, Run, Schedules, Search
-from interlace.planning.tasks import Rooms
+from interlace.planning.tasks import MemoryLimits
 from interlace.planning.world import World as Ranks
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
@@ -49,11 +49,11 @@ class FairCosts(GivenCosts):
 
 LOADED = FairCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
 CALM = FairCosts({"comm": 5, "gemm": 50, "default": 5}, host_ns=1, job_ns=20)
-STOCK = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams", "delay_transfers", "throttle_host"), "off")
+BASELINE = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams", "delay_transfers", "throttle_host"), "off")
 
 
 def planned(given_: Sequence[Program], costs: GivenCosts, form: str, **options: Any) -> list[Plan]:
-    more = STOCK if form == "off" else {}
+    more = BASELINE if form == "off" else {}
     return make_plans(given_, make_config({"schedule_1f1b": {"interleave": form, "only_gains": False, **options}, **more}), costs, "given")
 
 
@@ -86,10 +86,10 @@ def choice(plans: Sequence[Plan]) -> Remark:
 def test_auto_is_never_slower_than_what_holds_no_more(world: World) -> None:
     plain = programs(world)
     for costs in (LOADED, CALM):
-        stock, auto = planned(plain, costs, "off"), planned(plain, costs, "auto")
-        limit = int(peak(stock) * 1.01)
+        baseline, auto = planned(plain, costs, "off"), planned(plain, costs, "auto")
+        limit = int(peak(baseline) * 1.01)
         assert peak(auto) <= limit
-        others = [stock, *(planned(plain, costs, form, search=False) for form in ("dx-first", "mixed", "zb-h1") if world.pp > 1)]
+        others = [baseline, *(planned(plain, costs, form, search=False) for form in ("dx-first", "mixed", "zb-h1") if world.pp > 1)]
         assert step_ns(auto, costs) <= min(step_ns(each, costs) for each in others if peak(each) <= limit)
         assert len({told(auto, rank)[-1] for rank in range(len(auto))}) == 1
         for place in (GPU, CPU, CUSTOM):
@@ -97,12 +97,13 @@ def test_auto_is_never_slower_than_what_holds_no_more(world: World) -> None:
 
 
 def test_weight_gradients_trail_where_that_hides_more() -> None:
-    """The last stage has room that Paddle's plan leaves: a lag there is faster than every named form that holds as little."""
+    """The last stage has room that Paddle's plan leaves: a weight-gradient delay there is faster than every named form that holds as
+    little."""
     plain, costs = programs(World(pp=2, mp=2, micro_batches=8, layers=8)), FairCosts({"comm": 30, "gemm": 100, "default": 10})
     auto = planned(plain, costs, "auto")
     form = choice(auto).names["form"]
     assert isinstance(form, str)
-    assert form.startswith("interleave: [mixed, dx-first], lag [0, 1], depth [2, 1], ")
+    assert form.startswith("interleave: [mixed, dx-first], weight_delay [0, 1], depth [2, 1], ")
     for form in ("dx-first", "zb-h1"):
         assert step_ns(auto, costs) < step_ns(planned(plain, costs, form), costs)
 
@@ -121,7 +122,7 @@ def test_what_was_considered_is_told() -> None:
 
 
 def test_one_baseline() -> None:
-    """What `auto` calls Paddle's own plan is what the closing sentence calls so; with an offload of the user's it is something else."""
+    """What `auto` calls Paddle's baseline is what the closing sentence calls so; with an offload of the user's it is something else."""
     plain, costs = programs(World(pp=2, mp=2, micro_batches=6, layers=2)), CostModel(load_profile("h200"))
     moving = {"offload_activations": {"fraction": 0.5, "min_bytes": 1}}
     mine, offloaded = (make_plans(plain, make_config(more), costs, "h200") for more in ({}, moving))
@@ -130,12 +131,12 @@ def test_one_baseline() -> None:
     assert choice(mine).numbers["own_step_ns"] == mine[0].outcome.before.step_ns
     assert "own_passes" not in choice(mine).names
     assert choice(offloaded).names["own_passes"] == ("offload-activations",)
-    assert not any("Paddle's own plan" in line for line in told(offloaded))
+    assert not any("Paddle's baseline" in line for line in told(offloaded))
 
 
 @pytest.mark.parametrize("world", [World(), World(micro_batches=2), World(mp=2)])
 def test_one_order_has_one_name(world: World) -> None:
-    """Where Paddle's own plan is kept, its own order of jobs is not declined beside it under another name."""
+    """Where Paddle's baseline is kept, its own order of jobs is not declined beside it under another name."""
     bare = {
         "schedule_1f1b": {"search": False},
         "throttle_host": {"syncs": "outputs"},
@@ -146,7 +147,7 @@ def test_one_order_has_one_name(world: World) -> None:
     for options in ({"schedule_1f1b": {"search": False}}, bare):
         plans = make_plans(programs(world), make_config(options), CostModel(load_profile("h200")), "h200")
         assert not [line for line in told(plans) if line.startswith("interleave: off")]
-    if world == World():  # nothing to interleave: with Paddle's own streams and waits the order is Paddle's own plan
+    if world == World():  # nothing to interleave: with Paddle's own streams and waits the order is Paddle's baseline
         kept = choice(plans)
         assert kept.rule == OWN_PLAN_KEPT
         assert not [each for each in remarks(plans) if "jobs" in each.names and each.numbers["step_ns"] == kept.numbers["own_step_ns"]]
@@ -158,8 +159,8 @@ def test_under_a_budget_the_baseline_is_paddles_own_plan() -> None:
     made = make_plans(plain, make_config({"memory_budget": 4096}), costs, "h200")
     assert made[0].outcome is not None
     assert made[0].outcome.before is not None
-    peak = max(stock_peak_bytes(program, costs) or 0 for program in plain)
-    line = f"Paddle's own plan {ms(made[0].outcome.before.step_ns)}, {size(peak)} on the fullest stage"
+    peak = max(baseline_peak_bytes(program, costs) or 0 for program in plain)
+    line = f"Paddle's baseline {ms(made[0].outcome.before.step_ns)}, {size(peak)} on the fullest stage"
     assert any(line in each for each in told(made)), told(made)
 
 
@@ -175,9 +176,9 @@ def test_under_a_budget_the_baseline_is_paddles_own_plan() -> None:
 def test_other_schedules(world: World) -> None:
     """VPP and accumulation have forms to choose from, FThenB has none; draws keep their order."""
     plain = programs(world)
-    auto, stock = planned(plain, LOADED, "auto"), planned(plain, LOADED, "off")
+    auto, baseline = planned(plain, LOADED, "auto"), planned(plain, LOADED, "off")
     if world.schedule != "VPP":  # of two stages Paddle's own VPP waits in a circle where sends wait for their receivers
-        assert step_ns(auto, LOADED) <= step_ns(stock, LOADED)
+        assert step_ns(auto, LOADED) <= step_ns(baseline, LOADED)
     assert check([plan.program for plan in auto], CPU) == []
     assert choice(auto).kind == "decided"
 
@@ -205,19 +206,20 @@ def test_stages_keep_one_depth_where_one_of_them_draws_in_forward_and_backward(f
 def test_forms_and_the_end_are_chosen_by_stage() -> None:
     """What `auto` says that it took plans the same jobs when it is given by hand."""
     plain, costs = programs(World(pp=2, mp=2, micro_batches=6, layers=2)), FairCosts({"comm": 30, "gemm": 100, "default": 10})
-    auto = planned(plain, costs, "auto", early_sends=0.0)
+    auto = planned(plain, costs, "auto", send_latency_weight=0.0)
     taken = next(each for each in auto[0].passes if isinstance(each, Schedule1F1B))
-    assert taken.lag_at_end is not None
-    assert f"lag_at_end [{', '.join(map(str, taken.lag_at_end))}]" in choice(auto).names["form"]  # type: ignore[arg-type]
+    assert taken.weight_delay_at_end is not None
+    assert f"weight_delay_at_end [{', '.join(map(str, taken.weight_delay_at_end))}]" in choice(auto).names["form"]  # type: ignore[arg-type]
     again = planned(plain, costs, **{**msgspec.structs.asdict(taken), "form": taken.interleave})
     assert [plan.program.jobs for plan in again] == [plan.program.jobs for plan in auto]
 
 
-@pytest.mark.parametrize("lag", [1, 3, (0, 2)])
-def test_weight_gradients_trail_with_chunks(lag: int | tuple[int, ...]) -> None:
-    """VPP with any lag is proved, and computes every part once; weight gradients of a chunk stay in the order of their micro-batches."""
+@pytest.mark.parametrize("weight_delay", [1, 3, (0, 2)])
+def test_weight_gradients_trail_with_chunks(weight_delay: int | tuple[int, ...]) -> None:
+    """VPP with any weight_delay is proved, and computes every part once; weight gradients of a chunk stay in the order of their
+    micro-batches."""
     plain = programs(World(pp=2, mp=2, micro_batches=4, layers=4, schedule="VPP", chunks=2))
-    plans = planned(plain, LOADED, "dx-first", lag=lag, search=False)
+    plans = planned(plain, LOADED, "dx-first", weight_delay=weight_delay, search=False)
     for place in (GPU, CPU, CUSTOM):
         assert [str(finding) for finding in check([plan.program for plan in plans], place) if finding.kind not in KNOWN] == []
     for plan, whole in zip(plans, planned(plain, LOADED, "dx-first", search=False), strict=True):
@@ -226,11 +228,11 @@ def test_weight_gradients_trail_with_chunks(lag: int | tuple[int, ...]) -> None:
 
 
 def test_with_chunks_lags_and_orders_are_searched() -> None:
-    """No slower than the forms by name in the same memory, and a lag for each stage that memory allows."""
+    """No slower than the forms by name in the same memory, and a weight_delay for each stage that memory allows."""
     plain = programs(World(pp=2, mp=2, micro_batches=6, layers=4, schedule="VPP", chunks=2))
     costs = FairCosts({"comm": 30, "gemm": 100, "default": 10})
     auto = planned(plain, costs, "auto")
-    assert any(", lag [" in line for line in told(auto) if "interleave: dx-first" in line or "interleave: mixed" in line)
+    assert any(", weight_delay [" in line for line in told(auto) if "interleave: dx-first" in line or "interleave: mixed" in line)
     limit = 1.01 * peak(planned(plain, costs, "off"))
     others = [planned(plain, costs, form, search=False) for form in ("dx-first", "mixed")]
     assert peak(auto) <= limit
@@ -252,13 +254,13 @@ def recomputing(schedule: str) -> list[Program]:
 @pytest.mark.parametrize("schedule", ["accumulate", "none", "FThenB"])
 def test_recomputation_is_left_out_whatever_the_schedule(schedule: str) -> None:
     """What nothing reads, in forms by name; with `auto` all that Paddle's memory has room for."""
-    stock, auto = (planned(recomputing(schedule), LOADED, form) for form in ("off", "auto"))
-    for plan in stock:
+    baseline, auto = (planned(recomputing(schedule), LOADED, form) for form in ("off", "auto"))
+    for plan in baseline:
         assert [op.kind for op in plan.program.ops if "bwd_recompute_id" in op.attrs] == ["matmul", "gelu"]
     for plan in auto:
         assert not [op for op in plan.program.ops if "bwd_recompute_id" in op.attrs]
-    assert step_ns(auto, LOADED) < step_ns(stock, LOADED)
-    assert peak(auto) <= 1.01 * peak(stock)
+    assert step_ns(auto, LOADED) < step_ns(baseline, LOADED)
+    assert peak(auto) <= 1.01 * peak(baseline)
 
 
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:
@@ -282,7 +284,7 @@ def test_schedules_are_looked_for_in_less_memory_where_all_exceed_it_by_a_little
 
     def draft(self: Schedules, recomputed: Any, form: Schedule1F1B, later: Any, limit: int) -> Judged:
         found = drafts(self, recomputed, form, later, limit)
-        is_over = over and form.lag and min(asked) == limit
+        is_over = over and form.weight_delay and min(asked) == limit
         return dataclasses.replace(found, step_ns=1, peak_bytes=limit + over) if is_over else found
 
     monkeypatch.setattr(search, "find_schedules", watched)
@@ -290,7 +292,7 @@ def test_schedules_are_looked_for_in_less_memory_where_all_exceed_it_by_a_little
     plans = planned(programs(World(pp=3, mp=1, micro_batches=6, layers=3)), LOADED, "auto")
     first, *others = asked
     assert all(each.peak_bytes <= limit for limit, found in asked.items() for each in found)
-    assert others == ([min(each.peak_bytes for each in asked[first] if any(each.schedule.lag)) - 10] if over == 10 else [])
+    assert others == ([min(each.peak_bytes for each in asked[first] if any(each.schedule.weight_delay)) - 10] if over == 10 else [])
     assert not {each.schedule for each in asked[first]} & {each.schedule for other in others for each in asked[other]}
     assert peak(plans) <= first
 
@@ -357,25 +359,25 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
 @pytest.mark.parametrize(("fastest_ns", "rounds", "after"), [(None, 3, 80), (90, 3, 80), (50, 2, 50), (30, 1, 30)])
 def test_a_draft_that_is_slower_already_is_not_made_again(fastest_ns: int | None, rounds: int, after: int) -> None:
     """Steps of 30, 60 and 80 ns where the plan holds 120, 110 and 100 bytes of the 100 that it may."""
-    made, simulated = list[Rooms](), list[int]()
+    made, simulated = list[MemoryLimits](), list[int]()
 
     def simulated_ns(plan: Any, later: Any) -> int:
         simulated.append(plan.round)
         return (30, 60, 80)[plan.round]
 
-    def run(passes: Pipeline, rooms: Rooms, *_: Any) -> Any:
-        made.append(rooms)
+    def run(passes: Pipeline, memory_limits: MemoryLimits, *_: Any) -> Any:
+        made.append(memory_limits)
         return SimpleNamespace(round=len(made) - 1)
 
     choice = SimpleNamespace(
         before=lambda recomputed: None,
-        rooms=(100,),
+        memory_limits=(100,),
         fastest_ns=fastest_ns,
         ranks=(0,),
         offloads=True,
         world=SimpleNamespace(run=run, step_ns=simulated_ns),
         _peaks=lambda plan: [(120, 110, 100)[plan.round]],
-        search=SimpleNamespace(memo=0, less_room=lambda plan, rooms, over: (rooms[0] - over[0],)),
+        search=SimpleNamespace(memo=0, lower_limits=lambda plan, memory_limits, over: (memory_limits[0] - over[0],)),
     )
     found = Schedules.draft(choice, None, Schedule1F1B(), (), 100)  # type: ignore[arg-type]
     assert made == [(100,), (80,), (70,)][:rounds]
@@ -393,7 +395,7 @@ def test_paddles_order_recomputes_more_where_it_holds_more_than_it_should(held: 
     asked = Schedule1F1B()
 
     def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
-        assert form == asked.stock()
+        assert form == asked.baseline()
         return Judged(form, later, recomputed, (limit,), 1, held.get(recomputed[0], 110))
 
     def levels(limit: int, beyond: Sequence[float]) -> list[tuple[int, ...]]:
@@ -430,9 +432,9 @@ def test_a_plan_over_its_budget_is_made_again_with_less_room(monkeypatch: pytest
     seen = list[int | None]()
     run = Ranks.run
 
-    def watched(self: Ranks, pipeline: Pipeline, rooms: Rooms, *args: Any, **more: Any) -> Any:
-        seen.append(rooms[0])
-        return run(self, pipeline, rooms, *args, **more)
+    def watched(self: Ranks, pipeline: Pipeline, memory_limits: MemoryLimits, *args: Any, **more: Any) -> Any:
+        seen.append(memory_limits[0])
+        return run(self, pipeline, memory_limits, *args, **more)
 
     monkeypatch.setattr(Ranks, "run", watched)
     for form in ("auto", "dx-first"):
@@ -488,7 +490,7 @@ def test_stages_that_do_the_same_work_have_their_orders_found_once(monkeypatch: 
     assert sorted(found) == [0, 1, 4]
     once = found[1][0]
     found.clear()
-    monkeypatch.setattr(tasks, "likeness_of_work", lambda program, cost: str(program.rank))
+    monkeypatch.setattr(tasks, "work_key", lambda program, cost: str(program.rank))
     apart = planned(plain, CALM, "auto")
     assert all(found[stage][0] == once for stage in (1, 2, 3))
     assert [plan.program for plan in together] == [plan.program for plan in apart]

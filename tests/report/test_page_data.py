@@ -16,7 +16,7 @@ import pytest
 from interlace.cli import main
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir import load, save
-from interlace.planning.stock import stock_plan
+from interlace.planning.baseline import baseline_plan
 from interlace.report.measured import COUNTED, WARM_UP
 from interlace.report.outcome import Step
 from interlace.report.page.write import template
@@ -53,7 +53,7 @@ def page(made: Path) -> dict[str, Any]:
 
 
 def simulated(folder: Path) -> Result:
-    programs = [stock_plan(load(folder / f"rank{rank}.ilp"), COSTS) for rank in range(4)]
+    programs = [baseline_plan(load(folder / f"rank{rank}.ilp"), COSTS) for rank in range(4)]
     return simulate(programs, COSTS, Options.of(GPU), target=GPU)
 
 
@@ -75,7 +75,7 @@ def test_its_steps_are_those_of_the_simulator(page: dict[str, Any], results: lis
         assert (found["step_ns"], found["peak_bytes"]) == (result.step_ns, max(rank.peak_bytes for rank in result.ranks))
         assert found["exposed_ns"] == sum(rank.exposed_comm_ns for rank in result.ranks) // 4
         assert found["bubble_ns"] == sum(rank.bubble_ns for rank in result.ranks) // 4
-    assert [plan["name"] for plan in page["plans"]] == ["Paddle's own plan", "This plan"]
+    assert [plan["name"] for plan in page["plans"]] == ["Paddle's baseline", "This plan"]
     assert page["rows"] == [{"stage": 0, "ranks": [0, 1]}, {"stage": 1, "ranks": [2, 3]}]
     for plan, result in zip(page["plans"], results, strict=True):
         for label, row in zip(page["rows"], plan["rows"], strict=True):
@@ -215,8 +215,8 @@ def test_what_is_compared_can_be_named(made: Path, tmp_path: Path, capsys: pytes
     assert [plan["name"] for plan in found["plans"]] == ["the plan plan", "This plan"]
     assert found["outcome"]["before"] == found["outcome"]["plan"]
     assert main(["report", str(made / "plan" / "captured"), "-o", str(out)]) == 0
-    assert [plan["name"] for plan in data_in(out)["plans"]] == ["Paddle's own plan"]
-    assert data_in(out)["sentence"].startswith("Paddle's own plan takes ")
+    assert [plan["name"] for plan in data_in(out)["plans"]] == ["Paddle's baseline"]
+    assert data_in(out)["sentence"].startswith("Paddle's baseline takes ")
     assert "these are dumps" in capsys.readouterr().err
     assert main(["report", str(made / "plan"), "--beside", str(made / "plan" / "rank0.ilp"), "--partial", "-o", str(out)]) == 2
     assert "plans of the same ranks" in capsys.readouterr().err
@@ -239,7 +239,7 @@ def test_one_sentence_everywhere(made: Path, page: dict[str, Any], tmp_path: Pat
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines()[-1] == page["sentence"]
     assert {rank["sentence"] for rank in json.loads((tmp_path / "j").read_text(encoding="utf-8"))["ranks"]} == {page["sentence"]}
-    assert page["sentence"].startswith("Paddle's own plan takes ")
+    assert page["sentence"].startswith("Paddle's baseline takes ")
 
 
 def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -265,7 +265,7 @@ def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path, capfd: pytest.Ca
     assert data_in(tmp_path / "loaded.html") == whole
     assert loaded.sentence() == whole["sentence"]
     alone = make_plan(programs[0], config, COSTS, "h200")
-    assert alone.explain().splitlines()[-1].startswith("Not compared with Paddle's own plan")
+    assert alone.explain().splitlines()[-1].startswith("Not compared with Paddle's baseline")
     with pytest.raises(PlanError, match="no page of rank 0 alone"):
         alone.report(tmp_path / "none.html")
     assert Plan.off("for a test").report(tmp_path / "none.html") is None
@@ -276,7 +276,7 @@ def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path, capfd: pytest.Ca
 def test_one_rank_of_each_stage_gives_the_same_page(made: Path, page: dict[str, Any], tmp_path: Path) -> None:
     for rank, alike in ((0, (1,)), (2, (3,))):
         program = load(made / "dumps" / f"rank{rank}.ilp")
-        save(msgspec.structs.replace(program, alike=alike), tmp_path / "dumps" / f"rank{rank}.ilp")
+        save(msgspec.structs.replace(program, equivalent_ranks=alike), tmp_path / "dumps" / f"rank{rank}.ilp")
     assert main(["plan", str(tmp_path / "dumps"), "--config", str(made / "config.yaml"), "-o", str(tmp_path / "plan")]) == 0
     assert main(["report", str(tmp_path / "plan"), "-o", str(tmp_path / "page.html")]) == 0
     assert data_in(tmp_path / "page.html") == page
@@ -285,7 +285,7 @@ def test_one_rank_of_each_stage_gives_the_same_page(made: Path, page: dict[str, 
 @pytest.mark.parametrize(
     "world", [World(), World(mp=2, micro_batches=3), World(pp=4, micro_batches=2), World(pp=2, dp=2, schedule="FThenB")]
 )
-@pytest.mark.parametrize("preset", ["overlap", "demo", "stock"])
+@pytest.mark.parametrize("preset", ["overlap", "demo", "baseline"])
 def test_worlds_of_all_shapes_have_a_page(world: World, preset: str, tmp_path: Path) -> None:
     """Also where there is no pipeline, nothing to overlap, or fewer micro-batches than stages."""
     for program in programs(world):
@@ -294,7 +294,7 @@ def test_worlds_of_all_shapes_have_a_page(world: World, preset: str, tmp_path: P
     assert main(["report", str(tmp_path / "plan"), "-o", str(tmp_path / "page.html")]) == 0
     found = data_in(tmp_path / "page.html")
     assert sorted(rank for label in found["rows"] for rank in label["ranks"]) == list(range(world.pp * world.mp * world.dp))
-    if preset == "stock":
+    if preset == "baseline":
         assert found["outcome"]["plan"] == found["outcome"]["before"]
 
 

@@ -131,7 +131,7 @@ def test_the_curve_and_what_is_recomputed(tmp_path: Path, dark: bool) -> None:
     assert [(int(each["budget"]), float(each["step"])) for each in points["point"]] == [(each.budget_bytes, each.step_us) for each in fits]
     assert [(int(each["budget"]), each["told"].split(": ", 1)[1]) for each in points["none"]] == [(e.budget_bytes, e.why) for e in cross]
     now = data["outcome"]["plan"]
-    assert [float(each["step"]) for each in points["paddle"] + points["here"]] == [SWEEP.stock.step_us, now["step_ns"] / 1e3]
+    assert [float(each["step"]) for each in points["paddle"] + points["here"]] == [SWEEP.baseline.step_us, now["step_ns"] / 1e3]
     known = [
         (int(each.get("budget") or each["bytes"]), float(each["step"]), each["x"], each["y"]) for each in seen["curve"] if "step" in each
     ]
@@ -145,11 +145,11 @@ def test_the_curve_and_what_is_recomputed(tmp_path: Path, dark: bool) -> None:
         if not each.feasible:
             assert line == [size(each.budget_bytes), *["–"] * 7, each.why]
             continue
-        change = 100 * ((each.step_us or 0) / SWEEP.stock.step_us - 1)
+        change = 100 * ((each.step_us or 0) / SWEEP.baseline.step_us - 1)
         held = [size(found or 0) for found in (each.peak_bytes, each.kept_bytes, each.recomputed_bytes, each.offloaded_bytes)]
         times = [ms(1e3 * (each.step_us or 0)), f"{change:+.1f} %", ms(1e3 * (each.exposed_us or 0))]
         assert line == [size(each.budget_bytes), *times, *held, ""]
-    assert table[-1][:2] == ["Paddle's own plan", f"{SWEEP.stock.step_us / 1e3:.3f}"]
+    assert table[-1][:2] == ["Paddle's baseline", f"{SWEEP.baseline.step_us / 1e3:.3f}"]
     repeats = data["plans"][1]["recomputed"]
     assert [line[:2] for line in seen["tables"]["repeats"]] == [[row["layer"], row["kind"]] for row in repeats]
     assert [line[5] for line in seen["tables"]["repeats"]] == [ms(row["time_ns"]) for row in repeats]

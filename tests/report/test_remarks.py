@@ -88,7 +88,7 @@ def told() -> list[Remark]:
         (plain, {"memory_budget": "1TB"}),
         (plain, {"schedule_1f1b": {"interleave": "mixed"}, "offload_activations": {"fraction": 1.0, "min_bytes": 1}}),
         (plain, {"schedule_1f1b": {"interleave": "zb-h1"}, "throttle_host": {"run_ahead_bytes": 0}}),
-        (plain, {"schedule_1f1b": {"interleave": "dx-first", "lag": (2, 0)}, "throttle_host": {"syncs": "job-ends"}}),
+        (plain, {"schedule_1f1b": {"interleave": "dx-first", "weight_delay": (2, 0)}, "throttle_host": {"syncs": "job-ends"}}),
         (plain, {"schedule_1f1b": {"interleave": "off"}, "choose_recompute": {"level": 0.5}}),
         (plain, {"schedule_1f1b": {"max_ops_per_job": 1, "interleave": "dx-first"}, "overlap_column_backward": {"modules": ["layers.0"]}}),
         (World(pp=2, micro_batches=4, layers=2, schedule="FThenB"), {"schedule_1f1b": {"interleave": "dx-first"}}),

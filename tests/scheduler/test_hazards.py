@@ -251,7 +251,7 @@ def test_sends_that_wait_for_receivers_are_a_circle_unless_buffered_or_on_a_stre
     ]
 
 
-def stock_1f1b(receive_first: bool) -> list[Program]:
+def baseline_1f1b(receive_first: bool) -> list[Program]:
     """Two stages, one ring, one stream; Paddle receives the next activation before it sends a gradient."""
     text = {
         0: '#0 %0:float32[2]"x" = pd_op.data() forward\n#1 pd_op.send_v2(%0) forward group=7 {"peer":1}\n'
@@ -269,14 +269,14 @@ def stock_1f1b(receive_first: bool) -> list[Program]:
 
 
 def test_paddles_own_order_of_1f1b_passes_and_the_naive_one_is_a_circle() -> None:
-    assert check(stock_1f1b(receive_first=True)) == []
-    (finding,) = check(stock_1f1b(receive_first=False))
+    assert check(baseline_1f1b(receive_first=True)) == []
+    (finding,) = check(baseline_1f1b(receive_first=False))
     assert finding.kind == "deadlock"
-    assert check(stock_1f1b(receive_first=False), CPU) == []
+    assert check(baseline_1f1b(receive_first=False), CPU) == []
 
 
 def test_a_message_of_another_size_is_a_mismatch() -> None:
-    ranks = stock_1f1b(receive_first=True)
+    ranks = baseline_1f1b(receive_first=True)
     wider = [msgspec.structs.replace(v, shape=(4,)) if v.id == 2 else v for v in ranks[0].values]
     (finding,) = check([ranks[0].with_ops(ranks[0].ops, wider), ranks[1]])
     assert finding.kind == "p2p-mismatch"
@@ -433,7 +433,7 @@ DRAWS = """
 
 
 def test_draws_keep_the_order_of_paddles_own_schedule() -> None:
-    """One generator gives all numbers: swapped draws of two micro-batches are other numbers than stock's."""
+    """One generator gives all numbers: swapped draws of two micro-batches are other numbers than the baseline's."""
     assert check([program(DRAWS + "job a forward 0: 1@0\njob b forward 1: 1@1\n", count=2)]) == []
     (finding,) = check([program(DRAWS + "job b forward 1: 1@1\njob a forward 0: 1@0\n", count=2)])
     assert finding.kind == "draw-order"
@@ -554,7 +554,7 @@ def test_the_command_fails_on_an_unsafe_plan_and_names_the_fault(tmp_path: Path,
 
 
 def test_the_command_prints_the_circle_and_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for one in stock_1f1b(receive_first=False):
+    for one in baseline_1f1b(receive_first=False):
         save(one, tmp_path / f"rank{one.rank}.ilp")
     assert command(str(tmp_path), "--json", str(tmp_path / "out.json")) == 1
     assert "ranks wait in a circle" in capsys.readouterr().out

@@ -72,12 +72,14 @@ def test_every_output_and_buffer_equals_the_plain_schedule(world: World, form: F
 @settings(max_examples=30, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B", dropout=True), PAIRED, ALLOWANCES, st.data())
 def test_weight_gradients_may_trail_by_any_lag(world: World, form: Form, allowance: int, data: st.DataObject) -> None:
-    """A lag for each stage: every output and buffer as in the plain schedule, nothing for the checker to find."""
-    lag = data.draw(st.integers(0, world.micro_batches + 1) | st.tuples(*[st.integers(0, 3)] * world.pp))
-    at_once = data.draw(st.sampled_from([0.0, 0.25, 0.75])) if lag else 0.0
+    """A weight_delay for each stage: every output and buffer as in the plain schedule, nothing for the checker to find."""
+    weight_delay = data.draw(st.integers(0, world.micro_batches + 1) | st.tuples(*[st.integers(0, 3)] * world.pp))
+    inline_share = data.draw(st.sampled_from([0.0, 0.25, 0.75])) if weight_delay else 0.0
     at_end = data.draw(st.sampled_from([None, 0.0, 2.0]))
     plain = programs(world)
-    made = planned(plain, form, lag=lag, at_once=at_once, extra_live_bytes=allowance, early_sends_at_end=at_end)
+    made = planned(
+        plain, form, weight_delay=weight_delay, inline_share=inline_share, extra_live_bytes=allowance, send_latency_weight_at_end=at_end
+    )
     for program in made:
         verify(program)
     assert_same(plain, made)
@@ -92,16 +94,16 @@ def test_a_list_of_forms_that_stalls_is_refused_with_its_place() -> None:
 
 def test_a_list_of_forms_falls_back_like_its_forms() -> None:
     forms: list[Any] = ["dx-first", ("dx-first", "dx-first"), "mixed", ("dx-first", "mixed"), "zb-h1", "auto"]
-    found = [[each.interleave for each in Schedule1F1B(interleave=form, early_sends_at_end=None).fallbacks()] for form in forms]
+    found = [[each.interleave for each in Schedule1F1B(interleave=form, send_latency_weight_at_end=None).fallbacks()] for form in forms]
     assert found == [["off"], ["off"], ["dx-first", "off"], ["dx-first", "off"], [], []]
 
 
 def test_jobs_at_the_end_have_an_order_of_their_own() -> None:
-    """From the last forward on, sends weigh as `early_sends_at_end` says, before it as `early_sends`."""
+    """From the last forward on, sends weigh as `send_latency_weight_at_end` says, before it as `send_latency_weight`."""
     plain = programs(World(pp=2, mp=2, micro_batches=5, layers=3))
-    same = {"lag": 1, "depth": (3, 1), "extra_live_bytes": 10_000}
+    same = {"weight_delay": 1, "depth": (3, 1), "extra_live_bytes": 10_000}
     late, early, both = (
-        planned(plain, "mixed", early_sends=first, early_sends_at_end=last, **same)[1].jobs
+        planned(plain, "mixed", send_latency_weight=first, send_latency_weight_at_end=last, **same)[1].jobs
         for first, last in ((0.0, None), (4.0, None), (0.0, 4.0))
     )
     end = next(k for k, job in enumerate(both) if "4F" in job.name)
@@ -121,23 +123,38 @@ def test_receives_of_chunks_go_with_input_gradients() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"interleave": "zb-h1", "lag": 1}, "found 1 beside interleave: zb-h1"),
-        ({"interleave": "off", "lag": (1, 1)}, r"found \[1, 1\] beside interleave: off"),
-        ({"schedule_file": "my.txt", "lag": 1}, "found 1 beside schedule_file: my.txt"),
-        ({"lag": 1}, "found 1 beside interleave: auto"),
-        ({"interleave": "dx-first", "at_once": 0.5}, "at_once: found 0.5 beside interleave: dx-first without lag"),
-        ({"interleave": "dx-first", "lag": 1, "at_once": (0.5,)}, r"at_once: found \[0.5\], 1 numbers; expected one number"),
+        ({"interleave": "zb-h1", "weight_delay": 1}, "found 1 beside interleave: zb-h1"),
+        ({"interleave": "off", "weight_delay": (1, 1)}, r"found \[1, 1\] beside interleave: off"),
+        ({"schedule_file": "my.txt", "weight_delay": 1}, "found 1 beside schedule_file: my.txt"),
+        ({"weight_delay": 1}, "found 1 beside interleave: auto"),
+        (
+            {"interleave": "dx-first", "inline_share": 0.5},
+            "inline_share: found 0.5 beside interleave: dx-first without weight-gradient delay",
+        ),
+        (
+            {"interleave": "dx-first", "weight_delay": 1, "inline_share": (0.5,)},
+            r"inline_share: found \[0.5\], 1 numbers; expected one number",
+        ),
         ({"interleave": "zb-h1", "depth": (2, 1)}, r"depth: found \[2, 1\] beside interleave: zb-h1; it goes with interleave dx-first or"),
         ({"interleave": "dx-first", "depth": (1, 1)}, r"depth: found \[1, 1\]; stages would wait for each other:"),
-        ({"interleave": "dx-first", "early_sends": (0.5,)}, r"early_sends: found \[0.5\], 1 numbers; expected one number, or one for each"),
-        ({"interleave": "dx-first", "early_sends_at_end": (0.5,)}, r"early_sends_at_end: found \[0.5\], 1 numbers; expected one number"),
+        (
+            {"interleave": "dx-first", "send_latency_weight": (0.5,)},
+            r"send_latency_weight: found \[0.5\], 1 numbers; expected one number, or one for each",
+        ),
+        (
+            {"interleave": "dx-first", "send_latency_weight_at_end": (0.5,)},
+            r"send_latency_weight_at_end: found \[0.5\], 1 numbers; expected one number",
+        ),
         ({"interleave": ("mixed",)}, r"interleave: found \[mixed\], 1 forms; expected one form, or one for each of 2 stages"),
-        ({"interleave": "dx-first", "lag": 2, "lag_at_end": (2, 1)}, r"lag_at_end: found \[2, 1\] beside lag 2; expected no less than lag"),
-        ({"interleave": "zb-h1", "lag_at_end": 1}, "lag_at_end: found 1 beside interleave: zb-h1"),
-        ({"lag_at_end": 0}, "lag_at_end: found 0 beside interleave: auto"),
-        ({"early_sends_at_end": 0.5}, "early_sends_at_end: found 0.5 beside interleave: auto, which chooses its own"),
-        ({"interleave": "off", "early_sends_at_end": (0.5, 0)}, r"found \[0.5, 0\] beside interleave: off, which keeps the order"),
-        ({"interleave": "dx-first", "lag": (1, 2, 3)}, r"found \[1, 2, 3\], 3 numbers; expected one for each of 2 stages"),
+        (
+            {"interleave": "dx-first", "weight_delay": 2, "weight_delay_at_end": (2, 1)},
+            r"weight_delay_at_end: found \[2, 1\] beside weight_delay 2; expected no less than weight_delay",
+        ),
+        ({"interleave": "zb-h1", "weight_delay_at_end": 1}, "weight_delay_at_end: found 1 beside interleave: zb-h1"),
+        ({"weight_delay_at_end": 0}, "weight_delay_at_end: found 0 beside interleave: auto"),
+        ({"send_latency_weight_at_end": 0.5}, "send_latency_weight_at_end: found 0.5 beside interleave: auto, which chooses its own"),
+        ({"interleave": "off", "send_latency_weight_at_end": (0.5, 0)}, r"found \[0.5, 0\] beside interleave: off, which keeps the order"),
+        ({"interleave": "dx-first", "weight_delay": (1, 2, 3)}, r"found \[1, 2, 3\], 3 numbers; expected one for each of 2 stages"),
     ],
 )
 def test_a_lag_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
@@ -149,12 +166,12 @@ def test_trailing_weight_gradients_fill_the_end_of_a_pipeline() -> None:
     """Two stages without tensor-parallel communication: what the last stage puts off runs while it would wait, and at its end."""
     costs = GivenCosts({"comm": 5, "gemm": 20, "default": 5})
     plain = programs(World(pp=2, micro_batches=6, layers=2))
-    first, trailing = (planned_with(plain, costs, lag) for lag in (0, (1, 2)))
+    first, trailing = (planned_with(plain, costs, weight_delay) for weight_delay in (0, (1, 2)))
     assert step_of(trailing, costs) < step_of(first, costs)
 
 
-def planned_with(given_: Sequence[Program], costs: GivenCosts, lag: Any) -> list[Program]:
-    passes = Passes((Schedule1F1B(interleave="dx-first", lag=lag, extra_live_bytes=10_000), *THROTTLED))
+def planned_with(given_: Sequence[Program], costs: GivenCosts, weight_delay: Any) -> list[Program]:
+    passes = Passes((Schedule1F1B(interleave="dx-first", weight_delay=weight_delay, extra_live_bytes=10_000), *THROTTLED))
     return [passes.run(program, costs)[0] for program in given_]
 
 
@@ -344,9 +361,9 @@ def test_unequal_numbers_of_layers_and_collectives(forward: tuple[int, ...], bac
 def test_random_draws_and_state_keep_their_order(sides: Sides, form: Form, allowance: int) -> None:
     """Pairs of parts. Dropout on both sides (recompute) draws in Paddle's order; state that forward writes is read as in Paddle's order."""
     plain = side_program(sides)
-    stock, made = planned([plain], "off")[0], planned([plain], form, extra_live_bytes=allowance)[0]
+    baseline, made = planned([plain], "off")[0], planned([plain], form, extra_live_bytes=allowance)[0]
     verify(made)
-    assert_same(stock, made)
+    assert_same(baseline, made)
 
 
 @pytest.mark.parametrize("form", ["dx-first", "mixed"])
@@ -358,8 +375,8 @@ def test_draws_in_backward_keep_the_order_of_the_whole_step(form: Form) -> None:
     for program in made:
         random_ops = {op.id for op in program.ops if is_random(op)}
         draws = [item for job in program.jobs for item in job.items if item[0] in random_ops]
-        stock = planned([plain[program.rank]], "off")[0]
-        assert draws == [item for job in stock.jobs for item in job.items if item[0] in random_ops]
+        baseline = planned([plain[program.rank]], "off")[0]
+        assert draws == [item for job in baseline.jobs for item in job.items if item[0] in random_ops]
 
 
 # --------------------------------------------------------------------------------------------------------------- decisions
@@ -439,7 +456,7 @@ def test_without_a_budget_a_pair_may_hold_a_little_more(monkeypatch: pytest.Monk
     plain = side_program(Sides())
     ample = planned([plain], "mixed", only_gains=False, extra_live_bytes=64)[0]
     passes = Passes((Schedule1F1B(interleave="mixed", only_gains=False), *THROTTLED))
-    orders = [passes.run(plain, COSTS, room_bytes=room)[0] for room in (None, 1 << 40)]
+    orders = [passes.run(plain, COSTS, memory_limit=room)[0] for room in (None, 1 << 40)]
     free, tight = (pairs_of(each)[0].items for each in orders)
     assert free == pairs_of(ample)[0].items
     assert tight != free

@@ -162,15 +162,15 @@ def test_run_ahead_defeats_offload() -> None:
 
 def test_offload_moves_bytes_and_loses_none() -> None:
     """Acceptance: R2 (simulated). What leaves the device is on the host at that moment, byte for byte."""
-    stock, ours = (world(Shape(1, 1, 1, 4, ("", "", "", ""), offloaded, width=32))[0] for offloaded in (NONE, frozenset({0})))
+    baseline, ours = (world(Shape(1, 1, 1, 4, ("", "", "", ""), offloaded, width=32))[0] for offloaded in (NONE, frozenset({0})))
     at_turn = []
-    for program in (stock, ours):
+    for program in (baseline, ours):
         turn = next(at for at, item in enumerate(items_of(program)) if program.ops[item[0]].role == "backward")
         profile = in_order(program)
         at_turn.append((_while_running(profile, turn + 1)[turn], _while_running(profile, turn + 1, "pinned")[turn]))
     assert at_turn[1][1] == 3 * (2 * 32 * 4) == in_order(ours).peak("pinned")
     assert at_turn[0] == (sum(at_turn[1]), 0)
-    assert in_order(stock).peak() > in_order(ours).peak()
+    assert in_order(baseline).peak() > in_order(ours).peak()
 
 
 NONE: frozenset[int] = frozenset()

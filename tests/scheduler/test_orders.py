@@ -67,10 +67,10 @@ def delayed(plan: Plan) -> list[tuple[OpInstance, OpInstance]]:
     st.sampled_from([0, 1]),
     st.sampled_from(["on", "off", {"syncs": "job-ends"}, {"run_ahead_bytes": 0}]),
 )
-def test_delays_never_slow_a_step_and_stay_safe(world: World, form: str, lag: int, waits: object) -> None:
+def test_delays_never_slow_a_step_and_stay_safe(world: World, form: str, weight_delay: int, waits: object) -> None:
     """Whatever waits of the host they run with."""
     plain = programs(world)
-    early, late = (planned(plain, SLOWED, form, option, waits, lag=lag) for option in ("off", NO_MARGIN))
+    early, late = (planned(plain, SLOWED, form, option, waits, weight_delay=weight_delay) for option in ("off", NO_MARGIN))
     assert step_ns(late, SLOWED) <= step_ns(early, SLOWED)
     for place in (GPU, CPU, CUSTOM):
         before, after = (check([plan.program for plan in plans], place) for plans in (early, late))
@@ -102,7 +102,7 @@ def places(program: Program) -> dict[OpInstance, tuple[str, int]]:
 def test_a_transfer_is_issued_behind_what_it_waits_for() -> None:
     """In a mixed job a gradient is ready long before the job ends; what ends shortly before the neighbour gets there is issued later."""
     plain = programs(World(pp=4, mp=2, micro_batches=6, layers=4))
-    early, late = (planned(plain, SLOWED, "mixed", option, lag=1) for option in ("off", NO_MARGIN))
+    early, late = (planned(plain, SLOWED, "mixed", option, weight_delay=1) for option in ("off", NO_MARGIN))
     moved = 0
     for before, after in zip(early, late, strict=True):
         was, now = places(before.program), places(after.program)
@@ -123,7 +123,7 @@ def test_a_transfer_is_issued_behind_what_it_waits_for() -> None:
 def test_a_receive_that_would_be_issued_late_is_issued_earlier() -> None:
     """The host does not run ahead here, so what stands late in a job is posted late, and a sender that is busier waits for it."""
     plain = programs(World(pp=4, mp=2, micro_batches=6, layers=6))
-    early, late = (planned(plain, SLOWED, "mixed", option, {"run_ahead_bytes": 0}, lag=1) for option in ("off", NO_MARGIN))
+    early, late = (planned(plain, SLOWED, "mixed", option, {"run_ahead_bytes": 0}, weight_delay=1) for option in ("off", NO_MARGIN))
     moved_up = []
     for before, after in zip(early, late, strict=True):
         was, now = places(before.program), places(after.program)
@@ -174,7 +174,7 @@ def earlier(place: dict[OpInstance, tuple[str, int]], pair: tuple[OpInstance, Op
 @pytest.mark.parametrize("waits", ["on", "off", {"syncs": "job-ends"}, {"run_ahead_bytes": 0}])
 def test_delays_are_decided_with_the_waits_of_the_host_that_follow(waits: object) -> None:
     """The step that the report says is the plan's."""
-    plans = planned(programs(World(pp=4, mp=2, micro_batches=6, layers=2)), SLOWED, "mixed", NO_MARGIN, waits, lag=1)
+    plans = planned(programs(World(pp=4, mp=2, micro_batches=6, layers=2)), SLOWED, "mixed", NO_MARGIN, waits, weight_delay=1)
     assert any(delayed(plan) for plan in plans)
     assert f"whole step simulated {ms(step_ns(plans, SLOWED))}, " in said(plans[0])
 
@@ -183,7 +183,9 @@ def test_delays_are_decided_with_the_waits_of_the_host_that_follow(waits: object
 def test_a_transfer_stays_before_what_needs_it_and_among_its_like(ranks: int, share: float, seed: int) -> None:
     """However late its peer comes. Where plans of one stage are not alike it stays before collectives too: on the CPU place a rank that
     sends first and one that reduces first would wait for each other."""
-    plans = [plan.program for plan in planned(programs(World(pp=3, mp=2, micro_batches=6, layers=4)), SLOWED, "mixed", "off", lag=1)]
+    plans = [
+        plan.program for plan in planned(programs(World(pp=3, mp=2, micro_batches=6, layers=4)), SLOWED, "mixed", "off", weight_delay=1)
+    ]
     plans = [plan for plan in plans if plan.rank % 2 < ranks]
     result = simulation(SLOWED, {plan.rank: plan.rank for plan in plans} if ranks == 2 else {})(plans)
     chosen = result.input.side & (np.random.default_rng(seed).random(result.input.num_items) < share)

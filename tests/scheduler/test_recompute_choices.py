@@ -13,7 +13,7 @@ from interlace.ir import Program, parse, verify
 from interlace.ir.kinds import is_receive
 from interlace.passes.choose_recompute import choices
 from interlace.scheduler.early_repeats import with_early_repeats
-from interlace.scheduler.jobs import stock_jobs
+from interlace.scheduler.jobs import baseline_jobs
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.recompute_choices import LEVELS, Choices, fullest
 from tests.strategies import World, programs
@@ -23,7 +23,7 @@ PIPELINE = programs(World(pp=2, micro_batches=4, layers=5, schedule="1F1B"))
 
 
 def live(program: Program) -> int:
-    return in_order(msgspec.structs.replace(program, jobs=stock_jobs(program))).peak()
+    return in_order(msgspec.structs.replace(program, jobs=baseline_jobs(program))).peak()
 
 
 def made(found: Choices, chosen: frozenset[int]) -> Program:

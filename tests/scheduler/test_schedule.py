@@ -16,7 +16,7 @@ from interlace.ir import Graph, Pipeline, Program, parse
 from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context
 from interlace.passes.schedule_1f1b import receive_early
-from interlace.scheduler.interleave.at_once import at_once
+from interlace.scheduler.interleave.inline_weights import inline_weights
 from interlace.scheduler.jobs import Parts
 from interlace.scheduler.legal_rows import check_rows, stall
 from interlace.scheduler.schedule import (
@@ -107,7 +107,7 @@ def assert_sane(rows: list[list[Slot]], micro_batches: int, chunks: int) -> None
 @given(st.integers(1, 6), st.integers(1, 12))
 def test_every_schedule_is_sane(pp: int, micro_batches: int) -> None:
     """Job lists, no deadlock. Any number of stages and micro-batches, fewer than stages and one alone too; joined ones as well."""
-    for make in (f_then_b, one_f_one_b, partial(joined, lag=0)):
+    for make in (f_then_b, one_f_one_b, partial(joined, weight_delay=0)):
         assert_sane([make(stage, pp, micro_batches) for stage in range(pp)], micro_batches, 1)
     assert_sane([pair_up(one_f_one_b(stage, pp, micro_batches)) for stage in range(pp)], micro_batches, 1)
     with_last = {stage: with_optimizer(pair_up(one_f_one_b(stage, pp, micro_batches))) for stage in range(pp)}
@@ -115,7 +115,7 @@ def test_every_schedule_is_sane(pp: int, micro_batches: int) -> None:
     assert parse_rows("\n".join(show_row(stage, row) for stage, row in with_last.items())) == with_last
     assert_sane([accumulate(0, 1, micro_batches)], micro_batches, 1)
     deep = [min(2 * (pp - 1 - stage) + 1, micro_batches) for stage in range(pp)]
-    assert_sane([joined(stage, pp, micro_batches, lag=0, warmup=deep[stage]) for stage in range(pp)], micro_batches, 1)
+    assert_sane([joined(stage, pp, micro_batches, weight_delay=0, warmup=deep[stage]) for stage in range(pp)], micro_batches, 1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -136,18 +136,20 @@ def test_zero_bubble_is_sane(pp: int, micro_batches: int) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 12), st.data())
 def test_a_lagged_schedule_is_sane(pp: int, micro_batches: int, data: st.DataObject) -> None:
-    """Any lag on any stage: every part once, weight gradients after their input gradients, in the order of micro-batches."""
-    lags = data.draw(st.lists(st.integers(0, micro_batches + 1), min_size=pp, max_size=pp))
-    ends = [lag + data.draw(st.integers(0, 3)) for lag in lags]
-    rows = {stage: joined(stage, pp, micro_batches, lag=lags[stage], lag_at_end=ends[stage]) for stage in range(pp)}
+    """Any weight_delay on any stage: every part once, weight gradients after their input gradients, in the order of micro-batches."""
+    weight_delays = data.draw(st.lists(st.integers(0, micro_batches + 1), min_size=pp, max_size=pp))
+    ends = [weight_delay + data.draw(st.integers(0, 3)) for weight_delay in weight_delays]
+    rows = {
+        stage: joined(stage, pp, micro_batches, weight_delay=weight_delays[stage], weight_delay_at_end=ends[stage]) for stage in range(pp)
+    }
     check_rows(rows, pp, micro_batches, 1, "here")
-    for row, lag, end in zip(rows.values(), lags, ends, strict=True):
+    for row, weight_delay, end in zip(rows.values(), weight_delays, ends, strict=True):
         at = {(part.kind, part.micro_batch): k for k, each in enumerate(row) for part in each.parts}
         weights = [part.micro_batch for each in row for part in each.parts if part.kind == "W"]
-        assert weights == (list(range(micro_batches)) if lag else [])
+        assert weights == (list(range(micro_batches)) if weight_delay else [])
         last = at["F", micro_batches - 1]
-        waiting = [sum(at["I", m] <= k < at["W", m] for m in range(micro_batches)) for k in range(len(row))] if lag else [0]
-        assert all(count <= (lag if k < last else end) for k, count in enumerate(waiting))
+        waiting = [sum(at["I", m] <= k < at["W", m] for m in range(micro_batches)) for k in range(len(row))] if weight_delay else [0]
+        assert all(count <= (weight_delay if k < last else end) for k, count in enumerate(waiting))
         assert all(at["I", m] < at["W", m] for m in weights)
 
 
@@ -242,20 +244,20 @@ def test_vpp_is_sane(pp: int, joined: bool) -> None:
 
 
 def test_pairing_is_the_same_from_either_side() -> None:
-    """Pairs of parts. Without lag, `joined` is `pair_up` of Paddle's 1F1B."""
+    """Pairs of parts. Without weight_delay, `joined` is `pair_up` of Paddle's 1F1B."""
     for pp in range(1, 5):
         for stage in range(pp):
             for micro_batches in range(1, 9):
-                assert joined(stage, pp, micro_batches, lag=0) == pair_up(one_f_one_b(stage, pp, micro_batches))
+                assert joined(stage, pp, micro_batches, weight_delay=0) == pair_up(one_f_one_b(stage, pp, micro_batches))
 
 
 def test_a_stall_shows_who_waits_where() -> None:
     """Warm-up depth, no deadlock. Mixed pairs without the depth they need: both stages wait for each other."""
-    assert stall([joined(stage, 2, 3, lag=0, warmup=1) for stage in range(2)]).splitlines() == [
+    assert stall([joined(stage, 2, 3, weight_delay=0, warmup=1) for stage in range(2)]).splitlines() == [
         "0 | 0F 0B+1F <-- here 1B+2F 2B O",
         "1 | 0F 0B+1F <-- here 1B+2F 2B O",
     ]
-    assert stall([joined(stage, 2, 4, lag=0, warmup=2 * (1 - stage) + 1) for stage in range(2)]) == ""
+    assert stall([joined(stage, 2, 4, weight_delay=0, warmup=2 * (1 - stage) + 1) for stage in range(2)]) == ""
 
 
 def test_a_stage_without_a_slot_stalls_its_neighbour() -> None:
@@ -309,7 +311,7 @@ def test_the_last_stages_backward_waits_for_its_own_forward() -> None:
 
 def test_forwards_inside_pairs_are_sent_too() -> None:
     """No deadlock. Before the second micro-batch's gradient the first stage has sent 0, 1 and, in a pair, 2."""
-    assert [sent_before(joined(0, 2, 4, lag=0), m) for m in range(4)] == [2, 3, 4, 4]
+    assert [sent_before(joined(0, 2, 4, weight_delay=0), m) for m in range(4)] == [2, 3, 4, 4]
     assert [sent_before(one_f_one_b(0, 2, 4), m) for m in range(4)] == [2, 3, 4, 4]
 
 
@@ -327,22 +329,22 @@ def test_a_stage_of_given_depth_has_its_form(forms: tuple[Any, Any]) -> None:
     for program, form in zip(plain, forms, strict=True):
         rows, found = chosen._rows(program, Context(GivenCosts({"default": 1})))
         assert found == form
-        assert [rows[stage] for stage in (0, 1)] == [joined(stage, 2, 4, 1, lag=0, warmup=(3, 1)[stage]) for stage in (0, 1)]
+        assert [rows[stage] for stage in (0, 1)] == [joined(stage, 2, 4, 1, weight_delay=0, warmup=(3, 1)[stage]) for stage in (0, 1)]
     alone = Schedule1F1B(interleave="dx-first")._rows(plain[0], Context(GivenCosts({"default": 1})))
     assert alone[1] == "dx-first"
-    assert alone[0][0] == joined(0, 2, 4, 1, lag=0)
+    assert alone[0][0] == joined(0, 2, 4, 1, weight_delay=0)
 
 
 def test_weight_gradients_of_every_chunk_are_chosen_among_themselves() -> None:
     """Those that are computed at once are about the same part of each chunk's."""
     program, cost = programs(World(pp=2, micro_batches=2, layers=4, chunks=2, schedule="VPP"))[0], GivenCosts({"gemm": 20, "default": 5})
     halves = Parts(program, {"I", "W"})
-    expected = [at_once(Graph(program), ops, cost, 0.5) for (kind, _), ops in halves.ops.items() if kind == "W"]
+    expected = [inline_weights(Graph(program), ops, cost, 0.5) for (kind, _), ops in halves.ops.items() if kind == "W"]
     assert len(expected) == 2
     assert any(expected)
-    schedule = Schedule1F1B(interleave="dx-first", lag=1, at_once=0.5)
-    assert schedule._at_once(program, cost, 0.5) == expected[0] | expected[1]
-    assert schedule._at_once(program, cost, 0.0) == frozenset()
+    schedule = Schedule1F1B(interleave="dx-first", weight_delay=1, inline_share=0.5)
+    assert schedule._inline_weights(program, cost, 0.5) == expected[0] | expected[1]
+    assert schedule._inline_weights(program, cost, 0.0) == frozenset()
 
 
 @pytest.mark.parametrize(

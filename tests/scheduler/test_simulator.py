@@ -459,7 +459,7 @@ def test_one_rank_stands_for_its_stage() -> None:
     whole = simulate(programs, alone)
     for chosen in ((0, 2), (0, 3)):
         stands = {rank: chosen[rank // 2] for rank in range(4)}
-        part = simulate([programs[rank] for rank in chosen], alone, Options(stands_for=stands))
+        part = simulate([programs[rank] for rank in chosen], alone, Options(representative=stands))
         assert [dataclasses.replace(r, rank=0) for r in part.ranks] == [dataclasses.replace(whole.ranks[k], rank=0) for k in (0, 2)]
     with pytest.raises(PlanError, match="for which there is no program"):
         simulate(programs[:2], alone)
@@ -468,11 +468,11 @@ def test_one_rank_stands_for_its_stage() -> None:
 def test_hand_made_costs_decide_what_is_exposed() -> None:
     """Acceptance: C5. comm 100, gemm 5, other 1: on the compute stream all is exposed, on its own what gemms do not fill."""
     cost = CostModel.from_table({"comm": 100, "gemm": 5, "p2p": 1, "default": 1})
-    stock = simulate(world(Shape(1, 2, 1, 1)), cost).ranks[0]
+    baseline = simulate(world(Shape(1, 2, 1, 1)), cost).ranks[0]
     ours = simulate(world(Shape(1, 2, 1, 1, ("mp", "", "", ""))), cost).ranks[0]
-    assert (stock.exposed_comm_ns, stock.hidden_comm_ns) == (200, 0)
+    assert (baseline.exposed_comm_ns, baseline.hidden_comm_ns) == (200, 0)
     assert (ours.exposed_comm_ns, ours.hidden_comm_ns) == (200 - 5 - 1 - 1, 7)
-    assert stock.step_ns - ours.step_ns == 7
+    assert baseline.step_ns - ours.step_ns == 7
 
 
 def test_1f1b_on_one_stream_waits_in_a_circle() -> None:

@@ -302,12 +302,12 @@ def test_a_buffered_send_that_nobody_receives_ends() -> None:
 
 def test_no_rank_stands_for_its_own_partner() -> None:
     with pytest.raises(PlanError, match=r"sends to rank 1, which the same rank stands for"):
-        simulate(sender_and_receiver(1, 1)[:1], table(), Options(stands_for={1: 0}))
+        simulate(sender_and_receiver(1, 1)[:1], table(), Options(representative={1: 0}))
 
 
 def test_a_rank_with_a_program_stands_for_itself() -> None:
     programs = sender_and_receiver(1, 1)
-    assert ends(programs, table(), Options(stands_for={1: 0})) == ends(programs, table())
+    assert ends(programs, table(), Options(representative={1: 0})) == ends(programs, table())
 
 
 def test_messages_both_ways_between_two_ranks_are_two_queues() -> None:

@@ -77,13 +77,13 @@ def test_time_without_computation_is_marked_by_its_part(result: Result) -> None:
 def test_two_plans_stand_in_one_trace(result: Result) -> None:
     """Each rank of the other plan directly above the same rank, with arrows of its own."""
     alone = [e for e in chrome_trace(result)["traceEvents"] if e["name"] != "process_name"]
-    both = chrome_trace(result, {"Paddle's own plan": result})["traceEvents"]
+    both = chrome_trace(result, {"Paddle's baseline": result})["traceEvents"]
     order = {e["pid"]: e["args"]["sort_index"] for e in both if e["name"] == "process_sort_index"}
     names = {e["pid"]: e["args"]["name"] for e in both if e["name"] == "process_name"}
     assert [names[pid] for pid in sorted(order, key=order.__getitem__)][:3] == [
-        "rank 0 (stage 0), Paddle's own plan",
+        "rank 0 (stage 0), Paddle's baseline",
         "rank 0 (stage 0), plan",
-        "rank 1 (stage 0), Paddle's own plan",
+        "rank 1 (stage 0), Paddle's baseline",
     ]
     assert len(both) == 2 * (len(alone) + len(result.ranks))
     tails, heads = ([e["id"] for e in both if e["ph"] == phase] for phase in "sf")
@@ -110,7 +110,7 @@ def test_traces_are_json_and_the_same_each_time(result: Result, tmp_path: Path) 
 
 def test_splits_side_by_side(result: Result) -> None:
     serial = simulate(world(Shape(2, 2, 3, 2, ("", "send", "receive", ""), norm=True, width=256)), COST)
-    text = split_text({"stock": serial, "ours": result})
+    text = split_text({"baseline": serial, "ours": result})
     assert text.splitlines()[0].split() == [
         "ranks",
         "plan",
@@ -127,7 +127,7 @@ def test_splits_side_by_side(result: Result) -> None:
         "pinned",
     ]
     assert [line.split()[0] for line in text.splitlines() if line.split()[1:2] == ["ours"]] == ["0-3", "mean"]  # equal ranks on one row
-    assert "ours against stock:" in text
+    assert "ours against baseline:" in text
     assert set(rows(result)[0]) >= {
         "rank",
         "step_ns",
@@ -144,18 +144,18 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Plans, and dumps without jobs beside them; missing ranks are said; a circle is exit code 1, a missing file 2."""
     import msgspec
 
-    plans, stock, bare = tmp_path / "plan", tmp_path / "stock", tmp_path / "bare"
+    plans, baseline, bare = tmp_path / "plan", tmp_path / "baseline", tmp_path / "bare"
     for program in world(SHAPE):
         save(program, plans / f"rank{program.rank}.ilp")
-        save(program, stock / f"rank{program.rank}.ilp")
+        save(program, baseline / f"rank{program.rank}.ilp")
     # Alone on its stage, a program without jobs runs in Paddle's order.
     save(msgspec.structs.replace(world(Shape(1, 1, 2, 1))[0], jobs=()), bare / "rank0.ilp")
     trace, table = tmp_path / "trace.json", tmp_path / "split.json"
     assert main(["timeline", str(bare), "-o", str(trace)]) == 0
     capsys.readouterr()
-    assert main(["timeline", str(plans), "--beside", str(stock), "-o", str(trace), "--json", str(table)]) == 0
+    assert main(["timeline", str(plans), "--beside", str(baseline), "-o", str(trace), "--json", str(table)]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^plan against stock: \S+ -> \S+ ms a step \(\+0\.0 %\)$", out, re.MULTILINE)
+    assert re.search(r"^plan against baseline: \S+ -> \S+ ms a step \(\+0\.0 %\)$", out, re.MULTILINE)
     assert len(json.loads(table.read_text())["ranks"]) == 4
     assert json.loads(trace.read_text())["traceEvents"]
     assert main(["timeline", str(plans / "rank0.ilp"), "--partial", "-o", str(trace)]) == 0

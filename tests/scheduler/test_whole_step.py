@@ -13,7 +13,7 @@ from interlace.scheduler.legal_rows import stall
 from interlace.scheduler.schedule import Slot, joined, parse_rows
 from interlace.scheduler.whole_step import search as search_module
 from interlace.scheduler.whole_step.coarse import costs_of, jobs_of, peak_bytes, run_jobs, step_ns
-from interlace.scheduler.whole_step.search import LagSchedule, Ranked, find_schedules, kinds_of
+from interlace.scheduler.whole_step.search import CoarseSchedule, Ranked, find_schedules, kinds_of
 from interlace.scheduler.whole_step.slot_times import NEVER, PartTimes, SlotTimes, StageOrder, StageTimes
 
 FORWARD, INPUT, WEIGHT = 10.0, 8.0, 12.0
@@ -21,27 +21,29 @@ HELD, OPERANDS = 100, 40
 """Bytes that a forward leaves, and those of them that weight gradients still need."""
 
 
-def rows_of(schedule: LagSchedule, num_micro_batches: int, num_chunks: int = 1) -> list[list[Slot]]:
+def rows_of(schedule: CoarseSchedule, num_micro_batches: int, num_chunks: int = 1) -> list[list[Slot]]:
     """Slots of each stage; with chunks the depth is that of Paddle's VPP."""
-    stages = len(schedule.lag)
+    stages = len(schedule.weight_delay)
     return [
         joined(
             s,
             stages,
             num_micro_batches,
             num_chunks,
-            lag=schedule.lag[s],
+            weight_delay=schedule.weight_delay[s],
             warmup=schedule.depth[s],
-            lag_at_end=schedule.lag[s] + schedule.more_lag_at_end[s],
+            weight_delay_at_end=schedule.weight_delay[s] + schedule.more_weight_delay_at_end[s],
         )
         for s in range(stages)
     ]
 
 
-def same_lag(lag: tuple[int, ...], depth: tuple[int, ...]) -> LagSchedule:
+def same_lag(weight_delay: tuple[int, ...], depth: tuple[int, ...]) -> CoarseSchedule:
     """With everything else as it is at first."""
-    count = len(lag)
-    return LagSchedule(lag, depth, (True,) * count, (0.0,) * count, (0,) * count, ("dx-first",) * count, (True,) * count, (0,) * count)
+    count = len(weight_delay)
+    return CoarseSchedule(
+        weight_delay, depth, (True,) * count, (0.0,) * count, (0,) * count, ("dx-first",) * count, (True,) * count, (0,) * count
+    )
 
 
 def times(stage: int, last: int, chunks: int = 1) -> dict[str, SlotTimes]:
@@ -64,7 +66,7 @@ def times(stage: int, last: int, chunks: int = 1) -> dict[str, SlotTimes]:
     return found
 
 
-def at_once(whole: dict[str, SlotTimes], share: float) -> dict[str, SlotTimes]:
+def inline_share(whole: dict[str, SlotTimes], share: float) -> dict[str, SlotTimes]:
     """Jobs whose input gradients hold a share of the weight gradients, those that need most memory for their time."""
     took, held = share * WEIGHT, round(1.6 * share * OPERANDS)
     found = {}
@@ -87,7 +89,7 @@ def at_once(whole: dict[str, SlotTimes], share: float) -> dict[str, SlotTimes]:
 def stage_times(stage: int, slots: dict[str, SlotTimes], peak: int, shares: tuple[float, ...] = ()) -> StageTimes:
     """A stage whose jobs take as long whatever leaves early."""
     orders = [StageOrder("dx-first", early, 0.0, slots) for early in (True, False)]
-    orders += [StageOrder("dx-first", early, share, at_once(slots, share)) for share in shares for early in (True, False)]
+    orders += [StageOrder("dx-first", early, share, inline_share(slots, share)) for share in shares for early in (True, False)]
     return StageTimes(stage, tuple(orders), peak)
 
 
@@ -123,8 +125,8 @@ def test_stages_that_wait_for_each_other_never_end() -> None:
 
 
 def test_memory_by_hand() -> None:
-    """A lag of two keeps the operands of three micro-batches' weight gradients while the next forward runs."""
-    plain, trailing = (joined(1, 2, 6, lag=lag) for lag in (0, 2))
+    """A weight-gradient delay of two keeps the operands of three micro-batches' weight gradients while the next forward runs."""
+    plain, trailing = (joined(1, 2, 6, weight_delay=weight_delay) for weight_delay in (0, 2))
     assert peak_bytes(costs_of(plain, times(1, 1))) == HELD
     assert peak_bytes(costs_of(trailing, times(1, 1))) == HELD + 3 * OPERANDS
 
@@ -147,17 +149,17 @@ def test_the_best_schedules_fit_and_are_as_good_as_any_near(count: int, micro_ba
     assert took == sorted(took, reverse=True)
     if count == 2 and micro_batches == 5:
         every = itertools.product(itertools.product(range(4), repeat=2), [(2, 1), (3, 1), (3, 2), (4, 2)])
-        rows = [row for lag, depth in every if not stall(row := rows_of(same_lag(lag, depth), 5))]
+        rows = [row for weight_delay, depth in every if not stall(row := rows_of(same_lag(weight_delay, depth), 5))]
         steps = [step_ns(row, [each.orders[0].slots for each in given]) for row in rows]
         assert took[-1] <= min(step for step in steps if step is not None)
 
 
 def test_as_much_is_recomputed_as_the_schedule_pays_for() -> None:
-    """Of two stages with two levels each no lags and levels are faster than those found, in any memory."""
+    """Of two stages with two levels each no weight_delays and levels are faster than those found, in any memory."""
     kinds = [times(s, 1) for s in (0, 1)]
     less = [{kind: recomputed(kind, each) for kind, each in stage.items()} for stage in kinds]
     levels = [(kinds[s], less[s]) for s in (0, 1)]
-    held = [[1000 + peak_bytes(costs_of(joined(s, 2, 6, lag=0), each)) for each in levels[s]] for s in (0, 1)]
+    held = [[1000 + peak_bytes(costs_of(joined(s, 2, 6, weight_delay=0), each)) for each in levels[s]] for s in (0, 1)]
     given = [stage_times(s, each, held[s][k]) for s in (0, 1) for k, each in enumerate(levels[s])]
     took = []
     for limit in range(min(held[0]), max(held[0]) + 200, 20):
@@ -165,7 +167,7 @@ def test_as_much_is_recomputed_as_the_schedule_pays_for() -> None:
         fitting = [
             step_ns(rows, [levels[s][level[s]] for s in (0, 1)])
             for level in itertools.product((0, 1), repeat=2)
-            for rows in (rows_of(same_lag(lag, (2, 1)), 6) for lag in itertools.product(range(7), repeat=2))
+            for rows in (rows_of(same_lag(weight_delay, (2, 1)), 6) for weight_delay in itertools.product(range(7), repeat=2))
             if all(1000 + peak_bytes(costs_of(row, levels[s][level[s]])) <= limit for s, row in enumerate(rows))
         ]
         assert found[0].step_ns <= 1.001 * min(step for step in fitting if step is not None)
@@ -182,10 +184,10 @@ def recomputed(kind: str, each: SlotTimes) -> SlotTimes:
 
 
 def test_weight_gradients_of_chunks_trail_as_memory_allows() -> None:
-    """Of two stages with two chunks no lags are faster than those found, in any memory."""
-    every = [same_lag(lag, (2, 1)) for lag in itertools.product(range(9), repeat=2)]
+    """Of two stages with two chunks no weight_delays are faster than those found, in any memory."""
+    every = [same_lag(weight_delay, (2, 1)) for weight_delay in itertools.product(range(9), repeat=2)]
     each = [times(stage, 1, 2) for stage in (0, 1)]
-    given = [stage_times(s, each[s], 1000 + peak_bytes(costs_of(joined(s, 2, 4, 2, lag=0), each[s]))) for s in (0, 1)]
+    given = [stage_times(s, each[s], 1000 + peak_bytes(costs_of(joined(s, 2, 4, 2, weight_delay=0), each[s]))) for s in (0, 1)]
     for room in (0, 100, 5000):
         limit = max(stage.peak_bytes for stage in given) + room
         found = find_schedules(given, 4, limit, 3, fixed_depth=False, num_chunks=2)
@@ -205,15 +207,15 @@ def test_depth_stays_where_it_must() -> None:
 
 def check_ranked(found: Ranked, given: list[StageTimes], micro_batches: int, limit: int) -> None:
     """Its time is that of its first micro-batches, all of it fits, and something trails wherever something else does not."""
-    lag, share = found.schedule.lag, found.schedule.at_once
+    weight_delay, share = found.schedule.weight_delay, found.schedule.inline_share
     tables = [
-        {**stage.orders[0].slots, **next(each.slots for each in stage.orders if each.at_once == part)}
+        {**stage.orders[0].slots, **next(each.slots for each in stage.orders if each.inline_share == part)}
         for stage, part in zip(given, share, strict=True)
     ]
     assert step_ns(rows_of(found.schedule, min(micro_batches, 16)), tables) == found.step_ns
     held = (peak_bytes(costs_of(row, table)) for row, table in zip(rows_of(found.schedule, micro_batches), tables, strict=True))
     assert all(1000 + each <= limit for each in held)
-    assert all(not part or trails for part, trails in zip(share, lag, strict=True))
+    assert all(not part or trails for part, trails in zip(share, weight_delay, strict=True))
 
 
 @pytest.mark.parametrize("micro_batches", [8, 40])
@@ -235,8 +237,8 @@ def test_what_trails_by_all_micro_batches_of_a_short_step_fits_a_long_one() -> N
     """Ranked by 16 micro-batches, of which the last ones have no forward beside them any more; in a step of 40 most have."""
     search = search_module._Search(stages(2, 40), 40, 1000 + 15 * OPERANDS + HELD, True, 1)
     fitted = search._fitted(1, search_module.Choice(16, 1, True, 0.0, 0, "dx-first", early_at_end=True))
-    assert fitted.lag == 14
-    assert 1000 + peak_bytes(costs_of(joined(1, 2, 40, lag=15), times(1, 1))) > search.limit
+    assert fitted.weight_delay == 14
+    assert 1000 + peak_bytes(costs_of(joined(1, 2, 40, weight_delay=15), times(1, 1))) > search.limit
 
 
 def longer(each: SlotTimes, factor: float, less: float = 0.0, late: bool = False) -> SlotTimes:
@@ -274,15 +276,15 @@ def two_forms(stage: int) -> StageTimes:
 
 
 def test_each_stage_has_its_form_and_the_end_its_own_orders() -> None:
-    """No forms, orders and lags by stage, at the end the same orders or others, are faster than those found, in any memory."""
+    """No forms, orders and weight_delays by stage, at the end the same orders or others, are faster than those found, in any memory."""
     given, chosen = [two_forms(0), two_forms(1)], []
     for limit in (1240, 1400, 2000):
         ways = []
         for stage, each in enumerate(given):
             tables = {(order.form, order.early): order.slots for order in each.orders}
             found = []
-            for lag, form, *early in itertools.product(range(6), ("dx-first", "mixed"), (True, False), (True, False)):
-                row = joined(stage, 2, 5, lag=lag)
+            for weight_delay, form, *early in itertools.product(range(6), ("dx-first", "mixed"), (True, False), (True, False)):
+                row = joined(stage, 2, 5, weight_delay=weight_delay)
                 costs = costs_of(row, *(tables[form, which] for which in early))
                 found += [jobs_of(row, costs, stage, 2)] if 1000 + peak_bytes(costs) <= limit else []
             ways.append(found)
@@ -294,45 +296,58 @@ def test_each_stage_has_its_form_and_the_end_its_own_orders() -> None:
 
 
 def test_weight_gradients_trail_by_more_at_the_end() -> None:
-    """Of three stages, the last with a quarter more to do, in the memory of Paddle's plan: faster than all lags that stay the same."""
+    """Of three stages, the last with a quarter more to do, in the memory of Paddle's plan: faster than all delays that stay the same."""
     slots = [{kind: longer(each, 1.25 if s == 2 else 1.0) for kind, each in times(s, 2).items()} for s in range(3)]
     given = [stage_times(s, slots[s], 1000 + HELD * (3 - s)) for s in range(3)]
     steps: dict[bool, float] = {}
-    for lags, more in itertools.product(itertools.product(range(5), repeat=3), itertools.product((0, 1), repeat=3)):
-        rows = [joined(s, 3, 4, lag=lag, lag_at_end=lag + more[s]) for s, lag in enumerate(lags)]
+    for weight_delays, more in itertools.product(itertools.product(range(5), repeat=3), itertools.product((0, 1), repeat=3)):
+        rows = [
+            joined(s, 3, 4, weight_delay=weight_delay, weight_delay_at_end=weight_delay + more[s])
+            for s, weight_delay in enumerate(weight_delays)
+        ]
         if all(1000 + peak_bytes(costs_of(row, slots[s])) <= 1300 for s, row in enumerate(rows)):
             steps[any(more)] = min(steps.get(any(more), 1e9), step_ns(rows, slots) or 1e9)
     found = find_schedules(given, 4, 1300, 1, fixed_depth=True)[0]
     assert found.step_ns == steps[True] < steps[False]
-    assert any(found.schedule.more_lag_at_end)
+    assert any(found.schedule.more_weight_delay_at_end)
 
 
 @given(st.integers(2, 4), st.integers(1, 6), st.data())
 def test_weight_gradients_that_trail_keep_no_stage_waiting_for_ever(count: int, micro_batches: int, data: st.DataObject) -> None:
     """Whether stages wait for each other for ever follows from their depths alone."""
     depths = data.draw(st.lists(st.integers(1, micro_batches), min_size=count, max_size=count))
-    lags = data.draw(st.lists(st.integers(0, micro_batches), min_size=count, max_size=count))
+    weight_delays = data.draw(st.lists(st.integers(0, micro_batches), min_size=count, max_size=count))
     plain, trailing = (
-        [joined(s, count, micro_batches, lag=lag, warmup=depths[s]) for s, lag in enumerate(each)] for each in ([0] * count, lags)
+        [joined(s, count, micro_batches, weight_delay=weight_delay, warmup=depths[s]) for s, weight_delay in enumerate(each)]
+        for each in ([0] * count, weight_delays)
     )
     assert bool(stall(plain)) == bool(stall(trailing))
 
 
 @pytest.mark.parametrize(("micro_batches", "chunks"), [(6, 1), (40, 1), (4, 2)])
 def test_jobs_of_a_stage_are_those_of_its_choice_and_fit_by_all_micro_batches(micro_batches: int, chunks: int) -> None:
-    """Ranked by the jobs of a short step, held against the memory by those of the whole; orders at the end, levels and lags count."""
+    """Ranked by the jobs of a short step, held against the memory by those of the whole; orders at the end, levels and delays count."""
     slots = [times(1, 1, chunks), {kind: recomputed(kind, each) for kind, each in times(1, 1, chunks).items()}]
     num = min(micro_batches, 16)
-    lags = ((1, 0), (2, 0), (1, 1), *[(16, 0)] * (micro_batches > num))  # what trails by all of the short step differs in the whole one
+    weight_delays = (
+        (1, 0),
+        (2, 0),
+        (1, 1),
+        *[(16, 0)] * (micro_batches > num),
+    )  # what trails by all of the short step differs in the whole one
     whole, short = (
-        [joined(1, 2, count, chunks, lag=lag, warmup=1, lag_at_end=lag + more) for lag, more in lags] for count in (micro_batches, num)
+        [
+            joined(1, 2, count, chunks, weight_delay=weight_delay, warmup=1, weight_delay_at_end=weight_delay + more)
+            for weight_delay, more in weight_delays
+        ]
+        for count in (micro_batches, num)
     )
     orders = [[{kind: longer(each, factor) for kind, each in level.items()} for factor in (1.0, 1.25)] for level in slots]
     ways = [tuple(StageOrder("dx-first", early, 0.0, level[not early]) for early in (True, False)) for level in orders]
     given = [StageTimes(stage, ways[level], 5000 - 700 * level) for stage in (0, 1) for level in (0, 1)]
-    for k, (lag, more) in enumerate(lags):
+    for k, (weight_delay, more) in enumerate(weight_delays):
         for level, early, at_end in itertools.product((0, 1), (True, False), (True, False)):
-            choice = search_module.Choice(lag, 1, early, 0.0, level, "dx-first", at_end, more)
+            choice = search_module.Choice(weight_delay, 1, early, 0.0, level, "dx-first", at_end, more)
             tables = orders[level][not early], orders[level][not at_end]
             plain = search_module._plain_row(1, 2, num, chunks)
             always = 5000 - 700 * level - peak_bytes(costs_of(plain, orders[level][0]))

@@ -1,7 +1,7 @@
 """The grid of equal results, too long for every run of the tests: `python -m tests.testbed.grid [-o FILE]` (ten minutes on two cores).
 
 A small GPT trains four steps on the testbed at every point of stages x chunks x micro-batches x offload, under random delays, with
-`dx-first` and one optimizer job; losses and parameters are compared with Paddle's own plan on the testbed, bit for bit. Points that
+`dx-first` and one optimizer job; losses and parameters are compared with Paddle's baseline on the testbed, bit for bit. Points that
 Paddle itself cannot train (VPP wants micro-batches in multiples of the stages) are left out.
 """
 
@@ -61,12 +61,12 @@ def train(point: tuple[int, int, int], fraction: float | None, folder: Path, see
 
 def compared(point: tuple[int, int, int], folder: Path, seed: int) -> list[dict[str, Any]]:
     """A row for each share of offload."""
-    stock = _bits(train(point, None, folder, 0))
+    baseline = _bits(train(point, None, folder, 0))
     rows = []
     for fraction in FRACTIONS:
         row: dict[str, Any] = dict(zip(("pp", "vpp", "micro_batches"), point, strict=True)) | {"fraction": fraction, "seed": seed}
         try:
-            row["same"] = _bits(train(point, fraction, folder, seed)) == stock
+            row["same"] = _bits(train(point, fraction, folder, seed)) == baseline
         except InterlaceError as error:
             row |= {"same": False, "error": str(error)[-500:]}
         rows.append(row)

@@ -54,8 +54,8 @@ def covered(ranked: RankTrace) -> int:
 
 def test_products_run_under_collectives_in_one_order_on_every_rank(plugin: Path, tmp_path: Path) -> None:
     """First reader."""
-    ours, stock = traces(tmp_path / "ours", "off"), traces(tmp_path / "stock", "")
+    ours, baseline = traces(tmp_path / "ours", "off"), traces(tmp_path / "baseline", "")
     assert collectives(ours[0]) == collectives(ours[1])
     assert all(label for _, _, label in collectives(ours[0]))
-    assert [covered(each) for each in stock] == [0, 0]
+    assert [covered(each) for each in baseline] == [0, 0]
     assert all(covered(each) >= 3 * NUM_COLUMN_GRADIENTS // 4 for each in ours)  # a busy host may issue a product after a short delay

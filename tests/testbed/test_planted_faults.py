@@ -1,7 +1,7 @@
 """Missing orders, one of each class of the checker, planted into real plans: refused by the checker, and wrong when they run.
 
 Each fault comes as two worlds, one safe and one without a single order. What the checker says of the broken one names the work that
-may come too late; that work is delayed. The safe one must then give stock's bits and the broken one must not.
+may come too late; that work is delayed. The safe one must then give the baseline's bits and the broken one must not.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Planted:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Stock Paddle's run of a base, the planted faults, and by task what each rank found."""
+    """Unmodified Paddle's run of a base, the planted faults, and by task what each rank found."""
 
-    stock: list[Done]
+    baseline: list[Done]
     planted: dict[str, Planted]
     done: dict[str, list[Done]]
 
@@ -79,11 +79,13 @@ def _train(base: str, folder: Path) -> Ran:
 
     need_ranks(2)
     form, args = BASES[base]
-    config, stock = folder / "plan.yaml", folder / "stock"
+    config, baseline = folder / "plan.yaml", folder / "baseline"
     config.write_text(ALL.format(form=form) + f"dump: {folder / 'plan'}\n")
-    stock.mkdir()
-    (stock / "tasks.json").write_bytes(msgspec.json.encode([Task("stock")]))
-    _launch(stock, args, INTERLACE_DISABLE="1", TESTBED_SWITCHES=switches("record=2"))  # clipping over stages is unsafe in stock's plan
+    baseline.mkdir()
+    (baseline / "tasks.json").write_bytes(msgspec.json.encode([Task("baseline")]))
+    _launch(
+        baseline, args, INTERLACE_DISABLE="1", TESTBED_SWITCHES=switches("record=2")
+    )  # clipping over stages is unsafe in the baseline's plan
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(_launch, folder, args, INTERLACE_CONFIG=os.fspath(config))
         planted: dict[str, Planted] = {}
@@ -94,7 +96,7 @@ def _train(base: str, folder: Path) -> Ran:
             (folder / "part").write_bytes(msgspec.json.encode(tasks))
             (folder / "part").rename(folder / "tasks.json")
         running.result()
-    return Ran(_done(stock)["stock"], planted, _done(folder))
+    return Ran(_done(baseline)["baseline"], planted, _done(folder))
 
 
 def _launch(folder: Path, args: Sequence[str], **variables: str) -> LaunchResult:
@@ -145,14 +147,14 @@ def _store(world: Sequence[Program], folder: Path) -> None:
         (folder / f"rank{program.rank}").write_bytes(msgspec.msgpack.encode(program))
 
 
-def is_same(done: Sequence[Done], stock: Sequence[Done]) -> bool:
+def is_same(done: Sequence[Done], baseline: Sequence[Done]) -> bool:
     """Whether losses, where they were fetched, and all that lasts are the same, bit by bit."""
-    return all(_is_rank_same(found, other) for found, other in zip(done, stock, strict=True))
+    return all(_is_rank_same(found, other) for found, other in zip(done, baseline, strict=True))
 
 
-def _is_rank_same(found: Done, stock: Done) -> bool:
-    fetched = all(loss in ("", other) for loss, other in zip(found.losses, stock.losses, strict=False))
-    return fetched and not found.error and stock.lasting.items() <= found.lasting.items()
+def _is_rank_same(found: Done, baseline: Done) -> bool:
+    fetched = all(loss in ("", other) for loss, other in zip(found.losses, baseline.losses, strict=False))
+    return fetched and not found.error and baseline.lasting.items() <= found.lasting.items()
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -162,11 +164,11 @@ def test_a_missing_order_is_refused_and_gives_wrong_numbers(request: pytest.Fixt
     planted, safe, broken = ran.planted[name], ran.done[f"{name}, safe"], ran.done[f"{name}, broken"]
     assert planted.safe_findings == []
     assert planted.fault.kind in {finding.kind for finding in planted.findings}
-    assert is_same(safe, ran.stock), "the safe plan under the same delay"
+    assert is_same(safe, ran.baseline), "the safe plan under the same delay"
     if planted.fault.kind == "read-before-write":
         assert all("should exist" in each.error for each in broken), "Paddle's executor itself refuses"
         return
-    assert not is_same(broken, ran.stock)
+    assert not is_same(broken, ran.baseline)
     assert sum(len(each.taken) for each in broken) == len(planted.fronts())
 
 
@@ -177,7 +179,7 @@ def test_every_piece_of_work_delayed_in_turn(request: pytest.FixtureRequest, bas
     ran: Ran = request.getfixturevalue(base)
     runs = [ran.done[f"{kind} {k}"] for k in range(TURNS[kind][0])]
     assert all(len(found.taken) > 3 for done in runs for found in done)
-    assert all(is_same(done, ran.stock) for done in runs)
+    assert all(is_same(done, ran.baseline) for done in runs)
 
 
 def test_delays_shrink_to_the_one_that_shows_the_fault(pp2: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,7 +179,7 @@ def test_a_case_without_any_of_the_plans_is_left_out() -> None:
 
 
 def test_plans_are_made_with_the_device_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every plan's configuration, once; Paddle's own plan has none."""
+    """In every plan's configuration, once; Paddle's baseline has none."""
     written: list[str] = []
 
     def run(words: list[str], **given: object) -> subprocess.CompletedProcess[str]:
@@ -214,7 +214,7 @@ def test_a_run_with_other_bits_than_stocks_says_so(tmp_path: Path, capsys: pytes
         bench._keep(case, training.Plan(plan, None), ran)
     bench._keep(case, training.Plan("gone", None), {"failed": "broken"})
     said = [line.rpartition("1.0 s")[2] for line in capsys.readouterr().out.splitlines()]
-    assert said[:5] == ["", "", ", stock's bits", ", OTHER BITS THAN STOCK'S", ", OTHER BITS THAN STOCK'S"]
+    assert said[:5] == ["", "", ", the baseline's bits", ", OTHER BITS THAN STOCK'S", ", OTHER BITS THAN STOCK'S"]
     assert said[5] == "c gone: FAILED: broken"
 
 

@@ -54,40 +54,40 @@ def digests(result: LaunchResult) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def stock_pp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> LaunchResult:
-    return train(tmp_path_factory.mktemp("stock"), "gpt", 2, ("--pp", "2"))
+def baseline_pp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> LaunchResult:
+    return train(tmp_path_factory.mktemp("baseline"), "gpt", 2, ("--pp", "2"))
 
 
-def test_stock_equals_the_cpu(stock_pp2: LaunchResult, tmp_path: Path) -> None:
+def test_baseline_equals_the_cpu(baseline_pp2: LaunchResult, tmp_path: Path) -> None:
     cpu = train(tmp_path, "gpt", 2, ("--pp", "2"), INTERLACE_TARGET="cpu")
-    assert numbers(stock_pp2) == pytest.approx(numbers(cpu), rel=1e-5)
+    assert numbers(baseline_pp2) == pytest.approx(numbers(cpu), rel=1e-5)
 
 
 @pytest.mark.parametrize("form", ["mixed", "dx-first"])
-def test_pipeline_with_offload_under_delays(stock_pp2: LaunchResult, tmp_path: Path, form: str) -> None:
+def test_pipeline_with_offload_under_delays(baseline_pp2: LaunchResult, tmp_path: Path, form: str) -> None:
     planned = train(tmp_path, "gpt", 2, ("--pp", "2"), form, TESTBED_DELAYS=DELAYS)
-    assert bits(planned) == bits(stock_pp2)
-    assert digests(planned) == digests(stock_pp2)
+    assert bits(planned) == bits(baseline_pp2)
+    assert digests(planned) == digests(baseline_pp2)
 
 
 MP2 = ("--mp", "2", "--schedule", "1F1B")
 
 
 @pytest.fixture(scope="module")
-def stock_mp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> LaunchResult:
-    folder = tmp_path_factory.mktemp("stock")
-    stock = train(folder, "gpt", 2, MP2, TESTBED_REPORT=os.fspath(folder))
+def baseline_mp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> LaunchResult:
+    folder = tmp_path_factory.mktemp("baseline")
+    baseline = train(folder, "gpt", 2, MP2, TESTBED_REPORT=os.fspath(folder))
     assert not any(_streams(folder).values())
-    return stock
+    return baseline
 
 
 @pytest.mark.parametrize("obeyed", [True, False])
-def test_tensor_parallel_with_column_overlap_under_delays(stock_mp2: LaunchResult, tmp_path: Path, obeyed: bool) -> None:
+def test_tensor_parallel_with_column_overlap_under_delays(baseline_mp2: LaunchResult, tmp_path: Path, obeyed: bool) -> None:
     """Equal results, plain lowering. Collectives have the priority that the plan gives them; copies have none."""
     report = {"TESTBED_REPORT": os.fspath(tmp_path), "TESTBED_SWITCHES": switches(f"priorities={obeyed:d}")}
     planned = train(tmp_path, "gpt", 2, MP2, "dx-first", TESTBED_DELAYS=DELAYS, **report)
-    assert bits(planned) == bits(stock_mp2)
-    assert digests(planned) == digests(stock_mp2)
+    assert bits(planned) == bits(baseline_mp2)
+    assert digests(planned) == digests(baseline_mp2)
     streams = _streams(tmp_path)
     collectives = {name: priority for name, priority in streams.items() if name.startswith("auto_parallel_mp")}
     assert set(collectives.values()) == {-obeyed}
@@ -105,20 +105,20 @@ def test_bfloat16_with_offload_of_the_smallest_and_a_held_host(plugin: Path, tmp
     args = ("--pp", "2", "--amp", "O2", "--master-grad", "--micro-batches", "8")
     options = {"schedule_1f1b": {"interleave": "dx-first"}, "offload_activations": {"fraction": 1.0, "min_bytes": 64}}
     slow = {"TESTBED_DELAYS": "seed=1,permille=500,max_us=1000,kinds=compute", "TESTBED_REPORT": os.fspath(tmp_path)}
-    stock, held = bits(train(tmp_path, "gpt", 2, args)), {}
+    baseline, held = bits(train(tmp_path, "gpt", 2, args)), {}
     for hold in ("on", "off"):
         waits = {"syncs": "job-ends"} if hold == "on" else "off"
         (tmp_path / "hold.yaml").write_text(configured({**options, "throttle_host": waits}))
         env = {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", "INTERLACE_CONFIG": os.fspath(tmp_path / "hold.yaml"), **slow}
-        assert bits(launch(EXAMPLES / "gpt.py", [*SMALL, *args], 2, env, None, tmp_path / "logs", 60.0)) == stock
+        assert bits(launch(EXAMPLES / "gpt.py", [*SMALL, *args], 2, env, None, tmp_path / "logs", 60.0)) == baseline
         held[hold] = json.loads((tmp_path / "memory0.json").read_text())["reserved_peak"]
     assert held["on"] < (0.75 if device.variant() == "threads" else 0.85) * held["off"]  # on a GPU pools round sizes up further
 
 
-def test_without_waits_the_poison_is_read(stock_pp2: LaunchResult, tmp_path: Path) -> None:
+def test_without_waits_the_poison_is_read(baseline_pp2: LaunchResult, tmp_path: Path) -> None:
     trap = device.variant() == "threads"
     broken = train(tmp_path, "gpt", 2, ("--pp", "2"), "mixed", TESTBED_SWITCHES=switches("drop_waits=1" + ",trap=1" * trap))
-    assert bits(broken) != bits(stock_pp2)
+    assert bits(broken) != bits(baseline_pp2)
     if not trap:
         assert any(math.isnan(loss) for loss in numbers(broken))
         return
@@ -149,7 +149,7 @@ def of_the_road(tmp_path: Path, name: str, options: dict[str, Any] | None, **var
     return launch(EXAMPLES / f"{model}.py", args, world, env, None, tmp_path / "logs", 60.0)
 
 
-def stock_key(name: str) -> str:
+def baseline_key(name: str) -> str:
     """Equal for cases that differ by what Interlace is asked for."""
     world, model, words = ON_THE_TESTBED[name][:3]
     return f"{world} {model} {few_layers(words)}"
@@ -157,25 +157,25 @@ def stock_key(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def stocks() -> dict[str, LaunchResult]:
-    """Stock Paddle's runs by `stock_key`; each is made by the first test that asks for it."""
+    """Unmodified Paddle's runs by `baseline_key`; each is made by the first test that asks for it."""
     return {}
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
-    """Cases with the same run of stock Paddle stay together."""
-    return [pytest.mark.xdist_group(stock_key(name)), *[pytest.mark.long] * (name in LONG)]
+    """Cases with the same run of unmodified Paddle stay together."""
+    return [pytest.mark.xdist_group(baseline_key(name)), *[pytest.mark.long] * (name in LONG)]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ON_THE_TESTBED])
 def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, stocks: dict[str, LaunchResult], name: str) -> None:
     """Equal results, no races, first reader, many ranks."""
     options = ON_THE_TESTBED[name][3]
-    stock = stocks.get(stock_key(name)) or of_the_road(tmp_path, name, None)
-    stocks[stock_key(name)] = stock
+    baseline = stocks.get(baseline_key(name)) or of_the_road(tmp_path, name, None)
+    stocks[baseline_key(name)] = baseline
     delays = DELAYED.get(name, f"seed={len(name)},permille=25,max_us=1500")
     planned = of_the_road(tmp_path, name, options, TESTBED_DELAYS=delays)
-    assert bits(planned) == bits(stock)
-    assert digests(planned) == digests(stock)
+    assert bits(planned) == bits(baseline)
+    assert digests(planned) == digests(baseline)
     passes = [rank.plan["passes"] for rank in planned.reports if rank.plan]
     require_asked(passes, options)
     if name.startswith("auto"):
@@ -194,11 +194,12 @@ ZOO = [name for name, (_, _, options) in test_zoo.CASES.items() if "name_streams
 
 @pytest.mark.parametrize("name", ZOO)
 def test_models_unlike_a_transformer_under_delays(plugin: Path, tmp_path: Path, name: str) -> None:
-    """Equal results, odd programs. Stock Paddle runs with every reader recorded: with the last one only it reads poison in one case."""
+    """Equal results, odd programs. Unmodified Paddle runs with every reader recorded: with the last one only it reads poison in one
+    case."""
     world, words, options = test_zoo.CASES[name]
     need_ranks(world)
     (tmp_path / "case.yaml").write_text(configured(options))
-    stock = {"INTERLACE_DISABLE": "1", "TESTBED_SWITCHES": switches("record=2")}
+    baseline = {"INTERLACE_DISABLE": "1", "TESTBED_SWITCHES": switches("record=2")}
     ours = {"INTERLACE_CONFIG": os.fspath(tmp_path / "case.yaml"), "TESTBED_DELAYS": DELAYS}
     results = [
         launch(
@@ -210,7 +211,7 @@ def test_models_unlike_a_transformer_under_delays(plugin: Path, tmp_path: Path, 
             tmp_path / "logs",
             60.0,
         )
-        for env in (stock, ours)
+        for env in (baseline, ours)
     ]
     assert bits(results[0]) == bits(results[1])
     assert digests(results[0]) == digests(results[1])

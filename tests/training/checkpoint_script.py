@@ -1,4 +1,4 @@
-"""`examples/checkpoint.py FOLDER`: run through, and in halves of stock Paddle and Interlace; prints the losses of each as JSON.
+"""`examples/checkpoint.py FOLDER`: run through, and in halves of unmodified Paddle and Interlace; prints the losses of each as JSON.
 
 Every run is a process of its own, because Paddle counts its optimizers' names on in a process; forked, so that Paddle is imported once.
 """
@@ -23,8 +23,8 @@ from tests.forked import make_building_cheap
 SHAPE = ["--layers", "1", "--hidden", "16", "--gradient-accumulation", "2", "--steps", "2", "--batch-size", "2", "--lr-scheduler", "cosine"]
 
 
-def run(name: str, stock: bool, words: list[str], folder: Path) -> None:
-    os.environ["INTERLACE_DISABLE"] = "1" if stock else "0"
+def run(name: str, baseline: bool, words: list[str], folder: Path) -> None:
+    os.environ["INTERLACE_DISABLE"] = "1" if baseline else "0"
     with contextlib.redirect_stdout(io.StringIO()) as said:
         checkpoint.main(checkpoint.parse([*SHAPE, *words]))
     (folder / f"{name}.losses").write_text(said.getvalue())
@@ -42,7 +42,7 @@ def together(*runs: tuple[str, bool, list[str]]) -> None:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     make_building_cheap()
-    parts = {"stock": str(folder / "from_stock"), "interlace": str(folder / "from_interlace")}
-    together(("whole", True, []), *((f"{name} first", name == "stock", ["--stop", "1", "--save", part]) for name, part in parts.items()))
-    together(*((f"{name} first, then the other", name != "stock", ["--load", part]) for name, part in parts.items()))
+    parts = {"baseline": str(folder / "from_baseline"), "interlace": str(folder / "from_interlace")}
+    together(("whole", True, []), *((f"{name} first", name == "baseline", ["--stop", "1", "--save", part]) for name, part in parts.items()))
+    together(*((f"{name} first, then the other", name != "baseline", ["--load", part]) for name, part in parts.items()))
     print(json.dumps({path.stem: path.read_text().splitlines() for path in folder.glob("*.losses")}))

@@ -58,11 +58,11 @@ assert normed.shape[0] == count if count > 1 else normed.ndim == 3, normed.shape
 assert np.isfinite(normed).all()
 assert len(model.state_dict()) > 0
 assert interlace.plan_of(model).jobs
-assert interlace.plan_of(model).explain().splitlines()[-1].startswith("Paddle's own plan takes ")
+assert interlace.plan_of(model).explain().splitlines()[-1].startswith("Paddle's baseline takes ")
 with tempfile.TemporaryDirectory() as folder:
     page = interlace.plan_of(model).report(Path(folder) / "report.html")
     assert (page is None) == (dist.get_rank() > 0)
-    assert page is None or "Paddle's own plan takes " in page.read_text(encoding="utf-8")
+    assert page is None or "Paddle's baseline takes " in page.read_text(encoding="utf-8")
 with pytest.raises(PlanError, match=r"model\.predict\(\)"):
     interlace.plan_of(model, "predict")
 

@@ -30,10 +30,10 @@ SCRIPT = Path(__file__).with_name("engine_script.py")
     ],
 )
 def test_everything_the_engine_offers_keeps_working(world: int, arguments: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Evaluation - evaluation neither uses nor spoils the training plan. Stock Paddle fails at three of these four."""
+    """Evaluation - evaluation neither uses nor spoils the training plan. Unmodified Paddle fails at three of these four."""
     command = ["run", str(SCRIPT), "--world", str(world), "--log-dir", str(tmp_path), "--", "--steps", "8", *arguments.split()]
     assert main(command) == 0
-    heard = [line for line in capfd.readouterr().err.splitlines() if line.startswith("interlace: Paddle's own plan takes ")]
+    heard = [line for line in capfd.readouterr().err.splitlines() if line.startswith("interlace: Paddle's baseline takes ")]
     assert len(heard) == 1, "rank 0 says once what the plan brings"
     logs = [path.read_text() for path in sorted(tmp_path.rglob("*.log"))]
     assert sum("ENGINE OK" in log for log in logs) == world

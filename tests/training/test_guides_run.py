@@ -153,7 +153,7 @@ def test_first_steps(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     printed = follow(FIRST, lambda: capfd.readouterr().out)
     assert [line.split()[1] for line in printed] == ["dump", "plan", "report", "run"]
     _, plan, _, verified = printed.values()
-    assert re.search(r"^Paddle's own plan takes .* ms a step, this plan .* ms", plan, re.MULTILINE)
+    assert re.search(r"^Paddle's baseline takes .* ms a step, this plan .* ms", plan, re.MULTILINE)
     assert Path("report.html").read_text().startswith("<!doctype html>")
     (promised,) = re.findall(r"`(SAME: 6 losses, 48 parameters), ... of 4 ranks are equal", FIRST.read_text())
     assert promised in verified
@@ -176,7 +176,7 @@ def test_commands(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     printed = follow(ROOT / "docs" / "commands.md", lambda: capfd.readouterr().out)
     (loaded,) = (text for line, text in printed.items() if line.startswith("interlace run"))
     assert "plan of rank 0: " in loaded
-    assert re.search(r"^plan against stock: \S+ -> \S+ ms a step", list(printed.values())[-1], re.MULTILINE)
+    assert re.search(r"^plan against baseline: \S+ -> \S+ ms a step", list(printed.values())[-1], re.MULTILINE)
     assert load_config("my.yaml").dump == "plans/"
 
 
@@ -191,7 +191,7 @@ def test_choosing_a_memory_budget(here: Path, capfd: pytest.CaptureFixture[str])
 
 
 def test_the_page(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "dumps", "--config", "stock", "-o", "plan"]) == 0
+    assert main(["plan", "dumps", "--config", "baseline", "-o", "plan"]) == 0
     follow(ROOT / "docs" / "guide-page.md", lambda: capfd.readouterr().out)
     assert Path("report.html").read_text().startswith("<!doctype html>")
 

@@ -1,4 +1,4 @@
-"""A plan that was made offline trains with stock's bits, and is refused where the program is another one."""
+"""A plan that was made offline trains with the baseline's bits, and is refused where the program is another one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_loaded_plan_trains_with_stocks_bits(plans: Path, tmp_path: Path, capf
 def test_plans_of_stages_train_every_rank(tmp_path: Path, short_search: None, capfd: pytest.CaptureFixture[str]) -> None:
     """Two plans for four ranks: the last rank of a tensor-parallel group makes its first one's again."""
     config, words = tmp_path / "asked.yaml", [*MODEL, "--mp", "2"]
-    config.write_text("schedule_1f1b: {interleave: dx-first, lag: [0, 1], search: off, only_gains: off}\n")
+    config.write_text("schedule_1f1b: {interleave: dx-first, weight_delay: [0, 1], search: off, only_gains: off}\n")
     assert main(["dump", str(TINY), "--world", "4", "--stages", "-o", str(tmp_path / "dumps"), "--", *words]) == 0
     assert main(["plan", str(tmp_path / "dumps"), "--config", str(config), "-o", str(tmp_path / "plan")]) == 0
     run = ["run", str(TINY), "--world", "4", "--plan", str(tmp_path / "plan"), "--verify", "--log-dir", str(tmp_path)]

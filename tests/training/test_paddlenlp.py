@@ -23,7 +23,7 @@ WORLD = 4
 
 
 def test_trains_and_saves_checkpoints_with_the_same_bits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Two stages of two tensor-parallel ranks: every rank runs a plan that changes something, and gives the bits of stock Paddle."""
+    """Two stages of two tensor-parallel ranks: every rank runs a plan that changes something, and gives the bits of unmodified Paddle."""
     result, out = tmp_path / "result.json", tmp_path / "out"
     words = ["run", str(EXAMPLE), "--world", str(WORLD), "--config", "overlap", "--verify", "--json", str(result)]
     assert main([*words, "--", "--output_dir", str(out), "--save_steps", "2"]) == 0

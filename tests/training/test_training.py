@@ -1,4 +1,4 @@
-"""Real training on CPU ranks: stock Paddle and Interlace give the same bits (losses and parameters).
+"""Real training on CPU ranks: unmodified Paddle and Interlace give the same bits (losses and parameters).
 
 Each case runs twice through `interlace run --verify`, which compares every loss of every step and the digest of every
 parameter. Here run those that the testbed cannot, and a few that have every kind of parallelism between them; `tests/testbed` trains
@@ -106,7 +106,7 @@ UNCAPTURED = {
         AUTO,
     ),
     "auto, pp4": (4, "gpt", "--pp 4 --micro-batches 8", AUTO),
-    "pp4, forms, lags and orders by stage, some recomputed": (
+    "pp4, forms, weight_delays and orders by stage, some recomputed": (
         4,
         "gpt",
         "--pp 4 --micro-batches 8",
@@ -114,12 +114,12 @@ UNCAPTURED = {
             "schedule_1f1b": {
                 **ROOMY,
                 "interleave": ["mixed", "dx-first", "mixed", "mixed"],
-                "lag": [0, 1, 2, 3],
-                "lag_at_end": [0, 1, 3, 5],
-                "early_sends_at_end": [0.5, 0, 0.5, 0.5],
+                "weight_delay": [0, 1, 2, 3],
+                "weight_delay_at_end": [0, 1, 3, 5],
+                "send_latency_weight_at_end": [0.5, 0, 0.5, 0.5],
                 "depth": [6, 4, 3, 1],
-                "at_once": [0, 0.3, 0, 0.5],
-                "early_sends": [0, 0.5, 0, 0.5],
+                "inline_share": [0, 0.3, 0, 0.5],
+                "send_latency_weight": [0, 0.5, 0, 0.5],
             },
             "choose_recompute": {"level": [0.4, 0.2, 0.1, 0]},
         },
@@ -128,7 +128,7 @@ UNCAPTURED = {
         2,
         "gpt",
         "--pp 2 --vpp 2 --micro-batches 4",
-        {"schedule_1f1b": {**ROOMY, "lag": [1, 3], "at_once": 0.4}},
+        {"schedule_1f1b": {**ROOMY, "weight_delay": [1, 3], "inline_share": 0.4}},
     ),
     "auto, pp2 vpp2": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", AUTO),
     "auto, dp2 pp2, offload": (4, "gpt", "--dp 2 --pp 2", {**AUTO, "offload_activations": HALF}),
@@ -226,7 +226,7 @@ def configured(options: dict[str, Any]) -> str:
 
 
 def verified(tmp_path: Path, world: int, model: str, arguments: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Train with stock Paddle and with these options; the result file of a run whose bits are the same."""
+    """Train with unmodified Paddle and with these options; the result file of a run whose bits are the same."""
     config, result = tmp_path / "config.yaml", tmp_path / "result.json"
     config.write_text(configured(options))
     command = [
@@ -283,7 +283,7 @@ ON_CPU = (*ALSO_ON_CPU_RANKS, *ON_CPU_RANKS, *(pytest.param(name, marks=pytest.m
 
 
 @pytest.mark.parametrize("name", ON_CPU)
-def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
+def test_same_bits_as_baseline(name: str, tmp_path: Path) -> None:
     world, model, words, options = {**ON_THE_TESTBED, **ON_CPU_RANKS}[name]
     require_asked(passes_of(verified(tmp_path, world, model, few_layers(words), options)), options)
 

@@ -1,4 +1,4 @@
-"""Models unlike a transformer train with stock Paddle's bits: losses, parameters, buffers and optimizer state of every rank."""
+"""Models unlike a transformer train with unmodified Paddle's bits: losses, parameters, buffers and optimizer state of every rank."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
+def test_same_bits_as_baseline(name: str, tmp_path: Path) -> None:
     """Plain lowering (its second half), P3, F2, M2."""
     train(*CASES[name], tmp_path)
 
@@ -55,7 +55,7 @@ def test_pooling_that_draws_is_not_computed_again(tmp_path: Path) -> None:
 
 
 def train(world: int, arguments: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """Train as stock does and with a plan, and compare every bit."""
+    """Train as baseline does and with a plan, and compare every bit."""
     config, result = tmp_path / "config.yaml", tmp_path / "result.json"
     config.write_text(yaml.safe_dump({"device": "h200", **options}))
     command = [
@@ -84,7 +84,7 @@ def train(world: int, arguments: str, options: dict[str, Any], tmp_path: Path) -
 
 
 def test_a_table_for_all_stages_under_vpp_is_refused_with_what_is_safe(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Paddle's own order is at fault: stock training ends there too, at the message in which the ranks differ."""
+    """Paddle's baseline order is at fault: training with the baseline ends there too, at the message in which the ranks differ."""
     words = ["table", "--pp", "3", "--vpp", "2", "--schedule", "VPP", "--micro-batches", "6"]
     assert main(["run", str(SCRIPT), "--world", "3", "--log-dir", str(tmp_path / "logs"), "--", *words]) == 1
     told = capfd.readouterr().err

@@ -45,12 +45,12 @@ class Simulated:
     Attributes:
         name: As the page calls it.
         result: Of all ranks that are there, with memory.
-        stands_for: Simulated rank -> the ranks that it stands for, itself first; where it is not named, as its program says.
+        representative: Simulated rank -> the ranks that it stands for, itself first; where it is not named, as its program says.
     """
 
     name: str
     result: Result
-    stands_for: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    representative: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ def build_page(
     parts = [_plan(each, labels, given) for each in both]
     of_stage = {label.stage: reports[label.ranks[0]] for label in reversed(labels) if label.ranks[0] in reports}
     outcome = Outcome(
-        Step.of(ours.result, ours.stands_for),
+        Step.of(ours.result, ours.representative),
         given.profile,
-        Step.of(other.result, other.stands_for) if other else None,
+        Step.of(other.result, other.representative) if other else None,
         other.name if other else "",
     )
     world = _world(ours.result.input.programs, labels)
@@ -113,7 +113,7 @@ def _labels(plans: Sequence[Simulated]) -> list[Label]:
     for at, rank in enumerate(plans[0].result.input.ranks):
         stage = plans[0].result.input.programs[at].pipeline.stage
         alike = [tuple(getattr(plan.result.ranks[at], name) for name in plan.result.ranks[at].__slots__[1:]) for plan in plans]
-        groups.setdefault((stage, *alike), []).extend(plans[0].stands_for.get(rank, plans[0].result.input.programs[at].ranks))
+        groups.setdefault((stage, *alike), []).extend(plans[0].representative.get(rank, plans[0].result.input.programs[at].ranks))
     return sorted(
         (Label(int(key[0]), sorted(ranks)) for key, ranks in groups.items() if isinstance(key, tuple)),
         key=lambda label: (label.stage, label.ranks),

@@ -1,4 +1,5 @@
-"""Ranks of a stage that do the same: which of them are alike, and worlds of which one rank of each stage is given (`Program.alike`)."""
+"""Ranks of a stage that do the same: which of them are alike, and worlds of which one rank of each stage is given
+(`Program.equivalent_ranks`)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def sends_within_stage(program: Program) -> Op | None:
     return next((op for op in program.ops if is_p2p(op) and op.group in within), None)
 
 
-def likeness(program: Program) -> bytes:
+def equivalence_key(program: Program) -> bytes:
     """Equal for ranks of which each can stand for the others: of one stage, with programs that differ in attributes and in the ranks of
     groups only. A rank that sends within its stage is like no other. O(operations).
     """
@@ -39,7 +40,7 @@ def likeness(program: Program) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode((alone, plain.pipeline, plain.ops, plain.values))).digest()[:16]
 
 
-def stand_ins(programs: Sequence[Program]) -> dict[int, int]:
+def representatives(programs: Sequence[Program]) -> dict[int, int]:
     """Rank that is not given -> the rank whose program stands for it.
 
     Raises:
@@ -67,7 +68,7 @@ def seats(programs: Sequence[Program]) -> list[int] | None:
     """For each rank of a world the index of its program in `programs`; None if they are not the whole of one world."""
     if not programs or len({program.world for program in programs}) > 1 or missing_ranks(programs):
         return None
-    stands = stand_ins(programs)
+    stands = representatives(programs)
     index_of = {program.rank: index for index, program in enumerate(programs)}
     return [index_of[stands.get(rank, rank)] for rank in range(programs[0].world)]
 
@@ -77,7 +78,7 @@ def with_given_partners(programs: Sequence[Program]) -> list[Program]:
 
     Ranks of the same stage stay as they are: they issue what their stand-in issues, in the same order.
     """
-    stands = stand_ins(programs)
+    stands = representatives(programs)
     return (
         [
             msgspec.structs.replace(program, groups=tuple(_within(group, program, stands) for group in program.groups))

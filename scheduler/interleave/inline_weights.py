@@ -16,7 +16,7 @@ from interlace.ir import Graph, Op
 from interlace.ir.graph import written_operands
 
 
-def at_once(graph: Graph, weights: Sequence[Op], cost: Costs, part: float) -> frozenset[int]:
+def inline_weights(graph: Graph, weights: Sequence[Op], cost: Costs, part: float) -> frozenset[int]:
     """Ids of those weight gradients of a micro-batch that do not trail: about `part` of their time, those first that keep most memory
     for it, in program order where that is equal.
 

@@ -7,7 +7,7 @@ import pytest
 from interlace.cost_model.base import GivenCosts
 from interlace.ir import Graph, Op, Program
 from interlace.ir.program import TensorType
-from interlace.scheduler.interleave.at_once import at_once
+from interlace.scheduler.interleave.inline_weights import inline_weights
 from interlace.scheduler.jobs import Parts
 from tests.strategies import Builder, World, programs
 
@@ -32,7 +32,7 @@ def products(buffers: list[str], inputs: list[str]) -> tuple[Program, list[Op]]:
 def taken(buffers: list[str], inputs: list[str], share: float) -> list[int]:
     """The numbers of the products that are taken, each with its sum."""
     program, ops = products(buffers, inputs)
-    found = at_once(Graph(program), ops, COSTS, share)
+    found = inline_weights(Graph(program), ops, COSTS, share)
     pairs = [{ops[2 * k].id, ops[2 * k + 1].id} for k in range(len(buffers))]
     assert all(pair <= found or pair.isdisjoint(found) for pair in pairs)
     return [k for k, pair in enumerate(pairs) if pair <= found]
@@ -56,7 +56,7 @@ def test_what_reads_one_activation_or_adds_to_one_buffer_stays_together() -> Non
 def test_some_always_trail(share: float) -> None:
     for program in programs(World(pp=2, mp=2, layers=3, micro_batches=2)):
         ops = Parts(program, {"I", "W"}).ops["W", 0]
-        found = at_once(Graph(program), ops, COSTS, share)
+        found = inline_weights(Graph(program), ops, COSTS, share)
         assert found < {op.id for op in ops}
         assert bool(found) == bool(share)
         parts = Parts(program, {"I", "W"}, found)

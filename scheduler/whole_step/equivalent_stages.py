@@ -14,7 +14,7 @@ from interlace.ir.kinds import is_boundary, is_comm
 from interlace.scheduler.recompute import COPY, ORIGINAL
 
 
-def likeness_of_work(program: Program, cost: Costs) -> str:
+def work_key(program: Program, cost: Costs) -> str:
     """Equal for programs whose jobs cost the same: the same operations in order, on values of the same types in the same places of memory,
     with communication that takes as long. How values, layers, parameters, streams and groups are called or numbered does not count.
     O(operations).

@@ -10,7 +10,7 @@ import pytest
 from interlace.cost_model import GivenCosts
 from interlace.ir import Group, Op, Program, Value
 from interlace.ir.kinds import is_comm
-from interlace.scheduler.whole_step.alike import likeness_of_work
+from interlace.scheduler.whole_step.equivalent_stages import work_key
 from tests.strategies import World, programs
 
 COSTS = GivenCosts({"comm": 40, "gemm": 50, "default": 5})
@@ -51,11 +51,11 @@ def renumbered() -> Program:
 
 def test_names_and_numbers_do_not_count() -> None:
     assert renumbered() != SECOND
-    assert likeness_of_work(renumbered(), COSTS) == likeness_of_work(SECOND, COSTS)
+    assert work_key(renumbered(), COSTS) == work_key(SECOND, COSTS)
 
 
 def test_stages_at_the_ends_do_other_work() -> None:
-    assert len({likeness_of_work(each, COSTS) for each in (FIRST, SECOND, LAST)}) == 3
+    assert len({work_key(each, COSTS) for each in (FIRST, SECOND, LAST)}) == 3
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_stages_at_the_ends_do_other_work() -> None:
     ids=["operation", "operands", "attribute", "stream", "shapes"],
 )
 def test_other_work_is_not_alike(other: Program) -> None:
-    assert likeness_of_work(other, COSTS) != likeness_of_work(SECOND, COSTS)
+    assert work_key(other, COSTS) != work_key(SECOND, COSTS)
 
 
 def test_communication_that_takes_longer_is_other_work() -> None:
     slower = GivenCosts({"comm": 41, "gemm": 50, "default": 5})
-    assert likeness_of_work(SECOND, slower) != likeness_of_work(SECOND, COSTS)
+    assert work_key(SECOND, slower) != work_key(SECOND, COSTS)

@@ -1,10 +1,10 @@
-"""Paddle's own plan: the baseline of every report."""
+"""Paddle's baseline: the baseline of every report."""
 
 from __future__ import annotations
 
 from interlace.cost_model import CostModel
 from interlace.ir import parse, verify
-from interlace.planning.stock import stock_plan
+from interlace.planning.baseline import baseline_plan
 
 COSTS = CostModel.from_table({"default": 1000})
 PROGRAM = """program rank=0 world=1 mode=train
@@ -19,10 +19,10 @@ pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=1F1B
 
 def test_the_host_waits_for_an_output_in_the_job_that_computes_it() -> None:
     """Paddle fetches a loss at the end of each forward job, and its host waits for it there."""
-    program = stock_plan(parse(PROGRAM), COSTS)
+    program = baseline_plan(parse(PROGRAM), COSTS)
     assert not verify(program)
     waits = {job.name: job.host_waits for job in program.jobs}
     forward = [job for job in program.jobs if (2, 0) in job.items or (2, 1) in job.items]
     assert [job.host_waits for job in forward] == [((job.items[-1], (2, k)),) for k, job in enumerate(forward)]
     assert sum(map(len, waits.values())) == len(forward) == 2
-    assert stock_plan(program, COSTS) is program
+    assert baseline_plan(program, COSTS) is program

@@ -1,0 +1,39 @@
+"""Paddle's baseline: what every report compares with."""
+
+from __future__ import annotations
+
+import msgspec
+
+from interlace.cost_model import Costs
+from interlace.ir import Op, Program
+from interlace.passes.pipeline import built_in, ordered
+
+BASELINE = "Paddle's baseline"
+"""What reports call it."""
+
+
+def is_paddles_order(captured: Program, planned: Program, costs: Costs) -> bool:
+    """Whether a plan runs the operations that Paddle built, unchanged and in Paddle's baseline order; streams, events, waits of the host
+    and operations that end lifetimes, which a CPU rank does not see, aside."""
+    baseline = baseline_plan(captured, costs)
+    plain = {op.id: _without_stream(op) for op in baseline.ops}
+    if {op.id: _without_stream(op) for op in planned.ops if op.id in plain} != plain:
+        return False
+    orders = [[item for job in program.jobs for item in job.items if item[0] in plain] for program in (baseline, planned)]
+    return orders[0] == orders[1]
+
+
+def _without_stream(op: Op) -> Op:
+    return msgspec.structs.replace(op, stream="", priority=0)
+
+
+def baseline_plan(program: Program, costs: Costs) -> Program:
+    """A captured program as Paddle itself would run it, as the preset `baseline` has it; one that has jobs stays as it is.
+
+    Raises:
+        PassError: As `Pipeline.run`.
+    """
+    if program.jobs:
+        return program
+    passes = (kind().baseline() for kind in built_in() if kind.is_default)
+    return ordered(tuple(each for each in passes if each is not None)).run(program, costs)[0]
