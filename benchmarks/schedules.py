@@ -25,7 +25,7 @@ from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import InterlaceError
 from interlace.ir import Program
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.search import FORM_TAKEN, OWN_PLAN_KEPT
+from interlace.planning.search import BASELINE_KEPT, FORM_TAKEN
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
@@ -81,12 +81,12 @@ def judged(plans: Sequence[Plan], cost: Costs, target: Target = IDEAL) -> dict[s
 
 def chosen(plan: Plan) -> str:
     """What `auto` says that it took."""
-    taken = next((each for report in plan.reports for each in report.done if each.rule in (FORM_TAKEN, OWN_PLAN_KEPT)), None)
+    taken = next((each for report in plan.reports for each in report.done if each.rule in (FORM_TAKEN, BASELINE_KEPT)), None)
     if taken is None:
         return ""
     levels = taken.numbers.get("recomputed", ())
     recomputed = [f"recomputed [{', '.join(f'{level:g}' for level in levels)}]"] if isinstance(levels, tuple) and levels else []
-    form = "Paddle's baseline" if taken.rule == OWN_PLAN_KEPT else taken.names.get("form", "Paddle's order of jobs with the other passes")
+    form = "Paddle's baseline" if taken.rule == BASELINE_KEPT else taken.names.get("form", "Paddle's order of jobs with the other passes")
     return ", ".join([str(form), *recomputed, *taken.names.get("others", ())])
 
 

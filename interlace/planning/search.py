@@ -551,11 +551,11 @@ class Schedules:
             run = replace(self._whole(judged[0]), memory_limits=self.memory_limits)
             return run.noted(said("declined", "no-form-judged"), *self._lost(judged, limit))
         if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
-            kept = said("decided", OWN_PLAN_KEPT, **self._own_facts(own))
+            kept = said("decided", BASELINE_KEPT, **self._baseline_facts(own))
             others = [each for each in judged if each.form.interleave != "off" or each.step_ns != own.step_ns]
             return Run(self.own, self.world.run(self.own, self.memory_limits), self.memory_limits).noted(kept, *self._lost(others, limit))
         run = self._whole(best)
-        facts = best.facts(self.later) | self._own_facts(own)
+        facts = best.facts(self.later) | self._baseline_facts(own)
         taken = said("decided", FORM_TAKEN, step_ns=self.world.step_ns(run.made) or 0, limit_bytes=limit, **facts)
         return run.noted(taken, *self._lost([each for each in judged if each is not best], limit))
 
@@ -786,14 +786,14 @@ class Schedules:
 
     # ---------------------------------------------------------------------------------------------------------------- reports
 
-    def _own_facts(self, own: Judged) -> dict[str, Fact]:
+    def _baseline_facts(self, own: Judged) -> dict[str, Fact]:
         """What remarks tell of Paddle's own jobs and streams: the passes that a user asked for beside them, their step and their peak; and
         how the bytes of the choice are counted, where they are not a GPU's."""
-        found: dict[str, Fact] = {"own_peak_bytes": own.peak_bytes}
+        found: dict[str, Fact] = {"baseline_peak_bytes": own.peak_bytes}
         if own.step_ns is not None:
-            found["own_step_ns"] = own.step_ns
+            found["baseline_step_ns"] = own.step_ns
         if passes := [each.name for each in self.own.passes if not each.is_default]:
-            found["own_passes"] = passes
+            found["baseline_passes"] = passes
         return found if self.given else {**found, "counted": "operations in turn"}
 
     def _lost(self, judged: list[Judged], limit: int) -> list[Remark]:
@@ -809,7 +809,7 @@ class Schedules:
         return found
 
 
-OWN_PLAN_KEPT, FORM_TAKEN = "own-plan-kept", "form-taken"
+BASELINE_KEPT, FORM_TAKEN = "baseline-kept", "form-taken"
 """Rules of the remark that says what an open schedule became."""
 
 
@@ -839,7 +839,7 @@ def _recomputed(found: Ranked, levels: Sequence[Numbers | None]) -> Numbers | No
 def _with_choice_of(first: Run, again: Run, why: Remark) -> Run:
     """A run whose schedule was decided before, with the remarks that say how, and why it was made again."""
     notes = [each for each in first.made.notes if each.pass_name == Schedule1F1B.name]
-    chosen = [each for each in notes if each.rule in (OWN_PLAN_KEPT, FORM_TAKEN)]
+    chosen = [each for each in notes if each.rule in (BASELINE_KEPT, FORM_TAKEN)]
     return again.noted(*chosen, why, *(each for each in notes if each.kind == "declined"))
 
 

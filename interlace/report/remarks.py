@@ -40,7 +40,7 @@ class Unless(NamedTuple):
 Clause = str | If | Unless
 _FORM = ("{form}", "Paddle's order of jobs with the other passes (interleave: {jobs})", ", recomputed {recomputed:list}", ", {others}")
 """A form of the schedule that was looked at."""
-_OWN = (Unless("own_passes", "Paddle's baseline"), "Paddle's order with {own_passes}")
+_BASELINE = (Unless("baseline_passes", "Paddle's baseline"), "Paddle's order with {baseline_passes}")
 _COUNTED = If("counted", " (live memory with operations in turn: on a GPU, what other streams still read comes on top)")
 _PEAKS = "{free_bytes:size} -> {throttled_bytes:size} at most on a GPU, however fast its host ({serial_bytes:size} if it never ran ahead)"
 _BORROWED = " ({borrowed:matmul} borrowed from other layers)"
@@ -141,21 +141,21 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     ),
     "made-again": ("made again with less room: the plan held {over_bytes:size} more than the budget",),
     "no-form-judged": ("auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it",),
-    "own-plan-kept": (
+    "baseline-kept": (
         "auto: ",
-        *_OWN,
-        ", whole step simulated {own_step_ns:ms}",
-        ", {own_peak_bytes:size} on the fullest stage",
+        *_BASELINE,
+        ", whole step simulated {baseline_step_ns:ms}",
+        ", {baseline_peak_bytes:size} on the fullest stage",
         _COUNTED,
     ),
     "form-taken": (
         "auto: ",
         *_FORM,
         ": whole step simulated {step_ns:ms}, ",
-        *_OWN,
-        " {own_step_ns:ms}",
-        Unless("own_step_ns", ": stages wait for each other"),
-        ", {own_peak_bytes:size} on the fullest stage; no stage may hold more than {limit_bytes:size}",
+        *_BASELINE,
+        " {baseline_step_ns:ms}",
+        Unless("baseline_step_ns", ": stages wait for each other"),
+        ", {baseline_peak_bytes:size} on the fullest stage; no stage may hold more than {limit_bytes:size}",
         _COUNTED,
     ),
     "form-not-taken": (

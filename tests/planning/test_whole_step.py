@@ -22,7 +22,7 @@ from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B
 from interlace.planning import budget, search, tasks
 from interlace.planning.budget import baseline_peak_bytes
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.search import FORM_TAKEN, OWN_PLAN_KEPT, Judged, Limit, Run, Schedules, Search
+from interlace.planning.search import BASELINE_KEPT, FORM_TAKEN, Judged, Limit, Run, Schedules, Search
 from interlace.planning.tasks import MemoryLimits
 from interlace.planning.world import World as Ranks
 from interlace.scheduler.hazards import check
@@ -76,7 +76,7 @@ def told(plans: Sequence[Plan], rank: int = 0) -> list[str]:
 
 def choice(plans: Sequence[Plan]) -> Remark:
     """What `auto` took."""
-    (found,) = [each for each in remarks(plans) if each.rule in (FORM_TAKEN, OWN_PLAN_KEPT)]
+    (found,) = [each for each in remarks(plans) if each.rule in (FORM_TAKEN, BASELINE_KEPT)]
     return found
 
 
@@ -116,7 +116,7 @@ def test_more_memory_makes_it_no_slower() -> None:
 
 def test_what_was_considered_is_told() -> None:
     auto = planned(programs(World(pp=2, mp=2, micro_batches=6, layers=2)), LOADED, "auto")
-    assert {"step_ns", "own_step_ns", "own_peak_bytes", "limit_bytes"} <= choice(auto).numbers.keys()
+    assert {"step_ns", "baseline_step_ns", "baseline_peak_bytes", "limit_bytes"} <= choice(auto).numbers.keys()
     for form in ("dx-first", "mixed", "zb-h1"):
         assert any(f"interleave: {form}" in line for line in told(auto)), form
 
@@ -128,9 +128,9 @@ def test_one_baseline() -> None:
     mine, offloaded = (make_plans(plain, make_config(more), costs, "h200") for more in ({}, moving))
     assert mine[0].outcome is not None
     assert mine[0].outcome.before is not None
-    assert choice(mine).numbers["own_step_ns"] == mine[0].outcome.before.step_ns
-    assert "own_passes" not in choice(mine).names
-    assert choice(offloaded).names["own_passes"] == ("offload-activations",)
+    assert choice(mine).numbers["baseline_step_ns"] == mine[0].outcome.before.step_ns
+    assert "baseline_passes" not in choice(mine).names
+    assert choice(offloaded).names["baseline_passes"] == ("offload-activations",)
     assert not any("Paddle's baseline" in line for line in told(offloaded))
 
 
@@ -149,8 +149,8 @@ def test_one_order_has_one_name(world: World) -> None:
         assert not [line for line in told(plans) if line.startswith("interleave: off")]
     if world == World():  # nothing to interleave: with Paddle's own streams and waits the order is Paddle's baseline
         kept = choice(plans)
-        assert kept.rule == OWN_PLAN_KEPT
-        assert not [each for each in remarks(plans) if "jobs" in each.names and each.numbers["step_ns"] == kept.numbers["own_step_ns"]]
+        assert kept.rule == BASELINE_KEPT
+        assert not [each for each in remarks(plans) if "jobs" in each.names and each.numbers["step_ns"] == kept.numbers["baseline_step_ns"]]
 
 
 def test_under_a_budget_the_baseline_is_paddles_own_plan() -> None:

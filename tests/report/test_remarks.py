@@ -23,7 +23,7 @@ EMITTERS = ("remark", "applied", "declined", "found", "said", "told")
 """Functions that make remarks; the rule is their first argument, or the second where the first is the kind."""
 KINDS = ("applied", "declined", "decided", "analysis")
 RENDERER = ROOT / "interlace" / "report" / "remarks.py"
-CONSTANTS = {"OWN_PLAN_KEPT": "own-plan-kept", "FORM_TAKEN": "form-taken"}
+CONSTANTS = {"BASELINE_KEPT": "baseline-kept", "FORM_TAKEN": "form-taken"}
 
 
 def sources() -> Iterator[tuple[Path, ast.Module]]:

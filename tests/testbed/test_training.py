@@ -15,7 +15,7 @@ import pytest
 
 from interlace.errors import LaunchError
 from interlace.local.launch import LaunchResult, launch
-from interlace.planning.search import FORM_TAKEN, OWN_PLAN_KEPT
+from interlace.planning.search import BASELINE_KEPT, FORM_TAKEN
 from testbed import device
 from tests.remarks import done_in
 from tests.testbed.variant import need_ranks, switches
@@ -181,7 +181,7 @@ def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, stocks: d
     if name.startswith("auto"):
         said = [each.rule for mine in passes for report in mine for each in done_in(report)]
         assert FORM_TAKEN in said
-        assert OWN_PLAN_KEPT not in said, "another form is faster here"
+        assert BASELINE_KEPT not in said, "another form is faster here"
     if "pp2, experts" in name:  # Paddle gathers tokens on a mesh of dp and mp
         assert lines_of(passes, "narrow-gathers")
     if name == "auto, pp4":  # events inside jobs and between them hold transfers back
