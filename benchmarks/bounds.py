@@ -9,12 +9,12 @@ from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
 from interlace.ir import Graph, Op, Program, dependencies
 from interlace.ir.kinds import NO_KERNEL, is_comm, is_p2p, is_send
+from interlace.ir.schedule import in_flight
 from interlace.passes import Pipeline, find_pass
-from interlace.planning.search import SLACK
+from interlace.planning.fastest import SLACK
 from interlace.scheduler.interleave.allocations import PairMemory, PartOps
 from interlace.scheduler.interleave.inline_weights import units_of
-from interlace.scheduler.jobs import Parts
-from interlace.scheduler.schedule import in_flight
+from interlace.scheduler.jobs.parts import Parts
 
 Key = tuple[str, int]
 """Kind of a part, and chunk."""

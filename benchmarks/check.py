@@ -16,8 +16,8 @@ from typing import Any
 
 from measuring import ROOT, meta, middle, store
 
+from interlace.ir.target import GPU
 from interlace.scheduler.hazards import check
-from interlace.scheduler.target import GPU
 
 sys.path.insert(0, str(ROOT))
 from tests.scheduler.plans import Shape, world

@@ -11,6 +11,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import results
 from benchmarks.gpu.by_kind import OTHER
+from interlace.report import accuracy
 
 KINDS = (
     ("products", ("gemm",)),
@@ -38,9 +39,9 @@ def h100_steps() -> str:
     """How far steps and peaks simulated for an H100 are off, and how far runs are apart."""
     every, rows = raw("h100/testbed_layers.json")["runs"], steps()
     stock, ours = ([row for row in rows if (row["plan"] == "stock") == paddles] for paddles in (True, False))
-    right, pairs = results.count_order(rows)
-    off = max(abs(results.peak_error(row)) for row in rows)
-    stock_off, ours_off = ([results.step_error(row) for row in found] for found in (stock, ours))
+    right, pairs = accuracy.count_order(rows)
+    off = max(abs(accuracy.peak_error(row)) for row in rows)
+    stock_off, ours_off = ([accuracy.step_error(row) for row in found] for found in (stock, ours))
     medians = {results.run_of(row): row["step_ms"]["median"] for row in every}
     again = [abs(took / medians[case, "stock", sitting] - 1) for (case, plan, sitting), took in medians.items() if plan == "stock-again"]
     within = [row["step_ms"]["max"] / row["step_ms"]["min"] - 1 for row in every]

@@ -13,6 +13,7 @@ from claiming import ROOT, Row, claim, raw, span, table
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import results
+from interlace.report.accuracy import count_order, place_of
 
 FORMS = ("column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "lag-2", "auto", "auto-8gb", "offload-0.5", "offload-1")
 PEAKS = (("hidden 4096, seq 4096", "peak-gpt-h4096-s4096-pp2"), ("hidden 2048, seq 8192", "peak-gpt-h2048-s8192-pp2"))
@@ -54,16 +55,6 @@ def pairs(plans: Sequence[str]) -> list[Pair]:
     found = {results.run_of(row): row for row in layers() if "step_ms" in row and not row["case"].startswith("peak")}
     both = ((row, found.get((case, "stock", sitting))) for (case, plan, sitting), row in found.items() if plan in plans)
     return [Pair(row, stock) for row, stock in both if stock]
-
-
-def place_of(case: str) -> str:
-    """`mp 2, pp 2` of `gpt-s2048-mp2-pp2-b2`.
-
-    >>> place_of("gpt-s2048-mp2-pp2-b2"), place_of("llama-s2048-mp1-pp2"), place_of("llama-s2048-mp1-sendrecv")
-    ('mp 2, pp 2', 'pp 2', 'one GPU')
-    """
-    words = [f"{axis} {size}" for axis, size in re.findall(r"-(dp|mp|pp|vpp)(\d)", case) if size != "1"]
-    return ", ".join(words) + (", experts in float32" if case.startswith("moe") else "") or "one GPU"
 
 
 def by_place(found: Iterable[Pair]) -> dict[str, list[Pair]]:
@@ -299,7 +290,7 @@ def accuracy() -> str:
 @claim
 def order() -> str:
     """How many pairs of plans come in the right order, of all runs and without offload."""
-    every, without = (results.count_order(rows) for rows in (layers(), [row for row in layers() if "offload" not in row["plan"]]))
+    every, without = (count_order(rows) for rows in (layers(), [row for row in layers() if "offload" not in row["plan"]]))
     return f"{every[0]} of {every[1]} pairs of plans (without offload {without[0]} of {without[1]})"
 
 

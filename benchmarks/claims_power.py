@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 
 import power_profile
 from claiming import Row, claim, raw, table
 
-from interlace.cost_model.profile import Power, PowerSample
+from interlace.cost_model.profile import Errors, Power, PowerSample, load_profile
 
 DEVICES = {"H100": "h100", "H200": "h200"}
 """What a table calls a device -> the folder of its results."""
@@ -132,25 +133,37 @@ def _drawn(rows: list[Row], kind: str) -> str:
 
 
 @claim
-def power_gains() -> str:
-    """Gains with and without the limit of power against measured ones."""
-    found = raw("power_accuracy.json")["summary"]
-    without, limited = found["simulated"], found["limited"]
-    return (
-        f"{found['gains']} gains of plans on two H200: without the limit {without['median_ratio']:.2f} times the measured ones (median), "
-        f"with it {limited['median_ratio']:.2f}; off by {without['median_relative_error']:.0%} and {limited['median_relative_error']:.0%} "
-        f"(median), {without['mean_points']:.1f} and {limited['mean_points']:.1f} points (mean)"
+def predicted_gains() -> str:
+    """Predicted gains against measured ones, as the profiles have it."""
+    return _accuracies(
+        lambda found: (
+            f"{found.gains}: {found.gain_ratio:.2f}, {100 * found.gain_median:.0f} %, {100 * found.gain_points:.1f}" if found.gains else ""
+        ),
+        "gains: predicted over measured, error, points",
     )
 
 
 @claim
-def power_steps() -> str:
-    """Simulated steps of the same plans against measured ones."""
-    steps = raw("power_accuracy.json")["steps"]
-    found = {
-        name: [row[name] / row["measured_ms"] - 1 for row in steps if not row["case"].startswith("moe")]
-        for name in ("simulated_ms", "limited_ms")
-    }
-    without, limited = (100 * median(errors) for errors in found.values())
-    count = len(steps) - sum(row["case"].startswith("moe") for row in steps)
-    return f"steps of {count} plans come out {without:+.1f} % off without the limit and {limited:+.1f} % with it (medians)"
+def predicted_steps() -> str:
+    """Predicted steps against measured ones, as the profiles have it."""
+    return _accuracies(
+        lambda found: (
+            f"{found.steps}: {100 * found.step_bias:+.1f}, {100 * found.step_median:.1f}, {100 * found.step_worst:+.1f} %; "
+            f"{found.right_order} of {found.pairs}"
+            if found.steps
+            else ""
+        ),
+        "steps: bias, error, worst; pairs in order",
+    )
+
+
+def _accuracies(cell: Callable[[Errors], str], what: str) -> str:
+    """A row for each device, without and with pipeline stages."""
+    rows = []
+    for name, device in DEVICES.items():
+        found = load_profile(device).accuracy
+        if found is None:
+            raise SystemExit(f"{device}: no errors of predictions; run `interlace accuracy --write`")
+        rows.append([f"{name}, one stage", cell(found.one_stage), cell(found.one_stage_limited)])
+        rows.append([f"{name}, several stages", cell(found.stages), cell(found.stages_limited)])
+    return table([what, "without the limit of power", "with it"], rows)

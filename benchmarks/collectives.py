@@ -23,12 +23,12 @@ from interlace.cost_model import CostModel, load_profile
 from interlace.ir import Program
 from interlace.ir.equivalent_ranks import representatives
 from interlace.ir.kinds import is_collective
+from interlace.ir.target import GPU
 from interlace.planning.baseline import baseline_plan
 from interlace.planning.plan import make_plans
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.parts import overlap, parts_of, union
 from interlace.scheduler.simulate.simulator import Result, simulate
-from interlace.scheduler.target import GPU
 
 LLAMA = "--preset llama-7b --layers 4 --seq-len 2048 --schedule 1F1B --micro-batches 4 --attention flash"
 REPLICAS = "--dp 2 --mp 4 --batch-size 8"

@@ -3,14 +3,17 @@
     python benchmarks/device_profile.py [--check]
 
 Every entry is the median over the runs that measured it; its spread is largest minus smallest. `--check` compares with
-the stored files and writes nothing. Of the H100 one GPU was measured: what takes several is the H200's, marked `derived`.
+the stored files and writes nothing. Of the H100 one GPU was measured, and collectives of two: all else is the H200's, marked `derived`.
+Collectives of four and more GPUs over sizes are those that others published (results/external), marked `published`.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -19,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from benchmarks.power_profile import power_part
+from interlace.cost_model.curves import Curve
 from interlace.cost_model.interference import RESULT
 from interlace.cost_model.profile import (
     SCHEMA,
@@ -30,6 +34,7 @@ from interlace.cost_model.profile import (
     OpSample,
     Peak,
     Provenance,
+    decode_profile,
     encode_profile,
 )
 from interlace.cost_model.work import Part, attention_part, gemm_part
@@ -40,6 +45,10 @@ DEVICES = ROOT / "configs" / "devices"
 HIDDEN, HEADS, FFN, VOCAB, BF16 = 4096, 32, 16384, 32000, "bfloat16"
 """GPT-3 6.7B, as the probes ran it (32000 words in the softmax)."""
 
+FEW_SIZES = 2
+"""Of a kind and group that say nothing of others."""
+PUBLISHED = {"alltoall": "all_to_all"}
+"""What published tables call a kind -> what it is called here."""
 Row = TypeVar("Row", CommSample, CopySample, Interference)
 Timed = tuple[str, str, dict[str, int], int, float, float]
 """kind, dtype, dims, bytes, microseconds, spread in microseconds."""
@@ -196,8 +205,10 @@ def middle(runs: list[tuple[float, float]]) -> tuple[int, int]:
     return round(1000 * median(times)), round(1000 * spread)
 
 
-def comm_samples(pairs: list[dict[str, Any]], oracles: list[dict[str, Any]]) -> tuple[tuple[CommSample, ...], tuple[CommSample, ...]]:
-    """Collectives, and exchanges between two neighbours (`send_recv`, both ways at once)."""
+def comm_samples(
+    pairs: list[dict[str, Any]], oracles: list[dict[str, Any]], alone: Sequence[dict[str, Any]] = ()
+) -> tuple[tuple[CommSample, ...], tuple[CommSample, ...]]:
+    """Collectives, and exchanges between two neighbours (`send_recv`, both ways at once); `alone` has them over sizes."""
     groups: dict[tuple[str, int, int, int], list[tuple[float, float]]] = {}
     for raw in pairs:
         for name, dur_us in raw["alone_us"].items():
@@ -208,11 +219,43 @@ def comm_samples(pairs: list[dict[str, Any]], oracles: list[dict[str, Any]]) -> 
     for raw in oracles:
         key = ("all_reduce", raw["mp"], 2 * raw["seq"] * HIDDEN, 0)
         groups.setdefault(key, []).extend((dur_us, 0.0) for dur_us in oracle_all_reduces(raw))
+    for row in (row for raw in alone for row in raw["samples"]):
+        if row["kind"] in (*COLLECTIVES, "send_recv"):
+            groups.setdefault((row["kind"], row["group_size"], row["size_bytes"], 0), []).append((row["dur_us"], row["spread_us"]))
     samples = [
         CommSample(kind, ranks, size, *middle(runs), ctas=ctas, num_runs=len(runs))
         for (kind, ranks, size, ctas), runs in sorted(groups.items())
     ]
     return tuple(s for s in samples if s.kind != "send_recv"), tuple(s for s in samples if s.kind == "send_recv")
+
+
+def with_published(measured: Sequence[CommSample], device: str) -> tuple[CommSample, ...]:
+    """And what others measured over the groups of which several sizes were not measured here."""
+    many = Counter((each.kind, each.group_size) for each in measured if not each.ctas)
+    known = {(each.kind, each.group_size, each.size_bytes) for each in measured}
+    with (RESULTS / "external" / f"nccl_{device}.csv").open() as file:
+        found = [
+            CommSample(PUBLISHED.get(row["operation"], row["operation"]), int(row["gpus"]), int(row["bytes"]), ns, source="published")
+            for row in csv.DictReader(file)
+            for ns in [round(1000 * float(row["us"]))]
+        ]
+    more = [
+        each
+        for each in found
+        if many[each.kind, each.group_size] <= FEW_SIZES and (each.kind, each.group_size, each.size_bytes) not in known
+    ]
+    return tuple(sorted((*measured, *more), key=lambda each: (each.kind, each.group_size, each.size_bytes, each.ctas)))
+
+
+def never_falling(samples: Iterable[CommSample]) -> tuple[CommSample, ...]:
+    """With a larger size that takes less both take their mean: short calls of one sitting differ by more than by their sizes."""
+    samples, groups = tuple(samples), dict[tuple[str, int, int], list[tuple[float, float]]]()
+    for each in samples:
+        groups.setdefault((each.kind, each.group_size, each.ctas), []).append((each.size_bytes, each.dur_ns))
+    curves = {key: Curve(points) for key, points in groups.items()}
+    return tuple(
+        msgspec.structs.replace(each, dur_ns=round(curves[each.kind, each.group_size, each.ctas].at(each.size_bytes))) for each in samples
+    )
 
 
 def split_ctas(name: str) -> tuple[str, int]:
@@ -371,9 +414,10 @@ def build(
     singles: Sequence[dict[str, Any]],
     host: dict[str, Any],
     traced: dict[str, Any] | None = None,
+    alone: Sequence[dict[str, Any]] = (),
 ) -> DeviceProfile:
     """The H200's profile from raw results."""
-    collectives, p2p = comm_samples(pairs, oracles)
+    collectives, p2p = comm_samples(pairs, oracles, alone)
     ops = [row for raw in pairs for row in pair_ops(raw)]
     ops += [row for raw in oracles for _, row in oracle_ops(raw)]
     meta, (matrix, vector) = singles[0]["meta"], rates(singles)
@@ -388,8 +432,8 @@ def build(
             versions={"torch": meta["torch"], "cuda": meta["cuda"], "nccl": pairs[0]["nccl"]},
             note="measured through PyTorch, whose kernels are not all Paddle's (attention: FlashAttention 2 in both); "
             "NVLink multicast (NVLS) off; GPT-3 6.7B shapes, one GPU alone also Llama 7B's on 2026-11-23; beside `wait` and `p2p`: "
-            "through Paddle's executor on the testbed; "
-            "raw files in benchmarks/results/h200",
+            "through Paddle's executor on the testbed; collectives of four and eight GPUs where few sizes were measured: published ones "
+            "(benchmarks/results/external); raw files in benchmarks/results/h200",
         ),
         ranks_per_host=8,
         memory_bytes=meta["memory_bytes"],
@@ -407,11 +451,15 @@ def build(
     )
 
 
-def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]]) -> DeviceProfile:
-    """The H100's profile: operations, rates and copies of one GPU measured, all else the H200's."""
+def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -> DeviceProfile:
+    """The H100's profile: operations, rates and copies of one GPU and collectives of two measured, all else the H200's."""
 
     def derived(rows: Iterable[Row]) -> tuple[Row, ...]:
         return tuple(msgspec.structs.replace(row, source="derived") for row in rows)
+
+    collectives, p2p = comm_samples([], [], alone)
+    measured = {(each.kind, each.group_size, each.ctas) for each in (*collectives, *p2p)}
+    others = [each for each in (*h200.collectives, *h200.p2p) if (each.kind, each.group_size, each.ctas) not in measured]
 
     meta, (matrix, vector) = singles[0]["meta"], rates(singles)
     together = (row for row in h200.copies if row.ranks > 1)
@@ -419,14 +467,15 @@ def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]]) -> DeviceProfil
         h200,
         device=meta["gpu"],
         provenance=Provenance(
-            machine="1 NVIDIA H100 80GB HBM3 (HGX), Intel Xeon",
+            machine="1 NVIDIA H100 80GB HBM3 (HGX), for collectives 2, Intel Xeon",
             date=meta["date"],
             command="python benchmarks/device_profile.py",
             driver=meta["driver"].partition(",")[0],
             versions={"torch": meta["torch"], "cuda": meta["cuda"]},
             note="operations and copies of one GPU measured through PyTorch, whose kernels are not all Paddle's (attention: "
-            "FlashAttention 2 in both); collectives, exchanges, copies of several GPUs at once, interference and the host's costs are the "
-            "H200's, with which it shares the chip, NVLink and PCIe: sources `derived`; raw files in benchmarks/results/h100",
+            "FlashAttention 2 in both); collectives and exchanges of two GPUs by NCCL, two sittings; copies of several GPUs at once, "
+            "interference and the host's costs are the H200's, with which it shares the chip, NVLink and PCIe: sources `derived`; "
+            "collectives of four and eight GPUs are published ones (benchmarks/results/external); raw files in benchmarks/results/h100",
         ),
         memory_bytes=meta["memory_bytes"],
         shortest_kernel_ns=shortest_ns(singles),
@@ -435,8 +484,8 @@ def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]]) -> DeviceProfil
         memory_rate=memory_rate(singles),
         host=msgspec.structs.replace(h200.host, source="derived"),
         ops=merge_ops(single_ops(singles)),
-        collectives=derived(h200.collectives),
-        p2p=derived(h200.p2p),
+        collectives=(*collectives, *derived(each for each in others if each.kind != "send_recv")),
+        p2p=(*p2p, *derived(each for each in others if each.kind == "send_recv")),
         copies=(*copy_samples([], singles), *derived(together)),
         interference=derived(h200.interference),
     )
@@ -444,9 +493,24 @@ def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]]) -> DeviceProfil
 
 def profiles() -> dict[str, DeviceProfile]:
     """All profiles of GPUs, by name."""
-    h200 = build(read("pairs_"), read("oracle_"), read("single"), *read("testbed_host"), *read("beside_transfers"))
-    found = {"h200": h200, "h100": h100(h200, read("single", "h100"))}
-    return {name: msgspec.structs.replace(each, power=power_part(*read("power_kinds", name))) for name, each in found.items()}
+    h200 = build(
+        read("pairs_"), read("oracle_"), read("single"), *read("testbed_host"), *read("beside_transfers"), alone=read("collectives")
+    )
+    alone = {"h200": h200, "h100": h100(h200, read("single", "h100"), read("collectives", "h100"))}
+    found = {
+        name: msgspec.structs.replace(each, collectives=never_falling(with_published(each.collectives, name)), p2p=never_falling(each.p2p))
+        for name, each in alone.items()
+    }
+    powered = {name: msgspec.structs.replace(each, power=power_part(*read("power_kinds", name))) for name, each in found.items()}
+    return {name: with_stored_accuracy(name, each) for name, each in powered.items()}
+
+
+def with_stored_accuracy(name: str, profile: DeviceProfile) -> DeviceProfile:
+    """What `interlace accuracy --write` stored with these very times; with others it no longer holds, and is left out."""
+    path = DEVICES / f"{name}.json"
+    stored = decode_profile(path.read_bytes(), str(path)) if path.exists() else profile
+    same = msgspec.structs.replace(stored, accuracy=None) == profile
+    return msgspec.structs.replace(profile, accuracy=stored.accuracy) if same else profile
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -463,7 +527,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{path.relative_to(ROOT)} {'is' if same else 'is not'} what the raw files give")
         else:
             path.write_bytes(data)
-            print(f"{path.relative_to(ROOT)}: {len(data)} bytes")
+            print(f"{path.relative_to(ROOT)}: {len(data)} bytes" + ("" if profile.accuracy else "; now `interlace accuracy --write`"))
     return min(wrong, 1)
 
 

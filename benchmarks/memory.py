@@ -138,8 +138,8 @@ def measure(world: int, model: str, arguments: str, options: dict[str, Any], fol
     With the options `PLAIN` one step of ours leaves the plan, and Paddle alone is measured.
     """
     from interlace.ir import load
+    from interlace.ir.target import CPU, with_paddles_jobs
     from interlace.scheduler.memory.live import in_order
-    from interlace.scheduler.target import CPU, with_paddles_jobs
 
     folder.mkdir(parents=True, exist_ok=True)
     stock = options == PLAIN

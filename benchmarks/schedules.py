@@ -24,12 +24,12 @@ from interlace.config import make_config
 from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import InterlaceError
 from interlace.ir import Program
+from interlace.ir.target import IDEAL, Target, with_paddles_jobs
+from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.search import BASELINE_KEPT, FORM_TAKEN
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
-from interlace.scheduler.target import IDEAL, Target, with_paddles_jobs
 
 MODELS = {"GPT-3 6.7B": ("gpt", "gpt3-6.7b"), "Llama 7B": ("llama", "llama-7b")}
 SHAPES = {
@@ -46,7 +46,7 @@ SHAPES = {
 """Stages, chunks, layers and tensor-parallel ranks of each: four layers a stage, the whole model with eight stages, or all 32 on four."""
 MICRO_BATCHES = (8, 16)
 PADDLES = with_paddles_jobs(IDEAL)
-"""Paddle's own jobs keep what ours free (scheduler/target.py)."""
+"""Paddle's own jobs keep what ours free (interlace/ir/target.py)."""
 FORMS = {"stock": "off", "dx-first": "dx-first", "mixed": "mixed", "zb-h1": "zb-h1", "auto": "auto"}
 
 

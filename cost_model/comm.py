@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from math import log
 from statistics import median
@@ -11,11 +12,14 @@ from interlace.cost_model.base import How
 from interlace.cost_model.curves import Curve, line
 from interlace.cost_model.profile import CommSample, CopySample, DeviceProfile
 
-SAME_ERROR = 0.08
+SAME_ERROR = 0.10
 """Least expected error at the very size and group that was measured: of eight collectives of 16 MiB that two programs measured on
-the H200s, seven differ by up to 8 %, one (all_to_all over 2) by 16 %; copies of two runs differ by up to 5 %."""
+the H200s, seven differ by up to 8 %, one (all_to_all over 2) by 16 %; calls of two sittings on H100s by up to 12 %, copies by up to 5 %."""
+CALL_ERROR_NS, CALL_ERROR = 1000, 0.20
+"""... and least expected amount of it, up to this share: short calls of two sittings on H100s differ by up to 1.5 us, in the median by
+0.9."""
 SIZE_ERROR = 0.10
-"""Expected error at a size between or near measured ones (the H200's all-reduces differ by 6 % between two runs)."""
+"""Least expected error at a size between or near measured ones (the H200's all-reduces differ by 6 % between two runs)."""
 BEYOND_ERROR = 0.50
 """... at a size outside the measured ones, from the fitted latency and bandwidth."""
 GROUP_ERROR = 0.30
@@ -82,11 +86,13 @@ class CommTimes:
         self._floor_ns = floor_ns
         self._points: dict[tuple[str, int], list[tuple[float, float]]] = {}
         self._errors: dict[tuple[str, int, int], float] = {}
+        self._published: set[tuple[str, int, int]] = set()
         samples = list(samples)
         limited = {sample.kind for sample in samples if ctas and sample.ctas == ctas}
         self._unlimited = {sample.kind for sample in samples if ctas} - limited
         for sample in samples:
             if sample.ctas == (ctas if sample.kind in limited else 0):
+                self._published |= {(sample.kind, sample.group_size, sample.size_bytes)} if sample.source == "published" else set()
                 key = (sample.kind, sample.group_size)
                 self._points.setdefault(key, []).append((sample.size_bytes, sample.dur_ns))
                 self._errors[(*key, sample.size_bytes)] = sample.spread_ns / sample.dur_ns
@@ -99,20 +105,26 @@ class CommTimes:
         near = min(self._groups(source), key=lambda n: (abs(log(n / ranks)), n))
         dur_ns, how = self._line(source, near, size_bytes)
         scale = traffic(kind, ranks) / traffic(source, near)
-        error, notes = self._error(source, near, size_bytes), []
+        error, notes = max(self._error(source, near, size_bytes), min(CALL_ERROR, CALL_ERROR_NS / max(1.0, dur_ns))), []
         if near != ranks:
             error, notes = max(error, GROUP_ERROR), [f"derived: over {near} ranks, scaled by ring traffic to {ranks}"]
         if source != kind:
             error, notes = max(error, PROXY_ERROR), [*notes, f"derived from {source}"]
         if source in self._unlimited:
             notes.append("measured without the limit on CTAs only")
-        return Found(dur_ns * scale, "proxy" if notes else how, error, "; ".join(notes) or f"{kind} over {ranks} ranks")
+        by_others = ", published" if (kind, ranks, size_bytes) in self._published else ""
+        return Found(dur_ns * scale, "proxy" if notes else how, error, "; ".join(notes) or f"{kind} over {ranks} ranks{by_others}")
 
     def _error(self, kind: str, ranks: int, size_bytes: int) -> float:
-        sizes = [size for size, _ in self._points[kind, ranks]]
+        """Between two measured sizes what these are off when predicted from their neighbours, if that is more."""
+        points = sorted(self._points[kind, ranks])
+        sizes = [size for size, _ in points]
         if size_bytes in sizes:
             return max(self._errors[kind, ranks, size_bytes], SAME_ERROR)
-        return SIZE_ERROR if min(sizes) <= size_bytes <= max(sizes) else BEYOND_ERROR
+        if not sizes[0] <= size_bytes <= sizes[-1]:
+            return BEYOND_ERROR
+        right = bisect_left(sizes, size_bytes)
+        return max(SIZE_ERROR, *(_left_out(points, at) for at in (right - 1, right)))
 
     def _groups(self, kind: str) -> list[int]:
         return [ranks for name, ranks in self._points if name == kind]
@@ -150,6 +162,14 @@ class CommTimes:
         if dur_ns <= latency:
             return dur_ns, median(slope * share for _, slope, share in known)
         return latency, (dur_ns - latency) / size_bytes
+
+
+def _left_out(points: list[tuple[float, float]], at: int) -> float:
+    """Relative error of a point on the curve through its neighbours; 0 of the first and the last."""
+    if not 0 < at < len(points) - 1:
+        return 0.0
+    size, dur_ns = points[at]
+    return abs(Curve((points[at - 1], points[at + 1])).at(size) / dur_ns - 1)
 
 
 def _has_sizes(points: list[tuple[float, float]]) -> bool:

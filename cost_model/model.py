@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from interlace.cost_model.base import HOWS, Costs, Draw, Estimate, GivenCosts, Groups, How
 from interlace.cost_model.comm import CommTimes, CopyTimes, Found
 from interlace.cost_model.curves import Surface, check_error
@@ -22,6 +24,11 @@ SAME_BYTES = 0.01
 """The sample of equal dims and nearest traffic answers exactly if its traffic is equal within this (scales and statistics are left out)."""
 SAME_ERROR = 0.05
 """Least expected error of a sample of the very shape; a tenth of the H200's differ by 15 % between programs, half by 2 %."""
+PRODUCT_ERRORS, PRODUCT_ERROR, PRODUCT_ERROR_NS = {"exact": 0.08, "interpolated": 0.11}, 0.13, 2000
+"""Least expected error of a product by how it is known, of all others, and least amount of it, as libraries and clocks differ: of 1,200
+products that others measured on each of H100 and H200, two thirds of each length are within (results/external)."""
+LONG_NS, LONG_ERROR = 1_000_000, 0.13
+"""... of a product that takes this long: without a pause between them such products take 4 to 11 % more, at the limit of power."""
 PROXY_ERROR = 0.4
 """Least expected error of a kind or type answered by another (`proxy`; on the H200 members differ by 10 to 40 %)."""
 UNMEASURED_ERROR = 2.5
@@ -211,7 +218,15 @@ class CostModel(Costs):
             return self._carried(part, self._comm.time(part.kind, 2 if part.family == "p2p" else ranks, part.size_bytes))
         if part.family == "copy":
             return self._carried(part, self._copies.time(part.kind, part.size_bytes))
-        return self._exact(part) or self._sampled(part) or self._roofline(part)
+        found = self._exact(part) or self._sampled(part) or self._roofline(part)
+        if part.family != "gemm":
+            return found
+        least = max(
+            PRODUCT_ERRORS.get(found.how, PRODUCT_ERROR),
+            LONG_ERROR if found.dur_ns >= LONG_NS else 0.0,
+            PRODUCT_ERROR_NS / max(1, found.dur_ns),
+        )
+        return msgspec.structs.replace(found, rel_error=max(found.rel_error, least))
 
     def _carried(self, part: Part, found: Found | None) -> Estimate:
         if found is None:

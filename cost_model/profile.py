@@ -1,7 +1,7 @@
 """What was measured on a device, with where each figure comes from; one JSON file a device.
 
 Durations are integer nanoseconds, sizes bytes, rates per second. `source` is `measured` (on this device), `datasheet`
-(the maker's figure) or `derived` (computed from the others, see the note).
+(the maker's figure), `derived` (computed from the others, see the note) or `published` (measured by others on this kind of device).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from interlace.files import read_file
 SCHEMA = 1
 """Number of the layout of `DeviceProfile`; raised with every change that old files cannot follow."""
 
-Source = Literal["measured", "datasheet", "derived"]
+Source = Literal["measured", "datasheet", "derived", "published"]
 MOST_BYTES = 64 << 20
 """Limit of a profile file."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
@@ -183,6 +183,43 @@ class Power(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     note: str = ""
 
 
+class Errors(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """How far predictions are off a set of measured runs, as shares; medians but for `step_worst`.
+
+    Attributes:
+        steps: Runs. A step that is predicted too long counts positive in `step_bias` and `step_worst`.
+        gains: Runs of plans that measured one percent and more against Paddle's baseline of the same sitting.
+        gain_ratio: Predicted gain over the measured one.
+        gain_median: How far that is from 1.
+        gain_points: Difference of the two.
+        right_sign: Gains with the sign of the measured one.
+        pairs, right_order: Pairs of plans of a case, measured one percent and more apart, and those in the right order.
+    """
+
+    steps: Count
+    step_bias: float
+    step_median: float
+    step_worst: float
+    gains: Count
+    gain_ratio: float
+    gain_median: float
+    gain_points: float
+    right_sign: Count
+    pairs: Count
+    right_order: Count
+
+
+class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `interlace accuracy --write` found with this profile: steps without and with pipeline stages, as planning simulates them and
+    with the limit of power."""
+
+    date: str
+    one_stage: Errors
+    stages: Errors
+    one_stage_limited: Errors
+    stages_limited: Errors
+
+
 class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything known about a device.
 
@@ -194,6 +231,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         matrix_flops: FLOP/s of matrix products, by dtype.
         memory_rate: Bytes/s read plus written by a plain device copy.
         power: None where the driver gives no power, clocks and energy.
+        accuracy: None where no runs of training were held against the profile.
     """
 
     interlace_profile: int
@@ -213,6 +251,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     copies: tuple[CopySample, ...] = ()
     interference: tuple[Interference, ...] = ()
     power: Power | None = None
+    accuracy: Accuracy | None = None
 
 
 class _Header(msgspec.Struct):

@@ -45,11 +45,6 @@ MOST_SIZE = 1 << 60
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
-FORMER_PRESETS = {
-    "offload-half": "say how much memory there is, and what is kept, recomputed and moved follows: memory_budget: 70GB, or "
-    "0.8 for a fraction of what Paddle's baseline holds (--memory-budget on the command line)"
-}
-"""Presets that there were -> what to write now."""
 _FRACTION = re.compile(r"\d*\.\d*")
 MOST_FRACTION, MOST_SHARE = 2.0, 100.0
 """Of what Paddle's baseline holds: a larger number with a point is more likely bytes without their unit; in percent more may be asked."""
@@ -81,6 +76,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             before.
         dump: Folder for the dumps of every rank; empty for none. When: you want to inspect the plan of a training run, or load it in later
             runs.
+        tune: Measure plans on the run's own first training steps, Paddle's own among them, and go on with the fastest; where a plan
+            fails, go on with Paddle's own. `auto`: on devices, not on CPUs. When: the profile is of another card or may be wrong. Off by
+            default until it has been run on GPUs: tested on CPU ranks. Details: all plans give the same bits, so no step is lost. The
+            choice is kept for later runs of the same program, device, configuration and versions in the folder of `dump` or `plan`, else in
+            the one that the environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
         plan: Folder of plans that `interlace plan` or `dump` wrote, of which each rank loads its own instead of planning; empty for none.
             When: many runs of one job: planning is done once, and all runs have the same plan. Details: the plans hold the options of
             passes and the profile, so none of these can be given together with `plan`.
@@ -95,6 +95,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     passes: dict[str, Pass] = {}
     check: bool = True
     dump: str = ""
+    tune: typing.Literal["auto", "on", "off"] = "off"
     plan: str = ""
     source: str = "defaults"
 
@@ -115,8 +116,11 @@ PLAIN_KINDS: dict[str, type] = {
     "force_paddle": bool,
     "check": bool,
     "dump": str,
+    "tune": str,
     "plan": str,
 }
+PLAIN_CHOICES = {"tune": ("auto", "on", "off")}
+"""Options of their own that take one of a few words."""
 BUDGET = "memory_budget"
 PLAIN_FIELDS = (*PLAIN_KINDS, BUDGET)
 
@@ -159,7 +163,6 @@ def make_config(
         if key in PLAIN_FIELDS:
             continue
         if key not in names:
-            _check_former(key, where)
             if strange is not None and not difflib.get_close_matches(key, [*PLAIN_FIELDS, *names], 1):
                 strange.append(key)
                 continue
@@ -301,6 +304,8 @@ def _check_plain(plain: Mapping[str, Any], where: _Where) -> None:
         if not isinstance(value, PLAIN_KINDS[key]):
             hint = "; write on or off" if PLAIN_KINDS[key] is bool else ""
             raise ConfigError(f"{where.at(key)}: expected {PLAIN_KINDS[key].__name__}, found {value!r}{hint}")
+        if key in PLAIN_CHOICES and value not in PLAIN_CHOICES[key]:
+            raise ConfigError(f"{where.at(key)}: found {value!r}; {_suggest(str(value), PLAIN_CHOICES[key])}")
 
 
 def _budget(value: Any, where: _Where) -> int | float | None:
@@ -405,11 +410,7 @@ def _pass(name: str, value: Any, where: _Where, key: str) -> Pass | None:
 
 
 def unknown_option(kind: type[Pass], option: str) -> str:
-    """The message for an option that a pass does not have: its present name where it was renamed, otherwise the names there are."""
-    if option in kind.moved:
-        return f"{kind.name} has no option {option!r} any more; {kind.moved[option]}"
-    if option in kind.renamed:
-        return f"option {option!r} of {kind.name} was renamed; write {kind.renamed[option]!r}"
+    """The message for an option that a pass does not have, with the names there are."""
     return f"unknown option {option!r} of {kind.name}; {_suggest(option, kind.__struct_fields__)}"
 
 
@@ -477,16 +478,6 @@ def _check_names(chosen: Mapping[str, Pass], where: _Where) -> None:
                 raise ConfigError(f"{key}: pass {each.name!r} is to run after {name!r}, which is no pass; {_suggest(name, REGISTRY)}")
 
 
-def _check_former(key: str, where: _Where) -> None:
-    """That an option is no pass of former days."""
-    now = [option_name(name) for name, kind in REGISTRY.items() if key in map(option_name, kind.formerly)]
-    if now:
-        raise ConfigError(
-            f"{where.key(key)}: there is no pass {key!r} any more; what it did is done by {', '.join(now)}; options may "
-            "have other names and values too (docs/options.md)"
-        )
-
-
 def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], where: _Where) -> None:
     """That no pass needs what only passes give that are off."""
     given = {tag for each in chosen.values() for tag in each.gives}
@@ -505,8 +496,7 @@ def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], wher
 def _check_values(chosen: Mapping[str, Pass], where: _Where, whole: bool, has_budget: bool) -> None:
     """Checks that the record of a pass cannot make: files, and options that have no effect or contradict each other."""
     for name, each in chosen.items():
-        mistake = (each.contradiction() if has_budget else None) or (None if has_budget and each.follows_budget else each.mistake())
-        option, why = mistake or ("", "")
+        option, why = each.mistake(has_budget) or ("", "")
         if why and (option or whole):
             raise ConfigError(f"{where.at('.'.join(filter(None, [option_name(name), option])))}: {why}")
 
@@ -516,16 +506,24 @@ def _suggest(word: str, known: Any) -> str:
     return (f"did you mean {near[0]!r}? " if near else "") + f"there are {sorted(known)}"
 
 
+def presets_folder() -> Path:
+    """Where the configurations are that come with Interlace."""
+    return Path(str(importlib.resources.files("interlace.configs"))) / "presets"
+
+
+def is_preset(path: str | Path) -> bool:
+    """Whether a configuration is one that comes with Interlace, by its name or path. Raises ConfigError where there is none."""
+    return find_config(path).absolute().parent == presets_folder().absolute()
+
+
 def find_config(path: str | Path) -> Path:
     """The file of a path or of a preset's name.
 
     Raises:
         ConfigError: There is neither; the message lists the presets.
     """
-    presets = Path(str(importlib.resources.files("interlace.configs"))) / "presets"
+    presets = presets_folder()
     for candidate in (Path(path), presets / Path(path).name, presets / f"{Path(path).name}.yaml"):
         if candidate.is_file():
             return candidate
-    if Path(path).name in FORMER_PRESETS:
-        raise ConfigError(f"{path}: there is no such preset any more; {FORMER_PRESETS[Path(path).name]}")
     raise ConfigError(f"{path}: no such file, and no preset of that name; presets: {sorted(p.stem for p in presets.glob('*.yaml'))}")

@@ -42,7 +42,11 @@ class OutputError(InterlaceError):
 
 
 class LaunchError(InterlaceError):
-    """A local training run could not be started, or one of its ranks failed."""
+    """A local training run could not be started, or one of its ranks failed; `modes` are those (`train`, `eval`) that it had come to."""
+
+    def __init__(self, message: str, modes: frozenset[str] = frozenset()) -> None:
+        super().__init__(message)
+        self.modes = modes
 
 
 class ScriptError(InterlaceError):

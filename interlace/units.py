@@ -6,28 +6,32 @@ from __future__ import annotations
 def ms(dur_ns: float) -> str:
     """Nanoseconds as text, short times with more digits.
 
-    >>> [ms(3_200_000), ms(68_678), ms(5), ms(0)]
-    ['3.200 ms', '0.069 ms', '0.000005 ms', '0.000 ms']
+    >>> [ms(3_200_000), ms(68_678), ms(5), ms(0), ms(-5_000_000)]
+    ['3.200 ms', '0.069 ms', '0.000005 ms', '0.000 ms', '-5.000 ms']
     """
     return f"{ms_figure(dur_ns)} ms"
 
 
 def ms_figure(dur_ns: float) -> str:
     """The same without its unit, for `1.2 -> 1.1 ms`."""
-    return f"{dur_ns / 1e6:.{3 if dur_ns == 0 or dur_ns >= 10_000 else 6}f}"
+    return f"{dur_ns / 1e6:.{3 if dur_ns == 0 or abs(dur_ns) >= 10_000 else 6}f}"
 
 
 def size(size_bytes: int) -> str:
-    """Bytes as text; below a KiB they are counted one by one.
+    """Bytes as text, in the largest unit of which it is one or more once rounded; below a KiB they are counted one by one.
 
     >>> [size(5_153_325_072), size(3 << 19), size(1_023_084), size(512)]
     ['4.799 GiB', '1.5 MiB', '999.1 KiB', '512 B']
+    >>> [size((1 << 30) - 1), size((1 << 20) - 1), size(-3 << 19), size(-512)]
+    ['1.000 GiB', '1.0 MiB', '-1.5 MiB', '-512 B']
     """
-    if size_bytes >= 1 << 30:
-        return f"{size_bytes / (1 << 30):.3f} GiB"
-    if size_bytes >= 1 << 20:
-        return f"{size_bytes / (1 << 20):.1f} MiB"
-    return f"{size_bytes / (1 << 10):.1f} KiB" if size_bytes >= 1 << 10 else f"{size_bytes} B"
+    if abs(size_bytes) < 1 << 10:
+        return f"{size_bytes} B"
+    for shift, unit in ((10, "KiB"), (20, "MiB")):
+        figure = f"{size_bytes / (1 << shift):.1f}"
+        if abs(float(figure)) < 1 << 10:
+            return f"{figure} {unit}"
+    return f"{size_bytes / (1 << 30):.3f} GiB"
 
 
 def ranges(numbers: list[int] | tuple[int, ...] | range) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -14,10 +14,9 @@ from interlace.ir.remarks import Fact, Place, Remark, remark
 
 if TYPE_CHECKING:
     from interlace.cost_model import Costs
-    from interlace.scheduler.whole_step.orders import Orders, Simulation
 
-ONE_BUDGET = "write memory_budget beside the passes: one budget for recomputation, offload and schedule"
-"""For options `memory_budget` that passes had each for itself."""
+Decides = Literal["", "recomputation", "schedule", "offload", "transfers", "host-waits"]
+"""What a pass decides that planning looks for an answer to, and compares answers by the whole step (`planning/variants.py`)."""
 
 
 @dataclass(slots=True)
@@ -67,36 +66,28 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         needs: Capabilities that passes before it must give.
         gives: Capabilities that hold after it.
         after: Names of passes that it must run after, if they run at all.
-        decides_for_all: Whether one rank decides for all (`decide`) from the plans of one rank of each stage, which it simulates. `run`
-            finds what was decided, and its own part of it, as facts. Drafts leave such a pass out; its effect is simulated with them.
         is_default: Whether it runs unless it is turned off.
         instead_of_off: What to write in place of `off` where other passes need what it gives.
         follows_budget: Whether it runs wherever a `memory_budget` is given, unless it is turned off; the budget says what it does.
-        reads_memory_limit: Whether what it makes depends on `Context.memory_limit` though it runs without a budget too.
-        renamed: Former names of options -> the names they have now; the error for a former name says the new one.
-        moved: Options that the pass had -> what to write now, in words.
-        formerly: Former names of the pass; the error for one says the new name.
+        decides: What planning chooses of it, where it chooses something; at most one pass of a pipeline decides the same.
+        in_baseline: Whether Paddle's baseline, which everything is compared with, has it too.
+        in_drafts: Whether it matters for the simulated step, so that plans that are only compared have it.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()
     gives: ClassVar[frozenset[str]] = frozenset()
     after: ClassVar[tuple[str, ...]] = ()
-    decides_for_all: ClassVar[bool] = False
     is_default: ClassVar[bool] = False
     instead_of_off: ClassVar[str] = ""
     follows_budget: ClassVar[bool] = False
-    reads_memory_limit: ClassVar[bool] = False
-    renamed: ClassVar[Mapping[str, str]] = {}
-    moved: ClassVar[Mapping[str, str]] = {}
-    formerly: ClassVar[tuple[str, ...]] = ()
+    decides: ClassVar[Decides] = ""
+    in_baseline: ClassVar[bool] = True
+    in_drafts: ClassVar[bool] = True
 
-    def mistake(self) -> tuple[str, str] | None:
-        """An option that cannot be as it is (empty: the options together), and what was found and expected; None where all is well."""
-        return None
-
-    def contradiction(self) -> tuple[str, str] | None:
-        """An option that cannot stand beside a `memory_budget`, and why; None where all is well."""
+    def mistake(self, has_budget: bool = False) -> tuple[str, str] | None:
+        """An option that cannot be as it is (empty: the options together), and what was found and expected; None where all is well.
+        `has_budget`: whether a `memory_budget` stands beside the passes."""
         return None
 
     @property
@@ -108,38 +99,9 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """What the decision needs of this rank, as a record that msgspec encodes; None where it needs nothing of other ranks."""
         return None
 
-    def simulated(self, program: Program, context: Context) -> Program:
-        """The plan of this rank, which stands for its stage, as `decide` simulates it: with what later passes add that matters for it."""
-        return program
-
-    def decide(self, plans: Sequence[Program], run: Simulation) -> Orders:
-        """What `decides_for_all` decides, from one plan of each stage; `run` simulates such plans. Raises PlanError where it cannot."""
-        raise NotImplementedError(f"pass {self.name!r} decides for all ranks and has no decide()")
-
     def run(self, program: Program, context: Context) -> Program:
         """A new program; the given one is untouched."""
         raise NotImplementedError(f"pass {self.name!r} has no run()")
-
-    def fallbacks(self) -> tuple[Pass, ...]:
-        """Milder forms of this pass, the plainest last, to take where the step would be slower than with the plainest."""
-        return ()
-
-    def alternatives(self) -> tuple[Pass, ...]:
-        """Other forms of this pass, to be judged beside it where the whole step is simulated."""
-        return ()
-
-    def draft(self) -> Pass | None:
-        """This pass without what is slow to plan and hardly changes the simulated step, where a plan is only made to be judged; None to
-        leave it out unless another pass needs what it gives."""
-        return self
-
-    def baseline(self) -> Pass | None:
-        """This pass in Paddle's baseline; None where that does without."""
-        return self
-
-    def label(self) -> str:
-        """This form in a few words, where reports compare it with another."""
-        return self.name
 
 
 REGISTRY: dict[str, type[Pass]] = {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -12,12 +12,12 @@ from interlace.cost_model.base import tables_of
 from interlace.errors import ConfigError
 from interlace.ir import Program
 from interlace.ir.remarks import remark
-from interlace.passes.base import ONE_BUDGET, Context, Pass, register
+from interlace.passes.base import Context, Pass, register
 from interlace.passes.weight_gradients import check_unscheduled
-from interlace.scheduler.early_repeats import with_early_repeats
-from interlace.scheduler.recompute import Recomputation, recomputes
-from interlace.scheduler.recompute_choices import LEVELS, Choices
-from interlace.scheduler.repeats import ADDED, with_repeats
+from interlace.scheduler.recompute.choices import LEVELS, Choices
+from interlace.scheduler.recompute.copies import Recomputation, recomputes
+from interlace.scheduler.recompute.early_repeats import with_early_repeats
+from interlace.scheduler.recompute.repeats import ADDED, with_repeats
 
 Level = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Groups = tuple[tuple[tuple[int, int], ...], ...]
@@ -70,12 +70,8 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
     gives = frozenset({"recompute-chosen"})
     is_default = True
     follows_budget = True
-    formerly = ("drop-recompute",)
-    renamed: ClassVar[Mapping[str, str]] = {"share": "level"}
-    moved: ClassVar[Mapping[str, str]] = {
-        "memory_budget": ONE_BUDGET,
-        "recomputed": f"write level, a number from 0 to 1: its numbers went from 0 to {LEVELS}, so 40 is 0.04 now",
-    }
+    decides = "recomputation"
+    in_baseline = False
 
     level: Level | tuple[Level, ...] | None = None
     repeat_collectives: bool = False
@@ -86,14 +82,6 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
         if isinstance(self.level, tuple):
             return tuple(round(each * LEVELS) for each in self.level)
         return None if self.level is None else round(self.level * LEVELS)
-
-    def with_level(self, index: int | Sequence[int]) -> ChooseRecompute:
-        """With the level of this index, on every stage or by stage."""
-        level = index / LEVELS if isinstance(index, int) else tuple(each / LEVELS for each in index)
-        return msgspec.structs.replace(self, level=level)
-
-    def baseline(self) -> None:
-        return None
 
     def facts(self, program: Program, context: Context) -> RecomputeFacts:
         """This rank's values, and its choice of them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from interlace.ir import Program
 from interlace.ir.kinds import is_p2p
 from interlace.passes.base import Context, Pass, register
-from interlace.scheduler.whole_step.orders import Orders, Simulation, find_orders, with_orders
+from interlace.scheduler.whole_step.orders import with_orders
 
 
 @register
@@ -44,25 +43,11 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
     gives = frozenset({"delayed"})
     after = ("name-streams",)
     is_default = True
-    decides_for_all = True
+    decides = "transfers"
+    in_baseline = False
+    in_drafts = False
 
     margin_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 100
-
-    def baseline(self) -> None:
-        return None
-
-    def draft(self) -> None:
-        return None
-
-    def simulated(self, program: Program, context: Context) -> Program:
-        """With the waits of the host that `throttle-host` would add now, if it runs: what is issued late starts late."""
-        for each in context.later:
-            program = each.run(program, Context(context.cost)) if "throttled" in each.gives else program
-        return program
-
-    def decide(self, plans: Sequence[Program], run: Simulation) -> Orders:
-        """Which transfers wait for what."""
-        return find_orders(plans, run, 1000 * self.margin_us)
 
     def run(self, program: Program, context: Context) -> Program:
         transfers = {op.id for op in program.ops if is_p2p(op)}

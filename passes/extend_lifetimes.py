@@ -43,10 +43,7 @@ class ExtendLifetimes(Pass, frozen=True, kw_only=True):
     gives = frozenset({"lifetimes"})
     after = ("name-streams", "delay-transfers")
     is_default = True
-    formerly = ("assign-streams",)
-
-    def draft(self) -> None:
-        return None
+    in_drafts = False
 
     def run(self, program: Program, context: Context) -> Program:
         return _with_joins_at_the_end(_with_lifetimes_extended(program, context), context)

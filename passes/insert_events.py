@@ -40,10 +40,7 @@ class InsertEvents(Pass, frozen=True, kw_only=True):
     gives = frozenset({"events"})
     after = ("extend-lifetimes",)
     is_default = True
-    formerly = ("assign-streams",)
-
-    def draft(self) -> None:
-        return None
+    in_drafts = False
 
     def run(self, program: Program, context: Context) -> Program:
         events = events_of(program, program.events, memo=context.memo)

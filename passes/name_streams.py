@@ -42,17 +42,14 @@ class NameStreams(Pass, frozen=True, kw_only=True):
     gives = frozenset({"streams"})
     after = ("offload-activations",)
     is_default = True
-    formerly = ("assign-streams",)
+    in_baseline = False
 
     priority: int = -1
 
-    def mistake(self) -> tuple[str, str] | None:
+    def mistake(self, has_budget: bool = False) -> tuple[str, str] | None:
         if self.priority in PRIORITIES:
             return None
         return "priority", f"found {self.priority}, expected a stream priority from {PRIORITIES[0]} (first) to {PRIORITIES[-1]} (normal)"
-
-    def baseline(self) -> None:
-        return None
 
     def run(self, program: Program, context: Context) -> Program:
         joined = _joined(program)

@@ -64,9 +64,7 @@ class NarrowGathers(Pass, frozen=True, kw_only=True):
     name = "narrow-gathers"
     after = ("choose-recompute",)
     is_default = True
-
-    def baseline(self) -> None:
-        return None
+    in_baseline = False
 
     def facts(self, program: Program, context: Context) -> GatherFacts:
         """The gatherings that this rank would replace."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -11,7 +10,7 @@ from interlace.errors import PassError
 from interlace.ir import ABSENT, Edit, Graph, Job, Op, OpInstance, Program, TensorType, Value
 from interlace.ir.copies import index_of_items
 from interlace.ir.effects import is_constant
-from interlace.passes.base import ONE_BUDGET, Context, Pass, register
+from interlace.passes.base import Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType
 from interlace.scheduler.offload import (
     COPY_BACK,
@@ -59,22 +58,18 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
     gives = frozenset({"offloaded"})
     after = ("schedule-1f1b",)
     follows_budget = True
-    renamed: ClassVar[Mapping[str, str]] = {"reserve": "prefetch_slack"}
-    moved: ClassVar[Mapping[str, str]] = {"memory_budget": ONE_BUDGET}
+    decides = "offload"
 
-    def mistake(self) -> tuple[str, str] | None:
-        if self.modules or self.fraction is not None:
+    def mistake(self, has_budget: bool = False) -> tuple[str, str] | None:
+        if has_budget and self.fraction is not None:
+            return "fraction", (
+                f"fraction={self.fraction} and memory_budget contradict each other; give the part to move, or the bytes to stay under"
+            )
+        if has_budget or self.modules or self.fraction is not None:
             return None
         return "", (
             "on, but nothing says what to move; choose modules (such as [mlp]) or a fraction from 0 to 1, or write a memory_budget "
             "beside the passes"
-        )
-
-    def contradiction(self) -> tuple[str, str] | None:
-        if self.fraction is None:
-            return None
-        return "fraction", (
-            f"fraction={self.fraction} and memory_budget contradict each other; give the part to move, or the bytes to stay under"
         )
 
     def facts(self, program: Program, context: Context) -> OffloadFacts:

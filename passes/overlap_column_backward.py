@@ -64,13 +64,11 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
     gives = frozenset({"tp-overlapped"})
     after = ("split-backward",)
     is_default = True
+    in_baseline = False
     min_bytes: int = 0
     modules: tuple[str, ...] = ()
     only_gains: bool = True
     borrow: bool = True
-
-    def baseline(self) -> None:
-        return None
 
     @property
     def asks_ranks(self) -> bool:

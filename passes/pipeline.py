@@ -94,13 +94,6 @@ class Pipeline:
             program = made
         return program, reports
 
-    def draft(self) -> Pipeline:
-        """The same passes where a plan is only made to be simulated: `Pass.draft` of each; whole where others need what it gives."""
-        drafts = [each.draft() for each in self.passes]
-        needed = frozenset().union(*(draft.needs for draft in drafts if draft is not None))
-        kept = (draft or each for each, draft in zip(self.passes, drafts, strict=True) if draft is not None or each.gives & needed)
-        return Pipeline(tuple(kept), is_draft=True)
-
 
 @contextmanager
 def errors_named(each: Pass) -> Iterator[None]:

@@ -88,11 +88,9 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
     gives = frozenset({"dw-split"})
     after = ("choose-recompute", "narrow-gathers")
     is_default = True
+    in_baseline = False
     modules: tuple[str, ...] = ()
     fold: bool = False
-
-    def baseline(self) -> None:
-        return None
 
     @property
     def asks_ranks(self) -> bool:

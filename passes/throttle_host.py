@@ -46,22 +46,10 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
     gives = frozenset({"throttled"})
     after = ("insert-events",)
     is_default = True
-    reads_memory_limit = True
-    formerly = ("assign-streams",)
+    decides = "host-waits"
 
     syncs: Literal["auto", "job-ends", "outputs"] = "auto"
     run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
-
-    def baseline(self) -> Pass:
-        return ThrottleHost(syncs="outputs")
-
-    def alternatives(self) -> tuple[Pass, ...]:
-        """Waits at the ends of jobs: receives are then posted when they are due, and one that waits slows products."""
-        return (msgspec.structs.replace(self, syncs="job-ends"),) if self.syncs == "auto" else ()
-
-    def label(self) -> str:
-        """Where it waits."""
-        return f"throttle_host: {{syncs: {self.syncs}}}"
 
     def run(self, program: Program, context: Context) -> Program:
         if self.syncs == "outputs":

@@ -13,7 +13,7 @@ from interlace.ir.kinds import PARAMETER, is_boundary, is_collective, is_comm
 from interlace.ir.remarks import Place
 from interlace.passes.base import Context
 from interlace.scheduler.offload import names_layer
-from interlace.scheduler.recompute import COPY
+from interlace.scheduler.recompute.copies import COPY
 
 WEIGHT_FORMS = frozenset(
     {"cast", "all_gather", "c_allgather", "share_data", "assign", "c_identity", "reshape", "view_shape", "transpose", "slice", "contiguous"}

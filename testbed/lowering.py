@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from interlace.bridge.targets import register_device
 from interlace.bridge.targets.custom import CustomDevice
-from interlace.scheduler.target import Target
+from interlace.ir.target import Target
 from testbed.device import NAME
 from testbed.target import RULES
 
@@ -20,6 +20,7 @@ class TestbedDevice(CustomDevice):
     __test__ = False
     target: ClassVar[Target] = RULES
     labels_all: ClassVar[bool] = True
+    tunes: ClassVar[bool] = False
 
     def label(self, built: Any, text: str) -> None:
         built.set_str_attr("interlace_at", text)

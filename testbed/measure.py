@@ -57,7 +57,7 @@ class Gate:
 
 @dataclass(slots=True)
 class Measurer:
-    """Stands around `Engine.run`."""
+    """Stands around `Engine.run`. Times at which steps begin and end are `time.perf_counter`'s, which ranks of a machine share."""
 
     rank: int
     folder: Path
@@ -85,7 +85,7 @@ class Measurer:
         if tracing is not None:
             device.end_trace(tracing)
             self._keep(engine, tracing, before)
-        step = {"ms": (end - start) * 1e3, "host_ms": (issued - start) * 1e3, "traced": tracing is not None}
+        step = {"begin_s": start, "end_s": end, "ms": (end - start) * 1e3, "host_ms": (issued - start) * 1e3, "traced": tracing is not None}
         self.steps.append({**step, "memory": asdict(device.memory())})
         if last:
             if self.gate:

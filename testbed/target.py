@@ -6,8 +6,8 @@ import msgspec
 
 from interlace.cpu.transport import Transport
 from interlace.errors import ConfigError
+from interlace.ir.target import GPU
 from interlace.local.own_target import OwnTarget
-from interlace.scheduler.target import GPU
 
 RULES = msgspec.structs.replace(GPU, name="testbed", blocking=frozenset(), host_memory_edges=False)
 """Those of a GPU, but for `memcpy_d2h`: it copies without blocking, and the executor orders no stream by what it wrote."""

@@ -31,7 +31,7 @@ from interlace.ir.kinds import (
     is_send,
 )
 from interlace.ir.storage import FETCH
-from interlace.scheduler.target import GPU, UNBOUNDED, Target
+from interlace.ir.target import GPU, UNBOUNDED, Target
 from tests.interpreter import Item, Rank, items_of
 
 Name = tuple[int, int, int]

@@ -144,7 +144,7 @@ def _plans_are_proved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _baseline_passes_go_again(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_passes_go_again(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a test registers or imports from a file of its own is not there for the next one."""
     passes, path, names, folder = dict(REGISTRY), list(sys.path), list(imported), str(tmp_path_factory.getbasetemp())
     modules = set(sys.modules)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from interlace.ir import Program
+from interlace.ir.target import CUSTOM, GPU
 from interlace.passes.pipeline import Pipeline
 from interlace.planning import world
 from interlace.planning.tasks import TASKS
 from interlace.planning.worker import Worker
 from interlace.scheduler.hazards import check
-from interlace.scheduler.target import CUSTOM, GPU
 
 KNOWN = frozenset({"shared-stream", "deadlock"})
 """What a rank alone cannot help: rings that Paddle's baseline order puts on one stream."""

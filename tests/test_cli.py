@@ -127,12 +127,29 @@ def test_check_names_a_plan_that_was_changed_and_says_when_ranks_are_missing(dum
     assert f"{out}/rank1.ilp: not the plan that its record in {out}/captured tells of" in said
     assert f"{out}/rank0.ilp: not the plan" not in said
     assert "safe: no race" in said
+    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+    for words in (
+        ("report", out, "-o", page),
+        ("report", out / "captured", "--beside", out, "-o", page),
+        ("timeline", out, "-o", trace),
+        ("show", out, "--why"),
+        ("show", out / "rank1.ilp", "--why"),
+        ("show", out / "rank1.ilp", "--before-after", "name-streams"),
+        ("show", out, "--rows"),
+    ):
+        assert f"{out}/rank1.ilp: not the plan that its record in {out}/captured tells of" in refusal(capsys, *words)
+    assert not page.exists()
+    assert not trace.exists()
+    assert main(["show", str(out / "rank0.ilp"), "--why"]) == 0
 
 
 def test_plan_refuses_before_it_plans(dumps: Path, tmp_path: Path, capsys: Any) -> None:
     """Wrong options, interrupts. Outputs, ranks, profiles, configurations; nothing is left."""
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
     for words, told in {
+        (dumps, "-o", tmp_path / "link"): f"{tmp_path / 'link'} is a link to {tmp_path / 'gone'}, which is not there; expected a folder",
+        (dumps, "-o", tmp_path / "link" / "in"): f"{tmp_path / 'link'} is a link to {tmp_path / 'gone'}, which is not there",
         (dumps, "-o", "/dev/null/x"): "-o '/dev/null/x': /dev/null is a file; expected a folder there",
         (dumps, "-o", tmp_path / "file"): "is a file; expected a folder there",
         (dumps, "--json", tmp_path / "file" / "x.json"): f"{tmp_path / 'file'} is a file; expected a folder there",
@@ -142,7 +159,7 @@ def test_plan_refuses_before_it_plans(dumps: Path, tmp_path: Path, capsys: Any) 
         (dumps, dumps / "rank1.ilp"): "give one dump a rank, and one world at a time",
         (dumps, "--device", "abacus"): "no device profile 'abacus'",
         (dumps, "--config", "abacus"): "no such file, and no preset of that name",
-        (tmp_path / "nothing",): "no dump file and no folder",
+        (tmp_path / "nothing",): "nothing: no such file or folder; expected a file, or a folder of files, that `interlace dump` or",
         (dumps, "--import", "no_such_module"): "--import no_such_module: ModuleNotFoundError: No module named 'no_such_module'",
         (dumps, "--import", "absent.py"): "--import absent.py: no such file",
     }.items():

@@ -68,14 +68,7 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("schedule_1f1b: {interleave: Mixed}", "my.yaml:1:29: Invalid enum value 'Mixed'; did you mean 'mixed'? there are ["),
         ("schedule_1f1b:\n  interleave: zb-h1\n  schedule_file: here", "my.yaml:2:15: schedule_file gives every job, so interleave=zb-h1 "),
         ("schedule_1f1b: {schedule_file: nowhere.txt}", "my.yaml:1:32: schedule file nowhere.txt: cannot be read"),
-        ("schedule_1f1b:\n  rows: my.txt", "my.yaml:2:3: option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
-        ("schedule_1f1b: {allowance_bytes: 1GB}", "my.yaml:1:17: option 'allowance_bytes' of schedule-1f1b was renamed; write 'extra_l"),
-        ("drop_recompute: {recomputed: 40}", "my.yaml:1:1: there is no pass 'drop_recompute' any more; what it did is done by choose_rec"),
-        ("choose_recompute: {recomputed: 40}", "my.yaml:1:20: choose-recompute has no option 'recomputed' any more; write level, a number"),
-        ("choose_recompute: {share: 0.5}", "my.yaml:1:20: option 'share' of choose-recompute was renamed; write 'level'"),
         ("choose_recompute: {level: 40}", "my.yaml:1:27: Expected `float` <= 1.0"),
-        ("assign_streams: {rename: off}", "my.yaml:1:1: there is no pass 'assign_streams' any more; what it did is done by "),
-        ("offload_activations: {reserve: 0}", "my.yaml:1:23: option 'reserve' of offload-activations was renamed; write 'prefetch_s"),
         (
             "schedule_1f1b: {weight_delay: 2}",
             "my.yaml:1:22: found 2 beside interleave: auto, which chooses its own; it goes with interleave dx-f",
@@ -411,8 +404,6 @@ def test_options_of_a_given_pass_stay_when_one_is_changed(strategy: Any) -> None
         (lambda f: setattr(f.split_backward, "enable", False), ConfigError, "split_backward is off, and overlap_column_backward"),
         (lambda f: setattr(f.split_backward, "enable", "no"), ConfigError, "expected bool, found 'no'"),
         (lambda f: f.schedule_1f1b.colour, AttributeError, "unknown option 'colour' of schedule-1f1b; there are ["),
-        (lambda f: f.schedule_1f1b.rows, AttributeError, "option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
-        (lambda f: setattr(f.schedule_1f1b, "rows", "x"), ConfigError, "option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
         (lambda f: f.nonsense, AttributeError, "has no option 'nonsense'"),
     ],
 )

@@ -21,8 +21,8 @@ from interlace.cost_model.profile import encode_profile
 from interlace.errors import ConfigError, InterlaceError, PlanError
 from interlace.ir import Program, load
 from interlace.ir.dump import encode
-from interlace.scheduler.legal_rows import check_rows
-from interlace.scheduler.schedule import parse_rows
+from interlace.ir.schedule import parse_rows
+from interlace.scheduler.jobs.legal_rows import check_rows
 from tests.strategies import World, programs
 
 LIMIT_S = 20
@@ -112,10 +112,10 @@ def test_what_is_no_regular_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "loop.ilp").symlink_to(tmp_path / "loop.ilp")
     (tmp_path / "folder.json").mkdir()
     for words, told in {
-        ("check", "/dev/zero"): "no dump file and no folder",
-        ("check", tmp_path / "pipe.ilp"): "no dump file and no folder",
-        ("check", tmp_path / "loop.ilp"): "no dump file and no folder",
-        ("timeline", tmp_path / "loop.ilp", "-o", tmp_path / "x.json"): "no dump file and no folder",
+        ("check", "/dev/zero"): "/dev/zero: a device; expected a file, or a folder of files",
+        ("check", tmp_path / "pipe.ilp"): "pipe.ilp: a pipe; expected a file, or a folder of files",
+        ("check", tmp_path / "loop.ilp"): "loop.ilp: a link that leads to no file; expected",
+        ("timeline", tmp_path / "loop.ilp", "-o", tmp_path / "x.json"): "a link that leads to no file; expected",
         ("check", tmp_path, "--device", tmp_path / "folder.json"): "cannot be read, it is a folder; expected a device profile",
         ("check", tmp_path, "--device", tmp_path / "loop.json"): "cannot be read (No such file or directory); expected a device profile",
         ("plan", tmp_path, "--config", tmp_path / "pipe.ilp"): "no such file, and no preset of that name",

@@ -14,9 +14,9 @@ from interlace.cli import main, run
 from interlace.cli.progress import Alive
 from interlace.errors import PlanError
 from interlace.ir import Program, load, save
+from interlace.ir.target import GPU
 from interlace.local.rank_report import Progress, RankReport, StepLoss
 from interlace.scheduler.hazards import Finding, findings_text, require_safe
-from interlace.scheduler.target import GPU
 from tests.strategies import World, programs
 
 HALF = "device: h200\nschedule_1f1b: {extra_live_bytes: 1GB}\noffload_activations: {fraction: 0.5}\n"

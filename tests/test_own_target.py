@@ -16,7 +16,7 @@ from interlace.local.own_target import asked_target, find_own, search_folder
 MODULE = """
 from interlace.errors import ConfigError
 from interlace.local.own_target import OwnTarget
-from interlace.scheduler.target import Target
+from interlace.ir.target import Target
 
 class Own(OwnTarget):
     rules = Target("own", serial=True)

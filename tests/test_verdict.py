@@ -127,6 +127,40 @@ def test_a_failure_says_whose_it_is() -> None:
         judge(DIED, DIED, Runs())
 
 
+EVALUATES = LaunchError("rank 0 failed: killed by signal SIGABRT", frozenset({"train", "eval"}))
+TRAINS = LaunchError("rank 0 failed: killed by signal SIGABRT", frozenset({"train"}))
+FAILURES: dict[str, tuple[LaunchResult | LaunchError, LaunchError, list[LaunchResult | LaunchError], str]] = {
+    "evaluation kills ours": (result(*GOOD), EVALUATES, [TRAINED, TRAINED], "did not; .* so evaluation or prediction is to"),
+    "and the plan is wrong": (result(*GOOD), EVALUATES, [TRAINED, OTHER], "did not; .* differ: rank 0, train step 2"),
+    "the plan kills ours": (result(*GOOD), EVALUATES, [TRAINED, TRAINS], "did not; .* Interlace's fails and the baseline's does not"),
+    "ours dies before": (result(*GOOD), TRAINS, [], "did not: rank 0 failed"),
+    "evaluation kills both": (EVALUATES, EVALUATES, [TRAINED, TRAINED], "both .* so evaluation or prediction is to blame"),
+    "evaluation kills baseline": (EVALUATES, TRAINS, [TRAINED, TRAINS], "both runs .* Interlace's fails and the baseline's does not"),
+    "baseline fails in any case": (EVALUATES, EVALUATES, [TRAINS], "both runs .* nothing to judge a plan by"),
+    "neither evaluates": (TRAINS, TRAINS, [], "both runs failed, unmodified Paddle's too, so no plan is to blame"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_plan_is_not_blamed_for_an_evaluation_and_not_acquitted_by_one(name: str) -> None:
+    """Whatever the baseline's evaluation did: runs that only train decide, where a run had come to evaluation."""
+    baseline, planned, alone, told = FAILURES[name]
+    runs, left = list[str](), list(alone)
+
+    def run(which: str, env: Mapping[str, str]) -> LaunchResult:
+        runs.append(which)
+        given = read_report(env[STEPS_VARIABLE], 0)
+        assert given == (baseline.reports[0] if isinstance(baseline, LaunchResult) else None)
+        found = left.pop(0)
+        if isinstance(found, LaunchError):
+            raise found
+        return found
+
+    with pytest.raises(LaunchError, match=told):
+        judge(baseline, planned, run)
+    assert runs == ["baseline-training-only", PLAN_ALONE][: len(alone)]
+
+
 @pytest.mark.parametrize(
     ("name", "code", "told"),
     [

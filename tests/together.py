@@ -14,7 +14,6 @@ from interlace.passes.base import Pass
 from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.planning.peers import Peers, require_one_topic
 from interlace.planning.processes import world_of
-from interlace.planning.search import Run
 from interlace.planning.tasks import finish, finished_plan
 from interlace.planning.worker import Worker, spec_of
 from interlace.planning.world import Made, World
@@ -47,10 +46,9 @@ def run_together(pipeline: Pipeline, given: Sequence[Program], costs: Costs | Se
         return list(zip(programs_of(found, made), reports, strict=True))
 
 
-def finished(found: World, run: Run) -> list[tuple[Program, tuple[PassReport, ...]]]:
+def finished(found: World, made: Made) -> list[tuple[Program, tuple[PassReport, ...]]]:
     """The plans of a decision by rank, with their reports."""
-    made = run.made
-    found.map(finish, tuple(map(spec_of, run.passes.passes)), made.programs, made.steps, made.notes, 0)
+    found.map(finish, tuple(map(spec_of, made.passes.passes)), made.programs, made.steps, made.notes, 0)
     return [(plan.program, reports) for plan, reports in found.map(finished_plan)]
 
 

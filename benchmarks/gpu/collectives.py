@@ -4,7 +4,8 @@
 
 Every figure is the median of `REPLAYS` replays of a CUDA graph that holds the call many times, divided by their number, so that the host's
 launches do not count; of the ranks' medians the largest. `size_bytes` is the full tensor of one rank: operand of all_reduce,
-reduce_scatter, all_to_all and send, result of all_gather. A second round, in the opposite order, tells the spread.
+reduce_scatter, all_to_all and send, result of all_gather; `send` goes one way, `send_recv` both at once. A second round, in the opposite
+order, tells the spread.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from benchmarks.gpu.single import meta
 
 SIZES = tuple(1 << power for power in range(10, 30))
 REPLAYS, TARGET_MS, ROUNDS = 9, 3.0, 2
+ALONE = {"NCCL_GRAPH_MIXING_SUPPORT": "0"}
+"""Otherwise NCCL adds two dependencies to each captured call, by which short ones take twice as long (5 us)."""
 Row = dict[str, Any]
 
 
@@ -42,6 +45,8 @@ def calls(size_bytes: int, rank: int, world: int) -> dict[str, Callable[[], obje
     }
     if world % 2 == 0:
         found["send"] = lambda: dist.batch_isend_irecv([dist.P2POp(dist.isend if rank % 2 == 0 else dist.irecv, full, peer)])[-1].wait()
+        both = [dist.P2POp(dist.isend, full, peer), dist.P2POp(dist.irecv, other, peer)]
+        found["send_recv"] = lambda: [each.wait() for each in dist.batch_isend_irecv(both)]
     return found
 
 
@@ -79,7 +84,7 @@ def timed(call: Callable[[], object]) -> float:
 
 def one_rank(rank: int, world: int, out: str) -> None:
     """All kinds and sizes; rank 0 stores them."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", **ALONE}
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=world, device_id=torch.device("cuda", rank))
     found: dict[tuple[str, int], list[float]] = {}

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,12 +26,12 @@ from typing import Any
 
 import cupy
 import numpy as np
-import pynvml
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 import torch.nn.functional as F
 
+from benchmarks.gpu.nvml import Sampler
 from benchmarks.gpu.single import A, drawn, empty, meta, sets
 
 WINDOW_S, SETTLE_S = 1.4, 0.4
@@ -63,63 +62,6 @@ extern "C" __global__ void spin_ns(unsigned long long ns, volatile int* flag) {
 }
 """
 Step = Callable[[], object]
-
-
-class Sampler:
-    """NVML's readings of one GPU, by a thread: energy where it changes, and power, clock, temperature and reasons every 20 ms."""
-
-    def __init__(self, index: int) -> None:
-        pynvml.nvmlInit()
-        self.gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-        self.energy: list[tuple[float, int]] = []
-        self.rows: list[tuple[float, float, int, int, int]] = []
-        self.going = True
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        last, told = -1, 0.0
-        while self.going:
-            now, millijoules = time.perf_counter(), pynvml.nvmlDeviceGetTotalEnergyConsumption(self.gpu)
-            if millijoules != last:
-                last = millijoules
-                self.energy.append((now, millijoules))
-            if now - told > 0.02:
-                told = now
-                watts = pynvml.nvmlDeviceGetFieldValues(self.gpu, [186])[0].value.uiVal / 1e3
-                self.rows.append(
-                    (
-                        now,
-                        watts,
-                        pynvml.nvmlDeviceGetClockInfo(self.gpu, pynvml.NVML_CLOCK_SM),
-                        pynvml.nvmlDeviceGetTemperature(self.gpu, pynvml.NVML_TEMPERATURE_GPU),
-                        pynvml.nvmlDeviceGetCurrentClocksEventReasons(self.gpu),
-                    )
-                )
-            time.sleep(0.002)
-
-    def between(self, begin: float, end: float) -> dict[str, Any]:
-        """Mean power and medians of what was read; the power is None where the counter changed less than twice."""
-        at = [each for each in self.energy if begin <= each[0] <= end]
-        rows = [each for each in self.rows if begin <= each[0] <= end]
-        watts = (at[-1][1] - at[0][1]) / 1e3 / (at[-1][0] - at[0][0]) if len(at) > 1 else None
-        return {
-            "watts": watts and round(watts, 1),
-            "energy_s": round(at[-1][0] - at[0][0], 3) if len(at) > 1 else 0.0,
-            "nvml_watts": rows and round(median(each[1] for each in rows), 1),
-            "nvml_mhz": rows and median(each[2] for each in rows),
-            "celsius": rows and median(each[3] for each in rows),
-            "capped": rows and round(sum(bool(each[4] & 4) for each in rows) / len(rows), 3),
-        }
-
-    def limits(self) -> dict[str, Any]:
-        """Limit of power, default and enforced, and highest clocks."""
-        return {
-            "limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(self.gpu) / 1e3,
-            "default_limit_w": pynvml.nvmlDeviceGetPowerManagementDefaultLimit(self.gpu) / 1e3,
-            "max_sm_mhz": pynvml.nvmlDeviceGetMaxClockInfo(self.gpu, pynvml.NVML_CLOCK_SM),
-            "max_mem_mhz": pynvml.nvmlDeviceGetMaxClockInfo(self.gpu, pynvml.NVML_CLOCK_MEM),
-        }
 
 
 class Bench:

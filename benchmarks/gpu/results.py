@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from interlace.report.accuracy import CLEAR, PEAKS, SWITCHED, as_run, count_order, has_peaks, is_compared, peak_error, step_error
 from testbed.gpus import ROOT, python_path
 
 Row = dict[str, Any]
@@ -45,21 +46,12 @@ PLANS = (
     "offload-0.5",
     "offload-1",
 )
-SWITCHED = ("no-priorities", "no-slab", "one-slab")
-"""`PLAN-SWITCH`: the same plan on a testbed that differs. The simulator knows no such difference, so none is simulated."""
-PEAKS = "in_order_peak_bytes_by_rank"
-"""Simulated peaks; missing in rows of Paddle's baseline that were simulated before what its jobs keep was known, and whose programs are
-not stored."""
 PINNED = ("pinned_reserved", "pinned_allocations")
 KERNELS_KEPT = 12
 DIGEST = 16
 """Hexadecimal digits kept of a digest."""
-FLOAT32 = ("small", "moe")
-"""Cases in float32: there for their losses and for the order of plans; the profile's float32 products are TF32's, the testbed's are not."""
 BUDGET = "budget-"
 """How the name of a plan under a memory budget begins; the share of what Paddle's baseline holds follows."""
-CLEAR = 0.01
-"""Two plans that were measured less than this share apart order nothing."""
 
 
 # -- simulated -------------------------------------------------------------------------------------------------------
@@ -99,21 +91,15 @@ def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _stock_plan(planned: Path, profile: str) -> Path:
-    """Paddle's baseline as the testbed runs it, where sends and receives have a stream for each ring."""
-    from msgspec.structs import replace
-
+    """Paddle's baseline as the testbed runs it."""
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load, save
-    from interlace.ir.kinds import is_p2p
-    from interlace.planning.baseline import baseline_plan
 
     into, costs = planned.parent / "stock", CostModel(load_profile(profile))
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir()
     for path in sorted(planned.glob("captured/*.ilp")):
-        captured = load(path)
-        ops = tuple(replace(op, stream=f"{op.stream or 'p2p'}.{op.group}") if is_p2p(op) else op for op in captured.ops)
-        save(baseline_plan(replace(captured, ops=ops), costs), into / path.name)
+        save(as_run(load(path), costs), into / path.name)
     return into
 
 
@@ -131,15 +117,16 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
 
     `held` counts what side streams hold, `in_order` is as tensors are freed.
 
-    Times are by the rules of the GPU target, which the testbed plays: the host waits where the plan says so.
+    Times are by the rules of the GPU target, which the testbed plays: the host waits where the plan says so. `limited` is with the limit of
+    power, where the profile knows it.
     """
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load
+    from interlace.ir.target import GPU, IDEAL, with_paddles_jobs
     from interlace.planning.plan import read_record
     from interlace.scheduler.memory.live import in_order
     from interlace.scheduler.simulate.arrays import Options
     from interlace.scheduler.simulate.simulator import simulate
-    from interlace.scheduler.target import IDEAL, with_paddles_jobs
 
     folder, profile = plan
     name = f"{folder.parent.name} {folder.name}"
@@ -152,7 +139,8 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
     paths = sorted(folder.glob("rank*.ilp"))
     programs = [load(path) for path in paths]
     place = with_paddles_jobs(IDEAL) if folder.name == "stock" else IDEAL
-    as_freed = simulate(programs, CostModel(load_profile(profile)), Options.of(IDEAL), target=place)
+    costs = CostModel(load_profile(profile))
+    as_freed = simulate(programs, costs, Options.of(IDEAL), target=place)
     found: Row = {
         f"{name}_ms": round(max(rank[key] for rank in ranks) / 1e6, 2)
         for name, key in (("step", "step_ns"), ("exposed", "exposed_comm_ns"))
@@ -160,6 +148,13 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
     found["peak_bytes_by_rank"] = [rank.peak_bytes for rank in as_freed.ranks]
     found["held_peak_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
     found[PEAKS] = [in_order(program, target=place).peak() for program in programs]
+    if load_profile(profile).power:
+        limited = simulate(programs, costs, Options.of(GPU, power=True), with_memory=False)
+        found["limited"] = {
+            "step_ms": round(limited.step_ns / 1e6, 2),
+            "mhz": [round(limited.mean_mhz(at)) for at in range(len(programs))],
+            "joules": [round(each, 1) for each in limited.joules],
+        }
     if folder.name.startswith(BUDGET):
         found["budget_bytes"] = read_record(paths[0]).memory_budget
     return name, found
@@ -208,6 +203,7 @@ def _measured(found: Row, all_losses: bool) -> Row:
         "bits": {"losses": _digest(found["loss_bits"]), "parameters": found["parameters"][:DIGEST]},
         "traced_step": {key: longest[key] for key in kept if key in longest},
         "kernels_us": dict(list(found["traced_step"][0].get("kernels_us", {}).items())[:KERNELS_KEPT]),
+        **({"power": found["power"]} if "power" in found else {}),
     }
 
 
@@ -343,12 +339,12 @@ def accuracy_table(runs: Sequence[Row]) -> str:
     """How far simulated steps and peaks are off, and how many pairs of plans are in the right order."""
     groups: dict[str, list[Row]] = {}
     for row in runs:
-        if row.get("simulated", {}).get("step_ms") and not row["case"].startswith(FLOAT32):
+        if is_compared(row):
             groups.setdefault(_group(row), []).append(row)
     lines = ["| | runs | step: median error, worst | tensors at the peak, in issue order: runs, median error, worst |", "| --- " * 4 + "|"]
     for name, rows_here in sorted(groups.items()):
         steps = [step_error(row) for row in rows_here]
-        peaks = [peak_error(row) for row in rows_here if "workspace" in row["peak_bytes_by_rank"][0] and PEAKS in row["simulated"]]
+        peaks = [peak_error(row) for row in rows_here if has_peaks(row)]
         lines.append(f"| {name} | {len(steps)} | {_errors(steps)} | {len(peaks)}: {_errors(peaks)} |")
     right, pairs = count_order([row for rows_here in groups.values() for row in rows_here])
     return "\n".join([*lines, "", f"{right} of {pairs} pairs of plans of a case, measured more than {CLEAR:.0%} apart, in the right order"])
@@ -358,17 +354,6 @@ def _errors(found: Sequence[float]) -> str:
     return f"{100 * statistics.median(map(abs, found)):.2f}, {100 * max(found, key=abs):+.2f} %" if found else ""
 
 
-def step_error(row: Row) -> float:
-    """How far the simulated step is off the median measured one, as a share."""
-    return float(row["simulated"]["step_ms"] / row["step_ms"]["median"] - 1)
-
-
-def peak_error(row: Row) -> float:
-    """How far the simulated peak of tensors is off, as a share; of the rank where it is furthest off."""
-    measured = [each["allocated"] + each["outside"] for each in row["peak_bytes_by_rank"]]
-    return float(max((a / b - 1 for a, b in zip(row["simulated"][PEAKS], measured, strict=True)), key=abs))
-
-
 def _group(row: Row) -> str:
     """Axis and sort of plan; offload by how the host waited, which decides what it costs; apart where the profile was the testbed's."""
     plan = "stock" if row["plan"].startswith("stock") else "offload" if "offload" in row["plan"] else "our plans"
@@ -376,19 +361,6 @@ def _group(row: Row) -> str:
     planned = row["sitting"].rpartition(", ")[2]
     profile = f", {planned}" if planned.startswith("planned with") else ""
     return f"{'pp 2' if '-pp2' in row['case'] else 'mp'}, {plan}{waits}{profile}"
-
-
-def count_order(runs: Sequence[Row]) -> tuple[int, int]:
-    """Of pairs of plans of one case and sitting, measured clearly apart: how many the simulator has in the right order, and all."""
-    found = [row for row in runs if row.get("simulated", {}).get("step_ms") and not row["case"].startswith(FLOAT32)]
-    right = pairs = 0
-    for k, row in enumerate(found):
-        for other in found[:k]:
-            measured = other["step_ms"]["median"] - row["step_ms"]["median"]
-            if (row["case"], row["sitting"]) == (other["case"], other["sitting"]) and abs(measured) > CLEAR * row["step_ms"]["median"]:
-                pairs += 1
-                right += measured * (other["simulated"]["step_ms"] - row["simulated"]["step_ms"]) > 0
-    return right, pairs
 
 
 def main(argv: Sequence[str] | None = None) -> int:

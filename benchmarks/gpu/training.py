@@ -4,6 +4,7 @@ Times single operations and the host's cost of an operation and a job, then trai
 Paddle's baseline and with Interlace's. Many runs are prepared at once; each is measured while no other uses its GPUs. One JSON
 file a case is written as soon as it is known: machine, versions, step times with their spread, peak memory, losses, a summary of
 the traced step. The traces themselves, and every rank's program and plan, lie beside them; `benchmarks.gpu.results` collects and shows it.
+`--power` adds power, clock, temperature and energy of each GPU during the measured steps, by NVML (nvidia-ml-py).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import alone as alone
+from benchmarks.gpu import nvml
 from benchmarks.gpu.results import NOT_STARTED
 from testbed import measure
 from testbed.device import SWITCHES_VARIABLE
@@ -53,9 +55,10 @@ BIG = (
     "--schedule",
     "1F1B",
 )
+WIDE = ("--hidden", "5120", "--heads", "40")
 SMALL = ("--layers", "2", "--steps", "8", "--micro-batches", "4", "--schedule", "1F1B")
 DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
-CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 240.0, 100.0
+CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 400.0, 100.0  # a run waits for the others of its wave
 WARM_STEPS = 2  # and the last step, which is traced, does not count
 
 
@@ -178,10 +181,9 @@ def _layers(
         str(mp),
         "--pp",
         str(pp),
+        *(("--intermediate", "11008") if script == "llama" else ()),
         *more,
     )
-    if script == "llama":
-        args += ("--intermediate", "11008")
     if vpp > 1:  # Paddle 3.3.1 cannot build VPP with master gradients
         args = (*(word for word in args if word != "--master-grad"), "--vpp", str(vpp), "--schedule", "VPP")
     return Case("-".join(parts), script, mp * pp, args, plans)
@@ -214,7 +216,7 @@ def cases(gpus: int) -> list[Case]:
             for model in models
         ]
         found += [_layers(model, 2048, 1, 2, 2, plans=(*SOME, AUTO[0], DELAYS[0])) for model in models]
-        found += [*_peaks(), *_experts()]
+        found += [*_wide(), *_data_parallel(), *_peaks(), *_experts()]
     if gpus > 3:
         found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
@@ -239,6 +241,29 @@ def _accumulation() -> list[Case]:
         )
         for layers in (2, 4)
         for model in ("gpt", "llama")
+    ]
+
+
+def _wide() -> list[Case]:
+    """Layers of the 13B size on two stages, with the vocabularies of GPT and Llama."""
+    sizes = {"gpt": ("--vocab", "50304"), "llama": ("--vocab", "32000", "--intermediate", "13824", "--fused")}
+    plans = (BASELINE, AUTO[0], ZB, MIXED, OFFLOADS[1], AUTO[1])
+    return [
+        replace(_layers(model, 2048, 1, 2, plans=plans, more=(*WIDE, *more)), name=f"{model}-13b-s2048-mp1-pp2")
+        for model, more in sizes.items()
+    ]
+
+
+def _data_parallel() -> list[Case]:
+    """Two replicas whose optimizer state is sharded, with accumulation."""
+    plans, over = (BASELINE, AUTO[0], MIXED, OFFLOADS[1]), ("--dp", "2", "--sharding-stage", "1")
+    return [
+        replace(
+            _layers(model, 2048, 1, plans=plans, micro_batches=4, batch=4, more=(*over, *more)),
+            name=f"{model}-s2048-dp2-sharding1-m4",
+            world=2,
+        )
+        for model, more in (("gpt", ()), ("llama", ("--fused",)))
     ]
 
 
@@ -346,6 +371,7 @@ class Bench:
     gpus: int
     ranks_at_once: int
     until: float
+    samplers: dict[int, nvml.Sampler] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     gate: Path = field(init=False)
 
@@ -418,7 +444,7 @@ class Bench:
                 "--log-dir",
                 str(room / "log"),
                 "--timeout",
-                "300",
+                f"{CASE_TIMEOUT_S:g}",
             ]
             env = {
                 "NCCL_NVLS_ENABLE": "0",
@@ -452,18 +478,24 @@ class Bench:
                 return {"failed": done.stderr[-1500:]}
             for path in sorted(room.glob("trace*.msgpack")):
                 shutil.copy(path, self.out / "traces" / f"{case.name}_{plan.name}_{path.name}")
-            return {"wall_s": round(time.monotonic() - start, 1), "gpus": gpus, **_found(room)}
+            return {
+                "wall_s": round(time.monotonic() - start, 1),
+                "gpus": gpus,
+                **_found(room, [self.samplers[gpu] for gpu in gpus if gpu in self.samplers]),
+            }
 
 
 def _logs(room: Path) -> str:
     return "".join(f"\n== {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in sorted(room.rglob("rank*.log")))
 
 
-def _found(room: Path) -> dict[str, Any]:
+def _found(room: Path, samplers: Sequence[nvml.Sampler] = ()) -> dict[str, Any]:
     ranks = json.loads((room / "run.json").read_text())["runs"]["run"]["ranks"]
     measured = [json.loads((room / f"rank{rank}.json").read_text()) for rank in range(len(ranks))]
     steps = [max(each["steps"][k]["ms"] for each in measured) for k in range(len(measured[0]["steps"]))]
-    warm = steps[WARM_STEPS:-1] or steps[:-1] or steps
+    kept = next(part for part in (slice(WARM_STEPS, -1), slice(-1), slice(None)) if steps[part])
+    warm = steps[kept]
+    spans = [[(step["begin_s"], step["end_s"]) for step in each["steps"][kept]] for each in measured]
     with_loss = [rank for rank in ranks if rank["losses"] and rank["losses"][0]["raw_hex"]]
     peaks = [
         {name: max(step["memory"][name] for step in each["steps"][1:-1] or each["steps"]) for name in each["steps"][0]["memory"]}
@@ -478,6 +510,7 @@ def _found(room: Path) -> dict[str, Any]:
         "loss_bits": [loss["raw_hex"] for loss in with_loss[-1]["losses"]],
         "parameters": _digest([rank["parameters"] for rank in ranks]),
         "traced_step": [each["trace"] for each in measured],
+        **({"power": [nvml.of_steps(*each) for each in zip(samplers, spans, strict=True)]} if samplers else {}),
     }
 
 
@@ -498,8 +531,13 @@ def _headline(found: dict[str, Any]) -> str:
     where = {name: round(value / 1e3, 1) for name, value in traced.get("busy_us", {}).items()}
     return (
         f"{step['median']:.2f} ms ({step['min']:.2f}-{step['max']:.2f}), GB {peaks}, loss {found['losses'][-1]:.6f}, "
-        f"device {traced.get('device_us', 0) / 1e3:.1f} busy {where} host {traced.get('host_us')}, {found['wall_s']} s"
+        f"device {traced.get('device_us', 0) / 1e3:.1f} busy {where} host {traced.get('host_us')}, {found['wall_s']} s{_drawn(found)}"
     )
+
+
+def _drawn(found: dict[str, Any]) -> str:
+    told = ("no reading" if "failed" in each else f"{each['watts']:.0f} W {each['mhz']:.0f} MHz" for each in found.get("power", ()))
+    return "".join(f", {each}" for each in told)
 
 
 def _bits(found: dict[str, Any], stock: dict[str, Any]) -> str:
@@ -526,6 +564,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-ops", action="store_true", help="leave out single operations and collectives, and the host's costs")
     parser.add_argument("--ranks-at-once", type=int, default=0, metavar="N", help="ranks alive at once; 0: two thirds of the cores")
     parser.add_argument("--budget", type=float, default=3600.0, metavar="S", help="start no run after so many seconds")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"steps of a run (default: the case's own, {STEPS} of most)")
+    parser.add_argument("--power", action="store_true", help="also read power, clock and energy during the measured steps (NVML)")
     parser.add_argument("--threads", action="store_true", help="host threads for streams and small sizes: a dry run")
     args = parser.parse_args(argv)
     args.out = args.out.absolute()
@@ -533,12 +573,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     variant = "threads" if args.threads else "cuda"
     if not args.no_ops:
         alone.time_all(args.out, variant, args.gpus)
-    wanted = _chosen(cases(args.gpus), args.only)
-    if args.threads:
-        wanted = [replace(case, args=(*case.args, *DRY)) for case in wanted]
+    wanted = chosen_cases(args.gpus, args.only, args.threads, args.steps)
     ranks = max(args.ranks_at_once or (os.cpu_count() or 1) * 2 // 3, args.gpus)
-    Bench(args.out, variant, args.device, args.gpus, ranks, time.monotonic() + args.budget).run(wanted)
+    samplers = {gpu: nvml.Sampler(gpu) for gpu in range(args.gpus)} if args.power else {}
+    Bench(args.out, variant, args.device, args.gpus, ranks, time.monotonic() + args.budget, samplers).run(wanted)
     return 0
+
+
+def chosen_cases(gpus: int, only: str, threads: bool = False, steps: int | None = None) -> list[Case]:
+    """The cases that options of the command line ask for, with sizes for host threads, and so many steps, where those are asked for."""
+    wanted = _chosen(cases(gpus), only)
+    if threads:
+        wanted = [replace(case, args=(*case.args, *DRY)) for case in wanted]
+    return [replace(case, args=_with_steps(case.args, steps)) for case in wanted] if steps else wanted
+
+
+def _with_steps(words: tuple[str, ...], steps: int) -> tuple[str, ...]:
+    at = words.index("--steps") + 1
+    return (*words[:at], str(steps), *words[at + 1 :])
 
 
 def _chosen(found: Sequence[Case], only: str) -> list[Case]:

@@ -16,6 +16,7 @@ import paddle
 
 from interlace.errors import PlanError
 from interlace.ir import Group, Program
+from interlace.ir.target import Target
 from interlace.planning.peers import Peers, mark, require_one_topic, require_same_options
 from interlace.planning.plan import Plan
 from interlace.scheduler.hazards import (
@@ -29,7 +30,6 @@ from interlace.scheduler.hazards import (
     trace_of,
     unpacked,
 )
-from interlace.scheduler.target import Target
 
 CHANNEL = -2
 """Channel of the CPU transport for this exchange; groups of programs have numbers from 0."""
@@ -136,6 +136,12 @@ def members(found: Sequence[Run]) -> tuple[int, ...]:
 def peers_of(program: Program) -> Peers | None:
     """The ranks of this run, which all plan at the same time; None if there is only one."""
     return _Ranks(program.rank, program.world) if program.world > 1 else None
+
+
+def peers_of_run() -> Peers | None:
+    """The same, before there is a program."""
+    env = paddle.distributed.ParallelEnv()
+    return _Ranks(env.rank, env.world_size) if env.world_size > 1 else None
 
 
 class _Ranks:

@@ -12,9 +12,10 @@ from typing import Any
 
 import paddle
 from paddle.distributed.auto_parallel.static import engine as engine_module
+from paddle.distributed.auto_parallel.static.pir_pass import eliminate_transpose_by_reshape
 
 from interlace.bridge import mesh
-from interlace.bridge.agree import peers_of, require_agreement
+from interlace.bridge.agree import peers_of, peers_of_run, require_agreement
 from interlace.bridge.capture import Captured, capture
 from interlace.bridge.feeds import matching_feed
 from interlace.bridge.flags import Flags, final_config
@@ -22,10 +23,10 @@ from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
 from interlace.bridge.profiles import costs_for, known_name, require_own_gpu
 from interlace.bridge.targets import Device, choose_device
+from interlace.bridge.tuning import Tuning, is_tuned
 from interlace.config import Config, make_config
 from interlace.cost_model import load_profile
 from interlace.errors import ConfigError, PlanError
-from interlace.garbage import rarely_collected
 from interlace.ir import Pipeline, Program
 from interlace.notice import say, say_once
 from interlace.outside import Outside, asked_outside
@@ -44,14 +45,15 @@ SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
 @dataclass(slots=True)
 class Mode:
     """What an engine runs in one mode: the plan, the captured program, and the lowered plan; `to_compare` is the communication that the
-    proof with the other ranks needs, until the first step."""
+    proof with the other ranks needs, until the first step. With `is_paddles` it runs Paddle's baseline, which is `lowered` then."""
 
     plan: Plan
-    captured: Captured
-    lowered: Lowered
+    captured: Captured | None
+    lowered: Any
     user_values: Any
     fetches: tuple[int, ...] = ()
     to_compare: RankComm | None = None
+    is_paddles: bool = False
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class State:
 
     config: Config
     modes: dict[str, Mode] = field(default_factory=dict)
+    tunings: dict[str, Tuning] = field(default_factory=dict)
 
 
 _building: list[tuple[Any, str, State]] = []
@@ -98,7 +101,7 @@ def plan_of(model: Any, mode: str = "train") -> Plan:
         return Plan.off(_why_off(model, engine))
     if mode not in state.modes:
         raise PlanError(f"the model has no {mode} plan; built so far: {sorted(state.modes)}; call model.{mode}() first")
-    plan: Plan = state.modes[mode].plan
+    plan: Plan = state.tunings[mode].shown if mode in state.tunings else state.modes[mode].plan
     return plan
 
 
@@ -130,7 +133,7 @@ def install() -> None:
     def pipeline_pass(mains: Any, startups: Any, strategy: Any) -> Any:
         if not _building:
             return baseline_pipeline(mains, startups, strategy)
-        return _plan_pipeline(mains[0], strategy)
+        return _plan_pipeline(mains[0], strategy, baseline_pipeline)
 
     def parallel_pir(self: Any, mode: str) -> None:
         state = _state(self)
@@ -148,8 +151,13 @@ def install() -> None:
             return baseline_run(self, *args, **kwargs)
         if kwargs.get("mode") is not None:
             self.to_mode(kwargs["mode"])
-        with _ready(self, state), _fed(self, state, args, kwargs), _timed(self, state):
-            return baseline_run(self, *args, **kwargs)
+
+        def step() -> Any:
+            with _ready(self, state), _fed(self, state, args, kwargs), _timed(self, state):
+                return baseline_run(self, *args, **kwargs)
+
+        tuning = state.tunings.get(self._mode)
+        return step() if tuning is None else tuning.run(step)
 
     engine_module.pipeline_pass = pipeline_pass
     engine._parallel_pir, engine.run, engine._interlace_installed = parallel_pir, run, True
@@ -206,7 +214,7 @@ def _build(engine: Any, mode: str, state: State) -> Iterator[None]:
         _building.pop()
 
 
-def _plan_pipeline(dense: Any, strategy: Any) -> Lowered:
+def _plan_pipeline(dense: Any, strategy: Any, baseline_pipeline: Callable[..., Any]) -> Any:
     """Plan and lower a program; runs in place of Paddle's pipeline pass."""
     from paddle.distributed.auto_parallel.static.pir_pass import get_pp_stage_by_pp_degree
 
@@ -221,7 +229,11 @@ def _plan_pipeline(dense: Any, strategy: Any) -> Lowered:
     given = state.config.plan or getattr(state.config.passes.get("schedule-1f1b"), "schedule_file", "")
     if state.config.check and not given:
         require_straight(pipeline)
-    return _plan_mode(engine, mode, state, dense, pipeline)
+
+    def paddles(program: Any) -> Any:
+        return baseline_pipeline([program], [program], strategy)
+
+    return _plan_mode(engine, mode, state, _Making(engine, mode, state, dense, pipeline, paddles))
 
 
 def _plan_without_pipeline(engine: Any, mode: str, state: State) -> None:
@@ -229,43 +241,112 @@ def _plan_without_pipeline(engine: Any, mode: str, state: State) -> None:
     steps = strategy.k_steps if strategy.enable else 1
     pipeline = Pipeline(num_micro_batches=steps, schedule="accumulate" if steps > 1 else "none")
     # with accumulation Paddle builds evaluation for a micro-batch too, so it needs a plan as training does
-    lowered = _plan_mode(engine, mode, state, engine._pir_dense_main_progs[mode], pipeline)
-    _run_fused_passes(engine, lowered)
+    own = engine._job_plan if strategy.enable and mode == "train" else None
+    making = _Making(engine, mode, state, engine._pir_dense_main_progs[mode], pipeline, lambda program: own)
+    lowered = _plan_mode(engine, mode, state, making)
+    if isinstance(lowered, Lowered):
+        _run_fused_passes(engine, lowered)
     engine._job_plan = lowered
 
 
-def _run_fused_passes(engine: Any, lowered: Lowered) -> None:
-    """Run the fused passes of the strategy on our jobs, as Paddle does on those of its own plan."""
-    names = engine._strategy.fused_passes.fused_passes_list if engine._strategy.gradient_merge.enable else None
-    if names:
-        manager = paddle.base.libpaddle.pir.PassManager()
-        for name in names:
+def _run_fused_passes(engine: Any, own: Any) -> None:
+    """Run the fused passes of the strategy on the jobs of a plan, as Paddle does on those that it builds an engine with."""
+    names = engine._strategy.fused_passes.fused_passes_list
+    if own is None or not names or not (engine._strategy.pipeline.enable or engine._strategy.gradient_merge.enable):
+        return
+    manager = paddle.base.libpaddle.pir.PassManager()
+    for name in names:
+        if name == "eliminate_transpose":
+            for job in own.job_types():
+                eliminate_transpose_by_reshape(own.ir_program(job))
+        else:
             manager.add_pass(name, {})
-        for job in lowered.jobs:
-            manager.run(job.program)
+    for job in own.job_types():
+        manager.run(own.ir_program(job))
 
 
-@rarely_collected()
-def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipeline) -> Lowered:
+@dataclass(slots=True)
+class _Making:
+    """How the plans of one mode are made.
+
+    Attributes:
+        dense: The program that Paddle built.
+        pipeline: The step that it belongs to.
+        baseline: Gives Paddle's baseline of such a program; None where Paddle runs it without one.
+    """
+
+    engine: Any
+    mode: str
+    state: State
+    dense: Any
+    pipeline: Pipeline
+    baseline: Callable[[Any], Any]
+    captured: Captured | None = None
+    mapping: Any = None
+    unchanged: Any = None
+
+    def capture(self) -> Captured:
+        """See `tuning.Making`."""
+        self.mapping = paddle.base.libpaddle.pir.IrMapping()
+        private = self.dense.clone(self.mapping)
+        self.unchanged = self.dense.clone()
+        _name_p2p_streams(private, self.pipeline.schedule)
+        self.captured = capture(private, self.pipeline, mode=self.mode, layers=LayerNames.of(self.engine._model))
+        for take in _capture_only if self.mode == "train" else ():
+            take(self.captured.program)
+        return self.captured
+
+    def build(self, config: Config, is_first: bool = True) -> Mode:
+        """See `tuning.Making`."""
+        assert self.captured is not None
+        device = choose_device()
+        plan = _plan(self.captured.program, config, device)
+        if config.dump:
+            plan.dump(Path(config.dump) if self.mode == "train" else Path(config.dump) / self.mode)
+        comm = require_safe([plan.program], device.target)[0] if config.check else None
+        device.prepare()
+        lowered = lower(self.captured, plan.program, device)
+        if not is_first:
+            _run_fused_passes(self.engine, lowered)
+        if self.mode == "train":
+            plan.measured.device, plan.measured.profile_device = known_name(device), load_profile(plan.profile).device
+            _last_plan[:] = [plan]
+            if is_first:
+                say_once(plan.sentence())
+        return Mode(plan, self.captured, lowered, self.mapping, to_compare=comm)
+
+    def paddles(self, plan: Plan, is_first: bool) -> Mode:
+        """See `tuning.Making`."""
+        own = self.baseline(self.dense if is_first else self.unchanged)
+        if not is_first:
+            if self.engine._strategy.pipeline.enable:
+                _run_fused_passes(self.engine, own)
+            _prepare(choose_device(), own, self.dense, self.mode)
+        return Mode(plan, None, own, None, is_paddles=True)
+
+
+def _prepare(device: Device, own: Any, dense: Any, mode: str) -> None:
+    """Rewrite the programs of Paddle's baseline as the device needs it; where one is an engine's first plan, others do that."""
+    if own is None:
+        device.finish(dense, mode)
+        return
+    for job in own.job_types():
+        device.finish(own.ir_program(job), job)
+
+
+def _plan_mode(engine: Any, mode: str, state: State, making: _Making) -> Any:
+    """Plan and lower a program, or leave it to Paddle's baseline, which is given then."""
     device = choose_device()
-    mapping = paddle.base.libpaddle.pir.IrMapping()
-    private = dense.clone(mapping)
-    _name_p2p_streams(private, pipeline.schedule)
-    captured = capture(private, pipeline, mode=mode, layers=LayerNames.of(engine._model))
-    for take in _capture_only if mode == "train" else ():
-        take(captured.program)
-    plan = _plan(captured.program, state.config, device)
-    if state.config.dump:
-        plan.dump(Path(state.config.dump) if mode == "train" else Path(state.config.dump) / mode)
-    comm = require_safe([plan.program], device.target)[0] if state.config.check else None
-    device.prepare()
-    lowered = lower(captured, plan.program, device)
-    if mode == "train":
-        plan.measured.device, plan.measured.profile_device = known_name(device), load_profile(plan.profile).device
-        _last_plan[:] = [plan]
-        say_once(plan.sentence())
-    state.modes[mode] = Mode(plan, captured, lowered, mapping, to_compare=comm)
-    return lowered
+    if not is_tuned(state.config, device):
+        making.capture()
+        state.modes[mode] = made = making.build(state.config)
+        return made.lowered
+
+    def use(found: Mode) -> None:
+        state.modes[mode] = found
+
+    state.tunings[mode] = tuning = Tuning(engine, mode, state.config, device, peers_of_run(), making, use)
+    return tuning.begin()
 
 
 def _plan(program: Program, config: Config, device: Device) -> Plan:
@@ -302,7 +383,10 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
     asked = engine._pir_fetch_values
     engine._job_plan = mode.lowered if mode else None
     try:
-        if mode is not None:
+        if mode is not None and mode.is_paddles:
+            if asked and mode.lowered is not None:
+                raise PlanError("values are fetched, which Paddle's baseline cannot give with several micro-batches; set tune: off")
+        elif mode is not None:
             if mode.to_compare is not None:
                 require_agreement(mode.plan, mode.to_compare, choose_device().target)
                 mode.to_compare = None
@@ -319,14 +403,14 @@ def _fed(engine: Any, state: State, args: Sequence[Any], kwargs: Mapping[str, An
     mode = state.modes.get(engine._mode)
     given = [*args[:2], kwargs.get("data"), kwargs.get("feed")]
     feeds = [each for item in given for each in (item if isinstance(item, (list, tuple)) else [item])]
-    return matching_feed(mode.lowered, feeds) if mode is not None else nullcontext()
+    return matching_feed(mode.lowered, feeds) if mode is not None and not mode.is_paddles else nullcontext()
 
 
 @contextmanager
 def _timed(engine: Any, state: State) -> Iterator[None]:
     """Measure the step, if it is one of the first of training; after the last of them the log says what a step took."""
     mode = state.modes.get(engine._mode)
-    if mode is None or engine._mode != "train" or not mode.plan.measured.is_open:
+    if mode is None or mode.is_paddles or engine._mode != "train" or not mode.plan.measured.is_open:
         yield
         return
     start_ns = time.perf_counter_ns()
@@ -339,7 +423,7 @@ def _timed(engine: Any, state: State) -> Iterator[None]:
 
 def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[Any]:
     ids = tuple(_value_id(mode, value) for value in asked)
-    if ids != mode.fetches:
+    if ids != mode.fetches and mode.captured is not None:
         device, program = choose_device(), fetching(mode.plan.program, ids)
         if check:
             require_safe([program], device.target)
@@ -349,7 +433,7 @@ def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[A
 
 
 def _value_id(mode: Mode, value: Any) -> int:
-    if mode.user_values.has(value):
+    if mode.captured is not None and mode.user_values.has(value):
         found = mode.captured.value_ids.get(mode.user_values.look_up(value).id)
         if found is not None:
             return found

@@ -31,11 +31,12 @@ from interlace.bridge.profiles import costs_for
 from interlace.bridge.rewrite import write_back
 from interlace.bridge.roles import give_roles, require_sums
 from interlace.bridge.targets import Device, choose_device
-from interlace.config import Config, make_config, unknown_option
+from interlace.config import Config, make_config
 from interlace.cost_model import CostModel
 from interlace.errors import ConfigError
 from interlace.installed import other_paddle
 from interlace.ir import Pipeline, Program
+from interlace.ir.schedule import SCHEDULES
 from interlace.passes import REGISTRY
 from interlace.passes.base import option_name
 from interlace.passes.insert_events import fetching
@@ -43,7 +44,6 @@ from interlace.planning.plan import Plan, make_plan
 from interlace.registration import PREFIX
 from interlace.report.remarks import sentence
 from interlace.scheduler.hazards import require_safe
-from interlace.scheduler.schedule import SCHEDULES
 
 LOG = logging.getLogger("interlace")
 PIPELINE = {
@@ -82,9 +82,6 @@ class _Pass(PassBase):  # type: ignore[misc]
         given = {key: value for key, value in self._attrs.items() if key not in without}
         every = ("device", "force_paddle")
         unknown = sorted(set(given) - {*known, *every})
-        for key in unknown:
-            if key in kind.renamed:
-                raise ConfigError(f"pass {self.name!r}: {unknown_option(kind, key)}")
         if unknown:
             raise ConfigError(f"pass {self.name!r}: unknown attributes {unknown}; there are {sorted((*known, *every, *without))}")
         return {key: value for key, value in given.items() if key in known}

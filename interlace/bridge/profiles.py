@@ -8,7 +8,7 @@ from interlace.bridge.targets import Device
 from interlace.config import Config
 from interlace.cost_model import CostModel, DeviceProfile, load_profile, profile_of, require_device
 from interlace.errors import ConfigError
-from interlace.scheduler.target import CPU, GPU
+from interlace.ir.target import CPU, GPU
 
 DEFAULT = "h200"
 UNREADABLE = (ValueError, RuntimeError, OSError)

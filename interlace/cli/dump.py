@@ -78,6 +78,8 @@ def main(args: argparse.Namespace) -> int:
     check_apart({"-o": [_folder(args) / _name(args, rank) for rank in ranks], "--json": args.json}, [args.script])
     if args.rank is None and not args.stages:
         check_no_others("-o", args.output, [_name(args, rank) for rank in ranks])
+    if args.stages:
+        check_no_others("-o", args.output, _stand_ins_before(args))
     alone = "" if args.rank is None else _name(args, args.rank)
     building = "building the program of one rank of each stage" if args.stages else f"building the program of {len(ranks)} rank(s)"
     with Alive("dump", building) as alive, staged(_folder(args), alone) as folder:
@@ -92,6 +94,19 @@ def main(args: argparse.Namespace) -> int:
 def _folder(args: argparse.Namespace) -> Path:
     folder: Path = args.output.parent if _is_file(args) else args.output
     return folder
+
+
+def _stand_ins_before(args: argparse.Namespace) -> list[str]:
+    """Names of files that this `--stages` may write, as far as is known before a program is built: of the stages that programs in the
+    folder tell of, else of any number of stages into which the world divides."""
+    from interlace.errors import InterlaceError
+    from interlace.ir import load
+    from interlace.ir.dump import programs_in
+
+    counts = [count for count in range(1, args.world + 1) if args.world % count == 0]
+    with contextlib.suppress(InterlaceError):
+        counts = [load(path).pipeline.num_stages for path in programs_in(args.output)[:1]] or counts
+    return [_name(args, stage * (args.world // count)) for count in counts for stage in range(count)]
 
 
 def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dict[str, Any]]) -> str:

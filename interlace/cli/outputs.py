@@ -41,8 +41,13 @@ def check_folder(option: str, folder: Name, target: str = "") -> None:
         ConfigError: With the option, and the part of the path that prevents it.
     """
     path = Path(folder).absolute()
-    known = next(each for each in (path, *path.parents) if each.exists())
+    known = next(each for each in (path, *path.parents) if os.path.lexists(each))
     said = target or os.fspath(folder)
+    if known.is_symlink() and not known.exists():
+        raise ConfigError(
+            f"{option} {said!r}: {known} is a link to {os.readlink(known)}, which is not there; expected a folder, remove the link or make "
+            "what it leads to"
+        )
     if not known.is_dir():
         raise ConfigError(f"{option} {said!r}: {known} is a file; expected a folder there")
     if not os.access(known, os.W_OK | os.X_OK):

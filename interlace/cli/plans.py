@@ -42,11 +42,12 @@ def require_world(files: Sequence[tuple[Path, Program]], partial: bool, *, is_pr
     Args:
         files: As `read_files` gives them.
         partial: Whether ranks may be missing; which ones is told on standard error.
-        is_proved: Whether a proof follows: it compares the calls of ranks and judges plans that were made one by one.
+        is_proved: Whether a proof follows: it compares the calls of ranks, judges plans that were made one by one, and names those that
+            are not what their records tell of.
 
     Raises:
         ProgramError: A rank is there twice, or missing, or one differs from the others.
-        PlanError: Plans were not made together, or lie among dumps, or only some have a record.
+        PlanError: Plans were not made together, or lie among dumps, or only some have a record, or one is not what its record tells of.
     """
     from interlace.ir.one_world import require_one_world
 
@@ -56,6 +57,7 @@ def require_world(files: Sequence[tuple[Path, Program]], partial: bool, *, is_pr
     _require_records(files)
     if not is_proved:
         _require_made_together(files)
+        _require_their_records(files)
     _require_all(programs, partial)
 
 
@@ -98,6 +100,15 @@ def _require_made_together(files: Sequence[tuple[Path, Program]]) -> None:
             f"{known[0][0]} and {other} were not made together; expected the plans of one `interlace plan`: plan the dumps of "
             "all ranks at once, into one folder"
         )
+
+
+def _require_their_records(files: Sequence[tuple[Path, Program]]) -> None:
+    from interlace.planning.loaded import require_its_record
+    from interlace.planning.plan import has_record
+
+    for path, program in files:
+        if program.jobs and has_record(path):
+            require_its_record(path, program)
 
 
 def _require_all(programs: Sequence[Program], partial: bool) -> None:

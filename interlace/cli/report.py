@@ -116,9 +116,9 @@ def _sweep(files: Sequence[Path]) -> Sweep | None:
 
 
 def _name(path: str) -> str:
-    """How a plan is called that the user compares with: its folder's name."""
+    """How a plan is called that the user compares with: by its folder's name."""
     where = Path(path).absolute()
-    return f"the plan {where.name if where.is_dir() else where.parent.name}"
+    return f"the plan in {where.name if where.is_dir() else where.parent.name}/"
 
 
 def _records(files: Sequence[Path]) -> dict[int, Record]:

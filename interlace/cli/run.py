@@ -97,12 +97,19 @@ def _decisions(args: argparse.Namespace) -> Iterator[None]:
     import yaml
 
     from interlace.errors import ConfigError
+    from interlace.passes.schedule_1f1b import Schedule1F1B
     from interlace.planning.rows import forced
 
     other = next((f"{option} {given}" for option, given in (("--config", args.config), ("--plan", args.plan)) if given), "")
     if other:
         raise ConfigError(f"--decisions {args.decisions} beside {other}: each says what is planned; leave one of them out")
     options = forced(Path(args.decisions))
+    stages = len(Schedule1F1B(schedule_file=options["schedule_1f1b"]["schedule_file"]).given_rows())
+    if args.world % stages:
+        raise ConfigError(
+            f"--decisions {args.decisions}: its plans are of {stages} stages, into which --world {args.world} does not divide; expected a "
+            "model with as many stages: give it as many, or plan it with as many as it has"
+        )
     with tempfile.TemporaryDirectory(prefix="interlace-decisions-") as folder:
         args.config = os.path.join(folder, "decisions.yaml")
         Path(args.config).write_text(yaml.safe_dump(options, sort_keys=False), encoding="utf-8")
@@ -139,13 +146,19 @@ def _check(args: argparse.Namespace) -> None:
 
 def _check_options(args: argparse.Namespace) -> None:
     """What `--config` and `--plan` ask of the ranks."""
-    from interlace.config import make_config, require_jobs
+    from interlace.config import is_preset, make_config, require_jobs
+    from interlace.errors import ConfigError
     from interlace.outside import asked_outside
     from interlace.planning.loaded import require_ranks
 
     outside = asked_outside(_told(args))
     if outside is None:
         return
+    if args.plan and args.config and is_preset(args.config):
+        raise ConfigError(
+            f"--plan {args.plan} beside --config {args.config}: the plans there have their profile and the options of their passes; leave "
+            "one of the two out"
+        )
     strange: list[str] = []  # the script may register passes of these names; each rank checks again when it has
     config = make_config(outside.options, outside.source, outside.marks, strange=strange)
     if not strange:
@@ -167,8 +180,11 @@ def _verify(args: argparse.Namespace) -> int:
     from interlace.local.rank_report import counted
     from interlace.local.verdict import PLAN_ALONE, judge, training
 
-    baseline = _attempt(args, _environment(args, baseline=True), "baseline")
-    planned = _attempt(args, _environment(args, baseline=False), "interlace")
+    names = (
+        ("interlace", "baseline") if args.decisions else ("baseline", "interlace")
+    )  # decisions may not be for this model: the sooner it is said
+    tried = {name: _attempt(args, _environment(args, baseline=name == "baseline"), name) for name in names}
+    baseline, planned = tried["baseline"], tried["interlace"]
     found = judge(baseline, planned, lambda name, env: _launch(args, {**_environment(args, baseline=name != PLAN_ALONE), **env}, name))
     mine, theirs = found.runs[found.of], found.runs.get(found.against)
     compared = sum(bool(loss.raw_hex) for report in theirs.reports for loss in report.losses) if theirs else 0
@@ -245,6 +261,8 @@ def _environment(args: argparse.Namespace, baseline: bool) -> dict[str, str]:
     told = {"INTERLACE_TARGET": args.target} if args.target else {}
     if baseline:
         told["INTERLACE_DISABLE"] = "1"
+    if args.verify and "INTERLACE_TUNE" not in os.environ:
+        told["INTERLACE_TUNE"] = "off"  # the plan itself is compared, and an error in it is one
     told |= _told(args)
     if args.imports:
         told[IMPORT_VARIABLE] = os.pathsep.join(os.path.abspath(name) if name.endswith(".py") else name for name in args.imports)

@@ -81,9 +81,12 @@ class Shown(NamedTuple):
 
 def _shown(path: Path, args: argparse.Namespace) -> Shown:
     from interlace.ir import load, show
+    from interlace.ir.dump import find_dumps
 
     if args.rows:
         return _rows(path)
+    if args.before_after or args.why:
+        _require_their_records([path] if path.is_file() else find_dumps([path]))
     if args.before_after:
         return _difference(path, args.before_after, args.all)
     if args.why:
@@ -92,6 +95,14 @@ def _shown(path: Path, args: argparse.Namespace) -> Shown:
         return _costs(load(path), args.device or profile_of([path])[0], args.all)
     program = load(path)
     return _job(program, args.job) if args.job else Shown(show(program).splitlines(), {"program": program})
+
+
+def _require_their_records(paths: Sequence[Path]) -> None:
+    from interlace.ir import load
+    from interlace.planning.loaded import require_its_record
+
+    for path in paths:
+        require_its_record(path, load(path))
 
 
 def _rows(path: Path) -> Shown:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from interlace.cost_model import CostModel
     from interlace.ir import Program
+    from interlace.ir.target import Target
     from interlace.scheduler.simulate.simulator import Result
-    from interlace.scheduler.target import Target
 
 DEFAULT_PROFILE = "h200"
 
@@ -72,8 +72,8 @@ class Setting:
         from interlace.cost_model import CostModel, load_profile
         from interlace.errors import ConfigError
         from interlace.ir.dump import find_dumps
+        from interlace.ir.target import TARGETS, target_of
         from interlace.local.own_target import find_own
-        from interlace.scheduler.target import TARGETS, target_of
 
         name, why = (args.device, "--device") if args.device else profile_of(find_dumps(files))
         try:
@@ -87,8 +87,11 @@ class Setting:
     def __str__(self) -> str:
         return f"simulated with the profile {Path(self.profile).stem} ({self.why}), rules of the {self.target.name} target"
 
-    def simulate(self, programs: Sequence[Program], p2p: Literal["rendezvous", "buffered"] | None = None) -> Result:
-        """A step of these ranks and of those they stand for, all others being always ready; `p2p` in the place of the target's own rule.
+    def simulate(
+        self, programs: Sequence[Program], p2p: Literal["rendezvous", "buffered"] | None = None, with_power: bool = False
+    ) -> Result:
+        """A step of these ranks and of those they stand for, all others being always ready; `p2p` in the place of the target's own rule,
+        and `with_power` with the profile's limit of power, without memory.
 
         Raises:
             PlanError, Stall: As the simulator.
@@ -98,8 +101,10 @@ class Setting:
         from interlace.scheduler.simulate.simulator import simulate
 
         others: dict[str, Any] = {"p2p": p2p} if p2p else {}
-        options = Options.of(self.target, peers_ready=bool(missing_ranks(programs)), representative=representatives(programs), **others)
-        return simulate(programs, self.costs, options, target=self.target)
+        options = Options.of(
+            self.target, peers_ready=bool(missing_ranks(programs)), representative=representatives(programs), power=with_power, **others
+        )
+        return simulate(programs, self.costs, options, target=self.target, with_memory=not with_power)
 
 
 def profile_of(paths: Sequence[Path]) -> tuple[str, str]:

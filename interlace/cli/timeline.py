@@ -34,10 +34,10 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
     from interlace.cli.outputs import check_apart, check_file, write_json
     from interlace.cli.plans import require_same_model, simulated
+    from interlace.ir.target import IDEAL
     from interlace.report.split import rows, split_text
     from interlace.report.timeline import write_trace
     from interlace.scheduler.simulate.simulator import Stall
-    from interlace.scheduler.target import IDEAL
 
     check_file("-o", args.output)
     check_file("--json", args.json)

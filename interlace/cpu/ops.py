@@ -106,6 +106,11 @@ def first_failure() -> BaseException | None:
     return _WORLD.failure
 
 
+def forget_failure() -> None:
+    """Do as if nothing had failed in this process."""
+    _WORLD.failure = None
+
+
 def rewrite_program(program: Any, job: str) -> dict[str, int]:
     """Replace all communication ops of `program`, in place; returns how many of each name were replaced.
 

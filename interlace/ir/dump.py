@@ -161,11 +161,20 @@ def find_dumps(paths: Sequence[str | Path], *, one: bool = False) -> list[Path]:
     for path in map(Path, paths):
         inside = [path] if path.is_file() else programs_in(path)
         if not inside:
-            raise ProgramError(f"{path}: no dump file and no folder with *{SUFFIX} files; make one with `interlace dump`")
+            raise ProgramError(
+                f"{path}: {_what_is_there(path)}; expected a file, or a folder of files, that `interlace dump` or `interlace plan` wrote"
+            )
         found += inside
     if one and len(found) != 1:
         raise ProgramError(f"{paths[0]}: has {len(found)} dumps, expected one; choose one of {', '.join(p.name for p in found)}")
     return found
+
+
+def _what_is_there(path: Path) -> str:
+    """Where no dump is."""
+    if path.is_dir():
+        return f"a folder without *{SUFFIX} files"
+    return not_a_file(path) or ("a link that leads to no file" if path.is_symlink() else "no such file or folder")
 
 
 def programs_in(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from interlace.ir import operators
 from interlace.ir.kinds import OPAQUE, is_boundary, is_p2p
-from interlace.ir.program import Op
+from interlace.ir.program import Op, Program
 
 Effect = Literal["draws", "acts", "controls", "computes", "unknown"]
 """`draws`: random numbers. `acts`: on more than its results, or depends on more than its operands. `controls`: as its blocks do."""
@@ -68,6 +68,12 @@ def is_repeatable(op: Op) -> bool:
     """
     known = effect_of(op) == "computes" and OPAQUE not in op.attrs.values()
     return known and bool(op.results) and not (op.inplace or op.num_blocks or is_p2p(op) or is_boundary(op))
+
+
+def draws_twice(program: Program) -> bool:
+    """Whether forward and backward both draw random numbers, or act on the world: another number of micro-batches in flight would change
+    the order."""
+    return {"forward", "backward"} <= {op.role for op in program.ops if is_ordered(op)}
 
 
 @lru_cache(maxsize=4096)

@@ -59,13 +59,14 @@ class _Rank:
 
 @dataclass(slots=True)
 class _Run:
-    """The processes of a run, what it needs to end them, and how far each rank's progress has been read."""
+    """The processes of a run, what it needs to end them, how far each rank's progress has been read, and the modes that it told of."""
 
     world: int
     run_dir: Path
     log_dir: Path
     ranks: list[_Rank] = field(default_factory=list)
     read_bytes: dict[str, int] = field(default_factory=dict)
+    modes: set[str] = field(default_factory=set)
 
 
 def launch(
@@ -174,6 +175,7 @@ def _watch(run: _Run, on_progress: OnProgress, on_output: OnOutput) -> None:
         _read_output(run, on_output)
         codes = [rank.child.process.poll() for rank in run.ranks]
         if any(code not in (None, 0) for code in codes):
+            _read_progress(run, on_progress)
             _read_output(run, on_output)
             raise _explain(run)
         if all(code == 0 for code in codes):
@@ -186,7 +188,10 @@ def _watch(run: _Run, on_progress: OnProgress, on_output: OnOutput) -> None:
 def _read_progress(run: _Run, on_progress: OnProgress) -> None:
     for rank in range(run.world):
         for line in _new_lines(run, progress_path(run.run_dir, rank)):
-            on_progress(msgspec.json.decode(line, type=Progress))
+            progress = msgspec.json.decode(line, type=Progress)
+            run.modes.add(progress.mode)
+            if progress.step:
+                on_progress(progress)
 
 
 def _read_output(run: _Run, on_output: OnOutput) -> None:
@@ -227,7 +232,7 @@ def _explain(run: _Run) -> InterlaceError:
     if others and not users:
         lines.append(f"rank(s) {', '.join(others)} only lost their peer and were ended")
     text = "\n".join(lines)
-    return ScriptError(text) if users else LaunchError(text)
+    return ScriptError(text) if users else LaunchError(text, frozenset(run.modes))
 
 
 def _failures(run: _Run) -> dict[int, Failure]:

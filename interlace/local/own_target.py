@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.errors import ConfigError, InterlaceError
-from interlace.scheduler.target import Target
+from interlace.ir.target import Target
 
 if TYPE_CHECKING:
     from interlace.cpu.transport import Transport

@@ -26,7 +26,7 @@ from interlace.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, install
 from interlace.cpu.transport import DEFAULT_TIMEOUT_S, PeerLostError, Transport
 from interlace.errors import BudgetError, ConfigError, InterlaceError, LoadError, OutputError
 from interlace.files import writing
-from interlace.installed import stands_back
+from interlace.installed import other_paddle, stands_back
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
 from interlace.local.own_target import VARIABLE, asked_target, find_own
 from interlace.local.processes import PARENT_PIPE_VARIABLE
@@ -62,8 +62,12 @@ class Recorder:
         self._progress = open(self._progress_path, "ab", buffering=0)  # noqa: SIM115 - open until the end
 
     def watch(self, engine_class: Any) -> None:
-        """Wrap `Engine.run`; the arguments and the result stay the same."""
-        run = engine_class.run
+        """Wrap `Engine.run` and what builds the program of a mode; the arguments and the results stay the same."""
+        run, prepare = engine_class.run, engine_class._prepare_program
+
+        def prepare_told(engine: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+            self._tell(Progress(self._rank, mode, 0, 0))
+            return prepare(engine, mode, *args, **kwargs)
 
         def run_recorded(engine: Any, *args: Any, **kwargs: Any) -> Any:
             start_ns = time.perf_counter_ns()
@@ -71,7 +75,7 @@ class Recorder:
             self._record(engine, logs.get("loss"), time.perf_counter_ns() - start_ns)
             return logs
 
-        engine_class.run = run_recorded
+        engine_class.run, engine_class._prepare_program = run_recorded, prepare_told
 
     def parameter_digests(self) -> dict[str, str]:
         """sha256 of dtype, shape and bits of every trainable parameter this rank holds, by name."""
@@ -90,7 +94,9 @@ class Recorder:
         entry = StepLoss(mode, step, dur_ns=dur_ns) if loss is None else _step_loss(mode, step, loss, dur_ns)
         self.losses.append(entry)
         mean = sum(entry.values) / len(entry.values) if entry.values else None
-        line = Progress(self._rank, mode, step, dur_ns, mean)
+        self._tell(Progress(self._rank, mode, step, dur_ns, mean))
+
+    def _tell(self, line: Progress) -> None:
         with writing(self._progress_path):
             self._progress.write(msgspec.json.encode(line) + b"\n")
 
@@ -174,6 +180,10 @@ def _recorder(rank: int, run_dir: str) -> Recorder:
     from interlace.bridge import mesh
 
     mesh.install()
+    if not other_paddle():
+        from interlace.bridge import hook
+
+        hook.install()  # below the recorder: a step that a failed plan began and another one repeated is one step
     recorder = Recorder(rank, run_dir)
     recorder.watch(Engine)
     given = os.environ.get(STEPS_VARIABLE)

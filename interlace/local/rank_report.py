@@ -71,7 +71,7 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One line of a rank's progress: a step that is done."""
+    """One line of a rank's progress: a step that is done; step 0 is the program of a mode, which is about to be built."""
 
     rank: int
     mode: str

@@ -81,12 +81,10 @@ def judge(baseline: LaunchResult | LaunchError, planned: LaunchResult | LaunchEr
     """Compare two runs of a script.
 
     Raises:
-        LaunchError: Interlace's run failed; it says whether the baseline's did too.
+        LaunchError: Interlace's run failed; it says whether the baseline's did too, and whether runs that only train do.
     """
     if isinstance(planned, LaunchError):
-        if isinstance(baseline, LaunchError):
-            raise LaunchError(f"both runs failed, unmodified Paddle's too, so no plan is to blame\nstock: {baseline}\ninterlace: {planned}")
-        raise LaunchError(f"Interlace's run failed, unmodified Paddle's did not: {planned}")
+        raise LaunchError(_why_it_failed(baseline, planned, run))
     runs = {"interlace": planned}
     if isinstance(baseline, LaunchResult):
         runs["baseline"] = baseline
@@ -97,6 +95,34 @@ def judge(baseline: LaunchResult | LaunchError, planned: LaunchResult | LaunchEr
     else:
         verdict = Verdict("baseline failed", runs, difference=str(baseline), faults=[f"unmodified Paddle's run failed: {_head(baseline)}"])
     return verdict if verdict.verdict in ("same", "baseline unsteady") else _without_faults(planned, verdict, run)
+
+
+def _why_it_failed(baseline: LaunchResult | LaunchError, planned: LaunchError, run: Run) -> str:
+    """What is known of Interlace's run that failed. Where it came to evaluation or prediction, runs of both that only train tell whether
+    the plan of training is at fault."""
+    if isinstance(baseline, LaunchResult):
+        said, both, given = "Interlace's run failed, unmodified Paddle's did not", f": {planned}", baseline.reports
+        if planned.modes <= {"train"}:
+            return said + both
+    else:
+        said, both, given = "both runs failed, unmodified Paddle's too", f"\nstock: {baseline}\ninterlace: {planned}", ()
+        if planned.modes | baseline.modes <= {"train"}:
+            return f"{said}, so no plan is to blame{both}"
+    with temporary_folder() as steps:
+        for report in given:
+            write_report(steps, report)
+        env = {STEPS_VARIABLE: os.fspath(steps)}
+        theirs = _try(run, FAULTS[0].name, env)
+        mine = None if theirs is None else _try(run, PLAN_ALONE, env)
+    if theirs is None:
+        found = "unmodified Paddle's run that only trains fails as well, so that there is nothing to judge a plan by"
+    elif mine is None:
+        found = "of runs that only train, without evaluation and prediction, Interlace's fails and the baseline's does not"
+    elif difference := first_difference(training(theirs.reports), training(mine.reports)):
+        found = f"runs that only train, without evaluation and prediction, come to their end and differ: {difference}"
+    else:
+        found = "runs that only train come to their end, equal bit by bit, so evaluation or prediction is to blame and no plan of training"
+    return f"{said}; {found}{both}"
 
 
 def _head(error: LaunchError) -> str:

@@ -7,6 +7,7 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.ir import Op, Program
 from interlace.passes.pipeline import built_in, ordered
+from interlace.planning.variants import baseline
 
 BASELINE = "Paddle's baseline"
 """What reports call it."""
@@ -35,5 +36,5 @@ def baseline_plan(program: Program, costs: Costs) -> Program:
     """
     if program.jobs:
         return program
-    passes = (kind().baseline() for kind in built_in() if kind.is_default)
+    passes = (baseline(kind()) for kind in built_in() if kind.is_default)
     return ordered(tuple(each for each in passes if each is not None)).run(program, costs)[0]

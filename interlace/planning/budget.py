@@ -10,11 +10,11 @@ from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.remarks import remark
+from interlace.ir.target import GPU, Target, with_paddles_jobs
 from interlace.passes.base import Pass
 from interlace.passes.pipeline import PassReport
 from interlace.planning.baseline import baseline_plan
 from interlace.scheduler.memory.throttle import gpu_peak
-from interlace.scheduler.target import GPU, Target, with_paddles_jobs
 
 
 def peak_bytes(planned: Program, cost: Costs, target: Target = GPU) -> int | None:

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 from interlace.cost_model import CostModel, Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
+from interlace.ir.target import target_of, with_paddles_jobs
 from interlace.passes.pipeline import PassReport
 from interlace.planning.baseline import BASELINE
 from interlace.planning.tasks import baseline_program, finished_plan
 from interlace.planning.world import World
-from interlace.report.outcome import Outcome, Step
+from interlace.report.outcome import Outcome, Step, errors_of
 from interlace.report.sweep import Sweep
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
-from interlace.scheduler.target import target_of, with_paddles_jobs
 
 
 class Member(NamedTuple):
@@ -49,7 +49,8 @@ class Comparison:
             baseline, plan = self._results(costs)
         except PlanError:
             return None
-        return Outcome(Step.of(plan, self._alike()), self.profile, Step.of(baseline, self._alike()), BASELINE)
+        errors = errors_of(costs, plan.input.programs)
+        return Outcome(Step.of(plan, self._alike()), self.profile, Step.of(baseline, self._alike()), BASELINE, errors)
 
     def page(self, costs: CostModel, measured: str = "", sweep: Sweep | None = None) -> Any:
         """The data of the plan's page; `measured` says what a step really took. Raises PlanError where a step would never end."""

@@ -111,8 +111,7 @@ def read_plan(folder: Path, rank: int) -> Plan:
     if not path.is_file():
         raise LoadError(f"{folder}: no plan of rank {rank}{_those_there(folder)}")
     record, program = read_record(path), load(path)
-    if fault := why_not_its_record(path, program):
-        raise LoadError(fault)
+    require_its_record(path, program)
     captured = load(folder / "captured" / path.name)
     try:
         passes = record.passes(record.order)
@@ -142,6 +141,12 @@ def why_not_its_record(path: Path, program: Program) -> str:
         f"{path}: not the plan that its record in {path.parent / 'captured'} tells of: one of the two was changed or replaced, "
         "or comes from an older version; plan again"
     )
+
+
+def require_its_record(path: Path, program: Program) -> None:
+    """Refuse a plan of which its record tells another thing, or that has none. Raises LoadError, PlanError."""
+    if fault := why_not_its_record(path, program):
+        raise LoadError(fault)
 
 
 def compared_in(folder: Path) -> Comparison:

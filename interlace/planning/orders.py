@@ -8,13 +8,14 @@ import msgspec
 
 from interlace.errors import PassError
 from interlace.ir import Program
+from interlace.ir.equivalent_ranks import equivalence_key
 from interlace.passes import PassReport
 from interlace.passes.pipeline import built_in
 from interlace.planning.tasks import task
 from interlace.planning.worker import Worker
 from interlace.planning.world import World
 from interlace.scheduler.hazards.captured_calls import strays
-from interlace.scheduler.hazards.pass_orders import REMEDY, Calls, Change, History, breaks, calls_on, changes, first_difference, orders_of
+from interlace.scheduler.hazards.pass_orders import Calls, Change, History, breaks, calls_on, changes, first_difference, orders_of
 from interlace.scheduler.hazards.skeleton import Channel
 
 
@@ -27,12 +28,14 @@ def history_of(captured: Program, planned: Program, orders: Sequence[Change], re
     """The orders of a rank's calls from pass to pass, as they were captured and as the passes told, and which captured calls are left."""
     seat = msgspec.structs.replace(planned, ops=(), values=(), jobs=(), events=(), notes=())
     ours = {kind.name for kind in built_in()}
+    found = strays(captured, planned)
     return History(
         seat,
         tuple(orders),
         tuple((report.name, report.orders) for report in reports),
         tuple(report.name for report in reports if report.name not in ours),
-        strays(captured, planned),
+        found,
+        equivalence_key(captured) if found else b"",
     )
 
 
@@ -47,7 +50,7 @@ def require_one_order(world: World) -> None:
         first = found[0]
         told = world.map(calls_of_line, first.ranks, first.channels)
         where = first_difference([told[rank] for rank in first.ranks], first.ranks)
-        raise PassError("; ".join(filter(None, (f"pass {first.name!r}: {first.message()}", where, REMEDY))))
+        raise PassError("; ".join(filter(None, (f"pass {first.name!r}: {first.message()}", where, first.remedy))))
 
 
 @task

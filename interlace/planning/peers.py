@@ -13,6 +13,10 @@ from interlace.errors import PlanError
 T = TypeVar("T")
 
 
+class TopicError(PlanError):
+    """Ranks are at different points of their work: they have other options, or one of them failed before."""
+
+
 class Peers(Protocol):
     """The ranks of a run, this one among them."""
 
@@ -47,7 +51,7 @@ def require_one_topic(topics: Sequence[str]) -> None:
     """Raises PlanError where ranks speak of different things."""
     other = next((rank for rank, topic in enumerate(topics) if topic != topics[0]), None)
     if other is not None:
-        raise PlanError(
+        raise TopicError(
             f"ranks 0 and {other} planned with different options: one is at {topics[0]!r}, the other at {topics[other]!r}; "
             "give every rank the same configuration"
         )

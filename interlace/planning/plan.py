@@ -22,10 +22,11 @@ from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import is_built_in
 from interlace.planning.baseline import is_paddles_order
 from interlace.planning.compare import Comparison, compare
+from interlace.planning.limits import budget_bytes
 from interlace.planning.orders import captured_orders, require_one_order
 from interlace.planning.peers import Peers
 from interlace.planning.processes import world_of
-from interlace.planning.search import Search, budget_bytes
+from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits, finish, finished_plan
 from interlace.planning.worker import Spec, Worker, digest_of, spec_of
 from interlace.planning.world import World, decide
@@ -134,10 +135,13 @@ class Plan:
     def explain(self, limit: int = 8) -> str:
         """What was done and declined and why, by rule, at most `limit` of each sort a pass; last, what it brings."""
         if self.why_off:
-            return f"Interlace is off ({self.why_off}): Paddle's plan is untouched"
+            return "\n".join([f"Interlace is off ({self.why_off}): Paddle's plan is untouched", *self._trial_lines()])
         loaded = f", loaded from {self.loaded_from}" if self.loaded_from else ""
         head = f"{heading([self.program], self.profile)}{loaded}"
-        return "\n".join([head, *imbalance_lines(self.outcome), *reports_text(self.reports, limit), self.sentence()])
+        return "\n".join([head, *imbalance_lines(self.outcome), *reports_text(self.reports, limit), self.sentence(), *self._trial_lines()])
+
+    def _trial_lines(self) -> list[str]:
+        return self.measured.trial.lines() if self.measured.trial else []
 
     def sentence(self) -> str:
         """Paddle's own step and this plan's, in one sentence, measured too once steps have run; or why they are not compared."""
@@ -335,14 +339,14 @@ def worker_of(program: Program, config: Config, cost: Costs, profile: str, is_wh
 def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, Comparison | None]:
     """The decision, with the plans that it is about finished on each rank, and what was simulated for its outcome."""
     budget, search = budget_bytes(world), Search(world, config.pipeline())
-    run = search.within(budget) if budget else search.unlimited()
-    specs, made = tuple(map(spec_of, run.passes.passes)), run.made
+    made = search.within(budget) if budget else search.unlimited()
+    specs = tuple(map(spec_of, made.passes.passes))
     digests = world.map(finish, specs, made.programs, made.steps, made.notes, budget)
-    if config.check and not all(is_built_in(type(each)) for each in run.passes.passes):
+    if config.check and not all(is_built_in(type(each)) for each in made.passes.passes):
         require_one_order(world)
     compared = compare(world, profile, budget)
     outcome = compared.outcome(world.cost) if compared else None
-    return Decided(specs, run.memory_limits, budget, digest_of_set(digests), outcome), compared
+    return Decided(specs, made.memory_limits, budget, digest_of_set(digests), outcome), compared
 
 
 def taken(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import yaml
@@ -15,11 +15,11 @@ from interlace.errors import PlanError
 from interlace.files import read_file
 from interlace.ir import Program, load
 from interlace.ir.dump import MOST_BYTES, find_dumps, write_whole
+from interlace.ir.schedule import Slot, parse_rows, show_row
+from interlace.passes import Schedule1F1B
 from interlace.passes.base import REGISTRY, Pass, option_name
-from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.planning.plan import Plan
 from interlace.report.slots import slot_text
-from interlace.scheduler.schedule import Slot, parse_rows, show_row
 
 ROWS, CONFIG = "schedule.rows", "schedule.yaml"
 """What a folder of plans holds beside them."""
@@ -105,7 +105,8 @@ def _options(passes: Sequence[Pass]) -> dict[str, Any]:
     """Each pass as a configuration has it; those that are on by default and did not run are off."""
     options: dict[str, Any] = {option_name(kind.name): "off" for kind in REGISTRY.values() if kind.is_default}
     for each in passes:
-        each = _given(each) if isinstance(each, Schedule1F1B) else each
+        if each.decides == "schedule":
+            each = _given(cast("Schedule1F1B", each))
         defaults = {field.name: _default(field) for field in msgspec.structs.fields(each)}
         differ = {name: value for name, value in msgspec.to_builtins(each).items() if value != defaults[name]}
         options[option_name(each.name)] = _plain(differ) or "on"

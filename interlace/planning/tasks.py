@@ -11,18 +11,20 @@ import msgspec
 from interlace.ir import Program
 from interlace.ir.equivalent_ranks import equivalence_key
 from interlace.ir.remarks import Remark
+from interlace.ir.target import GPU, IDEAL, with_paddles_jobs
 from interlace.passes.base import Context
 from interlace.passes.choose_recompute import choices, recomputation
 from interlace.passes.pipeline import PassReport, Pipeline, errors_named
-from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.planning.baseline import baseline_plan
 from interlace.planning.budget import baseline_peak_bytes, peak_bytes, say_budget
+from interlace.planning.variants import send_weight
 from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, digest_of
 from interlace.scheduler.hazards.pass_orders import changes, orders_of
 from interlace.scheduler.interleave.planner import Form
-from interlace.scheduler.jobs import baseline_jobs
+from interlace.scheduler.jobs.making import Jobs
+from interlace.scheduler.jobs.options import ScheduleOptions
+from interlace.scheduler.jobs.parts import baseline_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once, order_peak
-from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
 from interlace.scheduler.whole_step.equivalent_stages import work_key
 from interlace.scheduler.whole_step.search import INLINE_SHARES, Numbers, kinds_of
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, changed_by
@@ -99,10 +101,13 @@ def show_plan(worker: Worker, programs: Programs) -> Sent:
 
 @task
 def show_simulated(worker: Worker, programs: Programs, passes: Passes) -> Sent:
-    """The same as a pass that decides for all has it simulated (`Pass.simulated`), the first of `passes`."""
-    each, *later = map(worker.pass_of, passes.specs[passes.first :])
-    with errors_named(each):
-        return Sent(each.simulated(worker.program(programs), worker.context(passes.memory_limits[worker.seat], passes.memo, later)))
+    """The same with the waits of the host that a pass after the first of `passes` would add now: what is issued late starts late."""
+    program, (_, *later) = worker.program(programs), map(worker.pass_of, passes.specs[passes.first :])
+    for each in later:
+        if each.decides == "host-waits":
+            with errors_named(each):
+                program = each.run(program, Context(worker.cost))
+    return Sent(program)
 
 
 @task
@@ -249,24 +254,28 @@ Orders = tuple[StageOrder, ...]
 
 @task
 def job_orders(
-    worker: Worker, spec: Spec, programs: tuple[tuple[int, ...], ...], like: tuple[Orders, ...], memory_limits: MemoryLimits, memo: int
+    worker: Worker,
+    asked: ScheduleOptions,
+    programs: tuple[tuple[int, ...], ...],
+    like: tuple[Orders, ...],
+    memory_limits: MemoryLimits,
+    memo: int,
 ) -> list[Orders]:
     """The orders of jobs, for several programs.
 
     Args:
         worker: The rank.
-        spec: The schedule pass as configured.
+        asked: The schedule as configured.
         programs: By rank, programs before the schedule.
         like: By rank, the orders with something else recomputed. Where some weight gradients do not trail, jobs are then taken to change
             as they do where all trail.
         memory_limits, memo: As for passes.
     """
-    asked, context = worker.pass_of(spec), worker.context(memory_limits[worker.seat], memo)
-    assert isinstance(asked, Schedule1F1B)
+    context = worker.context(memory_limits[worker.seat], memo)
     return [stage_orders(asked, worker.programs[number], like[worker.seat], context) for number in programs[worker.seat]]
 
 
-def stage_orders(asked: Schedule1F1B, before: Program, like: Sequence[StageOrder], context: Context) -> Orders:
+def stage_orders(asked: ScheduleOptions, before: Program, like: Sequence[StageOrder], context: Context) -> Orders:
     """See `job_orders`."""
     pipe, kinds = before.pipeline, _kinds(before)
     halved = [kind for kind in kinds if {"I", "W"} & {part[0] for part in kind.split("+")}]
@@ -274,7 +283,7 @@ def stage_orders(asked: Schedule1F1B, before: Program, like: Sequence[StageOrder
     known = {(each.form, each.early, each.inline_share): each.slots for each in like}
     found: dict[tuple[Form, bool, float], dict[str, SlotTimes]] = {}
     for name, early in itertools.product(FORMS, (True, False)):
-        form = msgspec.structs.replace(asked, interleave=name, search=False, send_latency_weight=asked.send_weight() if early else 0.0)
+        form = msgspec.structs.replace(asked, interleave=name, search=False, send_latency_weight=send_weight(asked) if early else 0.0)
         slots = _times(form, before, {"I", "W"}, halved, context) | _times(form, before, {"B"}, whole, context)
         if like:
             old = known[name, early, 0.0]
@@ -292,12 +301,13 @@ def stage_orders(asked: Schedule1F1B, before: Program, like: Sequence[StageOrder
     return tuple(StageOrder(*key, slots) for key, slots in sorted(found.items()))
 
 
-def _times(form: Schedule1F1B, before: Program, parts: set[str], kinds: Sequence[str], context: Context) -> dict[str, SlotTimes]:
+def _times(form: ScheduleOptions, before: Program, parts: set[str], kinds: Sequence[str], context: Context) -> dict[str, SlotTimes]:
     """Of kinds of jobs, with backward as a whole or in halves."""
-    ops, found = form.parts(before, parts, context), {}
+    jobs, found = Jobs(before, form, context.cost, context.memo, context.memory_limit is not None), dict[str, SlotTimes]()
+    ops = jobs.parts(parts)
     for kind in kinds:
         each = tuple((part[0], part[0], int(part[2:] or 0)) for part in kind.split("+"))
-        found[kind] = form.order(before, ops, each, form.form_of(before.pipeline.stage), context)[1]
+        found[kind] = jobs.order(ops, each, form.form_of(before.pipeline.stage))[1]
     return found
 
 

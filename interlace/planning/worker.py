@@ -14,13 +14,13 @@ import msgspec
 
 from interlace.cost_model import Costs
 from interlace.ir import Op, Program, Value, verify
+from interlace.ir.effects import draws_twice
 from interlace.ir.equivalent_ranks import equivalence_key
 from interlace.ir.per_ops import KEPT, once_per_ops
 from interlace.passes.base import Context, Pass, find_pass, is_built_in
 from interlace.passes.pipeline import PassReport, applied, errors_named, report_of
-from interlace.passes.schedule_1f1b import draws_twice
 from interlace.planning.peers import decoded, mark
-from interlace.scheduler.recompute import recomputes
+from interlace.scheduler.recompute.copies import recomputes
 from interlace.scheduler.whole_step.orders import Orders
 
 
@@ -165,7 +165,7 @@ class Worker:
             draft: Whether the result is only simulated, and need not be verified.
         """
         each, mine = self.pass_of(specs[0]), self._told(specs[0], number, memory_limit, told)
-        looks = each.follows_budget or each.reads_memory_limit or not is_built_in(type(each))
+        looks = each.decides == "host-waits" or not is_built_in(type(each))  # at what it may hold, while it runs
         key = (memo, number, specs[0], memory_limit if looks else None, told.facts or msgspec.msgpack.encode(mine if told.orders else None))
         if key not in self._steps:
             self._steps[key] = len(self.steps)

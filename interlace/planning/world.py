@@ -8,7 +8,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from typing import Any, Protocol, TypeVar, get_type_hints
 
@@ -18,6 +18,7 @@ from interlace import errors
 from interlace.errors import BudgetError, InterlaceError, PlanError
 from interlace.ir import Program
 from interlace.ir.remarks import Remark
+from interlace.ir.target import GPU
 from interlace.passes.base import Pass
 from interlace.passes.pipeline import Pipeline, errors_named
 from interlace.planning.peers import Peers, decoded, gather, require_same_options
@@ -35,10 +36,10 @@ from interlace.planning.tasks import (
     show_plan,
     show_simulated,
 )
+from interlace.planning.variants import decided_for_all
 from interlace.planning.worker import Decision, RankFacts, Worker, packed, spec_of, unpacked
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
-from interlace.scheduler.target import GPU
 from interlace.scheduler.whole_step.orders import Orders, simulation, with_orders
 
 T = TypeVar("T")
@@ -123,20 +124,22 @@ class Made:
     """What passes made of the programs of a world.
 
     Attributes:
-        passes: Those that ran, as they were asked for.
+        passes: Those that ran; of a draft those that it stands for.
         programs: By rank, the number of the program.
         steps: By rank, what each pass did, by number.
+        memory_limits: By rank, what passes might hold.
         notes: What was decided about them.
     """
 
-    passes: tuple[Pass, ...]
+    passes: Pipeline
     programs: Programs
     steps: tuple[tuple[int, ...], ...]
+    memory_limits: MemoryLimits
     notes: tuple[Remark, ...] = ()
 
     def noted(self, *remarks: Remark) -> Made:
         """The same with remarks for the reports of passes."""
-        return Made(self.passes, self.programs, self.steps, (*self.notes, *remarks))
+        return replace(self, notes=(*self.notes, *remarks))
 
 
 class World:
@@ -161,7 +164,7 @@ class World:
         one = workers[min(workers)]
         self.captured, self.cost, self.is_whole = one.captured, one.cost, one.is_whole
         self.all = range(len(self.of_rank))
-        self.start = Made((), (0,) * len(self.all), ((),) * len(self.all))
+        self.start = Made(Pipeline(()), (0,) * len(self.all), ((),) * len(self.all), self.memory_limits(None))
         self._answers: dict[Any, list[Any]] = {}
         self._made: dict[Any, tuple[Programs, tuple[tuple[int, ...], ...]]] = {}
         self._step_ns: dict[Any, int | None] = {}
@@ -256,7 +259,7 @@ class World:
             self._made[key] = self._run(pipeline, memory_limits, start.programs, ranks, memo)
         programs, steps = self._made[key]
         whole = tuple((*before, *now) for before, now in zip(start.steps, steps, strict=True))
-        return Made((*start.passes, *pipeline.passes), programs, whole, start.notes)
+        return Made(Pipeline((*start.passes.passes, *pipeline.passes)), programs, whole, memory_limits, start.notes)
 
     def _run(
         self, pipeline: Pipeline, memory_limits: MemoryLimits, programs: Programs, ranks: Sequence[int], memo: int
@@ -264,9 +267,9 @@ class World:
         passes, specs = pipeline.passes, tuple(map(spec_of, pipeline.passes))
         steps: list[tuple[int, ...]] = [()] * len(self.all)
         told = Decision()
-        stops = [k for k, each in enumerate(passes) if each.asks_ranks or (each.decides_for_all and self._decides)]
+        stops = [k for k, each in enumerate(passes) if each.asks_ranks or (each.decides == "transfers" and self._decides)]
         for first, last in pairwise([0, *stops, len(passes)]):
-            decides = last < len(passes) and passes[last].decides_for_all and self._decides
+            decides = last < len(passes) and passes[last].decides == "transfers" and self._decides
             facts = last < len(passes) and not decides
             some = Passes(specs, first, last, memory_limits, pipeline.is_draft, memo)
             ran: list[Ran | None] = self.map(run_passes, some, programs, told, facts, ranks=ranks)
@@ -289,7 +292,7 @@ class World:
         firsts = sorted(set(representative.values()))
         shown = self.map(show_simulated, programs, passes, ranks=firsts)
         with suppress(PlanError), errors_named(each):
-            found = each.decide([shown[rank].program for rank in firsts], simulation(self.cost, representative))
+            found = decided_for_all(each, [shown[rank].program for rank in firsts], simulation(self.cost, representative))
         return Decision(orders=found, plan_of=tuple(firsts.index(representative[rank]) for rank in self.all))
 
     # --------------------------------------------------------------------------------------------------------- evaluating
@@ -309,9 +312,9 @@ class World:
         return list(plans.values())
 
     def step_ns(self, made: Made, passes: Sequence[Pass] = ()) -> int | None:
-        """Simulated time of a step of the whole pipeline; None if it would never end. Of `passes` those that decide for all
-        (`Pass.decides_for_all`), which the plan was drafted without, are counted in."""
-        deciding = [each for each in passes if each.decides_for_all]
+        """Simulated time of a step of the whole pipeline; None if it would never end. Of `passes` those that delay
+        transfers, which the plan was drafted without, are counted in."""
+        deciding = [each for each in passes if each.decides == "transfers"]
         key = tuple(made.programs[rank] for rank in self.firsts), tuple(map(spec_of, deciding))
         if key not in self._step_ns:
             self._step_ns[key] = self._simulated(self.plans(made), deciding)
@@ -323,7 +326,7 @@ class World:
             if not deciding:
                 return run(plans).step_ns
             for each in deciding:
-                orders = each.decide(plans, run)
+                orders = decided_for_all(each, plans, run)
                 plans = [with_orders(plan, mine) for plan, mine in zip(plans, orders.of_plans, strict=True)]
             return orders.step_ns
         except PlanError:

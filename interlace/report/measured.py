@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
+from interlace.planning.trial import Told
 from interlace.units import ms, ms_figure
 
 WARM_UP = 3
@@ -22,11 +23,13 @@ class Measured:
         device: What the rank runs on, as device profiles call theirs; empty where that cannot be known.
         profile_device: What the profile of the plan was measured on.
         took_ns: Of each step, from its start until the device was done with it; at most `WARM_UP + COUNTED`.
+        trial: What a trial of plans found so far; None where there is none.
     """
 
     device: str = ""
     profile_device: str = ""
     took_ns: list[int] = field(default_factory=list)
+    trial: Told | None = None
 
     @property
     def is_open(self) -> bool:

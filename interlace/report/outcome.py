@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from interlace.cost_model import CostModel, Costs
+from interlace.cost_model.profile import Errors
+from interlace.ir import Program
 from interlace.scheduler.simulate.simulator import Result
 from interlace.units import ms, ms_figure, ranges, size
 
@@ -98,6 +101,15 @@ stage 1 as it is, a step would take 248.000 ms (-17.3 %).'
         return cls(result.step_ns, exposed, bubble, max((each.peak_bytes for each in stages), default=0), tuple(stages))
 
 
+def errors_of(costs: Costs, programs: Sequence[Program]) -> Errors | None:
+    """Of the profile's predictions, as far as gains of such programs were measured."""
+    found = costs.profile.accuracy if isinstance(costs, CostModel) else None
+    if found is None:
+        return None
+    errors = found.stages if any(program.pipeline.num_stages > 1 for program in programs) else found.one_stage
+    return errors if errors.gains else None
+
+
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Two steps by the same device profile and the same rules.
 
@@ -105,12 +117,14 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         before: Of the plan compared with, which `against` names; None where there is none.
         plan: Of the plan.
         profile: The device profile that gave the times.
+        errors: How far its predictions were off measured runs with, or without, pipeline stages; None where none were held against it.
     """
 
     plan: Step
     profile: str
     before: Step | None = None
     against: str = "Paddle's baseline"
+    errors: Errors | None = None
 
     def sentence(self, measured: str = "", name: str = "This plan") -> str:
         """All of it in one sentence; `measured` says what a step really took, where steps have run, `name` what a plan alone is called.
@@ -132,7 +146,17 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             f"{self.against[0].upper()}{self.against[1:]} takes {ms_figure(old.step_ns)} ms a step, this plan "
             f"{ms_figure(new.step_ns)} ms ({self.change():+.1f} %, {how}): exposed communication {ms_figure(old.exposed_ns)} -> "
             f"{ms_figure(new.exposed_ns)} ms, bubble {ms_figure(old.bubble_ns)} -> {ms_figure(new.bubble_ns)} ms (means over ranks), "
-            f"peak memory {size(old.peak_bytes)} -> {size(new.peak_bytes)} (fullest rank)."
+            f"peak memory {size(old.peak_bytes)} -> {size(new.peak_bytes)} (fullest rank).{self._caution()}"
+        )
+
+    def _caution(self) -> str:
+        """How far gains and steps that were measured are from those predicted with this profile."""
+        found = self.errors
+        if found is None:
+            return ""
+        return (
+            f" Predicted gains were {found.gain_ratio:.2f} times the measured ones (median of {found.gains}, {found.right_sign} with the "
+            f"right sign), steps {100 * found.step_median:.1f} % off."
         )
 
     def change(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from interlace.scheduler.jobs import KIND_NAMES
+from interlace.scheduler.jobs.parts import KIND_NAMES
 
 
 def slot_text(name: str) -> str:

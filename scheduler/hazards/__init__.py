@@ -12,7 +12,7 @@
 >>> check([parse(text + chr(10) + "event e 1@0 -> 2@0")])
 []
 
-What is proved, for one target (`interlace.scheduler.target`): every access finds the contents that it has in the sequential step;
+What is proved, for one target (`interlace.ir.target`): every access finds the contents that it has in the sequential step;
 memory is allocated again, and host buffers are written again, only after their last use, in the next step too; all ranks of a
 group issue the same collectives in the same order, sends match receives, and no ranks wait for each other in a cycle.
 

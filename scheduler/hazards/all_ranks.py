@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from interlace.ir.target import Target
 from interlace.scheduler.hazards.call_names import AnswerQueries
 from interlace.scheduler.hazards.channels import World, difference_text, differences, unclear
 from interlace.scheduler.hazards.deadlock import circle, circle_text
 from interlace.scheduler.hazards.finding import Finding
 from interlace.scheduler.hazards.skeleton import RankComm
-from interlace.scheduler.target import Target
 
 
 def check_together(comms: Sequence[RankComm], target: Target, ask: AnswerQueries) -> list[Finding]:

@@ -1,59 +1,84 @@
-"""Which captured calls the calls of a plan stand for: the plan itself does not hold what passes left out, or gave another group or peer."""
+"""Which captured calls the calls of a plan stand for: the plan itself does not hold what passes left out, or gave another group or peer,
+or other operands."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import cached_property
 
 import msgspec
 
-from interlace.ir import Op, Program, describe
+from interlace.ir import ABSENT, Op, Program, describe
 from interlace.ir.kinds import is_comm
+from interlace.scheduler.hazards.communication import signature
 from interlace.scheduler.hazards.skeleton import Channel, places_of_calls, way_of
 
 Place = tuple[str, int]
 """Part of the step, and which call of its channel there it is, see `places_of_calls`."""
-Kind = tuple[int, int, str, str]
-"""Channel, part of the step and kind of a call."""
+Kind = tuple[int, int, str]
+"""Channel and part of the step of a call."""
+ALONE, LIKE_OTHERS, SAME_FLOW = range(3)
+"""Whether a call is the only one of its signature that stands for a captured call, and if not, whether others carry the same but for
+attributes (two slices of one gradient)."""
 
 
 class Stray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A call of a plan that is not the captured call of its own channel and place.
+    """A call of a plan that is not the captured call of its own channel and place, or not the only one.
 
     Attributes:
         channel, place: Of the call in the plan.
         captured: Channel and place of the captured call that it stands for; None where that is not known.
         text: The operation by name.
+        flow: What it carries, and how that comes from captured values through new operations, as a digest; empty where it is just what the
+            captured call carried.
+        exact: The same with the attributes of these operations, in which ranks may differ (a slice by rank).
+        others: `ALONE`, `LIKE_OTHERS` or `SAME_FLOW`.
     """
 
     channel: Channel
     place: Place
     captured: tuple[Channel, Place] | None
     text: str
+    flow: str = ""
+    exact: str = ""
+    others: int = ALONE
 
 
 def strays(captured: Program, planned: Program) -> tuple[Stray, ...]:
-    """Calls of a plan that stand for other captured calls than places in the plan say. O(operations).
+    """Calls of a plan that stand for other captured calls than places in the plan say, are not alone in it, or carry something else.
+    O(operations).
 
     A call stands for the captured one of its number or origin. It stands for another one of its channel if it carries what that one
-    carried, and that one does no longer: a pass replaced it, or exchanged what two calls carry. Repetitions go with what they repeat.
+    carried, and that one does no longer: a pass replaced it, or exchanged what two calls carry. What a call carries may come from there
+    through new operations, or go through them to where the other one's result was read. Repetitions go with what they repeat.
     """
-    before = {op.id: op for op in captured.ops if is_comm(op)}
+    match = _Match(captured, planned)
     then, now = places_of_calls(captured), places_of_calls(planned)
+    values = {value.id: value for value in planned.values}
     calls = [op for op in planned.ops if is_comm(op) and now[op.id] >= 0]
-    carried = {op.id: _carried(op) for op in calls}
-    lost = {(_kind(op), _carried(op)): op for op in reversed(before.values()) if carried.get(op.id) != _carried(op)}
-    found = []
-    for op in calls:
-        here, place = (op.group, way_of(op)), (op.role, now[op.id])
-        old = _representatives(op, before, lost)
+    stand = [(op, match.representative(op)) for op in calls]
+    found = [(op, old, *match.flow_of(op, old)) for op, old in stand]
+    signed = {op.id: signature(op, values) for op in calls}
+    vague = {_kind(op) for op in calls if signed[op.id][1] < 0}  # a size that is unknown until run time may be any
+    kinds = [
+        (_kind(op), -1 if old is None else old.id, *(part for k, part in enumerate(signed[op.id]) if k != 1 or _kind(op) not in vague))
+        for op, old in stand
+    ]
+    others, same_flow = Counter(kinds), Counter((kind, flow) for kind, (_, _, flow, _) in zip(kinds, found, strict=True))
+    strange = []
+    for kind, (op, old, flow, exact) in zip(kinds, found, strict=True):
+        here = (op.group, way_of(op)), (op.role, now[op.id])
         what = None if old is None else ((old.group, way_of(old)), (old.role, then[old.id]))
-        if what != (here, place):
-            found.append(Stray(here, place, what, describe(op)))
-    return tuple(found)
+        alone = ALONE if others[kind] == 1 else LIKE_OTHERS if same_flow[kind, flow] == 1 else SAME_FLOW
+        if what != here or flow or alone != ALONE:
+            strange.append(Stray(*here, what, describe(op), flow, exact, alone))
+    return tuple(strange)
 
 
 def _kind(op: Op) -> Kind:
-    return op.group, way_of(op), op.role, op.kind
+    return op.group, way_of(op), op.role
 
 
 def _carried(op: Op) -> tuple[int, ...]:
@@ -61,6 +86,82 @@ def _carried(op: Op) -> tuple[int, ...]:
     return op.operands or op.results
 
 
-def _representatives(op: Op, before: Mapping[int, Op], lost: Mapping[tuple[Kind, tuple[int, ...]], Op]) -> Op | None:
-    own = before.get(op.id) or before.get(op.origin)
-    return own if own is not None and _carried(own) == _carried(op) else lost.get((_kind(op), _carried(op)), own)
+def _given(op: Op) -> tuple[int, ...]:
+    return op.results
+
+
+class _Match:
+    """Which captured call each call of a plan stands for."""
+
+    def __init__(self, captured: Program, planned: Program) -> None:
+        self._captured, self._planned = captured, planned
+        self._before = {op.id: op for op in captured.ops if is_comm(op)}
+        self._known = {value.id for value in captured.values} | {ABSENT}
+        carried = {op.id: _carried(op) for op in planned.ops if is_comm(op)}
+        lost = [op for op in reversed(self._before.values()) if carried.get(op.id) != _carried(op)]
+        self._lost = {(_kind(op), op.kind, _carried(op)): op for op in lost}
+        self._lost_of: dict[Kind, list[Op]] = defaultdict(list)
+        for op in reversed(lost):
+            self._lost_of[_kind(op)].append(op)
+
+    def representative(self, op: Op) -> Op | None:
+        """The captured call; None where that is not known."""
+        own = self._before.get(op.id) or self._before.get(op.origin)
+        if own is not None and _carried(own) == _carried(op):
+            return own
+        same = self._lost.get((_kind(op), op.kind, _carried(op)))
+        if same is not None:
+            return same
+        for values, near, of in ((op.operands, self._sources, _carried), (op.results, self._uses, _given)) if self._lost else ():
+            wanted = frozenset[int]().union(*(near.get(value, frozenset((value,))) for value in values))
+            found = [each for each in self._lost_of[_kind(op)] if not wanted.isdisjoint(of(each))]
+            if own in found or len(found) == 1:
+                return own if own in found else found[0]
+        return own
+
+    def flow_of(self, op: Op, old: Op | None) -> tuple[str, str]:
+        """`Stray.flow` and `Stray.exact` of a call that stands for a captured one."""
+        if old is not None and _carried(old) == _carried(op):
+            return "", ""
+        flow, exact = ([table.get(value, str(value)) for value in op.operands] for table in self._digests)
+        return _digest(flow), _digest(exact)
+
+    @cached_property
+    def _sources(self) -> dict[int, frozenset[int]]:
+        """New value -> captured values from which it is computed through new ones."""
+        found: dict[int, frozenset[int]] = {}
+        for op in self._planned.ops:
+            new = [value for value in op.results if value not in self._known]
+            if new:
+                near = frozenset[int]().union(*(found.get(value, frozenset((value,))) for value in op.operands))
+                found |= dict.fromkeys(new, near)
+        return found
+
+    @cached_property
+    def _uses(self) -> dict[int, frozenset[int]]:
+        """New value -> captured values in whose place captured operations read it, or what is computed from it through new ones, and those
+        that new ones give."""
+        read = {op.id: op.operands for op in self._captured.ops}
+        found: dict[int, frozenset[int]] = defaultdict(frozenset)
+        for op in reversed(self._planned.ops):
+            through = frozenset(value for value in op.results if value in self._known and op.id not in read)
+            through = through.union(*(found[value] for value in op.results if value not in self._known))
+            for place, value in enumerate(op.operands):
+                if value not in self._known:
+                    found[value] |= through | frozenset(read.get(op.id, ())[place : place + 1])
+        return found
+
+    @cached_property
+    def _digests(self) -> tuple[dict[int, str], dict[int, str]]:
+        """New value -> how it is computed from captured ones: without the attributes of operations, and with them."""
+        flow, exact = dict[int, str](), dict[int, str]()
+        for op in self._planned.ops:
+            new = [(place, value) for place, value in enumerate(op.results) if value not in self._known]
+            for table, attrs in ((flow, ""), (exact, repr(sorted(op.attrs.items())))) if new else ():
+                near = _digest([op.name, attrs, *(table.get(value, str(value)) for value in op.operands)])
+                table |= {value: f"{near}.{place}" for place, value in new}
+        return flow, exact
+
+
+def _digest(words: Iterable[str]) -> str:
+    return hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()

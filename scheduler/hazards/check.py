@@ -13,6 +13,7 @@ import msgspec
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.equivalent_ranks import with_given_partners
+from interlace.ir.target import GPU, Target
 from interlace.scheduler.hazards.all_ranks import check_together
 from interlace.scheduler.hazards.call_names import CallAnswer, CallQuery, answer_queries
 from interlace.scheduler.hazards.communication import shared_streams, wrong_groups
@@ -23,7 +24,6 @@ from interlace.scheduler.hazards.happens_before import Fault, Trace, Tracer
 from interlace.scheduler.hazards.random_draws import draws_out_of_order
 from interlace.scheduler.hazards.rank_findings import finding_of
 from interlace.scheduler.hazards.skeleton import RankComm, Skeleton, comm_of, skeleton_of
-from interlace.scheduler.target import GPU, Target
 
 
 def check(programs: Sequence[Program], target: Target = GPU) -> list[Finding]:

@@ -7,8 +7,8 @@ from collections import defaultdict
 from interlace.errors import PlanError
 from interlace.ir import Op, Pipeline, Program, Value
 from interlace.ir.kinds import is_comm, is_p2p, stream_of
+from interlace.ir.schedule import interleaved
 from interlace.scheduler.hazards.finding import Finding, where
-from interlace.scheduler.schedule import interleaved
 
 ROOTS = ("root", "root_id", "reduce_type")
 """Attributes in which partners must agree."""
@@ -18,11 +18,11 @@ USES_COMPUTE_CONTEXT = frozenset({"p_send", "p_recv", "reduce"})
 """Kinds that, without a stream of their own, use the communicator stored in the context of the compute stream."""
 VPP_CROSSES = (
     "Under VPP, Paddle's baseline order breaks this in two cases; training with the baseline then swaps messages of equal size "
-    "without a word, and hangs or fails over others. A value goes straight from the first stage to the last (a mask, positions; of a value that is resharded "
-    "from stage to stage Paddle makes such messages too): the gradient of what the last stage hands back to the first takes the same "
-    "ring, and is received before what was sent earlier. Or there are 2 stages, and the number of micro-batches is odd. What is "
-    "safe: schedule_mode 1F1B; the value computed on each stage from an input; the value handed on as a result of each stage's own "
-    "layers; accumulate_steps as a multiple of the stages"
+    "without a word, and hangs or fails over others. A value goes straight from the first stage to the last (a mask, positions; of a "
+    "value that is resharded from stage to stage Paddle makes such messages too): the gradient of what the last stage hands back to "
+    "the first takes the same ring, and is received before what was sent earlier. Or there are 2 stages, and the number of micro-"
+    "batches is odd. What is safe: schedule_mode 1F1B; the value computed on each stage from an input; the value handed on as a "
+    "result of each stage's own layers; accumulate_steps as a multiple of the stages"
 )
 UNEVEN = frozenset(
     {

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
+from interlace.ir.target import UNBOUNDED, Target
 from interlace.scheduler.hazards.call_names import CallAnswer, CallQuery
 from interlace.scheduler.hazards.channels import NOBODY, World
 from interlace.scheduler.hazards.finding import Finding
 from interlace.scheduler.hazards.happens_before import NEVER
 from interlace.scheduler.hazards.skeleton import Channel, Skeleton
-from interlace.scheduler.target import UNBOUNDED, Target
 
 Node = int
 Endpoint = tuple[int, Channel]

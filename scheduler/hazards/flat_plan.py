@@ -14,8 +14,8 @@ from interlace.ir import Op, OpInstance, Pipeline, Program
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import NO_KERNEL, SHADOW_OUTPUT, is_boundary, stream_of
 from interlace.ir.per_ops import once_per_ops
+from interlace.ir.schedule import find_schedule
 from interlace.ir.storage import Part, Storage, Storages, collect_items, feed_items, storages_of
-from interlace.scheduler.schedule import find_schedule
 
 
 class Version(Enum):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 
+from interlace.ir.target import Target
 from interlace.scheduler.hazards.flat_plan import HOST
 from interlace.scheduler.hazards.happens_before import NEVER, Fault, Trace
-from interlace.scheduler.target import Target
 
 
 def freed_in_use(trace: Trace, target: Target) -> list[Fault]:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from interlace.ir import Op
 from interlace.ir.kinds import is_copy, takes_events
+from interlace.ir.target import Target
 from interlace.scheduler.hazards.flat_plan import HOST, Access, FlatPlan, Version
-from interlace.scheduler.target import Target
 
 Clock = tuple[int, ...]
 NEVER = -1

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlace.ir import OpInstance, Program
+from interlace.ir.target import GPU, Target
 from interlace.scheduler.hazards.flat_plan import flatten
 from interlace.scheduler.hazards.freed_memory import freed_in_use, overlapping_steps
 from interlace.scheduler.hazards.happens_before import Fault, Trace, Tracer
-from interlace.scheduler.target import GPU, Target
 
 STRICT = Target("any", free=GPU.free, host_memory_edges=False)
 """No target does less by itself: what is safe here is safe wherever the last readers of freed memory are known."""

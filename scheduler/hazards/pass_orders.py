@@ -17,7 +17,7 @@ from interlace.ir.equivalent_ranks import with_given_partners
 from interlace.ir.kinds import is_comm
 from interlace.ir.per_ops import once_per_items
 from interlace.ir.rings import RingNames
-from interlace.scheduler.hazards.captured_calls import Place, Stray
+from interlace.scheduler.hazards.captured_calls import ALONE, SAME_FLOW, Place, Stray
 from interlace.scheduler.hazards.channels import NOBODY, Line, line_of, line_text
 from interlace.scheduler.hazards.finding import Finding, Kind
 from interlace.scheduler.hazards.flat_plan import item_lists
@@ -28,6 +28,15 @@ Orders = dict[Channel, str]
 The ring is the rank's own number of the group."""
 
 REMEDY = "let the pass keep the order of communication inside each group, or change it on all ranks alike"
+EXCHANGED = (
+    "let the pass keep what each call carries, or change it on all ranks alike; a message is told by what is sent and by what its receive "
+    "gives, not by who reads that: where a sender exchanges what two sends carry, its receiver exchanges the results of the receives"
+)
+UNKNOWN = (
+    "let the pass keep captured calls and change what they carry, or give a new call of the same kind the number of the captured one as "
+    "`origin`; several calls in place of one need different sizes, or ranks with equal programs on which they carry the same"
+)
+"""What to do where it cannot be told which calls are the same."""
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -46,7 +55,8 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         captured: The orders in the captured program.
         steps: Of each pass the name, and what it changed.
         own: Names of those passes that are a user's.
-        strays: Calls of the plan that are not the captured ones of their places.
+        strays: Calls of the plan that are not the captured ones of their places, or carry something else.
+        equivalence_key: Of the captured program, equal on ranks with equal ones; empty where there are no strays.
     """
 
     seat: Program
@@ -54,6 +64,7 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: tuple[tuple[str, tuple[Change, ...]], ...]
     own: tuple[str, ...] = ()
     strays: tuple[Stray, ...] = ()
+    equivalence_key: bytes = b""
 
     def names(self) -> list[str]:
         """Of the passes."""
@@ -94,6 +105,7 @@ class Break:
         ranks: The two.
         channels: Each one's own name of the line; None for a rank that never calls there.
         calls: Where only the captured calls differ that calls stand for: what they are on each rank, in words.
+        is_unclear: It cannot be told whether they differ.
     """
 
     name: str
@@ -101,20 +113,25 @@ class Break:
     ranks: tuple[int, int]
     channels: tuple[Channel | None, Channel | None]
     calls: str = ""
+    is_unclear: bool = False
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        return UNKNOWN if self.is_unclear else EXCHANGED if self.calls else REMEDY
 
     def message(self) -> str:
         """In one sentence."""
         number = next(channel[0] for channel in self.channels if channel is not None)
         what = "issue the same collectives" if self.line[1] == NOBODY else "send and receive the same messages"
-        return (
-            f"{line_text(self.line, number)}: after pass {self.name!r} ranks {self.ranks[0]} and {self.ranks[1]} no longer {what} "
-            f"in one order{self.calls and '; '}{self.calls}"
-        )
+        pair = f"ranks {self.ranks[0]} and {self.ranks[1]}"
+        said = f"it cannot be told whether {pair} {what}" if self.is_unclear else f"{pair} no longer {what}"
+        return f"{line_text(self.line, number)}: after pass {self.name!r} {said} in one order{self.calls and '; '}{self.calls}"
 
     def finding(self) -> Finding:
         """For the report of a check."""
         kind: Kind = "collective-order" if self.line[1] == NOBODY else "p2p-mismatch"
-        return Finding(kind, self.ranks, (), self.message(), REMEDY)
+        return Finding(kind, self.ranks, (), self.message(), self.remedy)
 
 
 def calls_on(program: Program, channel: Channel | None) -> Calls:
@@ -190,40 +207,71 @@ class _Lines:
 Captured = tuple[Line | None, Place]
 
 
-def _by_line(found: Sequence[Stray], rank: int, lines: _Lines) -> dict[Captured, tuple[Captured | None, str]]:
-    """By line and place in the plan: the same in the captured program, where it is known, and the operation by name."""
+@dataclass(slots=True, frozen=True)
+class _Stand:
+    """What a call of a plan stands for and carries, as `Stray` has it; `captured` is None where that is not known."""
+
+    captured: Captured | None
+    text: str = ""
+    flow: str = ""
+    exact: str = ""
+    others: int = ALONE
+
+
+def _by_line(found: Sequence[Stray], rank: int, lines: _Lines) -> dict[Captured, _Stand]:
+    """By line and place in the plan."""
     return {
-        (lines.of(rank, each.channel), each.place): (each.captured and (lines.of(rank, each.captured[0]), each.captured[1]), each.text)
+        (lines.of(rank, each.channel), each.place): _Stand(
+            each.captured and (lines.of(rank, each.captured[0]), each.captured[1]), each.text, each.flow, each.exact, each.others
+        )
         for each in found
     }
 
 
 def _exchanged(
-    line: Line,
-    channels: dict[int, Channel],
-    histories: dict[int, History],
-    strays: Mapping[int, Mapping[Captured, tuple[Captured | None, str]]],
+    line: Line, channels: dict[int, Channel], histories: dict[int, History], strays: Mapping[int, Mapping[Captured, _Stand]]
 ) -> Break | None:
     """Calls of one place that stand for different captured calls, though all orders are alike: each rank left out another one, or gave one
-    another partner."""
+    another partner, or other operands; or calls of which that cannot be told."""
     first, *others = _present(line, histories)
     for other in others:
-        mine, theirs = strays[first], strays[other]
+        mine, theirs, pair = strays[first], strays[other], (first, other)
+        has_own = any(histories[rank].own for rank in pair)
         for at in sorted((at for at in {**mine, **theirs} if at[0] == line), key=lambda at: at[1]):
-            (one, text), (two, more) = (each.get(at, (at, "")) for each in (mine, theirs))
-            if one is not None and two is not None and one != two:
-                sides = ((one, text, first), (two, more, other))
-                words = (f"{_captured_text(line, what, name)} on rank {rank}" for what, name, rank in sides)
+            one, two = (each.get(at, _Stand(at)) for each in (mine, theirs))
+            differ = None not in (one.captured, two.captured) and one.captured != two.captured
+            alike = line[1] == NOBODY and histories[first].equivalence_key == histories[other].equivalence_key
+            if differ or (has_own and not _are_same(one, two, alike)):
+                words = (f"{_captured_text(line, each)} on rank {rank}" for each, rank in zip((one, two), pair, strict=True))
                 said = f"{at[1][0]} {place_text(at[1][1])} is {', '.join(words)}"
-                pair = (first, other)
-                return Break(_who(histories, channels, pair), line, pair, (channels.get(first), channels.get(other)), said)
+                name = _who(histories, channels, pair)
+                return Break(name, line, pair, (channels.get(first), channels.get(other)), said, not differ)
     return None
 
 
-def _captured_text(line: Line, what: Captured, name: str) -> str:
-    there, (role, place) = what
+def _are_same(one: _Stand, two: _Stand, alike: bool) -> bool:
+    """Whether two calls of one place, which stand for one captured call or for none that is known, are the same.
+
+    Args:
+        one, two: On two ranks.
+        alike: The ranks have equal captured programs, and issue this call both: what they carry can be compared.
+    """
+    others = max(one.others, two.others)
+    if (one.captured is None) != (two.captured is None):
+        return False
+    if alike:
+        return one.flow == two.flow and (one.exact == two.exact or others < SAME_FLOW)
+    return others == ALONE
+
+
+def _captured_text(line: Line, stand: _Stand) -> str:
+    name = f" ({stand.text})" if stand.text else ""
+    if stand.captured is None:
+        return f"one that stands for no captured call{name}"
+    there, (role, place) = stand.captured
     where = "" if there == line else f" of {line_text(there, there[0][1])}" if there else " of another group"
-    return f"the captured {role} {place_text(place)}{where}{f' ({name})' if name else ''}"
+    more = ", and not alone" if stand.others else ", and carries something else" if stand.flow else ""
+    return f"the captured {role} {place_text(place)}{where}{name}{more}"
 
 
 def _who(histories: Mapping[int, History], channels: Mapping[int, Channel], ranks: tuple[int, int]) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from interlace.errors import PlanError
 from interlace.ir import OpInstance, Program, describe
 from interlace.ir.effects import is_ordered, why_ordered
+from interlace.ir.schedule import find_schedule
 from interlace.scheduler.hazards.flat_plan import FlatPlan
 from interlace.scheduler.hazards.happens_before import Fault
-from interlace.scheduler.schedule import find_schedule
 
 
 def draws_out_of_order(plan: FlatPlan) -> list[Fault]:

@@ -20,10 +20,10 @@ import msgspec
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program
 from interlace.ir.kinds import is_comm, is_p2p, is_send
+from interlace.ir.target import Target
 from interlace.scheduler.hazards.communication import Signature, signature
 from interlace.scheduler.hazards.flat_plan import FlatPlan
 from interlace.scheduler.hazards.happens_before import NEVER, Trace
-from interlace.scheduler.target import Target
 
 ROLES = ("forward", "backward", "optimize")
 COLLECTIVE = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba.extending
 import numpy as np
 
-from interlace.scheduler.compiling import compiled
+from interlace.compiling import compiled
 from interlace.scheduler.interleave import clock, columns, list_schedule
 from interlace.scheduler.interleave.engine import Engine
 

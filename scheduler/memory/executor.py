@@ -20,7 +20,7 @@ from interlace.ir.copies import Variant, variants
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_comm
 from interlace.ir.per_ops import once_per_items
 from interlace.ir.storage import feed_items
-from interlace.scheduler.target import Target
+from interlace.ir.target import Target
 
 Pairs = tuple[tuple[int, int], ...]
 _FIRST, _SECOND, _THIRD = (((0, at),) for at in range(3))

@@ -20,8 +20,8 @@ from interlace.ir.copies import Renaming, items_of, renaming
 from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
 from interlace.ir.storage import storages_of
+from interlace.ir.target import IDEAL, Target, with_paddles_jobs
 from interlace.scheduler.memory.executor import feed_bytes, forms
-from interlace.scheduler.target import IDEAL, Target, with_paddles_jobs
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

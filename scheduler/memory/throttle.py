@@ -22,13 +22,13 @@ from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Graph, Op, OpInstance, Program
 from interlace.ir.kinds import SHADOW_OUTPUT, stream_of
+from interlace.ir.target import GPU, Target
 from interlace.ir.waits import computes, last_computation
 from interlace.scheduler.memory.live import Placed, Profile, lifetimes, order_peak, placed_on
 from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.simulate.arrays import Flags, Ints, Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
 from interlace.scheduler.simulate.simulator import Times, device_memory, device_peak
-from interlace.scheduler.target import GPU, Target
 
 LOOK_BACK = 50
 """The awaited op lies back this many times the host's time for one wait (about 1 ms on an H200): enough to issue what follows."""

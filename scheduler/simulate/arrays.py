@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from interlace.ir import Op, Program, describe
 from interlace.ir.kinds import is_receive, is_send
-from interlace.scheduler.target import GPU, UNBOUNDED, Target
+from interlace.ir.target import GPU, UNBOUNDED, Target
 
 if TYPE_CHECKING:
     from interlace.scheduler.simulate.power import PowerInput

@@ -13,7 +13,7 @@ import numba.extending
 import numpy as np
 import numpy.typing as npt
 
-from interlace.scheduler.compiling import compiled
+from interlace.compiling import compiled
 from interlace.scheduler.simulate import arrays, power, simulator
 from interlace.scheduler.simulate.arrays import ONE, Ints, SimInput
 from interlace.scheduler.simulate.power import TICK_NS, PowerInput, PowerTrace

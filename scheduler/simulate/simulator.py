@@ -47,12 +47,12 @@ import numpy as np
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
+from interlace.ir.target import IDEAL, Target
 from interlace.scheduler.memory import live as memory
 from interlace.scheduler.simulate.arrays import ONE, Ints, Options, SimInput
 from interlace.scheduler.simulate.circular_wait import explain_stall
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.power import TICK_NS, PowerTrace, limiter
-from interlace.scheduler.target import IDEAL, Target
 
 NEVER = 1 << 62
 """Later than any time."""

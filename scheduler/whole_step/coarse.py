@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from interlace.scheduler.schedule import Slot, last_forward
+from interlace.ir.schedule import Slot, last_forward
 from interlace.scheduler.whole_step.slot_times import NEVER, SlotTimes
 
 Message = tuple[int, str, int, int]
@@ -15,7 +15,7 @@ Message = tuple[int, str, int, int]
 def kind_of(slot: Slot) -> str:
     """The kind of a slot: its parts without their micro-batches.
 
-    >>> from interlace.scheduler.schedule import Part
+    >>> from interlace.ir.schedule import Part
     >>> kind_of(Slot((Part("I", 3), Part("F", 5, 1), Part("W", 2))))
     'I+F.1+W'
     """

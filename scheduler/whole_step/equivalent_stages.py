@@ -11,7 +11,7 @@ from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
 from interlace.ir import ABSENT, Program
 from interlace.ir.kinds import is_boundary, is_comm
-from interlace.scheduler.recompute import COPY, ORIGINAL
+from interlace.scheduler.recompute.copies import COPY, ORIGINAL
 
 
 def work_key(program: Program, cost: Costs) -> str:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from interlace.ir.schedule import Slot, in_flight, interleaved, joined, one_f_one_b
 from interlace.scheduler.interleave.planner import Form
-from interlace.scheduler.legal_rows import Links, links, reached
-from interlace.scheduler.schedule import Slot, in_flight, interleaved, joined, one_f_one_b
+from interlace.scheduler.jobs.legal_rows import Links, links, reached
 from interlace.scheduler.whole_step.coarse import Job, costs_of, jobs_of, kind_of, peak_bytes, run_jobs
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 

@@ -20,6 +20,7 @@ import claims_h200  # noqa: E402
 
 from benchmarks.gpu import results  # noqa: E402
 from interlace.cost_model.profile import OpSample  # noqa: E402
+from interlace.report import accuracy  # noqa: E402
 
 KEPT_TOO_MUCH = {
     ("llama-s4096-mp1-pp2", "budget-0.9"),
@@ -46,9 +47,9 @@ def test_peaks_are_planned_as_measured() -> None:
     """Memory. Within 1 % of what tensors held on H200s: Paddle's baseline, ours, and ours under budgets."""
     rows = [row for row in claims_h200.layers() if row["world"] == 2 and "workspace" in row.get("peak_bytes_by_rank", [{}])[0]]
     known = {
-        results.run_of(row): results.peak_error(row)
+        results.run_of(row): accuracy.peak_error(row)
         for row in rows
-        if results.PEAKS in row.get("simulated", {}) and not row["case"].startswith("small")
+        if accuracy.PEAKS in row.get("simulated", {}) and not row["case"].startswith("small")
     }
     off = {run[:2] for run, error in known.items() if abs(error) > 0.01}
     assert off <= KEPT_TOO_MUCH

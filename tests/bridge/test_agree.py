@@ -15,9 +15,9 @@ import pytest
 
 from interlace.errors import PlanError
 from interlace.ir import Program
+from interlace.ir.target import GPU
 from interlace.planning.peers import Peers
 from interlace.scheduler.hazards import RankComm, check, require_safe
-from interlace.scheduler.target import GPU
 from tests.scheduler.test_together import pair, three_ranks_in_a_circle
 from tests.strategies import World, plan
 from tests.together import in_threads

@@ -277,7 +277,6 @@ def test_nothing_to_do_is_said(caplog: Any) -> None:
 
 
 WRONG = [
-    ("schedule_1f1b", {"rows": "my.txt"}, "option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
     ("split_backward", {"foo": 1}, r"unknown attributes \['foo'\]; there are \['device', 'fold', 'force_paddle', 'modules'\]"),
     ("overlap_column_backward", {"min_bytes": "lots"}, "size 'lots': expected a number with B"),
     ("offload_activations", {}, "pass interlace_offload_activations: .*on, but nothing says what to move; choose modules"),

@@ -19,10 +19,10 @@ from interlace.config import Config, load_config, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import InterlaceError
 from interlace.ir import Program
+from interlace.ir.target import GPU
 from interlace.planning.plan import make_plans
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.simulate.simulator import Options, simulate
-from interlace.scheduler.target import GPU
 from tests.captured.build import CASES, member, ranks
 from tests.captured.test_targets import stored
 

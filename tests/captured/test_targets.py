@@ -15,10 +15,10 @@ from interlace.config import Config, load_config, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import InterlaceError
 from interlace.ir import Program, parse
+from interlace.ir.target import CPU, CUSTOM, GPU, Target
 from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.interleave import planner as interleave
-from interlace.scheduler.target import CPU, CUSTOM, GPU, Target
 from testbed.target import RULES
 from tests.captured.build import ARCHIVE, CASES, MANIFEST, MASKED, Case, member, ranks
 

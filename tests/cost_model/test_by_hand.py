@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from interlace.cost_model.accuracy import Case, order_share, summarize
-from interlace.cost_model.comm import BEYOND_ERROR, GROUP_ERROR, PROXY_ERROR, SAME_ERROR, SIZE_ERROR, CommTimes, CopyTimes
+from interlace.cost_model.comm import BEYOND_ERROR, CALL_ERROR, GROUP_ERROR, PROXY_ERROR, CommTimes, CopyTimes
 from interlace.cost_model.curves import FEW_POINTS_ERROR, Curve, Surface, check_error, line
 from interlace.cost_model.interference import InterferenceTable
 from interlace.cost_model.profile import CommSample, CopySample, Interference
@@ -74,8 +74,8 @@ def test_latency_and_slope_are_medians() -> None:
     ("size", "dur_ns", "error", "how"),
     [
         (500, 90, BEYOND_ERROR, "extrapolated"),
-        (1000, 100, SAME_ERROR, "exact"),
-        (1414, 109.54, SIZE_ERROR, "interpolated"),
+        (1000, 100, CALL_ERROR, "exact"),
+        (1414, 109.54, CALL_ERROR, "interpolated"),
         (4000, 160, BEYOND_ERROR, "extrapolated"),
     ],
 )

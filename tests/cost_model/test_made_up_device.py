@@ -52,7 +52,7 @@ def test_a_product_at_the_roofline_takes_its_traffic_where_that_is_longer() -> N
 
 
 def test_several_kernels_are_as_sure_as_the_least_sure_and_their_errors_weigh_by_time() -> None:
-    """dX is a sample itself (5 %); dW, of a third of its depth, lies beyond that one point (100 %), a third of the way to the floor."""
+    """dX is a sample itself (2 us); dW, of a third of its depth, lies beyond that one point (100 %), a third of the way to the floor."""
     costs = model(OpSample("gemm", "float32", {"batch": 1, "m": 10, "n": 20, "k": 30}, 4400, 10_000))
     found = costs.op_time(
         *last_op(
@@ -64,7 +64,7 @@ def test_several_kernels_are_as_sure_as_the_least_sure_and_their_errors_weigh_by
     )
     third = 100 + (30_000 - 100) / 3  # dW has three times the results
     assert (found.dur_ns, found.how) == (10_000 + round(third), "extrapolated")
-    assert found.rel_error == pytest.approx((0.05 * 10_000 + third) / (10_000 + third), rel=1e-4)
+    assert found.rel_error == pytest.approx((0.2 * 10_000 + third) / (10_000 + third), rel=1e-4)
 
 
 def sample(dur_ns: int, scale: int = 1, **transposes: int) -> OpSample:

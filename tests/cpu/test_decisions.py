@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import yaml
 
 from interlace.cli import main
+from interlace.cli import run as run_command
 from interlace.config import make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import PlanError
@@ -62,6 +64,25 @@ def test_a_folder_without_rows_is_refused(tmp_path: Path, capsys: pytest.Capture
     assert main([*words, "--config", "overlap"]) == 2
     assert "--decisions" in capsys.readouterr().err
     assert main(words) == 2
+
+
+def test_decisions_for_another_number_of_stages_start_nothing(large: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(run_command, "_launch", lambda *args: pytest.fail("a rank was started"))
+    assert main(["run", str(TINY), "--world", "3", "--decisions", str(large)]) == 2
+    assert f"--decisions {large}: its plans are of 2 stages, into which --world 3 does not divide" in capsys.readouterr().err
+
+
+@pytest.mark.paddle
+def test_decisions_for_another_number_of_micro_batches_are_refused_before_anything_trains(
+    forked: None, large: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", str(TINY), "--world", "2", "--verify", "--decisions", str(large), "--log-dir", str(tmp_path / "logs")]
+    assert main([*words, "--", *MODEL[:-1], "2"]) == 2
+    said = capfd.readouterr()
+    assert f"{large}/schedule.rows: stage 0: is of 4 micro-batch(es) a step, the model has 2; expected as many" in said.err
+    assert "Traceback" not in said.err
+    assert "train step" not in said.err
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["interlace"]
 
 
 @pytest.mark.parametrize("world", [World(), World(pp=2, micro_batches=4), World(mp=2, micro_batches=2)])

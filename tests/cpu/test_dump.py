@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from interlace.cli import main
-from interlace.ir import load
+from interlace.ir import load, save
 from interlace.local import processes
+from tests.strategies import World, programs
 
 TINY = Path(__file__).with_name("tiny_gpt.py")
 
@@ -70,6 +71,38 @@ def test_one_rank_of_each_stage_is_the_whole_world(forked: None, short_search: N
     assert main(["timeline", str(tmp_path / "plan"), "-o", str(tmp_path / "trace.json")]) == 0
     assert "  4-7  plan " in capsys.readouterr().out
     assert '"ranks 4-7 (stage 1)"' in (tmp_path / "trace.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [([0, 1, 2, 3], "has rank1.ilp, rank3.ilp of an earlier"), ([0, 2], ""), ([2], ""), ([1], "has rank1.ilp of an earlier")],
+)
+def test_stages_among_other_ranks_are_refused_before_rank_0_is_built(
+    tmp_path: Path, monkeypatch: Any, capsys: Any, kept: list[int], told: str
+) -> None:
+    """Dumps of all ranks of two stages lie there, or those of `--stages`, which are replaced."""
+    made = programs(World(pp=2, mp=2))
+    for rank in kept:
+        save(made[rank], tmp_path / f"rank{rank}.ilp")
+    started = list[Any]()
+    monkeypatch.setattr(processes, "start", lambda *args, **more: started.append(args) or pytest.fail("built"))
+    words = ["dump", str(TINY), "--world", "4", "--stages", "-o", str(tmp_path)]
+    if told:
+        assert main(words) == 2
+        assert f"-o {tmp_path}: {told}" in capsys.readouterr().err
+    else:
+        with pytest.raises(pytest.fail.Exception):
+            main(words)
+    assert len(started) == (not told)
+
+
+def test_what_cannot_be_read_among_stages_is_told_by_its_name(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Nothing says how many stages there are; a world of 6 has no rank 7 in any case."""
+    monkeypatch.setattr(processes, "start", lambda *args, **more: pytest.fail("built"))
+    (tmp_path / "rank1.ilp").write_text("")
+    (tmp_path / "rank7.ilp").write_text("")
+    assert main(["dump", str(TINY), "--world", "6", "--stages", "-o", str(tmp_path)]) == 2
+    assert f"-o {tmp_path}: has rank7.ilp of an earlier" in capsys.readouterr().err
 
 
 @pytest.mark.paddle

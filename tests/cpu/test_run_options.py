@@ -112,6 +112,15 @@ def test_wrong_configurations_start_nothing(tmp_path: Path, monkeypatch: Any, ca
     assert told in capsys.readouterr().err
 
 
+def test_plans_beside_a_preset_are_refused_in_the_words_of_the_command(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """And not by a line of a file that comes with Interlace."""
+    monkeypatch.setattr(run_command, "_launch", lambda *args: pytest.fail("a rank was started"))
+    assert main(["run", str(TINY), "--world", "1", "--plan", str(tmp_path), "--config", "overlap"]) == 2
+    said = capsys.readouterr().err
+    assert f"--plan {tmp_path} beside --config overlap: the plans there have their profile and the options of their passes" in said
+    assert "presets" not in said
+
+
 def test_imports_reach_the_ranks(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """A user's pass. Files by their whole path; what the modules register is known to the launcher too."""
     (tmp_path / "own_words.py").write_text("import sys; sys.own_words = 1\n")

@@ -21,8 +21,8 @@ import msgspec
 
 from interlace.errors import ProgramError
 from interlace.ir import Program, show, verify
+from interlace.ir.target import CPU, CUSTOM, GPU, IDEAL, Target
 from interlace.scheduler.hazards import check
-from interlace.scheduler.target import CPU, CUSTOM, GPU, IDEAL, Target
 from testbed.target import RULES
 from tests.closure import is_unsafe
 from tests.fuzz.plans import random_plans, used_values, with_valid_events

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from interlace.ir import Program, parse, show, verify
-from interlace.scheduler.target import CPU, CUSTOM, GPU, IDEAL
+from interlace.ir.target import CPU, CUSTOM, GPU, IDEAL
 from testbed.target import RULES
 from tests.closure import Closure, closure_of, collected, is_unsafe
 from tests.fuzz import run

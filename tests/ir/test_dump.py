@@ -158,5 +158,8 @@ def test_dumps_of_a_folder_come_in_the_order_of_their_ranks(tmp_path: Path) -> N
     assert [path.name for path in find_dumps([tmp_path])] == ["rank0.ilp", "rank9.ilp", "rank10.ilp"]
     with pytest.raises(ProgramError, match=r"has 3 dumps, expected one; choose one of rank0\.ilp, rank9\.ilp, rank10\.ilp"):
         find_dumps([tmp_path], one=True)
-    with pytest.raises(ProgramError, match="no dump file and no folder"):
+    with pytest.raises(ProgramError, match=r"nowhere: no such file or folder; expected a file, or a folder of files, that"):
         find_dumps([tmp_path / "nowhere"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ProgramError, match=r"empty: a folder without \*\.ilp files; expected"):
+        find_dumps([tmp_path / "empty"])

@@ -24,9 +24,11 @@ SECONDS = 60.0
 STREAMS = ("tests/passes/test_streams.py", "tests/passes/test_stream_names.py")
 ORDERS = ("tests/scheduler/test_orders_by_hand.py", "tests/scheduler/test_orders.py")
 SPLIT = ("tests/passes/test_overlap_column_backward.py", "tests/passes/test_split_backward.py")
+PIPELINE = ("tests/passes/test_pipeline.py", "tests/test_config.py")
 TOGETHER = ("tests/planning/test_processes.py",)
+IDENTITY = ("tests/scheduler/test_call_identity.py", "tests/planning/test_pass_orders.py")
 BESIDE: Mapping[str, tuple[str, ...]] = {
-    "passes/base.py": TOGETHER,
+    "passes/base.py": PIPELINE,
     "passes/choose_recompute.py": ("tests/passes/test_choose_recompute.py",),
     "passes/delay_transfers.py": ORDERS,
     "passes/extend_lifetimes.py": STREAMS,
@@ -36,14 +38,31 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/offload_activations.py": ("tests/passes/test_offload_activations.py",),
     "passes/overlap_column_backward.py": SPLIT[:1],
     "interlace/planning/peers.py": TOGETHER,
-    "passes/pipeline.py": TOGETHER,
-    "passes/schedule_1f1b.py": ("tests/scheduler/test_schedule.py", "tests/scheduler/test_interleave.py"),
+    "passes/pipeline.py": PIPELINE,
+    "passes/schedule_1f1b.py": (
+        "tests/passes/test_schedule_1f1b.py",
+        "tests/scheduler/test_schedule.py",
+        "tests/scheduler/test_interleave.py",
+    ),
+    "scheduler/jobs/making.py": (
+        "tests/passes/test_schedule_1f1b.py",
+        "tests/scheduler/test_schedule.py",
+        "tests/scheduler/test_interleave.py",
+    ),
+    "scheduler/jobs/options.py": (
+        "tests/passes/test_schedule_1f1b.py",
+        "tests/scheduler/test_schedule.py",
+        "tests/scheduler/test_interleave.py",
+    ),
     "passes/split_backward.py": SPLIT[1:],
     "passes/streams.py": STREAMS[::-1],
     "passes/throttle_host.py": ("tests/scheduler/test_throttle.py",),
     "passes/weight_gradients.py": SPLIT,
     "passes": ("tests/passes/test_fixtures.py", "tests/passes/test_options_count.py"),
+    "scheduler/hazards/captured_calls.py": IDENTITY,
+    "scheduler/hazards/pass_orders.py": IDENTITY[::-1],
     "scheduler/hazards": (
+        "tests/scheduler/test_findings.py",
         "tests/scheduler/test_hazards_by_hand.py",
         "tests/scheduler/test_crossing.py",
         STREAMS[0],
@@ -54,9 +73,11 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "scheduler/memory/throttle.py": ("tests/scheduler/test_throttle.py",),
     "scheduler/memory/waits_at_peaks.py": ("tests/scheduler/test_throttle.py",),
     "scheduler/memory": ("tests/scheduler/test_executor_memory.py", "tests/scheduler/test_memory.py"),
-    "scheduler/early_repeats.py": ("tests/scheduler/test_recompute_choices.py",),
+    "scheduler/recompute/early_repeats.py": ("tests/scheduler/test_recompute_choices.py",),
     "scheduler/whole_step/orders.py": ORDERS,
     "scheduler/whole_step/search.py": ("tests/scheduler/test_whole_step.py",),
+    "interlace/planning/levels.py": ("tests/planning/test_memory_choice.py",),
+    "interlace/planning/making.py": ("tests/planning/test_memory_choice.py", "tests/passes/test_budget.py"),
     "interlace/planning/search.py": ("tests/planning/test_memory_choice.py", "tests/passes/test_budget.py"),
     "interlace/bridge/lower.py": ("tests/bridge/test_lower.py", "tests/bridge/test_targets.py", "tests/bridge/test_feeds.py"),
 }

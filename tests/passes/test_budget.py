@@ -17,9 +17,12 @@ from interlace.ir import Program
 from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.planning.baseline import baseline_plan
 from interlace.planning.budget import peak_bytes, say_budget
+from interlace.planning.limits import Limit, budget_bytes
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.search import Limit, Run, Search, budget_bytes, in_paddles_order
+from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits
+from interlace.planning.variants import in_paddles_order
+from interlace.planning.world import Made
 from interlace.planning.world import World as Ranks
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.memory import throttle
@@ -91,7 +94,9 @@ def test_a_larger_budget_is_no_slower() -> None:
 def test_the_plan_without_a_budget_is_taken_where_it_keeps_the_budget_and_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not below what Paddle's baseline holds, where it is not made."""
     plain = programs(SMALL)
-    monkeypatch.setattr(Search, "fitting", lambda self, budget: self.made(in_paddles_order(self.asked), self.world.memory_limits(budget)))
+    monkeypatch.setattr(
+        Search, "fitting", lambda self, budget: self.make.made(in_paddles_order(self.asked), self.world.memory_limits(budget))
+    )
     without, paddles = make_plans(plain, make_config({}), COPIES, "h200"), baseline_peak(plain)
     roomy, tight = within(plain, 2 * paddles), within(plain, paddles - 1)
     assert [each.program.jobs for each in roomy] == [each.program.jobs for each in without]
@@ -131,15 +136,15 @@ def test_a_plan_that_exceeds_its_budget_is_tried_with_other_waits(monkeypatch: p
     off = dict.fromkeys(("choose_recompute", "offload_activations"), "off")
     passes = make_config({"schedule_1f1b": {"interleave": "zb-h1", "only_gains": False}, **off}).pipeline()
 
-    def chosen(self: Search, form: Pipeline, limit: Limit) -> Run:
-        return replace(self.made(form, self.world.memory_limits(None)), memory_limits=self.world.memory_limits(limit.budget))
+    def chosen(self: Search, form: Pipeline, limit: Limit) -> Made:
+        return replace(self.make.made(form, self.world.memory_limits(None)), memory_limits=self.world.memory_limits(limit.budget))
 
     monkeypatch.setattr(Search, "chosen", chosen)
 
     def held(budget: int) -> int:
         with together(programs(SMALL), COPIES, passes.passes) as world:
             found = Search(world, passes).fitting(budget)
-            return max(each or 0 for each in world.gpu_peaks(found.made)) if found else 0
+            return max(each or 0 for each in world.gpu_peaks(found)) if found else 0
 
     assert held(832) == 832
     assert held(831) == held(736) == 736
@@ -155,7 +160,7 @@ def test_a_plan_holds_its_budget_in_the_step_of_all() -> None:
     mixed = {"schedule_1f1b": {"interleave": "mixed", "only_gains": False}, "throttle_host": {"run_ahead_bytes": 0}}
     passes = make_config({"memory_budget": "1TB", **mixed}).pipeline()
     with together(programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B")), slow_sends, passes.passes) as world:
-        made = Search(world, passes).within(1 << 40).made
+        made = Search(world, passes).within(1 << 40)
         assert (world.bytes_over(made, 0), world.bytes_over_in_step(made, 0)) == ([1152, 776], [1184, 776])
 
 
@@ -165,14 +170,14 @@ def test_what_little_less_room_does_not_change_gets_much_less(monkeypatch: pytes
     first = order_peak(program)
     monkeypatch.setattr(Ranks, "bytes_over_in_step", lambda *_: [5])
 
-    def made(passes: Pipeline, of_rank: MemoryLimits) -> Run:
+    def made(passes: Pipeline, of_rank: MemoryLimits) -> Made:
         memory_limits.extend(of_rank)
         return replace(run, memory_limits=of_rank)
 
     with together([program], COPIES, is_whole=False) as world:
         search = Search(world, make_config({}).pipeline())
-        run = Run(search.asked, world.start, (first,))
-        assert search.with_lower_limits(made, run, 1) is None
+        run = replace(world.start, passes=search.asked, memory_limits=(first,))
+        assert search.make.with_lower_limits(made, run, 1) is None
     assert memory_limits == [first - 10, first - 50, first - 210]
 
 

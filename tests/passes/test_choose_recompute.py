@@ -16,17 +16,17 @@ from interlace.errors import ConfigError
 from interlace.ir import Graph, Program, parse, verify
 from interlace.ir.effects import is_random
 from interlace.ir.kinds import is_comm
+from interlace.ir.target import GPU
 from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
 from interlace.passes.base import Context
 from interlace.passes.choose_recompute import RecomputeFacts, choices
 from interlace.passes.choose_recompute import recomputation as recomputation_of
 from interlace.passes.weight_gradients import Backward
-from interlace.scheduler.early_repeats import with_early_repeats
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.recompute import Recomputation
-from interlace.scheduler.repeats import ADDED, with_repeats
-from interlace.scheduler.target import GPU
+from interlace.scheduler.recompute.copies import Recomputation
+from interlace.scheduler.recompute.early_repeats import with_early_repeats
+from interlace.scheduler.recompute.repeats import ADDED, with_repeats
 from tests.interpreter import assert_same
 from tests.remarks import rules_of
 from tests.strategies import World, programs, worlds

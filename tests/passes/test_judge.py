@@ -17,6 +17,7 @@ from interlace.passes import Pipeline as Passes
 from interlace.planning.peers import Peers
 from interlace.planning.plan import make_plans
 from interlace.planning.search import Search
+from interlace.planning.variants import drafted
 from interlace.scheduler.memory.saved import saved_bytes
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.units import size
@@ -116,7 +117,7 @@ def test_a_pass_runs_again_where_the_facts_of_another_rank_are_others() -> None:
 def test_what_a_draft_made_is_verified_where_the_whole_plan_takes_it() -> None:
     broken = Counted(is_broken=True)
     with together(programs(SHAPE), CALM, [broken]) as world:
-        world.run(Passes((broken,)).draft(), world.memory_limits(None))
+        world.run(drafted(Passes((broken,))), world.memory_limits(None))
         with pytest.raises(InterlaceError, match=r"pass 'counted': rank 0: .* broken"):
             world.run(Passes((broken,)), world.memory_limits(None))
 
@@ -244,7 +245,7 @@ def test_of_alternatives_the_fastest_that_keeps_the_budget_is_taken() -> None:
         with together(plain, costs, passes.passes) as world:
             run = Search(world, passes).judged(passes, world.memory_limits(None), budget)
             syncs = next(each.syncs for each in run.passes.passes if isinstance(each, ThrottleHost))
-            return syncs, max(each or 0 for each in world.gpu_peaks(run.made))
+            return syncs, max(each or 0 for each in world.gpu_peaks(run))
 
     (fast, most), (slow, least) = taken(0), taken(1)
     assert (fast, slow) == ("auto", "job-ends")

@@ -10,8 +10,8 @@ from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.ir import Program
 from interlace.ir.kinds import is_comm
+from interlace.ir.target import CPU
 from interlace.passes import NameStreams, Pass, Pipeline, Schedule1F1B, SplitBackward
-from interlace.scheduler.target import CPU
 from tests.passes.test_fixtures import FILES, given_of, outcome
 from tests.strategies import World, programs
 

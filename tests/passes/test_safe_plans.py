@@ -8,10 +8,10 @@ from hypothesis import given, settings
 
 from interlace.config import Config, make_config
 from interlace.cost_model import CostModel, load_profile
+from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.interleave import planner as interleave
-from interlace.scheduler.target import CPU, CUSTOM, GPU
 from tests.closure import Closure
 from tests.interpreter import assert_same
 from tests.strategies import World, programs, worlds

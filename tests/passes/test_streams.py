@@ -8,10 +8,10 @@ import pytest
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import PlanError
 from interlace.ir import Program, parse, verify
+from interlace.ir.target import CUSTOM, GPU, Target
 from interlace.passes import Pipeline, extend_lifetimes, insert_events
 from interlace.scheduler.hazards import check
 from interlace.scheduler.hazards.missing_orders import needs_of
-from interlace.scheduler.target import CUSTOM, GPU, Target
 from tests.closure import Closure
 from tests.default_passes import THROTTLED
 

@@ -11,8 +11,12 @@ import pytest
 
 from interlace.errors import BudgetError
 from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
+from interlace.planning import search as search_module
 from interlace.planning import tasks
-from interlace.planning.search import Run, Search, budget_bytes
+from interlace.planning.levels import Levels
+from interlace.planning.limits import budget_bytes
+from interlace.planning.making import Making
+from interlace.planning.search import Search
 from interlace.planning.world import Made
 from tests.remarks import rules_of
 from tests.strategies import World, programs
@@ -29,7 +33,7 @@ class Told:
     """A world whose ranks answer as told."""
 
     def __init__(self, answers: dict[Callable[..., Any], Sequence[Any]], num_ranks: int = 4, firsts: Sequence[int] = (), **told: Any):
-        self.captured, self.is_whole, self.start = FOUR[0], True, Made((), (0,) * num_ranks, ((),) * num_ranks)
+        self.captured, self.is_whole, self.start = FOUR[0], True, replace(made(0), programs=(0,) * num_ranks)
         self.facts = [SimpleNamespace(stage=each.pipeline.stage, draws=False) for each in FOUR[:num_ranks]]
         self.firsts, self.answers = tuple(firsts) or tuple(range(num_ranks)), answers
         for name, value in told.items():
@@ -48,9 +52,9 @@ class Told:
         return self.start
 
 
-def made(number: int) -> Made:
+def made(number: int, passes: Pipeline = OPEN, *memory_limits: int | None) -> Made:
     """A plan that is told apart by its number."""
-    return Made((), (number,), ((),))
+    return Made(passes, (number,), ((),), memory_limits)
 
 
 def search(world: Told, asked: Pipeline = OPEN) -> Search:
@@ -60,7 +64,7 @@ def search(world: Told, asked: Pipeline = OPEN) -> Search:
 @pytest.mark.parametrize(("firsts", "levels"), [((), ((5, 8), (9, 4))), ((0, 2), ((3, 1), (9, 4)))], ids=["each", "alike"])
 def test_of_the_ranks_of_a_stage_the_one_that_needs_most_decides(firsts: Sequence[int], levels: object) -> None:
     """In each case by itself, for its own stage alone; of ranks that are alike the first is asked."""
-    assert search(Told({tasks.levels_of: LEVELS}, firsts=firsts)).levels(100, (0.5,)) == levels
+    assert search(Told({tasks.levels_of: LEVELS}, firsts=firsts)).make.levels.within(100, (0.5,)) == levels
 
 
 class Remade:
@@ -69,8 +73,8 @@ class Remade:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, asked: Pipeline, over: Sequence[Sequence[int]]) -> None:
         self.over, self.freed, self.memory_limits = over, list[list[int]](), list[tuple[int | None, ...]]()
         world = Told({}, num_ranks=2, bytes_over_in_step=self.bytes_over, order_peaks=lambda _: [PEAK, PEAK])
-        monkeypatch.setattr(Search, "again", self.again)
-        found = search(world, asked).with_lower_limits(self.make, Run(asked, made(0), (PEAK, PEAK)), 77)
+        monkeypatch.setattr(Levels, "raised", self.again)
+        found = search(world, asked).make.with_lower_limits(self.make, made(0, asked, PEAK, PEAK), 77)
         self.found = found and found.memory_limits
 
     def bytes_over(self, _: Made, budget: int) -> Sequence[int]:
@@ -81,9 +85,9 @@ class Remade:
         self.freed.append(list(freed_bytes))
         return passes
 
-    def make(self, passes: Pipeline, memory_limits: tuple[int | None, ...]) -> Run:
+    def make(self, passes: Pipeline, memory_limits: tuple[int | None, ...]) -> Made:
         self.memory_limits.append(memory_limits)
-        return Run(passes, made(len(self.memory_limits)), memory_limits)
+        return made(len(self.memory_limits), passes, *memory_limits)
 
 
 def test_each_rank_gets_so_much_less_room_as_it_exceeds_the_budget_by(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +124,7 @@ def test_a_plan_within_its_budget_is_not_made_again_and_one_that_never_is_is_giv
 def test_the_plan_without_a_budget_keeps_it_and_is_faster(
     monkeypatch: pytest.MonkeyPatch, budget: int, paddles: int | None, held: int, steps: tuple[int | None, int], taken: bool, told: str
 ) -> None:
-    within, without = Run(OPEN, made(1), (42,)), Run(MOVING, made(2), (None,))
+    within, without = made(1, OPEN, 42), made(2, MOVING, None)
     world = Told(
         {tasks.baseline_peak: [paddles]},
         num_ranks=1,
@@ -130,20 +134,20 @@ def test_the_plan_without_a_budget_keeps_it_and_is_faster(
     monkeypatch.setattr(Search, "unlimited", lambda _: without)
     found = search(world).or_without_budget(within, budget)
     assert (found.passes is MOVING, found.memory_limits) == ((True, (0,)) if taken else (False, (42,)))
-    assert rules_of(found.made.notes) == [told] * bool(told)
+    assert rules_of(found.notes) == [told] * bool(told)
 
 
 @pytest.mark.parametrize(("budget", "hopeless"), [(50, False), (49, True)])
 def test_what_is_needed_at_once_is_refused_before_any_plan(monkeypatch: pytest.MonkeyPatch, budget: int, hopeless: bool) -> None:
     runs: list[int] = []
 
-    def chosen(_: Search, passes: Pipeline, limit: object) -> Run:
+    def chosen(_: Search, passes: Pipeline, limit: object) -> Made:
         runs.append(1)
-        return Run(passes, made(1), (7,))
+        return made(1, passes, 7)
 
     monkeypatch.setattr(Search, "chosen", chosen)
     monkeypatch.setattr(Search, "limit", lambda *_: None)
-    monkeypatch.setattr(Search, "with_lower_limits", lambda self, make, run, budget: run)
+    monkeypatch.setattr(Making, "with_lower_limits", lambda self, make, run, budget: run)
     found = search(Told({tasks.least_bytes: [50]}, num_ranks=1)).fitting(budget)
     assert (found is None, runs) == ((True, []) if hopeless else (False, [1]))
     assert found is None or found.memory_limits == (7,)
@@ -151,14 +155,14 @@ def test_what_is_needed_at_once_is_refused_before_any_plan(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("held", "kept"), [(100, True), (101, False)])
 def test_what_holds_least_is_kept_within_the_budget_and_refused_above(monkeypatch: pytest.MonkeyPatch, held: int, kept: bool) -> None:
-    least = Run(OPEN, made(1), (5,))
+    least = made(1, OPEN, 5)
 
-    def refuse(_: Search, run: Run, budget: int) -> None:
+    def refuse(_: Making, run: Made, budget: int) -> None:
         raise BudgetError(f"{budget} is too little", 101)
 
     monkeypatch.setattr(Search, "fitting", lambda *_: None)
-    monkeypatch.setattr(Search, "least_memory", lambda _: least)
-    monkeypatch.setattr(Search, "refuse", refuse)
+    monkeypatch.setattr(search_module, "least_memory", lambda _: least)
+    monkeypatch.setattr(search_module, "refuse", refuse)
     asked = search(Told({}, num_ranks=2, bytes_over=lambda _, limit: [0, max(0, held - limit)]))
     if kept:
         assert asked.within(100) == replace(least)

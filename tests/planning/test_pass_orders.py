@@ -16,7 +16,7 @@ from interlace.cli import main
 from interlace.config import Config, make_config
 from interlace.cost_model import GivenCosts
 from interlace.errors import PassError
-from interlace.ir import Group, Op, Program, Value, parse
+from interlace.ir import Edit, Group, Op, Program, TensorType, Value, parse
 from interlace.ir.kinds import is_p2p, is_send
 from interlace.passes import REGISTRY, Pass, register
 from interlace.passes.base import Context
@@ -112,6 +112,27 @@ class MakesAnew(Moves, frozen=True, kw_only=True):
         return program.with_ops([*rest[:at], *new, *rest[at:]])
 
 
+class Copies(Moves, frozen=True, kw_only=True):
+    """New sums, without an origin, of copies; on some ranks in the other order."""
+
+    name = "copies"
+
+    def run(self, program: Program, context: Context) -> Program:
+        edit, values = Edit(program), {value.id: value for value in program.values}
+        calls = [op for op in program.ops if op.id in self.wanted(program)]
+        made = []
+        for call in calls[:: -1 if program.rank in self.ranks else 1]:
+            kind = TensorType(values[call.operands[0]].shape, "float32")
+            out = edit.op("pd_op.assign", call.operands, [kind], like=call)
+            total = edit.op("pd_op.all_reduce", out.results, [kind], like=call, attrs=call.attrs, group=call.group)
+            into = (call.operands[0], *total.results)
+            back = edit.op("pd_op.assign_out_", into[::-1], [values[call.results[0]]], like=call, inplace=((0, 1),))
+            made += [out, total, back]
+        edit.replace(calls[0].id, made)
+        edit.replace(calls[1].id, [])
+        return edit.build()
+
+
 class Exchanges(Moves, frozen=True, kw_only=True):
     """Two calls stay where they are and exchange their operands, or their groups, or their peers."""
 
@@ -143,7 +164,7 @@ def without(program: Program, gone: int) -> Program:
     return program.with_ops([op for op in program.ops if op.id != gone], [each for each in program.values if each.id not in results])
 
 
-OWN = (Moves, MovesLate, MovesMessages, Drops, DropsOne, MakesAnew, Exchanges)
+OWN = (Moves, MovesLate, MovesMessages, Drops, DropsOne, MakesAnew, Copies, Exchanges)
 
 
 @pytest.fixture(autouse=True)
@@ -311,6 +332,7 @@ def to_two_peers() -> list[Program]:
 WRONG: dict[str, tuple[Callable[[], list[Program]], dict[str, Any], str]] = {
     "each leaves out another one": (replicas, {"drops_one": {"ranks": [0, 1]}}, "optimize call 1 (#"),
     "made anew in another order": (replicas, {"makes_anew": {"ranks": [1]}}, "optimize call 1 (#"),
+    "copies summed in another order": (replicas, {"copies": {"ranks": [1]}}, "optimize call 1 (#"),
     "other operands": (replicas, {"exchanges": {"ranks": [1]}}, "optimize call 1 (#"),
     "other messages sent": (two_messages, {"exchanges": {"ranks": [0]}}, "forward call 1 (#"),
     "other messages received": (two_messages, {"exchanges": {"ranks": [1]}}, "forward call 1 (#"),
@@ -337,6 +359,8 @@ ALIKE: dict[str, tuple[Callable[[], list[Program]], dict[str, Any]]] = {
     "all leave out the same": (replicas, {"drops_one": {"ranks": [1, 1]}}),
     "made anew on all": (replicas, {"makes_anew": {"ranks": []}}),
     "made anew on all in another order": (replicas, {"makes_anew": {"ranks": [0, 1]}}),
+    "copies summed on all": (replicas, {"copies": {"ranks": []}}),
+    "copies summed on all in another order": (replicas, {"copies": {"ranks": [0, 1]}}),
     "other operands on all": (replicas, {"exchanges": {"ranks": [0, 1]}}),
     "other messages on both": (two_messages, {"exchanges": {"ranks": [0, 1]}}),
     "other rings on all": (two_rings, {"exchanges": {"ranks": [0, 1], "what": "groups"}}),
@@ -351,7 +375,7 @@ def test_calls_that_stand_for_others_on_all_ranks_alike_pass(case: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @drawing(worlds(max_pp=2, max_dp=2, max_micro_batches=3, max_layers=2), st.sampled_from(["mixed", "dx-first", "off"]))
-def test_our_baseline_passes_keep_the_captured_calls(drawn: World, form: str) -> None:
+def test_our_own_passes_keep_the_captured_calls(drawn: World, form: str) -> None:
     plans = make_plans(programs(drawn), make_config({"schedule_1f1b": {"interleave": form}}), COSTS, "cpu")
     assert breaks([history_of(each.captured, each.program, captured_orders(each.captured), each.reports) for each in plans]) == []
 

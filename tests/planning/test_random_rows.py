@@ -20,11 +20,11 @@ from interlace.config import make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Program
+from interlace.ir.schedule import OPTIMIZER, Part, Slot, joined, show_row
+from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import check
-from interlace.scheduler.legal_rows import stall
-from interlace.scheduler.schedule import OPTIMIZER, Part, Slot, joined, show_row
-from interlace.scheduler.target import CPU, CUSTOM, GPU
+from interlace.scheduler.jobs.legal_rows import stall
 from tests.closure import Closure
 from tests.interpreter import assert_same
 from tests.strategies import World, programs, worlds

@@ -13,9 +13,9 @@ from interlace.cli import main
 from interlace.config import load_config, make_config
 from interlace.cost_model import GivenCosts
 from interlace.ir import Program, save
+from interlace.ir.schedule import parse_rows
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.rows import CONFIG, ROWS, rows_of, rows_text, write_rows
-from interlace.scheduler.schedule import parse_rows
 from tests.planning.test_whole_step import FairCosts
 from tests.strategies import World, programs
 

@@ -19,12 +19,12 @@ from interlace.ir import Group, Pipeline, Program, load, parse, save, show, veri
 from interlace.ir.difference import first_unlike
 from interlace.ir.dump import find_dumps
 from interlace.ir.equivalent_ranks import equivalence_key, missing_ranks, representatives, seats, with_given_partners
+from interlace.ir.target import CPU
 from interlace.local.stages import require_alike, stages_of
 from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
-from interlace.scheduler.target import CPU
 from tests.strategies import World, plan, programs, worlds
 
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})

@@ -18,17 +18,22 @@ from interlace.cost_model.base import Estimate, Groups, Values
 from interlace.errors import BudgetError
 from interlace.ir import Op, Program, parse
 from interlace.ir.remarks import Remark
+from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B
-from interlace.planning import budget, search, tasks
+from interlace.planning import budget, coarse, tasks
 from interlace.planning.budget import baseline_peak_bytes
+from interlace.planning.drafts import Drafts, Judged
+from interlace.planning.limits import Limit
+from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, Making
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.search import BASELINE_KEPT, FORM_TAKEN, Judged, Limit, Run, Schedules, Search
+from interlace.planning.proposals import in_paddles_order, less_recomputed
+from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits
+from interlace.planning.variants import paddles_jobs
 from interlace.planning.world import World as Ranks
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.simulator import simulate
-from interlace.scheduler.target import CPU, CUSTOM, GPU
 from interlace.scheduler.whole_step.search import Ranked
 from interlace.units import ms, size
 from tests.passes.test_choose_recompute import PLAIN, layered
@@ -273,22 +278,22 @@ def test_a_budget_that_cannot_be_kept_is_refused() -> None:
 def test_schedules_are_looked_for_in_less_memory_where_all_exceed_it_by_a_little(monkeypatch: pytest.MonkeyPatch, over: int) -> None:
     """The coarse model says less than plans hold: it is asked again, for as much less as it was off by, which gives other schedules; not
     where they hold far more."""
-    asked, drafts = dict[int, list[Ranked]](), Schedules.draft
-    find = search.find_schedules
+    asked, drafts = dict[int, list[Ranked]](), Drafts.draft
+    find = coarse.find_schedules
 
     def watched(given_: Any, count: int, limit: int, *more: Any) -> Any:
         found = find(given_, count, limit, *more)
-        if limit != search.ANY:
+        if limit != coarse.ANY:
             asked[limit] = found
         return found
 
-    def draft(self: Schedules, recomputed: Any, form: Schedule1F1B, later: Any, limit: int) -> Judged:
+    def draft(self: Drafts, recomputed: Any, form: Schedule1F1B, later: Any, limit: int) -> Judged:
         found = drafts(self, recomputed, form, later, limit)
         is_over = over and form.weight_delay and min(asked) == limit
         return dataclasses.replace(found, step_ns=1, peak_bytes=limit + over) if is_over else found
 
-    monkeypatch.setattr(search, "find_schedules", watched)
-    monkeypatch.setattr(Schedules, "draft", draft)
+    monkeypatch.setattr(coarse, "find_schedules", watched)
+    monkeypatch.setattr(Drafts, "draft", draft)
     plans = planned(programs(World(pp=3, mp=1, micro_batches=6, layers=3)), LOADED, "auto")
     first, *others = asked
     assert all(each.peak_bytes <= limit for limit, found in asked.items() for each in found)
@@ -303,17 +308,17 @@ def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypa
     steps = {471: (9, 70), 393: (5, 70), 314: (1, 90), 236: (7, 70), 79: (7, 70), 0: (7, 70)}
     tried = []
 
-    def draft(self: Schedules, recomputed: tuple[int], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+    def draft(self: Drafts, recomputed: tuple[int], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
         tried.append(recomputed[0])
         step, held = steps[recomputed[0]]
         return Judged(form, later, recomputed, (limit,), step, held << 20)
 
-    def judged(self: Search, pipeline: Pipeline, *given: Any) -> Run:
+    def judged(self: Search, pipeline: Pipeline, *given: Any) -> Any:
         taken.append(next(each.level for each in pipeline.passes if isinstance(each, ChooseRecompute)))
         return judge(self, pipeline, *given)
 
     taken, judge = list[Any](), Search.judged
-    monkeypatch.setattr(Schedules, "draft", draft)
+    monkeypatch.setattr(Drafts, "draft", draft)
     monkeypatch.setattr(Search, "judged", judged)
     options = {"memory_budget": 76 << 20, "schedule_1f1b": {"interleave": "off"}, "split_backward": "off", "overlap_column_backward": "off"}
     make_plans([parse(layered(6))], make_config(options), GivenCosts({"default": 5}), "given")
@@ -348,12 +353,12 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
 
     start = draft((500, 0, 300), Schedule1F1B(), (), 7)
     slower = dataclasses.replace(start, recomputed=(0, 0, 1), step_ns=(start.step_ns or 0) + 1)
-    choice = SimpleNamespace(search=SimpleNamespace(levels=levels), draft=draft, chooses=True, offloads=True)
-    found = [start, *Schedules.less_recomputed(choice, [slower, start], 7)]  # type: ignore[arg-type]
+    choice = SimpleNamespace(make=SimpleNamespace(levels=SimpleNamespace(within=levels)), draft=draft, chooses=True, offloads=True)
+    found = [start, *less_recomputed(choice, [slower, start], 7)]  # type: ignore[arg-type]
     assert min((each for each in found if each.peak_bytes <= 7), key=lambda each: each.step_ns or 0).recomputed == taken
     assert len(tried) == 3 + bool(over)
     choice.offloads = False
-    assert Schedules.less_recomputed(choice, [start], 7) == []  # type: ignore[arg-type]
+    assert less_recomputed(choice, [start], 7) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("fastest_ns", "rounds", "after"), [(None, 3, 80), (90, 3, 80), (50, 2, 50), (30, 1, 30)])
@@ -376,10 +381,10 @@ def test_a_draft_that_is_slower_already_is_not_made_again(fastest_ns: int | None
         ranks=(0,),
         offloads=True,
         world=SimpleNamespace(run=run, step_ns=simulated_ns),
-        _peaks=lambda plan: [(120, 110, 100)[plan.round]],
-        search=SimpleNamespace(memo=0, lower_limits=lambda plan, memory_limits, over: (memory_limits[0] - over[0],)),
+        peaks=lambda plan: [(120, 110, 100)[plan.round]],
+        make=SimpleNamespace(memo=0, lower_limits=lambda plan, memory_limits, over: (memory_limits[0] - over[0],)),
     )
-    found = Schedules.draft(choice, None, Schedule1F1B(), (), 100)  # type: ignore[arg-type]
+    found = Drafts.draft(choice, None, Schedule1F1B(), (), 100)  # type: ignore[arg-type]
     assert made == [(100,), (80,), (70,)][:rounds]
     assert len(made) == rounds
     assert simulated == list(range(rounds))[-rounds if fastest_ns else -1 :]
@@ -395,17 +400,19 @@ def test_paddles_order_recomputes_more_where_it_holds_more_than_it_should(held: 
     asked = Schedule1F1B()
 
     def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
-        assert form == asked.baseline()
+        assert form == paddles_jobs(asked)
         return Judged(form, later, recomputed, (limit,), 1, held.get(recomputed[0], 110))
 
     def levels(limit: int, beyond: Sequence[float]) -> list[tuple[int, ...]]:
         assert tuple(beyond) == (0.0,)
         return [(0,), (600 - limit,)]
 
-    choice = SimpleNamespace(search=SimpleNamespace(levels=levels), draft=draft, asked=asked, later=(), recomputes=True, chooses=True)
-    assert [each.recomputed for each in Schedules.in_paddles_order(choice, 100)] == [(level,) for level in tried]  # type: ignore[arg-type]
+    choice = SimpleNamespace(
+        make=SimpleNamespace(levels=SimpleNamespace(within=levels)), draft=draft, asked=asked, later=(), recomputes=True, chooses=True
+    )
+    assert [each.recomputed for each in in_paddles_order(choice, 100)] == [(level,) for level in tried]  # type: ignore[arg-type]
     choice.recomputes = False
-    assert Schedules.in_paddles_order(choice, 100) == []  # type: ignore[arg-type]
+    assert in_paddles_order(choice, 100) == []  # type: ignore[arg-type]
 
 
 def test_auto_tries_paddles_order_with_other_recomputation_where_the_program_recomputes() -> None:
@@ -420,7 +427,7 @@ def test_a_stage_starts_from_the_very_same_program_where_only_others_recompute_m
     asked = make_config({"memory_budget": "1GB"}).pipeline()
     schedule = next(each for each in asked.passes if isinstance(each, Schedule1F1B))
     with together(programs(World(pp=2, micro_batches=4, layers=2)), LOADED, asked.passes) as world:
-        schedules = Schedules(Search(world, asked), asked, schedule, Limit(1 << 30))
+        schedules = Drafts(Making(world, asked), asked, schedule, Limit(1 << 30))
         one, other = (schedules.before(each).programs for each in ((0, 0), (0, 1000)))
     assert [mine == theirs for mine, theirs in zip(one, other, strict=True)] == [True, False]
 

@@ -16,6 +16,7 @@ import pytest
 from interlace.cli import main
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir import load, save
+from interlace.ir.target import GPU
 from interlace.planning.baseline import baseline_plan
 from interlace.report.measured import COUNTED, WARM_UP
 from interlace.report.outcome import Step
@@ -23,7 +24,6 @@ from interlace.report.page.write import template
 from interlace.report.sweep import write_sweep
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
-from interlace.scheduler.target import GPU
 from interlace.units import size
 from tests.report.pages import SWEEP, columns, data_in, make_plans, make_recomputing
 from tests.scheduler.plans import Shape
@@ -127,7 +127,7 @@ def test_the_picture_covers_what_runs(page: dict[str, Any]) -> None:
 
 
 def test_a_schedule_is_read_back_as_the_jobs(page: dict[str, Any]) -> None:
-    from interlace.scheduler.schedule import parse_rows
+    from interlace.ir.schedule import parse_rows
 
     assert len(page["plans"]) == 2
     for plan in page["plans"]:
@@ -212,7 +212,8 @@ def test_what_is_compared_can_be_named(made: Path, tmp_path: Path, capsys: pytes
     out = tmp_path / "page.html"
     assert main(["report", str(made / "plan"), "--beside", str(made / "plan"), "-o", str(out)]) == 0
     found = data_in(out)
-    assert [plan["name"] for plan in found["plans"]] == ["the plan plan", "This plan"]
+    assert [plan["name"] for plan in found["plans"]] == ["the plan in plan/", "This plan"]
+    assert found["sentence"].startswith("The plan in plan/ takes ")
     assert found["outcome"]["before"] == found["outcome"]["plan"]
     assert main(["report", str(made / "plan" / "captured"), "-o", str(out)]) == 0
     assert [plan["name"] for plan in data_in(out)["plans"]] == ["Paddle's baseline"]
@@ -375,7 +376,7 @@ def test_a_broken_curve_is_refused(repeated: Path, tmp_path: Path, capsys: pytes
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node (Debian: apt-get install nodejs)")
 def test_the_page_writes_sizes_as_texts_do() -> None:
-    sizes = [0, 1, 1023, 1024, 16384, (1 << 20) - 1, 1 << 20, 3 << 19, 5_153_325_072]
+    sizes = [0, 1, 1023, 1024, 16384, (1 << 20) - 1, 1 << 20, 3 << 19, (1 << 30) - 1, 5_153_325_072, -512, -3 << 19]
     functions = re.findall(r"^const (?:gib|size) = .*?;$", template(), re.M | re.S)
     assert len(functions) == 2
     script = "\n".join([*functions, f"console.log(JSON.stringify({sizes}.map(size)))"])

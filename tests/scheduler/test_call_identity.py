@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from interlace.ir import Program, parse, verify
+from interlace.ir.target import CPU
 from interlace.scheduler.hazards import check
-from interlace.scheduler.target import CPU
 from tests.closure import channels, mismatched, whole
 from tests.strategies import World, plan, worlds
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from interlace.scheduler.compiling import compiled
+from interlace.compiling import compiled
 
 OUTER = "import numba.extending, helping\nnumba.extending.register_jitable(helping.helper)\ndef outer(k):\n    return helping.helper(k)\n"
 

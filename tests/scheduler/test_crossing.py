@@ -7,9 +7,9 @@ import pytest
 
 from interlace.errors import PlanError
 from interlace.ir import Pipeline, Program, parse, verify
+from interlace.ir.schedule import interleaved
 from interlace.passes.insert_events import events_of
 from interlace.scheduler.hazards import check, require_straight
-from interlace.scheduler.schedule import interleaved
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(2, 2), (2, 3), (3, 2), (4, 2), (4, 3)])

@@ -12,8 +12,8 @@ from interlace.errors import PlanError
 from interlace.ir import parse
 from interlace.ir.program import Program
 from interlace.passes.choose_recompute import choices
-from interlace.scheduler.exact_recompute import cheapest
-from interlace.scheduler.recompute_choices import Choices
+from interlace.scheduler.recompute.choices import Choices
+from interlace.scheduler.recompute.exact import cheapest
 from tests.passes.test_choose_recompute import PLAIN
 from tests.strategies import World, programs
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from interlace.ir import parse
+from interlace.ir.target import CPU, Target
 from interlace.scheduler.memory.executor import feed_bytes
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.target import CPU, Target
 from tests.scheduler.plans import Shape, world
 
 HEAD = "program rank=0 world=2 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"

@@ -16,8 +16,8 @@ import pytest
 from interlace.cli import check as check_command
 from interlace.errors import ConfigError, InterlaceError, PlanError, ProgramError
 from interlace.ir import Event, Job, Op, Pipeline, Program, parse, save, verify
+from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.scheduler.hazards import Finding, check, require_safe
-from interlace.scheduler.target import CPU, CUSTOM, GPU
 from tests.interpreter import run
 from tests.strategies import World, plan, programs
 

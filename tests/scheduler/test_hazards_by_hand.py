@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from interlace.ir import Program, parse
+from interlace.ir.target import GPU, Target
 from interlace.scheduler.hazards import check
 from interlace.scheduler.hazards.communication import shared_streams, wrong_groups
-from interlace.scheduler.target import GPU, Target
 
 LOOSE = msgspec.structs.replace(GPU, name="loose", ring_is_serial=False)
 

@@ -8,7 +8,7 @@ from interlace.cost_model.base import GivenCosts
 from interlace.ir import Graph, Op, Program
 from interlace.ir.program import TensorType
 from interlace.scheduler.interleave.inline_weights import inline_weights
-from interlace.scheduler.jobs import Parts
+from interlace.scheduler.jobs.parts import Parts
 from tests.strategies import Builder, World, programs
 
 COSTS = GivenCosts({"comm": 50, "gemm": 20, "default": 5})

@@ -19,9 +19,10 @@ from interlace.ir.storage import storages_of
 from interlace.passes import Pipeline as Passes
 from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context
+from interlace.planning.variants import milder
 from interlace.scheduler.hazards import check
 from interlace.scheduler.interleave.planner import PartOps, plan_parts
-from interlace.scheduler.jobs import Parts
+from interlace.scheduler.jobs.parts import Parts
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
@@ -94,7 +95,7 @@ def test_a_list_of_forms_that_stalls_is_refused_with_its_place() -> None:
 
 def test_a_list_of_forms_falls_back_like_its_forms() -> None:
     forms: list[Any] = ["dx-first", ("dx-first", "dx-first"), "mixed", ("dx-first", "mixed"), "zb-h1", "auto"]
-    found = [[each.interleave for each in Schedule1F1B(interleave=form, send_latency_weight_at_end=None).fallbacks()] for form in forms]
+    found = [[each.interleave for each in milder(Schedule1F1B(interleave=form, send_latency_weight_at_end=None))] for form in forms]
     assert found == [["off"], ["off"], ["dx-first", "off"], ["dx-first", "off"], [], []]
 
 

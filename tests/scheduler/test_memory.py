@@ -13,10 +13,10 @@ from interlace.cost_model import CostModel
 from interlace.ir import Graph, Program, parse
 from interlace.ir.copies import variants
 from interlace.ir.kinds import DATA, PARAMETER
+from interlace.ir.target import GPU, IDEAL
 from interlace.scheduler.memory import live as memory
 from interlace.scheduler.memory.live import END, Lives, OrderMemory, in_order, lifetimes, needed_at_once, over_time
 from interlace.scheduler.simulate.simulator import simulate
-from interlace.scheduler.target import GPU, IDEAL
 from tests.scheduler.plans import Shape, shapes, world
 
 COST = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, host_ns=2, job_ns=5)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from interlace.ir import Event, Job, Op, Program
 from interlace.ir.kinds import is_comm, is_receive, is_send
+from interlace.ir.target import CPU
 from interlace.scheduler.hazards import Finding, check
-from interlace.scheduler.target import CPU
 from tests.closure import collected, fed, is_unsafe
 from tests.interpreter import Poisoned, Stuck, assert_same
 from tests.strategies import World, plan, programs, random_world, worlds

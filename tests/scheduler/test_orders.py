@@ -14,11 +14,11 @@ from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, OpInstance, Program, dependencies, parse
 from interlace.ir.kinds import is_comm, is_p2p, is_receive
+from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.passes import Context, DelayTransfers
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.simulate.simulator import simulate
-from interlace.scheduler.target import CPU, CUSTOM, GPU
 from interlace.scheduler.whole_step.orders import _recorders, find_orders, simulation, transfers_in_time, transfers_of, with_orders
 from interlace.units import ms
 from tests.proofs import KNOWN

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from interlace.cost_model import CostModel
-from interlace.ir import Event, parse
-from interlace.scheduler.whole_step.orders import merged, simulation, transfers_in_time, transfers_of, with_orders
+from interlace.errors import PlanError
+from interlace.ir import Event, Program, parse
+from interlace.scheduler.simulate.simulator import Result
+from interlace.scheduler.whole_step.orders import find_orders, merged, simulation, transfers_in_time, transfers_of, with_orders
 
 COST = CostModel.from_table({"comm": 20, "gemm": 100, "default": 100}, host_ns=1, job_ns=1)
 HEAD = """program rank={rank} world={world} mode=train
@@ -97,6 +103,9 @@ def test_a_transfer_behind_which_an_event_is_recorded_stays_where_it_is() -> Non
         ("%5:float32[4,4]^pinned = pd_op.memcpy_d2h(%4) forward", 4),  # copies
         ("%5:float32[4,4] = pd_op.full() forward", 4),  # computes from no tensor: constants are folded away
         ("%5:vector<float32[2,4];float32[2,4]> = pd_op.split_with_num(%4) forward", 4),  # gives no tensor
+        ("%5:null = pd_op.assign(%4) forward", 4),  # gives nothing
+        ('%5:float32[4,4] = pd_op.exp(%4) forward {"place":"Place(cpu)"}', 4),  # runs on the host, where no event is recorded
+        ("%5:int64[2] = pd_op.shape(%4) forward", 4),  # does so too
     ],
 )
 def test_events_are_recorded_behind_what_computes_tensors_from_tensors(other: str, after: int) -> None:
@@ -215,3 +224,159 @@ def test_a_receive_that_waits_and_keeps_its_sender_waiting_waits_for_less(ready:
 def test_what_keeps_nobody_waiting_waits_for_what_it_did() -> None:
     assert receive_waits_for(2, margin_ns=10**7, known=3) == (3, [2, 3, 5, 4, 6])
     assert receive_waits_for(2, margin_ns=10**7, known=9)[0] == -1  # it has not computed
+
+
+FIRST = SENDS.replace("pd_op.send_v2(%2)", "pd_op.send_v2(%1)")
+"""What is sent is an input, ready before anything has computed."""
+
+
+@pytest.mark.parametrize(("ready", "after_ns", "after"), [(2, 0, 2), (2, -1, -1), (4, 0, 4)])
+def test_what_could_be_sent_from_the_start_waits_too(ready: int, after_ns: int, after: int) -> None:
+    """For the first that computes, if its peer is ready when that has ended."""
+    assert send_waits_for(FIRST, ready, after_ns) == after
+
+
+@pytest.mark.parametrize(("known", "ready", "found"), [(-1, 2, -1), (5, 2, 2), (5, 4, 4), (5, 5, 5)])
+def test_a_send_that_keeps_its_receiver_waiting_is_not_issued_before_it_was(known: int, ready: int, found: int) -> None:
+    """One that waits, waits for what ends when its receiver is ready; one that waits for nothing is left alone."""
+    busy = RECEIVES.replace("job b", "".join(f"#{k} %{k}:float32[4,4] = pd_op.matmul(%4, %0) forward\n" for k in range(5, 15)) + "job b")
+    plans = [parse(text(0, SENDS)), parse(text(1, busy.replace("2-3@0", "2-3@0 5-14@0")))]
+    result = simulation(COST, {0: 0, 1: 1})(plans)
+    first, times = int(result.input.first[1]), result.times
+    at = {int(result.input.op[k]): k for k in range(first)}
+    receive = next(k for k in range(first, result.input.num_items) if result.input.op[k] == 2)
+    issue, is_ready, start = times.issue.copy(), times.ready.copy(), times.start.copy()
+    is_ready[receive] = times.end[at[ready]]
+    issue[at[3]] = is_ready[at[3]] = start[at[3]] = times.end[at[7]] + 10**6
+    changed = replace(result, times=replace(times, issue=issue, ready=is_ready, start=start))
+    before = {(3, 0): (known, 0)} if known >= 0 else {}
+    waits = transfers_in_time(transfers_of(plans), [before, {}], changed, 0)[0]
+    assert waits.get((3, 0), (-1, 0))[0] == found
+
+
+@pytest.mark.parametrize(("end_of", "after_ns", "found"), [(2, 0, 2), (2, -1, -1), (3, 0, 3), (4, 0, 4)])
+def test_a_receive_may_wait_for_what_an_earlier_job_computes(end_of: int, after_ns: int, found: int) -> None:
+    """It stays where it is then: only behind what is of its own job it is issued again."""
+    late = LATE.replace("job a forward 0: 2-6@0", "job a forward 0: 2-3@0\njob b forward 0: 4-6@0")
+    plans = [parse(text(0, BUSY)), parse(text(1, late))]
+    result = simulation(COST, {0: 0, 1: 1})(plans)
+    first, times = int(result.input.first[1]), result.times
+    at = {int(result.input.op[k]): k for k in range(first, result.input.num_items)}
+    is_ready, start = times.ready.copy(), times.start.copy()
+    is_ready[at[5]], start[at[5]] = 0, times.end[at[end_of]] + after_ns
+    changed = replace(result, times=replace(times, ready=is_ready, start=start))
+    waits = transfers_in_time(transfers_of(plans), [{}, {}], changed, 0)[1]
+    assert waits.get((5, 0), (-1, 0))[0] == found
+    made = with_orders(plans[1], [(after, transfer) for transfer, after in waits.items()])
+    assert [op for op, _ in made.jobs[1].items] == [4, 5, 6]
+
+
+def test_bounds_of_transfers_are_places_among_all_that_a_plan_issues() -> None:
+    """Of its job, of itself, of the last before it that it needs or may not pass, of what it waits for, of the first behind it that needs
+    it or that it may not pass."""
+    ops = """#2 %2:float32[4,4] = pd_op.matmul(%1, %0) forward
+#3 %3:float32[4,4] = pd_op.matmul(%1, %0) forward
+#4 pd_op.send_v2(%2) forward group=3 stream="send" {"peer":1}
+#5 %5:float32[4,4] = pd_op.recv_v2() forward group=3 stream="receive" {"peer":1}
+#6 %6:float32[4,4] = pd_op.matmul(%1, %0) forward
+#7 %7:float32[4,4] = pd_op.matmul(%5, %0) forward
+#8 %8:float32[4,4] = pd_op.all_reduce(%3) forward group=7
+#9 %9:float32[4,4] = pd_op.matmul(%7, %0) forward
+#10 %10:float32[4,4] = pd_op.relu_(%2) forward inplace=0:0
+job a forward 0: 6@0
+job b forward 0: 3@0 2@0 4-5@0 7@0 9@0
+job c forward 0: 8@0 10@0
+"""
+    plan = parse(text(0, ops))
+    assert list(transfers_of([plan])[0].spans.items()) == [((5, 0), (1, 7, 4, 1, -1, 5)), ((4, 0), (1, 7, 3, 2, -1, 7))]
+    waiting = msgspec.structs.replace(plan, events=(Event("e", (6, 0), ((5, 0),)), Event("f", (4, 0), ((9, 0),))))
+    assert transfers_of([waiting])[0].spans == {(5, 0): (1, 7, 4, 1, 0, 5), (4, 0): (1, 7, 3, 2, -1, 3)}
+    summed = parse(text(0, ops.replace("4-5@0 7@0 9@0", "4@0 8@0 5@0 7@0 9@0").replace("8@0 10@0", "10@0")))
+    assert transfers_of([summed])[0].spans == {(5, 0): (1, 8, 5, 4, -1, 6), (4, 0): (1, 8, 3, 2, -1, 4)}
+    assert transfers_of([summed])[0].receives == {5}
+
+
+# ------------------------------------------------------------------------------------------------------------------ rounds
+
+
+class Scripted:
+    """A simulation whose steps take what is written, in the order in which they are asked for; a text is why one cannot be simulated."""
+
+    def __init__(self, plans: Sequence[Program], steps: Sequence[int | str]) -> None:
+        self.run, self.steps, self.asked = simulation(COST, {0: 0, 1: 1}), steps, list[Sequence[Program]]()
+        self.real = self.run(plans)
+
+    def __call__(self, programs: Sequence[Program]) -> Result:
+        step = self.steps[len(self.asked)]
+        self.asked.append(programs)
+        if isinstance(step, str):
+            raise PlanError(step)
+        # the send waits a little longer for its peer each time, so that every round finds another order
+        start = self.real.times.start.copy()
+        start[1] = self.real.times.end[1 + len(self.asked) % 4]
+        return replace(self.real, times=replace(self.real.times, start=start, end=self.real.times.end * 0), host_end=np.array([step]))
+
+
+@pytest.mark.parametrize(
+    ("steps", "asked", "best"),
+    [
+        ([1000, 1000, 900], 2, 0),  # two rounds must bring something
+        ([1000, 1001, 900], 2, 0),
+        ([10_000, 9_995, 900], 2, 1),  # no less than a thousandth
+        ([1000, 990, 990, 990, 900], 4, 1),
+        ([10_000, 9_900, 9_895, 9_885, 9_880, 9_880, 900], 6, 4),  # two together
+        ([1000, 990, "a circle", 900], 3, 1),
+        (["no plan"], 1, -1),
+        ([1000, *range(900, 0, -100)], 9, 8),  # no more than eight rounds
+    ],
+)
+def test_orders_are_looked_for_as_long_as_two_rounds_bring_something(steps: list[int | str], asked: int, best: int) -> None:
+    """And the best of all is taken, with the step that it gives and the one before."""
+    plans = [parse(text(0, SENDS)), parse(text(1, RECEIVES))]
+    run = Scripted(plans, steps)
+    if best < 0:
+        with pytest.raises(PlanError, match="no plan"):
+            find_orders(plans, run, 0)
+        return
+    found = find_orders(plans, run, 0)
+    assert len(run.asked) == asked
+    assert (found.before_ns, found.step_ns) == (steps[0], steps[best])
+    assert [with_orders(plan, mine) for plan, mine in zip(plans, found.of_plans, strict=True)] == list(run.asked[best])
+
+
+# ------------------------------------------------------------------------------------------------------- where what is issued
+
+CHAIN = "".join(f"#{k} %{k}:float32[4,4] = pd_op.matmul(%1, %0) forward\n" for k in range(2, 12))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.permutations(range(2, 12)), st.sets(st.integers(2, 11), max_size=5), st.integers(1, 9), st.data())
+def test_transfers_are_issued_behind_what_they_wait_for_and_keep_their_order(
+    order: list[int], transfers: set[int], cut: int, data: st.DataObject
+) -> None:
+    """A send moves down only, a receive up too, and both only within their job. Whatever moves, transfers keep their order: one that would
+    come before another stands right behind it."""
+    kinds = {k: data.draw(st.sampled_from(["send", "recv"])) for k in sorted(transfers)}
+    ops = CHAIN
+    for k, kind in kinds.items():
+        new = f"#{k} pd_op.send_v2(%1) forward" if kind == "send" else f"#{k} %{k}:float32[4,4] = pd_op.recv_v2() forward"
+        ops = ops.replace(f"#{k} %{k}:float32[4,4] = pd_op.matmul(%1, %0) forward", new + ' group=3 stream="p2p" {"peer":1}')
+    jobs = [order[:cut], order[cut:]]
+    lines = "\n".join(f"job {name} forward 0: {' '.join(f'{k}@0' for k in job)}" for name, job in zip("ab", jobs, strict=True))
+    plan = parse(text(0, ops + lines))
+    computing = sorted(set(range(2, 12)) - transfers)
+    after = {k: data.draw(st.sampled_from(computing)) for k in sorted(transfers) if data.draw(st.booleans())}
+    made = with_orders(plan, [((after[k], 0), (k, 0)) for k in after])
+    for was, job in zip(jobs, made.jobs, strict=True):
+        place = {op: k for k, op in enumerate(was)}
+        keys, upto = dict[int, tuple[int, int, int]](), -1
+        for n, op in enumerate(each for each in was if each in transfers):
+            behind = place.get(after.get(op, -1), -1)
+            own = place[op]
+            goes = behind if behind > own or (behind >= 0 and kinds[op] == "recv") else own
+            upto = max(upto, goes)
+            keys[op] = (upto, 0, 0) if upto == own else (upto, 1, n)
+        assert [op for op, _ in job.items] == sorted(was, key=lambda op: keys.get(op, (place[op], 0, 0)))
+    found = {(event.record[0], wait[0]) for event in made.events for wait in event.waits}
+    assert found == {(record, k) for k, record in after.items()}
+    assert (made.ops, made.values) == (plan.ops, plan.values)

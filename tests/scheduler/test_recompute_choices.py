@@ -12,10 +12,10 @@ from interlace.cost_model import GivenCosts
 from interlace.ir import Program, parse, verify
 from interlace.ir.kinds import is_receive
 from interlace.passes.choose_recompute import choices
-from interlace.scheduler.early_repeats import with_early_repeats
-from interlace.scheduler.jobs import baseline_jobs
+from interlace.scheduler.jobs.parts import baseline_jobs
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.recompute_choices import LEVELS, Choices, fullest
+from interlace.scheduler.recompute.choices import LEVELS, Choices, fullest
+from interlace.scheduler.recompute.early_repeats import with_early_repeats
 from tests.strategies import World, programs
 
 COSTS = GivenCosts({"comm": 40, "gemm": 50, "default": 5})

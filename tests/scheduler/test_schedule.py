@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Graph, Pipeline, Program, parse
-from interlace.passes import Schedule1F1B
-from interlace.passes.base import Context
-from interlace.passes.schedule_1f1b import receive_early
-from interlace.scheduler.interleave.inline_weights import inline_weights
-from interlace.scheduler.jobs import Parts
-from interlace.scheduler.legal_rows import check_rows, stall
-from interlace.scheduler.schedule import (
+from interlace.ir.schedule import (
     OPTIMIZER,
     SCHEDULES,
     Part,
@@ -37,6 +31,12 @@ from interlace.scheduler.schedule import (
     with_optimizer,
     zero_bubble,
 )
+from interlace.passes import Schedule1F1B
+from interlace.passes.base import Context
+from interlace.scheduler.interleave.inline_weights import inline_weights
+from interlace.scheduler.jobs.legal_rows import check_rows, stall
+from interlace.scheduler.jobs.making import Jobs, receive_early
+from interlace.scheduler.jobs.parts import Parts
 from tests.strategies import World, programs
 
 Row = list[tuple[str, int]]
@@ -343,8 +343,8 @@ def test_weight_gradients_of_every_chunk_are_chosen_among_themselves() -> None:
     assert len(expected) == 2
     assert any(expected)
     schedule = Schedule1F1B(interleave="dx-first", weight_delay=1, inline_share=0.5)
-    assert schedule._inline_weights(program, cost, 0.5) == expected[0] | expected[1]
-    assert schedule._inline_weights(program, cost, 0.0) == frozenset()
+    assert Jobs(program, schedule, cost, {}, has_budget=False)._inline_weights(0.5) == expected[0] | expected[1]
+    assert Jobs(program, schedule, cost, {}, has_budget=False)._inline_weights(0.0) == frozenset()
 
 
 @pytest.mark.parametrize(

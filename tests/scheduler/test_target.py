@@ -11,10 +11,10 @@ import pytest
 from interlace.cli import main
 from interlace.cost_model import CostModel
 from interlace.ir import parse
+from interlace.ir.target import CPU, CUSTOM, GPU, IDEAL, TARGETS, Target
 from interlace.planning.plan import Plan
 from interlace.scheduler.simulate.arrays import Options, blocks_host
 from interlace.scheduler.simulate.simulator import Result, simulate
-from interlace.scheduler.target import CPU, CUSTOM, GPU, IDEAL, TARGETS, Target
 from tests.scheduler.plans import Shape, world
 
 BOTH = """program rank=0 world=1 mode=train

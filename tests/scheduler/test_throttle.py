@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from interlace.cost_model import CostModel
 from interlace.errors import PlanError
 from interlace.ir import Program, parse, show, verify
+from interlace.ir.target import GPU, Target
 from interlace.ir.waits import computes
 from interlace.passes import Pipeline, ThrottleHost
 from interlace.scheduler.hazards import check
@@ -26,7 +27,6 @@ from interlace.scheduler.memory.throttle import (
 from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Times, simulate
-from interlace.scheduler.target import GPU, Target
 from tests.default_passes import STREAMS, THROTTLED
 from tests.remarks import rules_of
 from tests.scheduler.plans import Shape, shapes, world

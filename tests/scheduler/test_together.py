@@ -10,10 +10,10 @@ import pytest
 from interlace.cost_model import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, parse, verify
+from interlace.ir.target import CPU, GPU
 from interlace.scheduler.hazards import Finding, RankComm, Skeleton, check, check_together, unpacked
 from interlace.scheduler.hazards.check import prove
 from interlace.scheduler.simulate.simulator import simulate
-from interlace.scheduler.target import CPU, GPU
 from tests.strategies import plan, random_world
 
 HEAD = "program rank={rank} world={world} mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"

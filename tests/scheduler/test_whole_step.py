@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlace.ir.schedule import Slot, joined, parse_rows
 from interlace.scheduler.interleave.planner import Form
-from interlace.scheduler.legal_rows import stall
-from interlace.scheduler.schedule import Slot, joined, parse_rows
+from interlace.scheduler.jobs.legal_rows import stall
 from interlace.scheduler.whole_step import search as search_module
 from interlace.scheduler.whole_step.coarse import costs_of, jobs_of, peak_bytes, run_jobs, step_ns
 from interlace.scheduler.whole_step.search import CoarseSchedule, Ranked, find_schedules, kinds_of

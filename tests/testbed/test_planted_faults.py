@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 from interlace.ir import Program, load
+from interlace.ir.target import Target
 from interlace.local.launch import LaunchResult, launch
 from interlace.scheduler.hazards import Finding, check
-from interlace.scheduler.target import Target
 from interlace.user_passes import VARIABLE as IMPORT_VARIABLE
 from testbed import shrink
 from testbed.delays import Site, show_sites

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu import beside_transfers, by_kind, results, training
+from benchmarks.gpu import beside_transfers, by_kind, nvml, predict, results, training
 from interlace.cost_model.base import GivenCosts
 from interlace.ir import parse
 from testbed.device import Call, Interval, Issue, Trace
@@ -296,3 +298,121 @@ def test_a_trace_is_data_and_nothing_else(tmp_path: Path) -> None:
         (tmp_path / "trace0.msgpack").write_bytes(data)
         with pytest.raises(ValueError, match=r"trace0\.msgpack: .*; expected the trace of a rank"):
             read_rank(tmp_path / "trace0.msgpack")
+
+
+class FakeNvml:
+    """A GPU that draws 500 W at 1,700 MHz, and whose counter of energy moves every 10 ms."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+
+    def nvmlInit(self) -> None:
+        self.begin = time.perf_counter()
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: int) -> int:
+        return int((time.perf_counter() - self.begin) * 100) * 5000
+
+    def nvmlDeviceGetFieldValues(self, gpu: int, fields: list[int]) -> list[Any]:
+        return [SimpleNamespace(value=SimpleNamespace(uiVal=500_000)) for _ in fields]
+
+    def nvmlDeviceGetClockInfo(self, gpu: int, clock: int) -> int:
+        return 1700
+
+    def nvmlDeviceGetTemperature(self, gpu: int, sensor: int) -> int:
+        return 60
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: int) -> int:
+        return nvml.POWER_CAPPED
+
+
+def test_the_sampler_reads_power_while_steps_run() -> None:
+    sampler = nvml.Sampler(0, FakeNvml())
+    begin = time.perf_counter()
+    time.sleep(0.3)
+    sampler.stop()
+    end = time.perf_counter()
+    told = nvml.of_steps(sampler, [(begin, begin + 0.1), (begin + 0.1, end)])
+    assert told["watts"] == pytest.approx(500, rel=0.1)
+    assert told["joules_a_step"] == pytest.approx(told["watts"] * (end - begin) / 2, rel=0.01)
+    assert (told["mhz"], told["mhz_min"], told["celsius"], told["capped"], told["steps"]) == (1700, 1700, 60, 1.0, 2)
+
+
+def readings(changes: list[tuple[float, int]], clocks: list[tuple[float, int]]) -> nvml.Sampler:
+    """A sampler that has read this: millijoules, and MHz at 400 W, by time."""
+    sampler = nvml.Sampler(0, FakeNvml())
+    sampler.stop()
+    sampler.energy, sampler.rows = changes, [(at, 400.0, mhz, 50, 0) for at, mhz in clocks]
+    return sampler
+
+
+def test_energy_of_steps_is_what_was_drawn_in_them_alone() -> None:
+    drawn = readings([(k / 10, 60_000 * k if k < 10 else 600_000 + 6_000 * (k - 10)) for k in range(20)], [(0.2, 1980), (0.6, 1500)])
+    told = nvml.of_steps(drawn, [(0.0, 0.45), (0.5, 0.95)])
+    assert (told["watts"], told["joules_a_step"], told["mhz"], told["mhz_min"]) == (600.0, 285.0, 1740.0, 1500)
+    few = nvml.of_steps(readings([(0.1, 5)], [(0.2, 1800)]), [(0.0, 0.5)])
+    assert (few["watts"], few["energy_s"], few["joules_a_step"]) == (400.0, 0.0, 200.0)  # from the readings
+    assert "no reading" in nvml.of_steps(readings([], []), [(0.0, 0.5)])["failed"]
+
+
+def test_power_of_a_run_is_of_the_steps_that_count(tmp_path: Path) -> None:
+    """Two steps to warm up, one that is traced: neither counts for the step, and neither for power."""
+    for rank in range(2):
+        steps = [{"begin_s": k, "end_s": k + 1.0, "ms": 1000.0, "memory": {"pinned_buffers": 0, "pinned": 0}} for k in range(5)]
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps({"steps": steps, "trace": {}}))
+    ranks = [{"losses": [{"raw_hex": "aa", "values": [1.0]}], "parameters": {}}] * 2
+    (tmp_path / "run.json").write_text(json.dumps({"runs": {"run": {"ranks": ranks}}}))
+    energy = [(float(k), [0, 900_000, 1_800_000, 1_900_000, 2_000_000, 2_900_000][k]) for k in range(6)]
+    samplers = [readings(energy, [(k + 0.5, mhz) for k, mhz in enumerate((100, 100, 1700, 1800, 100))]) for _ in range(2)]
+    power = training._found(tmp_path, samplers)["power"]
+    assert [(each["watts"], each["mhz"], each["mhz_min"], each["steps"]) for each in power] == [(100.0, 1750.0, 1700, 2)] * 2
+    assert "power" not in training._found(tmp_path)
+
+
+def test_power_is_collected(tmp_path: Path) -> None:
+    power = [{"watts": 500.0, "joules_a_step": 5.0}]
+    store(tmp_path, {"stock": found(10.0) | {"power": power}, "mixed": found(9.0)})
+    rows = {row["plan"]: row for row in results.rows(results.cases_of(tmp_path), "today", {})}
+    assert rows["stock"]["power"] == power
+    assert "power" not in rows["mixed"]
+
+
+def test_predictions_of_other_cases_and_devices_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def given(case: training.Case, device: str, out: Path) -> dict[str, Any]:
+        return {plan.name: {"step_ms": 9.0, "limited": {"step_ms": 9.5}} for plan in case.plans}
+
+    monkeypatch.setattr(predict, "predict", given)
+    path = tmp_path / "made" / "predictions.json"
+    for only, device in (("gpt-s2048-mp2:stock+mixed", "h100"), ("gpt-s2048-mp2:stock", "h200"), ("gpt-s2048-mp2:stock", "h200")):
+        assert predict.main(["--only", only, "--device", device, "--out", str(path)]) == 0
+    kept = json.loads(path.read_text())["predictions"]
+    assert [(row["device"], row["plan"], row["step_ms"]) for row in kept] == [
+        ("h100", "stock", 9.0),
+        ("h100", "mixed", 9.0),
+        ("h200", "stock", 9.0),
+    ]
+
+
+def test_steps_of_the_command_line_are_those_of_every_case() -> None:
+    for case in training.chosen_cases(2, "*-13b-*,*-dp2-*", steps=30):
+        assert [case.args[k + 1] for k, word in enumerate(case.args) if word == "--steps"] == ["30"]
+        assert case.world == 2
+
+
+def test_predictions_stand_beside_what_was_measured(tmp_path: Path) -> None:
+    def given(device: str, plan: str, step: float) -> dict[str, Any]:
+        limited = {"step_ms": step + 1, "mhz": [1700], "joules": [7.0]}
+        return {"device": device, "case": "gpt-mp2", "plan": plan, "step_ms": step, "limited": limited, results.PEAKS: [2 * 10**9]}
+
+    store(
+        tmp_path,
+        {plan: found(step) | {"power": [{"mhz": 1650.0, "joules_a_step": 6.0}]} for plan, step in (("stock", 11.0), ("mixed", 10.0))},
+    )
+    rows = list(results.rows(results.cases_of(tmp_path), "today", {}))
+    measured = {"sittings": {"today": {"gpus": "NVIDIA H200"}}, "runs": rows}
+    lines = predict.table([given(*each) for each in (("h100", "mixed", 5.0), ("h200", "stock", 12.0), ("h200", "mixed", 10.0))], measured)
+    assert [line.split(" | ")[3:] for line in lines.splitlines()[2:]] == [
+        ["11.0, 12.0, 13.0", "", "1650, 1700", "6, 7", "0.00, 2.00 |"],
+        ["10.0, 10.0, 11.0", "+10.0, +20.0, +18.2", "1650, 1700", "6, 7", "0.00, 2.00 |"],
+    ]

@@ -15,7 +15,7 @@ import pytest
 
 from interlace.errors import LaunchError
 from interlace.local.launch import LaunchResult, launch
-from interlace.planning.search import BASELINE_KEPT, FORM_TAKEN
+from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN
 from testbed import device
 from tests.remarks import done_in
 from tests.testbed.variant import need_ranks, switches

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import paddle
 from paddle.base import core
 
+from interlace.ir.target import Target
 from interlace.passes.streams import AutoParallelStreamType
-from interlace.scheduler.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,13 @@ class Device:
         place: Paddle's place object.
         target: The rules of this kind of device.
         labels_all: Whether every operation gets a label, and not only communication.
+        tunes: Whether plans are measured there by default (`tune: auto`).
     """
 
     place: Any
     target: ClassVar[Target]
     labels_all: ClassVar[bool] = False
+    tunes: ClassVar[bool] = True
 
     def place_attribute(self) -> Any:
         """Paddle's attribute form of the place that the executor runs on."""
@@ -43,6 +45,16 @@ class Device:
     def synchronize(self) -> None:
         """Wait until the device has done all that was issued."""
         paddle.device.synchronize(self.place)
+
+    def reserved_bytes(self) -> int:
+        """Device memory that Paddle's allocator holds; 0 where that is not known."""
+        return 0
+
+    def release_memory(self) -> None:
+        """Give back what the allocator holds and nobody uses, where it keeps such memory."""
+
+    def forget_failure(self) -> None:
+        """Do as if no step had failed, after one was undone."""
 
     def undefined(self) -> Any:
         """The place of inputs that the executor finds where they are."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import paddle
 
 from interlace.bridge.targets.base import Device
-from interlace.scheduler.target import CPU, Target
+from interlace.ir.target import CPU, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,7 @@ class CpuDevice(Device):
     """Copies are real copies between two buffers in host memory (destination 1, pinned, does not exist here)."""
 
     target: ClassVar[Target] = CPU
+    tunes: ClassVar[bool] = False
 
     def name(self) -> str:
         """The model of the CPU."""
@@ -26,6 +27,15 @@ class CpuDevice(Device):
 
     def synchronize(self) -> None:
         """Nothing runs behind the host's back."""
+
+    def forget_failure(self) -> None:
+        """The transport remembers the first one, for messages."""
+        from interlace.cpu import install
+
+        if install.RUN_DIR_VARIABLE in os.environ:
+            from interlace.cpu import ops
+
+            ops.forget_failure()
 
     def copy_out(self, value: Any) -> Any:
         """A copy to another buffer in host memory."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import paddle
 
 from interlace.bridge.targets.base import Device
-from interlace.scheduler.target import CUSTOM, Target
+from interlace.ir.target import CUSTOM, Target
 
 PINNED = 1
 """`memcpy_d2h`'s destination number of pinned memory; a plugin must supply that kernel."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import paddle
 
 from interlace.bridge.targets.base import Device
-from interlace.scheduler.target import GPU, Target
+from interlace.ir.target import GPU, Target
 
 PINNED = 2
 """`memcpy`'s destination number of pinned host memory."""
@@ -28,6 +28,14 @@ class GpuDevice(Device):
     def name(self) -> str:
         """The GPU's name, such as `NVIDIA H200`."""
         return str(paddle.device.cuda.get_device_name(self.place))
+
+    def reserved_bytes(self) -> int:
+        """As Paddle counts it."""
+        return int(paddle.device.cuda.memory_reserved(self.place))
+
+    def release_memory(self) -> None:
+        """Free idle blocks of all streams' pools."""
+        paddle.device.cuda.empty_cache()
 
     def copy_out(self, value: Any) -> Any:
         """An asynchronous copy to pinned memory."""

@@ -14,7 +14,7 @@ from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.passes.pipeline import PassReport
 from interlace.report.causes import held, waits
-from interlace.report.outcome import Outcome, Step
+from interlace.report.outcome import Outcome, Step, errors_of
 from interlace.report.page.document import Device, Label, Memory, Page, PlanPart, Row, Split, World
 from interlace.report.page.picture import Items, compute_runs, curve, gap_runs, jobs, packed, side_runs
 from interlace.report.page.tables import RankStep, communication, offloaded, recomputed
@@ -86,6 +86,7 @@ def build_page(
         given.profile,
         Step.of(other.result, other.representative) if other else None,
         other.name if other else "",
+        errors_of(given.costs, ours.result.input.programs) if other else None,
     )
     world = _world(ours.result.input.programs, labels)
     return Page(

@@ -12,7 +12,7 @@ from interlace.ir.kinds import is_comm, is_copy
 from interlace.report.causes import layer_pattern
 from interlace.report.page.document import Communication, Offload, Recomputed, Return
 from interlace.report.page.picture import Items
-from interlace.scheduler.recompute import COPY, recomputes
+from interlace.scheduler.recompute.copies import COPY, recomputes
 from interlace.scheduler.simulate.parts import Parts, overlap, parts_of, union
 from interlace.scheduler.simulate.simulator import Result
 from interlace.units import ms

@@ -10,7 +10,7 @@ import numpy as np
 
 from interlace.ir import Op, Program
 from interlace.ir.kinds import is_boundary, is_comm, is_receive
-from interlace.scheduler.jobs import baseline_jobs
+from interlace.scheduler.jobs.parts import baseline_jobs
 from interlace.scheduler.memory.live import OrderMemory
 
 

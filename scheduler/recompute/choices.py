@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from interlace.ir import OpInstance, Program
 from interlace.ir.storage import storages_of
-from interlace.scheduler.jobs import baseline_jobs
+from interlace.scheduler.jobs.parts import baseline_jobs
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.recompute import Recomputation
+from interlace.scheduler.recompute.copies import Recomputation
 
 Ints = npt.NDArray[np.int64]
 Span = tuple[int, int, int]

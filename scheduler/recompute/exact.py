@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from interlace.errors import PlanError
-from interlace.scheduler.recompute_choices import Choices
+from interlace.scheduler.recompute.choices import Choices
 
 
 def cheapest(choices: Choices, limit_bytes: int, most_s: float = 20.0) -> frozenset[int]:

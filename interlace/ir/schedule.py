@@ -62,6 +62,11 @@ def in_flight(stage: int, num_stages: int, num_micro_batches: int) -> int:
     return min(num_stages - stage, num_micro_batches)
 
 
+def mixed_depth(stage: int, num_stages: int, num_micro_batches: int) -> int:
+    """Micro-batches in flight on a stage with which mixed pairs of neighbours do not wait for each other."""
+    return min(2 * (num_stages - 1 - stage) + 1, num_micro_batches)
+
+
 def f_then_b(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> list[Slot]:
     """All forwards, then all backwards.
 

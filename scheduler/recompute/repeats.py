@@ -1,6 +1,6 @@
 """Recomputation that could be added: the program as if backward computed again whatever it reads of forward and can compute.
 
-What is to be kept is then left out again (`scheduler/recompute.py`). Nothing is repeated that draws random numbers, acts on more than its
+What is to be kept is then left out again (`copies.py`). Nothing is repeated that draws random numbers, acts on more than its
 results or works in place, and collectives only where that is asked for, those of groups whose ranks are all of one stage: they decide
 alike. A repetition starts at the nearest values that backward reads anyway, and at what passes from layer to layer (the residual sum),
 which stays: were it computed again too, the first layer of backward would want all of forward again, and hold all of it.
@@ -17,7 +17,7 @@ from interlace.ir.effects import is_repeatable
 from interlace.ir.equivalent_ranks import groups_within_stage
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import is_boundary, is_comm, is_p2p
-from interlace.scheduler.recompute import COPY, IDENTITY, aliased
+from interlace.scheduler.recompute.copies import COPY, IDENTITY, aliased
 
 MUCH = 4
 """A value from which all later ones follow stays where what lies between it and the one before takes so many times its bytes. Between two

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from interlace.ir import Graph, Job, Op, Program
 from interlace.ir.kinds import is_boundary, is_receive, is_send
+from interlace.ir.schedule import Part, find_schedule
 from interlace.scheduler.interleave.planner import PartOps, chain_ops
-from interlace.scheduler.schedule import Part, find_schedule
 
 KIND_NAMES = {
     "F": "forward",

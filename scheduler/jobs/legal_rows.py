@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from interlace.errors import PlanError
-from interlace.scheduler.schedule import OPTIMIZER, Part, Slot
+from interlace.ir.schedule import OPTIMIZER, Part, Slot
 
 
 def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
@@ -20,7 +20,7 @@ def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
     Returns:
         Empty if every stage can finish, otherwise the grid of stages with `<-- here` at the slots that are blocked.
 
-    >>> from interlace.scheduler.schedule import joined
+    >>> from interlace.ir.schedule import joined
     >>> stall([joined(s, 2, 4, weight_delay=0, warmup=1) for s in range(2)]).count("<-- here")
     2
     >>> stall([joined(s, 2, 4, weight_delay=0, warmup=2 * (1 - s) + 1) for s in range(2)])

@@ -1,0 +1,405 @@
+"""The plans of one mode of an engine: in training those that a trial compares, elsewhere one; and Paddle's own where one of ours fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import paddle
+
+from interlace.bridge.agree import require_agreement
+from interlace.bridge.capture import Captured
+from interlace.bridge.guard import Fault, Lasting, NotBuiltError, OneBuild, Verdict, agreed, attempt, fault_of, report_fault
+from interlace.bridge.profiles import known_name
+from interlace.bridge.targets import Device
+from interlace.config import Config
+from interlace.errors import PlanError
+from interlace.notice import say, say_once
+from interlace.passes import REGISTRY, Schedule1F1B
+from interlace.passes.base import option_name
+from interlace.planning.choice import Choice, Kept, Store, cache_folder, key_of
+from interlace.planning.peers import Peers, gather
+from interlace.planning.plan import Plan, options_text
+from interlace.planning.trial import PADDLES, Contender, Trial, options_of, told_of
+from interlace.planning.variants import is_open
+from interlace.planning.worker import digest_of
+from interlace.scheduler.hazards import RankComm
+from interlace.units import size
+from interlace.version import VERSION
+
+VARIABLE = "INTERLACE_TUNE"
+"""What the option's default, `auto`, means: `on` or `off`."""
+CONFIGURED = "Interlace's plan"
+MORE_MEMORY = 0.1
+"""Part of what Paddle's baseline holds that a plan with more memory may hold besides; less gains little, more may not be there."""
+
+
+class Runnable(Protocol):
+    """What an engine runs in one mode (`hook.Mode`)."""
+
+    plan: Plan
+    lowered: Any
+    to_compare: RankComm | None
+
+
+class Making(Protocol):
+    """How the plans of one mode are made."""
+
+    def capture(self) -> Captured:
+        """Capture the program that Paddle built."""
+        ...
+
+    def build(self, config: Config, is_first: bool) -> Runnable:
+        """Plan, prove and lower it; `is_first`: Paddle's engine goes on with the programs before anything runs."""
+        ...
+
+    def paddles(self, plan: Plan, is_first: bool) -> Runnable:
+        """Paddle's baseline, beside a plan of ours that says why; `is_first`: it is the engine's first plan of the mode."""
+        ...
+
+
+def is_tuned(config: Config, device: Device) -> bool:
+    """Whether plans are measured and failures guarded against."""
+    asked = os.environ.get(VARIABLE, "") if config.tune == "auto" else config.tune
+    return asked == "on" or (asked != "off" and device.tunes)
+
+
+def proposed(config: Config, plan: Plan) -> list[Contender]:
+    """Plans of other kinds than the one that was made first: a form by name, and more memory; none where the user chose the form."""
+    asked = config.passes.get(Schedule1F1B.name)
+    if config.plan or not isinstance(asked, Schedule1F1B) or not is_open(asked):
+        return []
+    name, pipe = option_name(Schedule1F1B.name), plan.program.pipeline
+    found: list[dict[str, dict[str, Any]]] = [{name: {"interleave": "mixed" if pipe.num_micro_batches > 1 else "dx-first"}}]
+    before = plan.outcome.before if plan.outcome else None
+    if before is not None and config.memory_budget is None:
+        found.append({name: {"extra_live_bytes": asked.extra_live_bytes + int(MORE_MEMORY * before.peak_bytes)}})
+    return [Contender(f"the plan with {options_of(each)}", each) for each in found]
+
+
+def changed(config: Config, options: dict[str, dict[str, Any]]) -> Config:
+    """A configuration with options of passes on top."""
+    passes = dict(config.passes)
+    for key, table in options.items():
+        name = key.replace("_", "-")
+        passes[name] = msgspec.structs.replace(passes.get(name) or REGISTRY[name](), **table)
+    return msgspec.structs.replace(config, passes=passes)
+
+
+@dataclass(slots=True)
+class Entrant:
+    """A plan that can run.
+
+    Attributes:
+        contender: Which it is.
+        mode: What the engine runs.
+        executors: Paddle's, of this plan alone.
+        has_run: Whether its first step went well.
+    """
+
+    contender: Contender
+    mode: Runnable
+    executors: OneBuild
+    has_run: bool = False
+
+
+class Tuning:
+    """The plans of one mode of an engine.
+
+    Args:
+        engine: Paddle's.
+        mode: `train`, `eval` or `predict`.
+        config: As the user gave it.
+        device: What programs are built for.
+        peers: The ranks of the run, which do the same at the same time.
+        making: How plans are made.
+        use: Takes what the engine is to run next.
+    """
+
+    def __init__(
+        self, engine: Any, mode: str, config: Config, device: Device, peers: Peers | None, making: Making, use: Callable[[Any], None]
+    ) -> None:
+        self.engine, self.mode, self.config, self.device, self.peers, self.making, self.use = (
+            engine,
+            mode,
+            config,
+            device,
+            peers,
+            making,
+            use,
+        )
+        self.env = paddle.distributed.ParallelEnv()
+        self.folder = Path(config.dump or config.plan or cache_folder())
+        self.store: Store | None = None
+        self.known, self.reserved_bytes = "", 0
+        self.trial = Trial([PADDLES])
+        self.captured: Captured | None = None
+        self.entrants: dict[str, Entrant] = {}
+        self.digests: dict[str, str] = {}
+        self.shown = Plan.off("no plan was made")
+        """The plan that reports show: the one that was made first until another one is taken."""
+
+    # ------------------------------------------------------------------------------------------------------------- building
+
+    def begin(self) -> Any:
+        """What the engine runs first."""
+        captured, failure = attempt(self.making.capture)
+        verdict = agreed(self.peers, "program captured", fault_of(failure) if failure else Fault())
+        if verdict is None:
+            self.captured = captured
+            self.trial = Trial(self._contenders())
+        else:
+            self._require_ours(verdict, failure)
+            self.shown = Plan.off(f"the program could not be captured: {verdict.text(self.env.world_size)}")
+            self._say_fault(CONFIGURED, "capturing the program", failure, verdict)
+        while (entrant := self._entrant(is_first=True)) is None:
+            pass
+        self.use(entrant.mode)
+        return entrant.mode.lowered
+
+    def _contenders(self) -> list[Contender]:
+        """The plans to try; one alone where nothing is to be measured. The others are known once the first is made."""
+        configured = Contender(CONFIGURED, {})
+        if self.mode != "train":
+            return [configured]
+        assert self.captured is not None
+        program = self.captured.program
+        options = options_text(self.config.device, self.config.pipeline().passes), str(self.config.memory_budget), self.config.plan
+        digests = gather(self.peers, "programs", [digest_of(program), known_name(self.device), self.device.target.name])
+        key = key_of([*(text for each in digests for text in each), *options, VERSION, paddle.__version__])
+        self.store = Store(self.folder, key) if self.env.rank == 0 else None
+        kept = gather(self.peers, "choices of earlier runs", self.store.read() if self.store else Kept())[0]
+        for name in kept.ended:
+            say_once(
+                f"an earlier run ended in the first step of {name}, without a word: it is not tried again; delete "
+                f"{self.folder / f'tuned-{key}.first-step.json'} to try it"
+            )
+        if kept.choice is not None and kept.choice.taken.name not in kept.ended:
+            self.known = kept.path
+            if kept.choice.taken.is_paddles:
+                self.shown = Plan.off("Paddle's baseline was the fastest that an earlier run measured")
+            say_once(
+                f"{kept.choice.taken.name} is taken, the fastest of {len(kept.choice.results)} that an earlier run measured ({kept.path})"
+            )
+            return [kept.choice.taken]
+        return [each for each in (configured, PADDLES) if each.is_paddles or each.name not in kept.ended]
+
+    def _entrant(self, is_first: bool = False) -> Entrant | None:
+        """The plan of the next step, built where it is new; None where that failed, and another one is next."""
+        contender = self.trial.now
+        if contender.name in self.entrants:
+            return self.entrants[contender.name]
+        if contender.is_paddles and (why := self._why_too_large()) and len(self.trial.held) > 1:
+            self.trial.drop(why)
+            self._settle_if_taken()
+            return None
+        start_ns = time.perf_counter_ns()
+        self.reserved_bytes = self.device.reserved_bytes()
+        if contender.is_paddles:
+            mode = self.making.paddles(self.shown, is_first)
+        else:
+            made, failure = attempt(lambda: self._built(contender, is_first))
+            verdict = agreed(self.peers, "plan built", fault_of(failure) if failure else Fault())
+            if verdict is not None:
+                self._require_ours(verdict, failure)
+                self._drop(contender, "planning, proving and lowering it", failure, verdict)
+                return None
+            mode = made
+            if twin := self._twin(contender, mode.plan):
+                self.trial.drop(f"the same plan as {twin}")
+                self._settle_if_taken()
+                return None
+            if self.shown.why_off:
+                self.shown = mode.plan
+        took_ns = gather(self.peers, "time to build", time.perf_counter_ns() - start_ns)
+        account = self.trial.account
+        account.build_ns = 0 if contender.is_paddles and is_first else max(took_ns)
+        if mode.plan.outcome is not None:
+            outcome = mode.plan.outcome
+            account.predicted_ns = (outcome.before.step_ns if outcome.before else 0) if contender.is_paddles else outcome.plan.step_ns
+        entrant = self.entrants[contender.name] = Entrant(contender, mode, OneBuild(self.peers))
+        if contender.name == CONFIGURED and not self.known and self.mode == "train":
+            self.trial.propose(proposed(self.config, mode.plan))
+        self._tell()
+        return entrant
+
+    def _built(self, contender: Contender, is_first: bool) -> Runnable:
+        made = self.making.build(changed(self.config, contender.options or {}), is_first)
+        if made.to_compare is not None:
+            require_agreement(made.plan, made.to_compare, self.device.target)
+            made.to_compare = None
+        return made
+
+    def _why_too_large(self) -> str:
+        """Why Paddle's baseline is not tried: it holds more than the memory budget, as simulated."""
+        outcome, budget = self.shown.outcome, self.shown.memory_budget
+        held_bytes = outcome.before.peak_bytes if outcome is not None and outcome.before is not None else 0
+        return f"it holds {size(held_bytes)}, more than the memory budget of {size(budget)}" if 0 < budget < held_bytes else ""
+
+    def _twin(self, contender: Contender, plan: Plan) -> str:
+        """The name of a plan that is the same on every rank; empty where there is none."""
+        digest = key_of(gather(self.peers, "plans", digest_of(plan.program)))
+        twin = next((name for name, each in self.digests.items() if each == digest), "")
+        self.digests[contender.name] = digest
+        return twin
+
+    # -------------------------------------------------------------------------------------------------------------- running
+
+    def run(self, step: Callable[[], Any]) -> Any:
+        """Run a step by the plan whose turn it is."""
+        while True:
+            entrant = self._entrant()
+            if entrant is None:
+                continue
+            self.use(entrant.mode)
+            if self.trial.taken is not None and entrant.has_run:
+                with self._executors(entrant):
+                    return step()
+            self.device.synchronize()
+            start_ns = time.perf_counter_ns()
+            result, is_done = self._tried(entrant, step)
+            if is_done:
+                self.device.synchronize()
+                self._count(time.perf_counter_ns() - start_ns)
+                return result
+
+    def _tried(self, entrant: Entrant, step: Callable[[], Any]) -> tuple[Any, bool]:
+        """A step, and whether it was done; a plan whose first step failed is dropped, and nothing of the step is left."""
+        with self._executors(entrant):
+            if entrant.has_run:
+                return step(), True
+            if entrant.contender.is_paddles:
+                result = self._paddles_first(step)
+                entrant.has_run = True
+                return result, True
+            assert self.captured is not None
+            lasting = Lasting(self.captured.program)
+            if self.store is not None:
+                self.store.begin(entrant.contender.name)
+            result, failure = self._first(step)
+            verdict = failure.verdict if isinstance(failure, NotBuiltError) else None
+            if verdict is None:
+                verdict = agreed(self.peers, "first step", fault_of(failure) if failure else Fault())
+            if verdict is None:
+                entrant.has_run = True
+            elif not isinstance(failure, NotBuiltError):
+                self._restore(lasting, entrant.contender, failure, verdict)
+            if self.store is not None:
+                self.store.end()
+        if verdict is not None:
+            where = "Paddle's executor took it" if isinstance(failure, NotBuiltError) else "its first step"
+            self.entrants.pop(entrant.contender.name)
+            self._drop(entrant.contender, where, failure, verdict)
+        return result, verdict is None
+
+    def _first(self, step: Callable[[], Any]) -> tuple[Any, Exception | None]:
+        try:
+            result, failure = attempt(step)
+            if failure is None:
+                _, failure = attempt(self.device.synchronize)
+        except BaseException:  # the user ends the run
+            if self.store is not None:
+                self.store.end()
+            raise
+        return result, failure
+
+    def _paddles_first(self, step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except NotBuiltError as error:
+            raise error.__cause__ or PlanError(f"Paddle's baseline cannot run: {error.verdict.text(self.env.world_size)}") from error
+
+    def _restore(self, lasting: Lasting, contender: Contender, failure: Exception | None, verdict: Verdict) -> None:
+        """Undo a step that failed, on every rank. Raises PlanError where that is not possible on one."""
+        if not lasting.why_none:
+            lasting.restore()
+        why = next((each for each in gather(self.peers, "copies", lasting.why_none) if each), "")
+        if why:
+            said = verdict.text(self.env.world_size)
+            raise PlanError(
+                f"{contender.name} failed in its first step ({said}), which may have changed parameters: there was no room on the host "
+                f"for a copy of them ({why}). Start the run again: this plan is not tried then"
+            ) from failure
+        self.device.forget_failure()
+
+    @contextlib.contextmanager
+    def _executors(self, entrant: Entrant) -> Iterator[None]:
+        executor = self.engine._executor
+        own, job_plan = executor._executor_cache, self.engine._job_plan
+        executor._executor_cache = entrant.executors
+        try:
+            yield
+        finally:
+            executor._executor_cache, self.engine._job_plan = own, job_plan
+
+    # ------------------------------------------------------------------------------------------------------------- deciding
+
+    def _count(self, took_ns: int) -> None:
+        """Count a step; at the end of a turn all ranks tell their times."""
+        trial = self.trial
+        if trial.taken is not None:
+            return
+        if not trial.account.has_run:
+            trial.account.device_bytes = max(0, self.device.reserved_bytes() - self.reserved_bytes)
+        if trial.took(took_ns):
+            trial.turn(gather(self.peers, "times of steps", trial.mine()))
+            self._settle_if_taken()
+            self._tell()
+
+    def _settle_if_taken(self) -> None:
+        """Let plans go that are out of the trial; once it is decided, keep the choice and say it."""
+        trial = self.trial
+        held = {each.name for each in trial.held}
+        gone = [name for name in self.entrants if name not in held]
+        for name in gone:
+            del self.entrants[name]
+        if gone:
+            self.device.release_memory()
+        if trial.taken is None or self.mode != "train" or self.known or self.store is None:
+            return
+        choice = Choice(trial.taken, tuple(trial.results()), trial.steps)
+        where = (
+            f"; kept in {self.store.choice_path}" if self.store.write(choice) else f"; {self.folder} cannot be written, so it is not kept"
+        )
+        for line in told_of(trial).lines():
+            say(line)
+        say(f"the next run of the same programs takes it without a trial{where}")
+
+    def _tell(self) -> None:
+        """Let the plans that reports show tell of the trial."""
+        told = told_of(self.trial, self.known) if len(self.trial.accounts) > 1 or self.known else None
+        if self.trial.taken is not None and self.trial.taken.name in self.entrants and not self.trial.taken.is_paddles:
+            self.shown = self.entrants[self.trial.taken.name].mode.plan
+        for plan in {id(each): each for each in (self.shown, *(each.mode.plan for each in self.entrants.values()))}.values():
+            plan.measured.trial = told
+
+    def _drop(self, contender: Contender, where: str, failure: Exception | None, verdict: Verdict) -> None:
+        self._say_fault(contender.name, where, failure, verdict)
+        self.trial.drop(f"{where}: {verdict.text(self.env.world_size)}")
+        if self.shown.why_off:
+            self.shown = Plan.off(f"{contender.name} failed: {where}: {verdict.text(self.env.world_size)}")
+        self._settle_if_taken()
+        self._tell()
+
+    def _say_fault(self, name: str, where: str, failure: Exception | None, verdict: Verdict) -> None:
+        path = report_fault(self.folder, name, where, failure, verdict)
+        if self.env.rank == verdict.rank:
+            say(
+                f"{name} failed ({where}): {verdict.text(self.env.world_size)}. Training goes on with another plan, in the end Paddle's "
+                f"own; nothing of the step is lost. Please report it with {path or 'the log of this rank'} and the dump of the script "
+                "(`interlace dump`)"
+            )
+
+    def _require_ours(self, verdict: Verdict, failure: Exception | None) -> None:
+        """Raise what is about the user's own configuration: no plan stands in for that."""
+        if not verdict.fault.users:
+            return
+        if failure is not None:
+            raise failure
+        raise PlanError(verdict.text(self.env.world_size))

@@ -1,0 +1,132 @@
+"""What a trial of plans decided, kept for later runs of the same programs on the same devices with the same versions; and which plan was in
+its first step when a run ended. No Paddle here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from interlace.errors import OutputError
+from interlace.ir.dump import write_whole
+from interlace.planning.trial import Contender, Result
+
+CACHE_VARIABLE = "INTERLACE_CACHE"
+
+
+class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The plan that a trial took, and what it found of all of them."""
+
+    taken: Contender
+    results: tuple[Result, ...] = ()
+    steps: int = 0
+
+
+class Beginning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan that is in its first step, and the process of rank 0 that runs it."""
+
+    name: str
+    host: str
+    process: int
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What is known from earlier runs.
+
+    Attributes:
+        choice: What was taken.
+        path: Where that stands.
+        ended: Names of plans in whose first step a run ended without a word.
+    """
+
+    choice: Choice | None = None
+    path: str = ""
+    ended: tuple[str, ...] = ()
+
+
+class Store:
+    """The files of one key, in a folder that only rank 0 reads and writes.
+
+    Args:
+        folder: Made where it is missing.
+        key: Of programs, devices, configuration and versions.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.choice_path, self.beginning_path = folder / f"tuned-{key}.json", folder / f"tuned-{key}.first-step.json"
+
+    def read(self) -> Kept:
+        """What is known; files that cannot be read count as none."""
+        kept = Kept()
+        with suppress(OSError, msgspec.DecodeError):
+            choice = msgspec.json.decode(self.choice_path.read_bytes(), type=Choice)
+            kept = Kept(choice, os.fspath(self.choice_path))
+        with suppress(OSError, msgspec.DecodeError):
+            begun = msgspec.json.decode(self.beginning_path.read_bytes(), type=list[Beginning])
+            kept = msgspec.structs.replace(kept, ended=tuple(each.name for each in begun if not _is_alive(each)))
+        return kept
+
+    def write(self, choice: Choice) -> bool:
+        """Keep a choice; says whether that was possible."""
+        return _write(self.choice_path, choice)
+
+    def begin(self, name: str) -> None:
+        """Note that a plan is about to run its first step."""
+        _write(self.beginning_path, [*self._others(), Beginning(name, socket.gethostname(), os.getpid())])
+
+    def end(self) -> None:
+        """Note that it came to its end, with or without an error that was told."""
+        others = self._others()
+        if others:
+            _write(self.beginning_path, others)
+        else:
+            with suppress(OSError):
+                self.beginning_path.unlink()
+
+    def _others(self) -> list[Beginning]:
+        """What other processes noted."""
+        with suppress(OSError, msgspec.DecodeError):
+            begun = msgspec.json.decode(self.beginning_path.read_bytes(), type=list[Beginning])
+            return [each for each in begun if (each.host, each.process) != (socket.gethostname(), os.getpid())]
+        return []
+
+
+def _write(path: Path, content: object) -> bool:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+    except (OSError, OutputError):
+        return False
+    return True
+
+
+def _is_alive(each: Beginning) -> bool:
+    """Whether the process that noted it may still be in that step; of another host that is not known, so it counts as ended."""
+    if each.host != socket.gethostname():
+        return False
+    try:
+        os.kill(each.process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return each.process != os.getpid()
+
+
+def key_of(texts: Sequence[str]) -> str:
+    """A short name for what determines which plan is the fastest."""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where choices are kept: what `INTERLACE_CACHE` names, else the user's cache folder."""
+    given = environment.get(CACHE_VARIABLE, "")
+    if given:
+        return Path(given)
+    base = environment.get("XDG_CACHE_HOME", "") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "interlace"

@@ -1,0 +1,132 @@
+"""Drafts of forms of the schedule with what each stage recomputes, judged by their simulated step and their peak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from interlace.ir.remarks import Fact
+from interlace.passes import Pass, Pipeline, Schedule1F1B
+from interlace.planning.limits import Limit
+from interlace.planning.making import Making
+from interlace.planning.tasks import MemoryLimits
+from interlace.planning.variants import deciding, drafted, is_open, label, paddles_own, recomputing, schedule_label
+from interlace.planning.world import Made
+from interlace.scheduler.recompute.choices import LEVELS
+from interlace.scheduler.whole_step.search import Numbers
+
+ROUNDS = 4
+"""Plans of one form that are made at most; each keeps free the bytes by which the one before exceeded the budget on a GPU."""
+SHRINKS = 0.75
+"""A form is given up where a plan with less room exceeds the budget by more than this part of what the one before did."""
+FAR = 0.25
+"""What exceeds the budget by more than this part of it is not drafted again with less room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A form and the passes after it, as drafted.
+
+    Attributes:
+        recomputed: How much each stage recomputes; None where the passes say it.
+        memory_limits: What passes might use on each rank.
+        step_ns: Simulated step; None if it never ends.
+        peak_bytes: Peak on the worst stage.
+    """
+
+    form: Schedule1F1B
+    later: tuple[Pass, ...]
+    recomputed: Numbers | None
+    memory_limits: MemoryLimits
+    step_ns: int | None
+    peak_bytes: int
+
+    def facts(self, asked: tuple[Pass, ...]) -> dict[str, Fact]:
+        """What remarks tell of it: its form, how much it recomputes, and what differs from the later passes as they were asked for."""
+        found: dict[str, Fact] = {"jobs": "off"} if self.form.interleave == "off" else {"form": schedule_label(self.form)}
+        if self.recomputed:
+            found["recomputed"] = [level / LEVELS for level in self.recomputed]
+        if others := [label(each) for each in self.later if each not in asked]:
+            found["others"] = others
+        return found
+
+
+class Drafts:
+    """Makes drafts with the forms of one schedule.
+
+    Args:
+        make: Of the search.
+        pipeline: The passes as asked for.
+        asked: The schedule among them.
+        limit: Under a memory budget.
+    """
+
+    def __init__(self, make: Making, pipeline: Pipeline, asked: Schedule1F1B, limit: Limit | None) -> None:
+        self.make, self.world, self.pipeline, self.asked, self.given = make, make.world, pipeline, asked, limit
+        self.pipe, self.draws = make.pipe, make.draws
+        at = pipeline.passes.index(asked)
+        self.earlier, self.later = Pipeline(pipeline.passes[:at]), pipeline.passes[at + 1 :]
+        self.memory_limits = self.world.memory_limits(limit.budget if limit else None)
+        self.chooses = make.levels.are_open and is_open(asked)
+        """Whether a schedule may choose how much is recomputed; else the passes say it."""
+        self.needed = limit.levels[0] if limit and limit.levels else None
+        self.recomputes = any(each.recomputes for each in self.world.facts)
+        self.own = paddles_own(pipeline, limit is not None)
+        """Paddle's own jobs and streams."""
+        self.offloads = limit is not None and deciding(self.later, "offload") is not None
+        """Whether under a budget offload moves what a plan holds too much."""
+        asks = any(each.asks_ranks for each in (*self.later, *self.own.passes))
+        self.ranks = tuple(self.world.all) if asks else self.world.firsts
+        """Which ranks make drafts: one of each stage, and all where a pass asks them."""
+        self.fastest_ns: int | None = None
+        """Simulated step of the fastest draft so far that keeps the memory."""
+
+    def draft(self, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float = 1.0) -> Judged:
+        """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back, and where it is
+        not slower already than what keeps the budget. It starts from a part of the room."""
+        before, last = self.before(recomputed), 0
+        memory_limits = tuple(int(part * room) if room else None for room in self.memory_limits)
+        for _ in range(ROUNDS):
+            made = self.world.run(drafted(Pipeline((form, *later))), memory_limits, before, self.ranks, self.make.memo)
+            peaks = self.peaks(made)
+            over, took = max(peaks) - limit, None
+            if over <= 0 or over > FAR * limit or not self.offloads or (last and over > last * SHRINKS):
+                break
+            if self.fastest_ns is not None:
+                took = self.world.step_ns(made, later)
+                if took is None or took >= self.fastest_ns:
+                    break
+            last, memory_limits = over, self.make.lower_limits(made, memory_limits, [peak - limit for peak in peaks])
+        took = took or self.world.step_ns(made, later)
+        if took is not None and max(peaks) <= limit:
+            self.fastest_ns = min(took, self.fastest_ns or took)
+        return Judged(form, later, recomputed, memory_limits, took, max(peaks))
+
+    def before(self, recomputed: Numbers | None) -> Made:
+        """The programs up to the schedule with so much recomputed."""
+        passes = self.earlier if recomputed is None else recomputing(self.earlier, recomputed)
+        return self.world.run(passes, self.memory_limits, memo=self.make.memo)
+
+    def peaks(self, made: Made, by_paddle: bool = False) -> list[int]:
+        """Device bytes of the plan at its peak, by rank, under a budget those on a GPU; a rank without jobs holds nothing.
+
+        `by_paddle`: where Paddle's own jobs run, and not those of our lowering.
+        """
+        peaks = self.world.order_peaks(made, by_paddle)
+        if not self.given:
+            return peaks
+        return [max(peak, on_gpu or 0) for peak, on_gpu in zip(peaks, self.world.gpu_peaks(made, by_paddle), strict=True)]
+
+    def whole(self, judged: Judged) -> Made:
+        before, passes = self.before(judged.recomputed), Pipeline((judged.form, *judged.later))
+        return self.world.run(passes, judged.memory_limits, before, memo=self.make.memo)
+
+
+def fitting(judged: Sequence[Judged], limit: int) -> list[Judged]:
+    """Forms whose step ends and that hold no more than they may, the fastest first; of equally fast ones the order stays."""
+    return sorted((each for each in judged if each.step_ns is not None and each.peak_bytes <= limit), key=lambda each: each.step_ns or 0)
+
+
+def nearest(judged: Sequence[Judged]) -> list[Judged]:
+    """Of forms that exceed the budget, those first that do so least."""
+    return sorted((each for each in judged if each.step_ns is not None), key=lambda each: each.peak_bytes)

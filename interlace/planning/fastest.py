@@ -1,0 +1,101 @@
+"""The form of a schedule, with what each stage recomputes, that is simulated fastest within the memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from interlace.ir.remarks import Fact, Remark
+from interlace.planning.coarse import Coarse
+from interlace.planning.drafts import Drafts, Judged, fitting, nearest
+from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, said
+from interlace.planning.proposals import in_paddles_order, less_recomputed, tighter, with_less, with_other_waits
+from interlace.planning.variants import deciding, drafted, named, paddles_jobs, without_search
+from interlace.planning.world import Made
+
+SLACK = 1.01
+"""A peak counts as Paddle's own up to this factor: allocators round by more."""
+FINALISTS = 1
+"""Forms, the fastest first, whose later passes are tried in their alternatives too, under a budget (waits at the peak hold less than those
+at the ends of jobs) and where transfers are delayed: where the host waits then changes a step by 1 % at most. Else all that fit."""
+
+
+def fastest(drafts: Drafts) -> Made:
+    """Run the passes with the form that is simulated fastest within the memory, with as much recomputation as the schedule pays for.
+
+    Every form is drafted, without local search inside its jobs, and simulated; the fastest is then planned in full. Where Paddle's own
+    plan is the fastest it is kept as it is.
+
+    Raises:
+        PassError: As `Pipeline.run`.
+    """
+    coarse, made = Coarse(drafts), drafts.world.run(drafted(drafts.own), drafts.memory_limits, ranks=drafts.ranks)
+    peaks = drafts.peaks(made)
+    own = Judged(
+        paddles_jobs(drafts.asked), (), None, drafts.memory_limits, drafts.world.step_ns(made), max(drafts.peaks(made, by_paddle=True))
+    )
+    limit = drafts.given.budget if drafts.given else int(own.peak_bytes * SLACK) + drafts.asked.extra_live_bytes
+    by_name = named(drafts.asked, drafts.world.captured, drafts.draws)
+    forms = [(drafts.needed, form) for form in (paddles_jobs(drafts.asked), *by_name)]
+    if by_name:
+        forms += coarse.schedules(peaks, limit)
+    elif drafts.chooses and not drafts.given:
+        forms += [(level, paddles_jobs(drafts.asked)) for level in coarse.recomputation(limit)[:2]]
+    first = dict.fromkeys((recomputed, without_search(form)) for recomputed, form in forms)
+    judged = [drafts.draft(recomputed, form, drafts.later, limit) for recomputed, form in first]
+    if drafts.given:
+        judged += tighter(drafts, judged, limit)
+        judged += less_recomputed(drafts, judged, limit)
+    elif by_name:
+        judged += with_less(drafts, coarse, judged, limit)
+        judged += in_paddles_order(drafts, limit)
+    fit = fitting(judged, limit)
+    few = drafts.given or deciding(drafts.later, "transfers") is not None
+    others = fit or (nearest(judged) if drafts.given else [])
+    judged += [other for each in others[: FINALISTS if few else None] for other in with_other_waits(drafts, each, limit)]
+    best = next(iter(fitting(judged, limit)), None)
+    if best is None and drafts.given:  # what is nearest to the budget is made again with less room
+        best = next(iter(nearest(judged)), None)
+    if best is None and own.step_ns is None and forms:
+        run = replace(drafts.whole(judged[0]), memory_limits=drafts.memory_limits)
+        return run.noted(said("declined", "no-form-judged"), *_lost(drafts, judged, limit))
+    if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
+        kept = said("decided", BASELINE_KEPT, **_baseline_facts(drafts, own))
+        others = [each for each in judged if each.form.interleave != "off" or each.step_ns != own.step_ns]
+        return drafts.world.run(drafts.own, drafts.memory_limits).noted(kept, *_lost(drafts, others, limit))
+    run = drafts.whole(best)
+    facts = best.facts(drafts.later) | _baseline_facts(drafts, own)
+    taken = said("decided", FORM_TAKEN, step_ns=drafts.world.step_ns(run) or 0, limit_bytes=limit, **facts)
+    return run.noted(taken, *_lost(drafts, [each for each in judged if each is not best], limit))
+
+
+def best_level(drafts: Drafts) -> Judged:
+    """How much of what is over the budget recomputation gives back with a form that is given: the fastest draft that fits, or else
+    what exceeds the budget least."""
+    assert drafts.given is not None
+    limit, form = drafts.given.budget, without_search(drafts.asked)
+    judged = [drafts.draft(each, form, drafts.later, limit) for each in dict.fromkeys(drafts.given.levels)]
+    return min(judged, key=lambda each: (max(0, each.peak_bytes - limit), each.step_ns is None, each.step_ns or 0))
+
+
+def _baseline_facts(drafts: Drafts, own: Judged) -> dict[str, Fact]:
+    """What remarks tell of Paddle's own jobs and streams: the passes that a user asked for beside them, their step and their peak; and
+    how the bytes of the choice are counted, where they are not a GPU's."""
+    found: dict[str, Fact] = {"baseline_peak_bytes": own.peak_bytes}
+    if own.step_ns is not None:
+        found["baseline_step_ns"] = own.step_ns
+    if passes := [each.name for each in drafts.own.passes if not each.is_default]:
+        found["baseline_passes"] = passes
+    return found if drafts.given else {**found, "counted": "operations in turn"}
+
+
+def _lost(drafts: Drafts, judged: list[Judged], limit: int) -> list[Remark]:
+    """A remark for each form that was not taken, with the reason."""
+    found = []
+    for each in judged:
+        facts = each.facts(drafts.later) | {"peak_bytes": each.peak_bytes}
+        facts |= {"over_bytes": each.peak_bytes - limit} if each.peak_bytes > limit else {}
+        if each.step_ns is None:
+            found.append(said("declined", "form-would-stall", **facts))
+        else:
+            found.append(said("declined", "form-not-taken", step_ns=each.step_ns, **facts))
+    return found

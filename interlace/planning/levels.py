@@ -1,0 +1,63 @@
+"""How much each stage recomputes: the levels that a search chooses from (`ChooseRecompute.level_index`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from interlace.passes import Pipeline
+from interlace.planning.tasks import higher_level, levels_of
+from interlace.planning.variants import recomputation_of, recomputing
+from interlace.planning.world import World
+from interlace.scheduler.whole_step.search import Numbers
+
+MORE_FREED = (0.0, 0.08, 0.2)
+"""Parts of the budget by which recomputation may give back more than Paddle's order needs; a schedule may ask for any on each stage. GPT-3
+6.7B at the peak of full recomputation by hand: 380.0 ms, with 0.02, 0.04 and 0.06 besides 381.6."""
+
+
+class Levels:
+    """What ranks answer about recomputation.
+
+    Args:
+        world: The ranks.
+        asked: The passes as configured.
+
+    Attributes:
+        are_open: Whether there is something to decide: a pass that recomputes, and whose user did not say how much.
+        collectives: Whether repetitions that are added may repeat collectives.
+    """
+
+    def __init__(self, world: World, asked: Pipeline) -> None:
+        self.world, chooses = world, recomputation_of(asked)
+        self.are_open = chooses is not None and chooses.level is None
+        self.collectives = chooses is not None and chooses.repeat_collectives
+
+    def within(self, limit: int, beyond: Sequence[float] = MORE_FREED) -> tuple[Numbers, ...]:
+        """How much each stage may recompute, by stage, from nothing to most: a schedule may have any of them on each stage.
+
+        Args:
+            limit: Device bytes that no stage may pass in Paddle's order.
+            beyond: Parts of the limit by which recomputation may give back more than it takes for that, one for each level after the first.
+        """
+        return tuple(dict.fromkeys(self.to_free(limit, [(0.0, 0), *((1.0, int(more * limit)) for more in beyond)])))
+
+    def to_free(self, limit: int, freed: Sequence[tuple[float, int]]) -> tuple[Numbers, ...]:
+        """See `levels_of`; of several ranks of a stage the one that needs most decides."""
+        said = self.world.known(levels_of, limit, tuple(freed), self.collectives, ranks=self.world.firsts)
+        return tuple(self.by_stage([each and each[k] for each in said]) for k in range(len(freed)))
+
+    def raised(self, made: Pipeline, freed_bytes: Sequence[int]) -> Pipeline:
+        """Passes that were decided, with so much more recomputed that each rank holds so many bytes less in Paddle's order."""
+        chooses = recomputation_of(made)
+        levels = chooses.level_index if chooses else None
+        if not self.are_open or not isinstance(levels, tuple):
+            return made
+        said = self.world.known(higher_level, levels, tuple(freed_bytes), self.collectives, ranks=self.world.firsts)
+        return recomputing(made, self.by_stage(said))
+
+    def by_stage(self, of_ranks: Sequence[int | None]) -> Numbers:
+        """The most of each stage; 0 where that is not known."""
+        return tuple(
+            max((each or 0 for each, facts in zip(of_ranks, self.world.facts, strict=True) if facts.stage == stage), default=0)
+            for stage in range(self.world.captured.pipeline.num_stages)
+        )

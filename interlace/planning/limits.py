@@ -1,0 +1,51 @@
+"""How much device memory plans may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from interlace.errors import BudgetError, PlanError
+from interlace.planning.tasks import baseline_peak
+from interlace.planning.world import World
+from interlace.scheduler.whole_step.search import Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Under a memory budget.
+
+    Attributes:
+        budget: Device bytes that every rank must keep on a GPU.
+        levels: How much each stage recomputes (`ChooseRecompute.level_index`) with which Paddle's baseline order keeps the budget, for
+            forms by name; then what leaves more and more of the excess to offload. Empty where the passes say it.
+    """
+
+    budget: int
+    levels: tuple[Numbers, ...] = ()
+
+
+def budget_bytes(world: World) -> int:
+    """The memory budget in bytes, for all ranks the least of those that are configured; 0 without one.
+
+    Raises:
+        BudgetError: A fraction is asked for, and what Paddle's baseline holds is not known.
+        PlanError: Ranks have budgets of different sorts.
+    """
+    asked = [each.memory_budget or 0 for each in world.facts]
+    if all(isinstance(each, int) for each in asked) and all(asked):
+        return int(min(asked))
+    other = next((rank for rank, each in enumerate(asked) if each != asked[0]), None)
+    if other is not None:
+        raise PlanError(
+            f"ranks 0 and {other} planned with different options: memory_budget {asked[0]:g} and {asked[other]:g}; "
+            "give every rank the same configuration"
+        )
+    if not asked[0]:
+        return 0
+    held = max(each or 0 for each in world.known(baseline_peak))
+    if not held:
+        raise BudgetError(
+            f"memory_budget {asked[0]:g} of what Paddle's baseline holds: that is not known, its step cannot be simulated; "
+            "give bytes, such as 70GB"
+        )
+    return max(1, int(asked[0] * held))  # less than a byte is a budget too, and refused as one

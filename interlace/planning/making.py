@@ -1,0 +1,88 @@
+"""Plans of one search: made in full or as drafts, and again with less room where they hold too much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from interlace.ir.remarks import Fact, Kind, Remark, remark
+from interlace.passes import Pipeline, Schedule1F1B
+from interlace.planning.levels import Levels
+from interlace.planning.tasks import MemoryLimits
+from interlace.planning.variants import deciding, drafted
+from interlace.planning.world import Made, World
+
+BASELINE_KEPT, FORM_TAKEN = "baseline-kept", "form-taken"
+"""Rules of the remark that says what an open schedule became."""
+SOONER = (2, 8, 32)
+"""So many times what a plan exceeds the budget by is taken off the room with each plan that is made again: offload moves whole values, so
+a little less room may change nothing, and each is a plan in full (GPT-3 6.7B, pp 4, at 43 %: one in the place of two)."""
+
+
+class Making:
+    """Makes plans.
+
+    Args:
+        world: The ranks.
+        asked: The passes as configured.
+        memo: Number of what passes find out during this search. Orders of jobs are looked for from those that were found first, so what
+            is found depends on what was looked for before; a search does not start from what another one found.
+
+    Attributes:
+        is_alone: Whether the other stages are not known, so that no step can be simulated.
+        draws: Whether forward and backward of any rank both draw random numbers.
+        offloads: Whether a pass moves what is over the budget.
+        levels: What is recomputed.
+    """
+
+    def __init__(self, world: World, asked: Pipeline, memo: int = 0) -> None:
+        self.world, self.asked, self.memo = world, asked, memo
+        self.pipe = world.captured.pipeline
+        self.is_alone = not world.is_whole and self.pipe.num_stages > 1
+        self.draws = any(each.draws for each in world.facts)
+        self.offloads = deciding(asked.passes, "offload") is not None
+        self.levels = Levels(world, asked)
+
+    def made(self, made: Pipeline, memory_limits: MemoryLimits) -> Made:
+        """A run of passes whose forms are decided."""
+        return self.world.run(made, memory_limits, memo=self.memo)
+
+    def drafted(self, made: Pipeline, memory_limits: MemoryLimits) -> Made:
+        """The same passes, with a draft of what they make."""
+        return replace(self.world.run(drafted(made), memory_limits, memo=self.memo), passes=made)
+
+    def most(self, run: Made) -> int:
+        """Device bytes of the fullest rank on a GPU."""
+        return max(self.world.bytes_over(run, 0))
+
+    def with_lower_limits(self, make: Callable[[Pipeline, MemoryLimits], Made], run: Made, budget: int) -> Made | None:
+        """The run, made again with so much less room as it exceeds the budget by; None where that does not help."""
+        first = run
+        for number in range(1 + len(SOONER)):
+            over = self.world.bytes_over_in_step(run, budget)
+            if not any(over):
+                return run
+            if number < len(SOONER):
+                memory_limits = self.lower_limits(run, run.memory_limits, [each * SOONER[number] for each in over])
+                run = make(self.levels.raised(run.passes, over if number or not self.offloads else [0] * len(over)), memory_limits)
+                run = _with_choice_of(first, run, said("decided", "made-again", over_bytes=max(over)))
+        return None
+
+    def lower_limits(self, made: Made, memory_limits: MemoryLimits, over: Sequence[int]) -> MemoryLimits:
+        """What passes may use after a plan that exceeds the budget by so many bytes on each rank; as much as before where it does not."""
+        peaks = self.world.order_peaks(made)
+        return tuple(
+            max(1, min(room or 0, peak) - more) if more > 0 else room for room, peak, more in zip(memory_limits, peaks, over, strict=True)
+        )
+
+
+def said(kind: Kind, rule: str, /, **facts: Fact) -> Remark:
+    """A remark for the report of the schedule."""
+    return remark(kind, rule, **facts).of(Schedule1F1B.name)
+
+
+def _with_choice_of(first: Made, again: Made, why: Remark) -> Made:
+    """A run whose schedule was decided before, with the remarks that say how, and why it was made again."""
+    notes = [each for each in first.notes if each.pass_name == Schedule1F1B.name]
+    chosen = [each for each in notes if each.rule in (BASELINE_KEPT, FORM_TAKEN)]
+    return again.noted(*chosen, why, *(each for each in notes if each.kind == "declined"))

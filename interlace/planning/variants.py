@@ -1,0 +1,217 @@
+"""Other forms of a pass that planning compares, by what the pass decides (`Pass.decides`); of a pass that decides nothing there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeVar, cast
+
+import msgspec
+
+from interlace.ir import Program
+from interlace.ir.schedule import in_flight, mixed_depth
+from interlace.passes import ChooseRecompute, DelayTransfers, Pass, Pipeline, Schedule1F1B, ThrottleHost
+from interlace.passes.base import Decides
+from interlace.scheduler.interleave.planner import EARLY, Form
+from interlace.scheduler.jobs.options import ScheduleOptions, numbers_text
+from interlace.scheduler.recompute.choices import LEVELS
+from interlace.scheduler.whole_step.orders import Orders, Simulation, find_orders
+from interlace.scheduler.whole_step.search import Numbers, Ranked
+
+S = TypeVar("S", bound=ScheduleOptions)
+
+
+def deciding(passes: Sequence[Pass], what: Decides) -> Pass | None:
+    """The pass that decides something; None where none does."""
+    return next((each for each in passes if each.decides == what), None)
+
+
+def schedule_of(made: Pipeline) -> Schedule1F1B | None:
+    """The schedule among some passes."""
+    return cast("Schedule1F1B | None", deciding(made.passes, "schedule"))
+
+
+def recomputation_of(made: Pipeline) -> ChooseRecompute | None:
+    """The pass that chooses what is recomputed."""
+    return cast("ChooseRecompute | None", deciding(made.passes, "recomputation"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- of one pass
+
+
+def draft(each: Pass) -> Pass | None:
+    """Without what is slow to plan and hardly changes the simulated step; None to leave it out unless another pass needs what it gives."""
+    if each.decides == "schedule":
+        return without_search(cast("Schedule1F1B", each))
+    return each if each.in_drafts else None
+
+
+def baseline(each: Pass) -> Pass | None:
+    """A pass in Paddle's baseline; None where that does without."""
+    if each.decides == "schedule":
+        return paddles_jobs(cast("Schedule1F1B", each))
+    if each.decides == "host-waits":
+        return ThrottleHost(syncs="outputs")
+    return each if each.in_baseline else None
+
+
+def alternatives(each: Pass) -> tuple[Pass, ...]:
+    """Other forms of a pass, to be compared where the whole step is simulated. Of the host: waits at the ends of jobs; receives are then
+    posted when they are due, and one that waits slows products."""
+    if each.decides != "host-waits" or cast("ThrottleHost", each).syncs != "auto":
+        return ()
+    return (msgspec.structs.replace(each, syncs="job-ends"),)
+
+
+def fallbacks(each: Pass) -> tuple[Pass, ...]:
+    """Milder forms of a pass, the plainest last, to take where the step would be slower than with the plainest. Of pairs `dx-first`, then
+    `off`; a schedule file and `zb-h1` have none, they are used as given."""
+    return milder(cast("Schedule1F1B", each)) if each.decides == "schedule" else ()
+
+
+def label(each: Pass) -> str:
+    """A form in a few words, where reports compare it with another."""
+    if each.decides == "schedule":
+        return schedule_label(cast("Schedule1F1B", each))
+    return f"throttle_host: {{syncs: {cast('ThrottleHost', each).syncs}}}" if each.decides == "host-waits" else each.name
+
+
+def decided_for_all(each: Pass, plans: Sequence[Program], run: Simulation) -> Orders:
+    """What a pass that decides `transfers` has all ranks do, from one plan of each stage. Raises PlanError where it cannot be simulated."""
+    return find_orders(plans, run, 1000 * cast("DelayTransfers", each).margin_us)
+
+
+# -------------------------------------------------------------------------------------------------------------- of a schedule
+
+
+def is_open(schedule: ScheduleOptions) -> bool:
+    """Whether the whole step decides on the form (`fastest.py`)."""
+    return schedule.interleave == "auto" and not schedule.schedule_file
+
+
+def without_search(schedule: S) -> S:
+    """Without the local search."""
+    return msgspec.structs.replace(schedule, search=False)
+
+
+def paddles_jobs(schedule: S) -> S:
+    """Paddle's own list of jobs, or that of the schedule file."""
+    plain = _in_time(schedule)
+    return msgspec.structs.replace(plain, interleave="off", send_latency_weight_at_end=None)
+
+
+def at_plain_depth(schedule: S) -> S:
+    """What takes the place of a form that changes the depth where forward and backward of any rank both draw random numbers."""
+    return msgspec.structs.replace(schedule, interleave="dx-first")
+
+
+def _in_time(schedule: S) -> S:
+    """With all weight gradients in their own jobs, at the usual depth."""
+    return msgspec.structs.replace(schedule, weight_delay=0, weight_delay_at_end=None, depth=(), inline_share=0.0)
+
+
+def milder(schedule: S) -> tuple[S, ...]:
+    """See `fallbacks`."""
+    forms: dict[Form, tuple[Literal["dx-first", "off"], ...]] = {"mixed": ("dx-first", "off"), "dx-first": ("off",)}
+    if not schedule.only_gains or schedule.schedule_file:
+        return ()
+    plain = _in_time(schedule)
+    names = () if schedule.interleave in ("auto", "off", "zb-h1") else forms["mixed" if schedule.mixes() else "dx-first"]
+    simpler = tuple(paddles_jobs(plain) if name == "off" else msgspec.structs.replace(plain, interleave=name) for name in names)
+    return (plain, *simpler) if simpler and (schedule.weight_delay or schedule.depth) else simpler
+
+
+def named(schedule: S, program: Program, draws: bool) -> list[S]:
+    """The forms by name that are possible for a program, the same on every rank; `draws`: whether `draws_twice` of any of them."""
+    pipe = program.pipeline
+    names: tuple[str, ...] = ("dx-first", "mixed")
+    if pipe.schedule in ("FThenB", "none"):
+        return []
+    if pipe.num_chunks == 1 and pipe.num_stages > 1:
+        names = (*names, "zb-h1")
+    forms = [msgspec.structs.replace(schedule, interleave=name) for name in names]
+    return [form for form in forms if not (draws and form.changes_depth(pipe))]
+
+
+def send_weight(schedule: ScheduleOptions) -> float:
+    """The weight of sends where a schedule lets them leave early."""
+    return schedule.send_latency_weight if isinstance(schedule.send_latency_weight, float) else EARLY
+
+
+def as_found(schedule: S, found: Ranked, program: Program, draws: bool) -> S:
+    """A schedule of the coarse model; `draws` as in `named`."""
+    pipe, each, weight = program.pipeline, found.schedule, send_weight(schedule)
+    plain = tuple(
+        (mixed_depth if form == "mixed" else in_flight)(s, pipe.num_stages, pipe.num_micro_batches) for s, form in enumerate(each.form)
+    )
+    weight_delay_at_end = tuple(
+        weight_delay + more for weight_delay, more in zip(each.weight_delay, each.more_weight_delay_at_end, strict=True)
+    )
+    early, at_end = (weight if all(which) else tuple(weight * one for one in which) for which in (each.early, each.early_at_end))
+    return msgspec.structs.replace(
+        schedule,
+        interleave=each.form[0] if len({*each.form}) == 1 else each.form,
+        weight_delay=each.weight_delay if any(each.weight_delay) else 0,
+        weight_delay_at_end=None if weight_delay_at_end == each.weight_delay else weight_delay_at_end,
+        depth=() if pipe.num_chunks > 1 or (each.depth == plain and not draws) else each.depth,
+        send_latency_weight=early,
+        send_latency_weight_at_end=None if at_end == early else at_end,
+        inline_share=each.inline_share if any(each.inline_share) else 0.0,
+    )
+
+
+def schedule_label(schedule: ScheduleOptions) -> str:
+    """The form of interleaving, with what differs from its defaults."""
+    at_end, early_at_end = schedule.weight_delay_at_end, schedule.send_latency_weight_at_end
+    more = [f"weight_delay {numbers_text(schedule.weight_delay)}"] * bool(schedule.weight_delay)
+    more += [f"weight_delay_at_end {numbers_text(at_end)}"] if at_end is not None else []
+    more += [f"depth {numbers_text(schedule.depth)}"] * bool(schedule.depth)
+    more += [f"inline_share {numbers_text(schedule.inline_share)}"] * bool(schedule.inline_share)
+    more += [f"send_latency_weight {numbers_text(schedule.send_latency_weight)}"] * (schedule.send_latency_weight != EARLY)
+    more += [f"send_latency_weight_at_end {numbers_text(early_at_end)}"] if early_at_end is not None else []
+    return ", ".join([f"interleave: {schedule.form_text()}", *more])
+
+
+# --------------------------------------------------------------------------------------------------------------- of pipelines
+
+
+def drafted(made: Pipeline) -> Pipeline:
+    """The passes where a plan is only made to be simulated: drafts, and whole passes where others need what they give."""
+    drafts = [draft(each) for each in made.passes]
+    needed = frozenset().union(*(each.needs for each in drafts if each is not None))
+    kept = (each or whole for whole, each in zip(made.passes, drafts, strict=True) if each is not None or whole.gives & needed)
+    return Pipeline(tuple(kept), is_draft=True)
+
+
+def with_schedule(made: Pipeline, form: Schedule1F1B) -> Pipeline:
+    """The passes with this schedule."""
+    return Pipeline(tuple(form if each.decides == "schedule" else each for each in made.passes))
+
+
+def recomputing(made: Pipeline, index: int | Numbers) -> Pipeline:
+    """The passes with so much recomputed (`ChooseRecompute.level_index`), on every stage or by stage."""
+    level = index / LEVELS if isinstance(index, int) else tuple(each / LEVELS for each in index)
+    of_passes = (msgspec.structs.replace(each, level=level) if each.decides == "recomputation" else each for each in made.passes)
+    return Pipeline(tuple(of_passes))
+
+
+def waiting(made: Pipeline) -> Pipeline:
+    """The passes in their alternatives: with a host that waits more often."""
+    return Pipeline(tuple(next(iter(alternatives(each)), each) for each in made.passes))
+
+
+def in_paddles_order(made: Pipeline) -> Pipeline:
+    """The passes with Paddle's own jobs where the form was open."""
+    schedule = schedule_of(made)
+    return with_schedule(made, paddles_jobs(schedule)) if schedule is not None and is_open(schedule) else made
+
+
+def paddles_own(asked: Pipeline, within_budget: bool = True) -> Pipeline:
+    """Paddle's own jobs and streams; a user's other passes run all the same, but none that only follows the budget."""
+    mine = [each for each in asked.passes if not within_budget or not each.follows_budget]
+    return Pipeline(tuple(kept for each in mine if (kept := baseline(each)) is not None))
+
+
+def paddles_streams(asked: Pipeline) -> Pipeline:
+    """Paddle's own jobs and streams, with the passes that follow the budget."""
+    forms = (each if each.follows_budget else baseline(each) for each in asked.passes)
+    return Pipeline(tuple(each for each in forms if each is not None))

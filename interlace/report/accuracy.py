@@ -1,0 +1,323 @@
+"""How far predictions are off runs of training that were measured: steps, gains, peaks, energy, and the order of plans.
+
+A run is a row of a results file (`testbed_*.json`, as `benchmarks.gpu.results` writes them): its case, plan, sitting and world, the median
+step measured, each rank's peaks, what was simulated when it was measured (`simulated`) and, where it was read, joules of a step. Where its
+plan is stored too (`plans.json` of the device says in which archive), it is predicted again: `now`, and `limited` with the limit of power.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from interlace.cost_model import CostModel, DeviceProfile, load_profile, save_profile
+from interlace.cost_model.profile import Accuracy, Errors, is_path
+from interlace.errors import ConfigError, InterlaceError
+from interlace.ir import Program, load
+from interlace.ir.dump import find_dumps
+from interlace.ir.kinds import is_p2p
+from interlace.ir.target import GPU, IDEAL, with_paddles_jobs
+from interlace.planning.baseline import baseline_plan
+from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.simulate.arrays import Options
+from interlace.scheduler.simulate.simulator import simulate
+
+Row = dict[str, Any]
+BASELINE = "stock"
+"""What results call a run with Paddle's baseline."""
+PEAKS = "in_order_peak_bytes_by_rank"
+"""Simulated peaks; missing in rows of Paddle's baseline that were simulated before what its jobs keep was known, and whose programs are
+not stored."""
+FLOAT32 = ("small", "moe")
+"""Cases in float32: there for their losses and for the order of plans; the profile's float32 products are TF32's, the testbed's are not."""
+CLEAR = 0.01
+"""Two plans that were measured less than this share apart order nothing, and their gain is within the spread of steps."""
+SWITCHED = ("no-priorities", "no-slab", "one-slab")
+"""`PLAN-SWITCH`: the same plan on a testbed that differs. The simulator knows no such difference, so none is simulated."""
+ARCHIVES = "plans.json"
+"""Of a device's results: which archive has the plans of which sittings."""
+PREDICTIONS = {"simulated": "when measured", "now": "now", "limited": "now, with the limit of power"}
+
+
+class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the plans of a sitting are: the begin of its name, the archive beside the file, and the folder in it that has one of each
+    case."""
+
+    sitting: str
+    archive: str
+    folder: str
+
+
+# -- one run ---------------------------------------------------------------------------------------------------------
+
+
+def step_error(row: Row, how: str = "simulated") -> float:
+    """How far a predicted step is off the median measured one, as a share."""
+    return float(row[how]["step_ms"] / row["step_ms"]["median"] - 1)
+
+
+def peak_error(row: Row, how: str = "simulated") -> float:
+    """How far the predicted peak of tensors is off, as a share; of the rank where it is furthest off."""
+    measured = [each["allocated"] + each["outside"] for each in row["peak_bytes_by_rank"]]
+    return float(max((a / b - 1 for a, b in zip(row[how][PEAKS], measured, strict=True)), key=abs))
+
+
+def has_peaks(row: Row, how: str = "simulated") -> bool:
+    """Whether both peaks are known: of the first runs workspaces were not told apart."""
+    return bool(row.get("peak_bytes_by_rank")) and "workspace" in row["peak_bytes_by_rank"][0] and PEAKS in row[how]
+
+
+def is_compared(row: Row, how: str = "simulated") -> bool:
+    """Whether a run has this prediction and its kernels are of the types that profiles have."""
+    return bool(row.get(how, {}).get("step_ms")) and "step_ms" in row and not row["case"].startswith(FLOAT32)
+
+
+def place_of(case: str) -> str:
+    """The mesh of a case by its name.
+
+    >>> place_of("gpt-s2048-mp2-pp2-b2"), place_of("llama-s2048-mp1-pp2"), place_of("llama-s2048-mp1-sendrecv")
+    ('mp 2, pp 2', 'pp 2', 'one GPU')
+    """
+    words = [f"{axis} {size}" for axis, size in re.findall(r"-(dp|mp|pp|vpp)(\d)", case) if size != "1"]
+    return ", ".join(words) + (", experts in float32" if case.startswith("moe") else "") or "one GPU"
+
+
+def kind_of(plan: str) -> str:
+    """The kind of a plan.
+
+    >>> [kind_of(plan) for plan in ("stock-again", "auto-8gb", "budget-0.9", "offload-0.5", "zb-h1")]
+    ['stock', 'auto', 'budget', 'offload', 'one form']
+    """
+    kinds = ((BASELINE, BASELINE), ("auto", "auto"), ("budget", "budget"), ("offload", "offload"))
+    return next((kind for word, kind in kinds if plan.startswith(word)), "one form")
+
+
+# -- many runs -------------------------------------------------------------------------------------------------------
+
+
+def count_order(runs: Sequence[Row], how: str = "simulated") -> tuple[int, int]:
+    """Of pairs of plans of one case and sitting, measured clearly apart: how many are predicted in the right order, and all."""
+    found = [row for row in runs if is_compared(row, how)]
+    right = pairs = 0
+    for k, row in enumerate(found):
+        for other in found[:k]:
+            measured = other["step_ms"]["median"] - row["step_ms"]["median"]
+            if (row["case"], row["sitting"]) == (other["case"], other["sitting"]) and abs(measured) > CLEAR * row["step_ms"]["median"]:
+                pairs += 1
+                right += measured * (other[how]["step_ms"] - row[how]["step_ms"]) > 0
+    return right, pairs
+
+
+def gains(runs: Sequence[Row], how: str = "simulated") -> list[tuple[Row, float, float]]:
+    """Runs with the gain over Paddle's baseline of the same case and sitting: measured, and predicted."""
+    found = [row for row in runs if is_compared(row, how)]
+    baseline = {(row["case"], row["sitting"]): row for row in found if row["plan"] == BASELINE}
+    return [
+        (row, own["step_ms"]["median"] / row["step_ms"]["median"] - 1, own[how]["step_ms"] / row[how]["step_ms"] - 1)
+        for row in found
+        if kind_of(row["plan"]) != BASELINE and (own := baseline.get((row["case"], row["sitting"])))
+    ]
+
+
+def errors(runs: Sequence[Row], how: str = "simulated") -> Errors:
+    """Of runs that have this prediction; gains below `CLEAR` are left out."""
+    found = [row for row in runs if is_compared(row, how)]
+    steps: list[float] = [step_error(row, how) for row in found]
+    large = [(measured, predicted) for _, measured, predicted in gains(found, how) if abs(measured) >= CLEAR]
+    right, pairs = count_order(found, how)
+    return Errors(
+        steps=len(steps),
+        step_bias=_median(steps),
+        step_median=_median(map(abs, steps)),
+        step_worst=_worst(steps),
+        gains=len(large),
+        gain_ratio=_median(predicted / measured for measured, predicted in large),
+        gain_median=_median(abs(predicted / measured - 1) for measured, predicted in large),
+        gain_points=_median(abs(predicted - measured) for measured, predicted in large),
+        right_sign=sum(predicted * measured > 0 for measured, predicted in large),
+        pairs=pairs,
+        right_order=right,
+    )
+
+
+def accuracy_of(runs: Sequence[Row], day: str) -> Accuracy:
+    """What a profile says of itself: errors of gains differ most between steps with and without stages, so they are told apart."""
+
+    def of(how: str, has_stages: bool) -> Errors:
+        return errors([row for row in runs if ("pp" in place_of(row["case"])) == has_stages], how)
+
+    return Accuracy(
+        date=day,
+        one_stage=of("now", False),
+        stages=of("now", True),
+        one_stage_limited=of("limited", False),
+        stages_limited=of("limited", True),
+    )
+
+
+def _median(values: Iterable[float]) -> float:
+    found = list(values)
+    return round(statistics.median(found), 4) if found else 0.0
+
+
+def _worst(values: Sequence[float]) -> float:
+    """The one farthest from 0."""
+    least, most = min(values, default=0.0), max(values, default=0.0)
+    return round(most if most >= -least else least, 4)
+
+
+# -- stored runs -----------------------------------------------------------------------------------------------------
+
+
+def results_folder(given: str = "") -> Path:
+    """The folder of stored runs: the one given, else that of the checkout that Interlace runs from.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    import interlace
+
+    here = Path(given) if given else Path(interlace.__file__).resolve().parent.parent / "benchmarks" / "results"
+    if not here.is_dir():
+        raise ConfigError(
+            f"{here}: no folder of measured runs; the installed package holds none: name a folder that has DEVICE/testbed_*.json, such as "
+            "benchmarks/results of a checkout of Interlace"
+        )
+    return here
+
+
+def stored_runs(folder: Path, device: str) -> list[Row]:
+    """All runs of a device that ended, of the shipped profile's name or a profile file's, each once.
+
+    Raises:
+        ConfigError: A file is not as `benchmarks.gpu.results` writes it.
+    """
+    found: dict[tuple[str, ...], Row] = {}
+    for path in sorted((folder / device).glob("testbed_*.json")):
+        try:
+            data = json.loads(path.read_bytes())
+            if not isinstance(data, dict) or "sittings" not in data:
+                continue
+            for row in data["runs"]:
+                if "step_ms" in row:
+                    float(row["step_ms"]["median"])
+                    found[path.name, row["case"], row["plan"], row["sitting"]] = {**row, "device": device, "file": path.name}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path}: {error!r}; expected a file of `python -m benchmarks.gpu.results --into`: sittings, and runs that each have case, "
+                "plan, sitting and step_ms"
+            ) from error
+    return list(found.values())
+
+
+@contextmanager
+def stored_plans(folder: Path, device: str) -> Iterator[Callable[[Row], list[Program]]]:
+    """Gives a function from a run to the programs that it ran, empty where they are not stored; archives are unpacked for this time."""
+    where = folder / device / ARCHIVES
+    try:
+        known = msgspec.json.decode(where.read_bytes(), type=list[Stored]) if where.is_file() else []
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{where}: {error}; expected a list of objects with sitting, archive and folder") from error
+    with ExitStack() as stack:
+        unpacked: dict[str, Path] = {}
+
+        def programs(row: Row) -> list[Program]:
+            for each in known:
+                if row["sitting"].startswith(each.sitting):
+                    if each.archive not in unpacked:
+                        room = stack.enter_context(tempfile.TemporaryDirectory(prefix="interlace-plans-"))
+                        unpacked[each.archive] = _unpack(folder / device / each.archive, Path(room))
+                    found = _programs(unpacked[each.archive] / each.folder / row["case"], row["plan"], row["world"])
+                    if found:
+                        return found
+            return []
+
+        yield programs
+
+
+def _unpack(archive: Path, room: Path) -> Path:
+    try:
+        with tarfile.open(archive) as file:
+            file.extractall(room, filter="data")
+    except (OSError, tarfile.TarError) as error:
+        raise ConfigError(f"{archive}: {error}; expected the archive of plans that {ARCHIVES} names") from error
+    return room
+
+
+def _programs(case: Path, plan: str, world: int) -> list[Program]:
+    """Of a plan's folder; of Paddle's baseline, where it has none, as any other plan of the case was made from it."""
+    own = case / plan
+    if own.is_dir():
+        files = find_dumps([own])
+        return [load(file) for file in files] if len(files) == world else []
+    if kind_of(plan) == BASELINE:
+        if plan != BASELINE:
+            return _programs(case, BASELINE, world)
+        for captured in sorted(case.glob("*/captured")):
+            files = find_dumps([captured])
+            if len(files) == world:
+                return [load(file) for file in files]
+    return []
+
+
+def as_run(captured: Program, costs: CostModel) -> Program:
+    """Paddle's baseline of a captured program as the testbed runs it, where sends and receives have a stream for each ring."""
+    replace = msgspec.structs.replace
+    ops = tuple(replace(op, stream=f"{op.stream or 'p2p'}.{op.group}") if is_p2p(op) else op for op in captured.ops)
+    return baseline_plan(replace(captured, ops=ops), costs)
+
+
+def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
+    """The run with `now` and `limited`. Raises PlanError where the step would never end."""
+    is_baseline = kind_of(row["plan"]) == BASELINE
+    if any(not program.jobs for program in programs):
+        programs = [as_run(program, costs) for program in programs]
+    free, limited = (simulate(programs, costs, Options.of(GPU, power=power), with_memory=False) for power in (False, True))
+    place = with_paddles_jobs(IDEAL) if is_baseline else IDEAL
+    peaks = [in_order(program, target=place).peak() for program in programs]
+    return {
+        **row,
+        "now": {"step_ms": round(free.step_ns / 1e6, 2), PEAKS: peaks},
+        "limited": {
+            "step_ms": round(limited.step_ns / 1e6, 2),
+            PEAKS: peaks,
+            "mhz": [round(limited.mean_mhz(at)) for at in range(len(programs))],
+            "joules": round(sum(limited.joules), 1),
+        }
+        if costs.power()
+        else {},
+    }
+
+
+def predicted_runs(folder: Path, device: str, profile: DeviceProfile, tell: Callable[[str], None] = lambda line: None) -> list[Row]:
+    """Every stored run of a device, predicted now where its plan is stored; what fails is told, and left as it was."""
+    costs, found = CostModel(profile), []
+    with stored_plans(folder, device) as plans:
+        for row in stored_runs(folder, device):
+            if row["plan"].endswith(SWITCHED) or row["case"].startswith(FLOAT32):
+                found.append(row)
+                continue
+            try:
+                programs = plans(row)
+                found.append(predict(row, programs, costs) if programs else row)
+            except InterlaceError as error:
+                tell(f"{row['case']} {row['plan']} ({row['sitting']}): not predicted: {error}")
+                found.append(row)
+    return found
+
+
+def write_into(name: str, found: Accuracy) -> Path:
+    """Store it in a shipped profile, or in a profile's file. Raises OSError where that cannot be written."""
+    import interlace
+
+    path = Path(name) if is_path(name) else Path(interlace.__file__).resolve().parent / "configs" / "devices" / f"{name}.json"
+    return save_profile(msgspec.structs.replace(load_profile(name), accuracy=found), path.resolve())

@@ -1,0 +1,161 @@
+"""The jobs of a stage's slots: which operations each has, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from interlace.cost_model import Costs
+from interlace.ir import Graph, Job, Op, Program
+from interlace.ir.kinds import is_receive, is_send
+from interlace.ir.schedule import Slot, sent_before
+from interlace.scheduler.interleave import planner
+from interlace.scheduler.interleave.inline_weights import inline_weights
+from interlace.scheduler.interleave.optimizer import reductions_first
+from interlace.scheduler.interleave.part_order import EarlyCollectives
+from interlace.scheduler.interleave.planner import FREE_SHARE, SMALL_SHARE, Form, Pair, PairPlan, PartOps, plan_pair
+from interlace.scheduler.jobs.options import ScheduleOptions, of_stage
+from interlace.scheduler.jobs.parts import Parts, job_of
+from interlace.scheduler.whole_step.slot_times import SlotTimes, slot_times
+
+Kinds = tuple[tuple[str, str, int], ...]
+"""`(label, kind, chunk)` of each part of a slot: slots with the same parts, in any micro-batches, get the same order."""
+
+
+class Jobs:
+    """Makes the jobs of one program by some options; what is found is kept for the same program in `memo`.
+
+    Args:
+        program: Whose operations.
+        options: How they are ordered.
+        cost: Times and interference.
+        memo: Results for the same programs, whatever the options.
+        has_budget: Whether a memory budget is given: orders then exceed their memory by less.
+    """
+
+    def __init__(self, program: Program, options: ScheduleOptions, cost: Costs, memo: dict[Any, Any], has_budget: bool) -> None:
+        self.program, self.options, self.cost, self.memo = program, options, cost, memo
+        self.share = SMALL_SHARE if has_budget else FREE_SHARE
+        stage = program.pipeline.stage
+        self.early, self.inline_share = of_stage(options.send_latency_weight, stage), of_stage(options.inline_share, stage)
+
+    def plans(self, slots: Sequence[Slot], parts: Parts, form: Form, joins: bool) -> dict[Kinds, PairPlan]:
+        """The order of each kind of slot that has a choice: slots of several parts, and where the stage `joins` any whole backwards too."""
+        mixed = {kinds_of(slot) for slot in slots if len(slot.parts) > 1}
+        choice = {"B", "I"} if parts.early else {"B"}
+        whole = {kinds_of(slot) for slot in slots if slot.parts[0].kind in choice} if joins or parts.early else set()
+        return {kinds: self.order(parts, kinds, form)[0] for kinds in sorted(mixed | whole)}
+
+    def parts(self, kinds: set[str]) -> Parts:
+        """The operations of each kind of part, with collectives as early as they can start; `off` keeps program order. Weight gradients
+        that do not trail go with the input gradients."""
+        program, options = self.program, self.options
+        if options.interleave == "off":
+            return Parts(program, kinds)
+        now = self.inline_share if "I" in kinds else 0.0
+        key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), options.extra_live_bytes, self.early, now)
+        if key not in self.memo:
+            parts = Parts(program, kinds, self._inline_weights(now))
+            for kind, chunk in parts.ops:
+                parts.ops[kind, chunk] = self._early_collectives(parts.part(kind, kind, chunk))
+            self.memo[key] = (parts, program)
+        found: Parts = self.memo[key][0]
+        return found
+
+    def _inline_weights(self, part: float) -> frozenset[int]:
+        if not part:
+            return frozenset()
+        graph, halves = Graph(self.program), Parts(self.program, {"I", "W"})
+        return frozenset().union(*(inline_weights(graph, ops, self.cost, part) for (kind, _), ops in halves.ops.items() if kind == "W"))
+
+    def _early_collectives(self, part: PartOps) -> list[Op]:
+        """Orders are found once for a part of the same program, whatever the other parts are."""
+        extra_bytes = self.options.extra_live_bytes
+        key = ("part", id(self.program.ops), part.kind, tuple(op.id for op in part.ops), extra_bytes)
+        if key not in self.memo:
+            self.memo[key] = (EarlyCollectives(self.program, part, self.cost, extra_bytes), self.program)
+        found: EarlyCollectives = self.memo[key][0]
+        return found.fastest(self.early)
+
+    def order(self, parts: Parts, kinds: Kinds, form: Form) -> tuple[PairPlan, SlotTimes]:
+        """The order of one kind of job, and its times and memory; computed once for the same program."""
+        program, options = self.program, self.options
+        items = tuple(tuple(op.id for op in parts.ops[kind, chunk]) for _, kind, chunk in kinds)
+        same = ("pair", id(program.ops), kinds, items, options.search)
+        key = (*same, form, options.extra_live_bytes, options.max_ops_per_job, self.share, self.early)
+        if same not in self.memo:
+            work = planner.SEARCH_WORK if options.search else 0
+            self.memo[same] = (Pair(program, self._ops(parts, kinds), self.cost, self.early, work), program)
+        if key not in self.memo:
+            pair = self.memo[same][0].with_early(self.early)
+            plan = plan_pair(pair, form, options.extra_live_bytes, options.max_ops_per_job, self.share)
+            self.memo[key] = (plan, slot_times(pair, list(plan.order)))
+        plan, times = self.memo[key]
+        return plan, times
+
+    def _ops(self, parts: Parts, kinds: Kinds) -> list[PartOps]:
+        """The operations of each part; the optimizer beside gradients reduces them in the order in which they are complete."""
+        found = [parts.part(label, kind, chunk) for label, kind, chunk in kinds]
+        if len(found) > 1 and found[-1].kind == "O":
+            before = [op for part in found[:-1] for op in part.ops]
+            found[-1] = PartOps("O", "O", reductions_first(Graph(self.program), before, found[-1].ops))
+        return found
+
+    def of(self, slot: Slot, parts: Parts, plans: dict[Kinds, PairPlan]) -> list[Job]:
+        """The job of a slot; if it would be too large, a job for each part, cut after the part's last operation."""
+        kinds = kinds_of(slot)
+        if kinds not in plans:
+            return [job_of(slot.parts[0], parts)]
+        of_label = {label: part for (label, _, _), part in zip(kinds, slot.parts, strict=True)}
+        items = tuple((op_id, of_label[label].micro_batch) for label, op_id in plans[kinds].order)
+        if len(slot.parts) == 1:
+            return [msgspec.structs.replace(job_of(slot.parts[0], parts), items=items)]
+        if len(items) <= self.options.max_ops_per_job:
+            name = "_".join(str(part).replace(".", "c") for part in slot.parts)
+            return [Job(f"pair_{name}", "pair", slot.parts[0].micro_batch, items)]
+        last = {label: k for k, (label, _) in enumerate(plans[kinds].order)}
+        cuts = [0, *(1 + max(last[label] for label, _, _ in kinds[: k + 1]) for k in range(len(kinds)))]
+        return [
+            msgspec.structs.replace(job_of(part, parts), items=items[start:end])
+            for part, start, end in zip(slot.parts, cuts, cuts[1:], strict=False)
+        ]
+
+
+def kinds_of(slot: Slot) -> Kinds:
+    """The parts of a slot; a label is the kind, with a number if the kind occurs twice."""
+    seen: dict[str, int] = {}
+    found = []
+    for part in slot.parts:
+        seen[part.kind] = seen.get(part.kind, 0) + 1
+        found.append((part.kind + (str(seen[part.kind]) if seen[part.kind] > 1 else ""), part.kind, part.chunk))
+    return tuple(found)
+
+
+def receive_early(jobs: tuple[Job, ...], program: Program, neighbour: list[Slot]) -> tuple[Job, ...]:
+    """Issue receives of activations before the gradient sends that the previous stage receives only after sending them.
+
+    If sends wait for their receiver, this stage must receive, before it sends a gradient, every activation that the previous stage
+    (with the slots `neighbour`) sends before it receives that gradient.
+    """
+    sends = {op.id for op in program.ops if op.role == "backward" and is_send(op)}
+    receiving = {op.id for op in program.ops if op.role == "forward" and is_receive(op)}
+    waiting = sorted({(m, op_id) for job in jobs for op_id, m in job.items if op_id in receiving}, reverse=True)
+    done: set[tuple[int, int]] = set()
+    items: list[list[tuple[int, int]]] = []
+    for job in jobs:
+        line: list[tuple[int, int]] = []
+        for op_id, m in job.items:
+            count = sent_before(neighbour, m) if op_id in sends else 0
+            while waiting and waiting[-1][0] < count:
+                micro_batch, receive = waiting.pop()
+                if (receive, micro_batch) not in done:
+                    line.append((receive, micro_batch))
+                    done.add((receive, micro_batch))
+            if (op_id, m) not in done:
+                line.append((op_id, m))
+            if op_id in receiving:
+                done.add((op_id, m))
+        items.append(line)
+    return tuple(msgspec.structs.replace(job, items=tuple(line)) for job, line in zip(jobs, items, strict=True))

@@ -1,0 +1,109 @@
+"""`interlace accuracy`: errors of predictions from stored runs, what is stored of them, and where it is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from interlace.cli import main
+from interlace.cost_model import load_profile, save_profile
+from interlace.cost_model.profile import Accuracy, Errors
+from interlace.report import accuracy
+from interlace.report.outcome import Outcome, Step
+
+ROOT = Path(__file__).resolve().parents[2]
+PEAK = {"allocated": 90, "outside": 10, "workspace": 0}
+
+
+def run(plan: str, measured: float, predicted: float, case: str = "gpt-s2048-mp1-pp2", sitting: str = "a") -> dict[str, Any]:
+    said = {"step_ms": predicted, accuracy.PEAKS: [103]}
+    step = {"median": measured, "min": measured, "max": measured}
+    return {
+        "case": case,
+        "plan": plan,
+        "sitting": sitting,
+        "world": 2,
+        "step_ms": step,
+        "peak_bytes_by_rank": [PEAK],
+        "simulated": said,
+    }
+
+
+def test_errors_of_steps_gains_and_order() -> None:
+    runs = [run("stock", 120, 130), run("auto", 100, 100), run("mixed", 110, 99), run("zb-h1", 90, 90, sitting="b")]
+    found = accuracy.errors(runs)
+    assert (found.steps, found.gains, found.pairs, found.right_order, found.right_sign) == (4, 2, 3, 2, 2)  # `zb-h1` has no baseline
+    assert found.gain_ratio == pytest.approx((0.3 / 0.2 + (130 / 99 - 1) / (120 / 110 - 1)) / 2, abs=1e-3)
+    assert found.step_worst == pytest.approx(-0.1)
+    assert accuracy.peak_error(runs[0]) == pytest.approx(0.03)
+    assert accuracy.errors([run("stock", 100, 100), run("auto", 99.5, 50)]).gains == 0  # within the spread of steps
+    assert accuracy.errors(runs, "now").steps == 0
+
+
+def test_a_stored_plan_is_predicted_now_and_the_others_as_they_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the repository: the plans of one case of two H100s."""
+    source, folder = ROOT / "benchmarks/results/h100", tmp_path / "h100"
+    folder.mkdir()
+    (folder / "plans.json").write_text((source / "plans.json").read_text())
+    (folder / "plans_2026-11-25.tar.xz").write_bytes((source / "plans_2026-11-25.tar.xz").read_bytes())
+    held = json.loads((source / "testbed_held.json").read_text())
+    rows = [row for row in held["runs"] if row["case"] == "h-gpt-s2048-dp2"]
+    unknown = run("auto", 100, 90, "gpt-without-plan-pp2", held["runs"][0]["sitting"])
+    (folder / "testbed_held.json").write_text(json.dumps({**held, "runs": [*rows, unknown]}))
+    assert main(["accuracy", str(tmp_path), "--json", str(tmp_path / "said.json"), "--each"]) == 0
+    said = json.loads((tmp_path / "said.json").read_text())["devices"]["h100"]
+    by_plan = {row["plan"]: row for row in said["runs"] if row["case"] == "h-gpt-s2048-dp2"}
+    assert set(by_plan) == {"stock", "auto"}
+    for row in by_plan.values():
+        assert abs(accuracy.step_error(row, "now")) < 0.1
+        assert row["limited"]["step_ms"] >= row["now"]["step_ms"] > 0
+    assert not any("now" in row for row in said["runs"] if row["case"] == "gpt-without-plan-pp2")
+    assert {(group["mesh"], group["kind"]) for group in said["groups"]} >= {("dp 2", "all"), ("dp 2", "auto"), ("pp 2", "all")}
+    assert "3 measured runs; of 2 the plan is stored" in capsys.readouterr().out
+
+
+def test_folders_without_runs_and_broken_files_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["accuracy", str(tmp_path / "none")]) == 2
+    assert "no folder of measured runs; the installed package holds none" in capsys.readouterr().err
+    assert main(["accuracy", str(tmp_path)]) == 2
+    assert "expected DEVICE/testbed_*.json" in capsys.readouterr().err
+    (tmp_path / "h100").mkdir()
+    (tmp_path / "h100/testbed_x.json").write_text('{"sittings": {}, "runs": [{"step_ms": {}}]}')
+    assert main(["accuracy", str(tmp_path)]) == 2
+    assert "testbed_x.json: KeyError('median'); expected a file of" in capsys.readouterr().err
+
+
+def test_stored_errors_stand_beside_each_predicted_gain(tmp_path: Path) -> None:
+    off = Errors(9, 0.01, 0.021, 0.05, 4, 1.31, 0.3, 0.02, 3, 5, 5)
+    path = tmp_path / "mine.json"
+    save_profile(load_profile("h200"), path)
+    accuracy.write_into(str(path), Accuracy("2026-11-25", off, off, off, off))
+    assert load_profile(path).accuracy == Accuracy("2026-11-25", off, off, off, off)
+    outcome = Outcome(Step(90, 0, 0, 1), "mine", Step(100, 0, 0, 1), errors=off)
+    assert outcome.sentence().endswith(
+        "Predicted gains were 1.31 times the measured ones (median of 4, 3 with the right sign), steps 2.1 % off."
+    )
+    assert "Predicted gains" not in msgspec.structs.replace(outcome, errors=None).sentence()
+
+
+@pytest.mark.parametrize("device", ["h100", "h200"])
+def test_shipped_profiles_have_their_errors(device: str) -> None:
+    found = load_profile(device).accuracy
+    assert found is not None
+    for errors in (found.one_stage, found.stages):
+        assert errors.steps > 10
+        assert errors.gains > 5
+        assert errors.gain_ratio > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["h100", "h200"])
+def test_stored_errors_are_those_of_today(device: str) -> None:
+    profile = load_profile(device)
+    assert profile.accuracy is not None
+    runs = accuracy.predicted_runs(accuracy.results_folder(), device, profile)
+    assert accuracy.accuracy_of(runs, profile.accuracy.date) == profile.accuracy

@@ -1,0 +1,50 @@
+"""What the checker says about unsafe plans, word for word. `pytest --update-golden` rewrites what is expected.
+
+A file starts with `//` lines that say what it shows, then `target:`; then the plan of each rank, behind `=== plan`; then, behind
+`=== findings`, what is told of it: class, ranks, op instances, message, remedy.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from interlace.errors import PlanError
+from interlace.ir import parse
+from interlace.ir.target import GPU
+from interlace.scheduler.hazards import check
+from interlace.scheduler.hazards.finding import Kind
+
+FILES = sorted((Path(__file__).parent / "findings").glob("*.txt"))
+TARGETS = {"gpu": GPU, "careless": msgspec.structs.replace(GPU, name="careless", records_streams=False)}
+
+
+def told(given: str) -> str:
+    """What is found in the plans of a file."""
+    head, *plans = given.split("=== plan\n")
+    target = re.search(r"^target: (\w+)$", head, re.MULTILINE)
+    assert target
+    try:
+        found = check([parse(plan) for plan in plans], TARGETS[target[1]])
+    except PlanError as error:
+        return f"PlanError: {error}\n"
+    return "".join(f"ranks {list(each.ranks)}: {each}\n" + "".join(f"    {item}\n" for item in each.items) for each in found)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_finding_is_told_in_full(path: Path, update_golden: bool) -> None:
+    text = path.read_text()
+    given = text.partition("=== findings\n")[0]
+    now = f"{given}=== findings\n{told(given)}"
+    if update_golden:
+        path.write_text(now)
+    assert now == text or update_golden, f"{path.name} differs; run `pytest --update-golden` and review the difference"
+
+
+def test_files_are_there_and_every_class_is_among_them() -> None:
+    classes = set(re.findall(r"^ranks \[[\d, ]*\]: ([a-z0-9-]+):", "".join(path.read_text() for path in FILES), re.MULTILINE))
+    assert classes == set(get_args(Kind))

@@ -1,0 +1,144 @@
+"""Imports go one way, those inside functions and for type checking too; only the outer layers know Paddle."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from interlace.passes import REGISTRY
+from interlace.passes.base import is_built_in
+from tests.modules import package_modules
+
+LAYERS = {
+    "ir": "the immutable program, its text, graph and differences; schedule notation, target rules, rings, equivalence of ranks",
+    "cost_model": "times of operations, collectives and copies",
+    "simulation": "the engine that runs plans in a model of the executor, and the models of its memory",
+    "proof": "what makes a plan unsafe, found without trusting what planned it",
+    "scheduler": "what orders and chooses: jobs and their inside, recomputation, offload, the coarse model of a step",
+    "passes": "a rewrite of a program for each file, with its contract",
+    "planning": "the search over whole steps, and plans; what reports print of them",
+    "cpu": "Paddle's CPU wheel taught to run several ranks",
+    "bridge": "Paddle's programs in, jobs of its executor out",
+    "local": "ranks as processes of this machine",
+    "cli": "the console command",
+}
+"""From the inside out, each with its purpose: a layer may import itself and layers in front of it."""
+KNOW_PADDLE = ("cpu", "bridge", "local")
+LEAVES = {
+    "interlace.errors",
+    "interlace.files",
+    "interlace.interrupts",
+    "interlace.version",
+    "interlace.compiling",
+    "interlace.configs",
+    "interlace.units",
+    "interlace.registration",
+    "interlace.notice",
+    "interlace.garbage",
+    "interlace.temporary",
+}
+"""What all may import."""
+WHERE = {
+    "interlace.scheduler.simulate": "simulation",
+    "interlace.scheduler.memory": "simulation",
+    "interlace.scheduler.hazards": "proof",
+    "interlace.config": "planning",
+    "interlace.outside": "planning",
+    "interlace.user_passes": "planning",
+    "interlace.report": "planning",
+    "interlace.installed": "bridge",
+    "interlace.__main__": "cli",
+}
+"""Modules and folders whose layer is not their folder's name."""
+
+
+def layer(name: str) -> str | None:
+    """Layer of a module; None for leaves, which all may import, and for the public face, which imports late."""
+    if name in LEAVES or name == "interlace":
+        return None
+    for prefix, where in WHERE.items():
+        if name == prefix or name.startswith(prefix + "."):
+            return where
+    return name.split(".")[1]
+
+
+@cache
+def imported(path: Path, top_level_only: bool = False) -> frozenset[str]:
+    """Modules that a file imports, by full name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = set()
+    for node in tree.body if top_level_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("name", package_modules())
+def test_only_the_outer_rooms_import_paddle(name: str) -> None:
+    known = {module.partition(".")[0] for module in imported(package_modules()[name])}
+    assert "paddle" not in known or layer(name) in KNOW_PADDLE
+
+
+@pytest.mark.parametrize("name", package_modules())
+def test_nothing_imports_what_is_not_installed_with_it(name: str) -> None:
+    """The testbed, the tests and the benchmarks know Interlace, and are no part of it."""
+    known = {module.partition(".")[0] for module in imported(package_modules()[name])}
+    assert not known & {"testbed", "tests", "benchmarks"}
+
+
+@pytest.mark.parametrize("name", [name for name in package_modules() if layer(name) in LAYERS])
+def test_layers_import_inwards(name: str) -> None:
+    order, files = list(LAYERS), package_modules()
+    mine = order.index(layer(name) or "")
+    others = {module: layer(module) for module in imported(files[name]) if module in files and layer(module) in LAYERS}
+    outward = sorted(f"{name} ({layer(name)}) -> {module} ({where})" for module, where in others.items() if order.index(where or "") > mine)
+    assert outward == []
+
+
+def test_no_pass_knows_another() -> None:
+    """Passes share helpers and the contract; what one must know of another goes through what it gives and needs."""
+    files = package_modules()
+    passes = {kind.__module__ for kind in REGISTRY.values() if is_built_in(kind)}
+    assert [f"{name} -> {each}" for name in sorted(passes) for each in sorted(imported(files[name]) & (passes - {name}))] == []
+
+
+def test_no_pass_is_asked_for_its_class_outside_of_the_passes() -> None:
+    """Planning works by what a pass declares that it decides (`Pass.decides`)."""
+    kinds = {kind.__name__ for kind in REGISTRY.values() if is_built_in(kind)}
+    found = []
+    for name, path in package_modules().items():
+        if layer(name) != "passes":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                    asked = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+                    found += [f"{name}:{node.lineno}: {each}" for each in sorted(asked & kinds)]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", package_modules())
+def test_every_module_is_in_a_layer(name: str) -> None:
+    """A module outside of them would be held to nothing; one that all may import imports no layer."""
+    assert layer(name) in (None, *LAYERS)
+    if name in LEAVES:
+        files = package_modules()
+        assert {module for module in imported(files[name]) if module in files} <= LEAVES
+
+
+def test_the_scheduler_has_no_loose_files() -> None:
+    files = [path for name, path in package_modules().items() if name.startswith("interlace.scheduler.") and name.count(".") == 2]
+    assert [path.name for path in files if path.name != "__init__.py"] == []
+
+
+def test_command_line_starts_without_heavy_modules() -> None:
+    """Help is printed in well under 0.2 s, so commands import what they need when they run."""
+    heavy = {"numpy", "paddle", "networkx", "numba", "msgspec", "yaml"}
+    for name, path in package_modules().items():
+        if name.startswith("interlace.cli"):
+            found = {module.partition(".")[0] for module in imported(path, top_level_only=True)}
+            assert not found & heavy, name

@@ -1,0 +1,98 @@
+"""Plans that are tried on a run's own steps, and failures of plans, on CPU ranks: always the baseline's bits."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlace.errors import LaunchError
+from interlace.local.launch import LaunchResult, launch
+from interlace.planning.baseline import BASELINE
+
+pytestmark = pytest.mark.paddle
+SCRIPT = Path(__file__).with_name("tuned_script.py")
+OURS, FORM, MEMORY = "Interlace's plan", "the plan with schedule_1f1b.interleave=mixed", "the plan with schedule_1f1b.extra_live_bytes="
+PP2, STEPS = "--pp 2 --micro-batches 4 --layers 2", "--steps 30"
+LAYOUTS = {"pp2": (2, PP2), "mp2": (2, "--mp 2 --layers 1 --gradient-accumulation 2"), "mp2, one micro-batch": (2, "--mp 2 --layers 1")}
+
+
+class Run:
+    """A run and what it said."""
+
+    def __init__(self, folder: Path, layout: str, play: dict[str, Any], words: str = STEPS, **env: str) -> None:
+        world, arguments = LAYOUTS[layout]
+        self.said: list[str] = []
+        variables = {"TUNED_PLAY": json.dumps(play), "INTERLACE_CACHE": str(folder / "cache"), "GLOG_minloglevel": "2", **env}
+        logs, args = folder / "logs", [*arguments.split(), *words.split()]
+        self.result: LaunchResult = launch(SCRIPT, args, world, variables, None, logs, 60.0, None, lambda rank, line: self.hear(rank, line))
+
+    def hear(self, rank: int, line: str) -> None:
+        """A line that the script printed."""
+        if rank == 0:
+            self.said.append(line.removeprefix("EXPLAINED "))
+
+    def bits(self) -> list[object]:
+        """Of the training losses and of all that lasts."""
+        losses = [[(loss.raw_hex, loss.shape) for loss in report.losses if loss.mode == "train"] for report in self.result.reports]
+        return [losses, [report.parameters for report in self.result.reports], [report.state for report in self.result.reports]]
+
+    def trial(self) -> list[str]:
+        """What it said of the trial."""
+        start = next((k for k, line in enumerate(self.said) if line.startswith("plans ")), len(self.said))
+        return self.said[start:]
+
+
+@functools.cache
+def baseline(layout: str, folder: Path) -> list[object]:
+    """The bits of Paddle alone."""
+    return Run(folder, layout, {}, INTERLACE_DISABLE="1").bits()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("baseline")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(layout: str, tmp_path: Path, folder: Path) -> None:
+    """The next run takes what was decided, and tries nothing."""
+    run = Run(tmp_path, layout, {"between": True, "slow": BASELINE})
+    assert run.bits() == baseline(layout, folder)
+    head, *lines = run.trial()
+    assert head.startswith("plans measured in ")
+    assert BASELINE not in head, "a slow plan loses"
+    assert [line for line in lines if line.startswith(f"  {BASELINE}: 2")], lines
+    again = Run(tmp_path, layout, {})
+    assert again.bits() == baseline(layout, folder)
+    assert again.trial()[0].startswith("plans measured: ")
+
+
+def test_all_plans_that_differ_in_kind_are_tried(tmp_path: Path, folder: Path) -> None:
+    run = Run(tmp_path, "pp2", {"slow": "plan"})  # all of ours and Paddle's
+    assert run.bits() == baseline("pp2", folder)
+    assert [line.split(":")[0].strip() for line in run.trial()[1:3]] == [OURS, BASELINE]
+    assert [line for line in run.trial() if FORM in line]
+    assert [line for line in run.trial() if MEMORY in line]
+
+
+@pytest.mark.parametrize("kind", ["build", "take", "fail"])
+@pytest.mark.parametrize("on", [None, 1])
+def test_a_plan_that_fails_is_dropped_and_training_goes_on(kind: str, on: int | None, tmp_path: Path, folder: Path) -> None:
+    """Its first step fails at its very end: parameters are written, and go back to what they were."""
+    play = {kind: OURS, **({} if on is None else {"on": on})}
+    run = Run(tmp_path, "pp2", play)
+    assert run.bits() == baseline("pp2", folder)
+    said = "\n".join(run.said)
+    assert [line for line in run.trial() if line.startswith(f"  {OURS}: dropped: ")] or kind == "build", said
+    reports = list((tmp_path / "cache").glob("fault-rank*.txt"))
+    assert len(reports) == 2
+    assert any("Traceback" in path.read_text() for path in reports)
+
+
+def test_a_rank_that_dies_in_a_trial_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="rank 1 failed: ended with exit code 3"):
+        Run(tmp_path, "pp2", {"die": 5})

@@ -1,0 +1,95 @@
+"""A training run that tries plans, evaluates and saves in between, and on which things are played: `TUNED_PLAY` holds a table.
+
+`slow`, `build`, `take`, `fail`: part of a plan's name; it is slow, or fails when it is planned, when the executor takes it, or at the end
+of its first step, when parameters are written already; on rank `on` alone where that is given. `die`: a step in which rank 1 ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+import gpt
+import numpy as np
+import paddle
+import paddle.distributed as dist
+
+import interlace
+from interlace.bridge import hook, tuning
+from interlace.planning import trial
+
+PLAY = json.loads(os.environ.get("TUNED_PLAY", "{}"))
+ENABLE = interlace.enable
+trial.FIRST_SKIPPED, trial.SKIPPED, trial.COUNTED, trial.TURNS, trial.MOST_TURNS = 1, 0, 2, 2, 2
+
+
+def is_played(kind: str, name: str) -> bool:
+    """Whether a plan plays its part on this rank."""
+    return bool(PLAY.get(kind)) and PLAY[kind] in name and PLAY.get("on", dist.get_rank()) == dist.get_rank()
+
+
+class Played(tuning.Tuning):
+    """Does to plans what is asked for."""
+
+    def _built(self, contender: trial.Contender, is_first: bool) -> Any:
+        if is_played("build", contender.name):
+            raise RuntimeError("planned to fail")
+        made = super()._built(contender, is_first)
+        for kind in ("take", "fail"):
+            if is_played(kind, contender.name):
+                spoil(made.lowered.jobs[-1].program, kind)
+        return made
+
+    def run(self, step: Any) -> Any:
+        def slow() -> Any:
+            if is_played("slow", self.trial.now.name):
+                time.sleep(0.2)
+            return step()
+
+        return super().run(slow if PLAY.get("slow") else step)
+
+
+def spoil(program: Any, kind: str) -> None:
+    """Put an operation at the end of a job that fails when it runs, or that no executor knows how to run."""
+    with paddle.static.program_guard(program):
+        paddle.pir.set_insertion_point_to_block_end(program.global_block())
+        if kind == "take":
+            paddle._C_ops.send_v2(paddle._C_ops.full([1], 1.0, paddle.float32, paddle.CPUPlace()), 0, 0, False, False)
+            return
+        from interlace.cpu import ops
+
+        def fail() -> Any:
+            raise RuntimeError("planned to fail")
+
+        ops._python_op("planned_failure", fail, None, [1], paddle.float32)
+
+
+if __name__ == "__main__":
+    hook.Tuning = Played
+    interlace.enable = lambda strategy: ENABLE(
+        strategy, {"device": "h200", "tune": "on", "schedule_1f1b": {"interleave": "auto", "only_gains": False}}
+    )
+    args = gpt.parse(sys.argv[1:])
+    model, loader = gpt.build(args)
+    model.train()
+    for number, batch in enumerate(islice(loader(), args.steps)):
+        if number == PLAY.get("die") and dist.get_rank() == 1:
+            os._exit(3)
+        model(*batch)
+        if number % 7 == 3 and PLAY.get("between"):
+            model.eval()
+            model(*batch)
+            model.train()
+            state = {name: np.asarray(tensor._local_value()) for name, tensor in model.state_dict().items()}
+            with paddle.base.dygraph.guard():
+                model.set_state_dict(model.state_dict())
+            assert state
+    if os.environ.get("INTERLACE_DISABLE") != "1":
+        print(interlace.plan_of(model).explain().replace("\n", "\nEXPLAINED "))
