@@ -71,7 +71,7 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("choose_recompute: {level: 40}", "my.yaml:1:27: Expected `float` <= 1.0"),
         (
             "schedule_1f1b: {weight_delay: 2}",
-            "my.yaml:1:22: found 2 beside interleave: auto, which chooses its own; it goes with interleave dx-f",
+            "my.yaml:1:31: found 2 beside interleave: auto, which chooses its own; it goes with interleave dx-f",
         ),
         ("device: abacus", "my.yaml:1:9: no device profile 'abacus': expected one of cpu, h100, h200, or a path"),
         ("device: ./abacus.json", "my.yaml:1:9: abacus.json: cannot be read (No such file"),

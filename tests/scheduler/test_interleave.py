@@ -440,7 +440,7 @@ def test_the_report_says_what_a_pair_gains() -> None:
     assert ordered.numbers["planned_ns"] < ordered.numbers["serial_ns"]  # type: ignore[operator]
     context = Context(COSTS)
     Schedule1F1B(max_ops_per_job=3).run(side_program(Sides()), context)
-    assert [each.numbers["most_operations"] for each in context.remarks if each.rule == "job-too-large"] == [3]
+    assert {each.numbers["most_operations"] for each in context.remarks if each.rule == "job-too-large"} == {3}
 
 
 def test_a_pair_uses_the_memory_it_is_allowed() -> None:
@@ -453,7 +453,7 @@ def test_a_pair_uses_the_memory_it_is_allowed() -> None:
 
 def test_without_a_budget_a_pair_may_hold_a_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing lost. As much as counts as Paddle's own memory; under a budget next to nothing."""
-    monkeypatch.setattr("interlace.passes.schedule_1f1b.FREE_SHARE", 1)
+    monkeypatch.setattr("interlace.scheduler.jobs.making.FREE_SHARE", 1)
     plain = side_program(Sides())
     ample = planned([plain], "mixed", only_gains=False, extra_live_bytes=64)[0]
     passes = Passes((Schedule1F1B(interleave="mixed", only_gains=False), *THROTTLED))
