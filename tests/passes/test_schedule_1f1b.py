@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, InterlaceError
 from interlace.ir import Program, parse, show
+from interlace.ir.effects import is_random
 from interlace.ir.schedule import SCHEDULES, Slot, joined, parse_rows, with_optimizer, zero_bubble
 from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context, Pass
@@ -330,6 +331,9 @@ def test_mixed_at_another_depth_is_declined_where_draws_would_change() -> None:
     _, context = ran(one_side, interleave="mixed")
     assert declined(context) == []
     assert row_of(context) == text(joined(0, 2, 4, weight_delay=0, warmup=3))
+    in_optimizer = parse(show(one_side).replace("pd_op.sgd_(", "pd_op.uniform_inplace_("))
+    assert any(is_random(op) and op.role == "optimize" for op in in_optimizer.ops)
+    assert ran(in_optimizer, interleave="mixed")[1].declined == []
 
 
 @pytest.mark.parametrize("form", ["dx-first", "mixed"])
