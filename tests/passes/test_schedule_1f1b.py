@@ -333,7 +333,7 @@ def test_mixed_at_another_depth_is_declined_where_draws_would_change() -> None:
     assert row_of(context) == text(joined(0, 2, 4, weight_delay=0, warmup=3))
     in_optimizer = parse(show(one_side).replace("pd_op.sgd_(", "pd_op.uniform_inplace_("))
     assert any(is_random(op) and op.role == "optimize" for op in in_optimizer.ops)
-    assert ran(in_optimizer, interleave="mixed")[1].declined == []
+    assert declined(ran(in_optimizer, interleave="mixed")[1]) == []
 
 
 @pytest.mark.parametrize("form", ["dx-first", "mixed"])
