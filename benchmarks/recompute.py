@@ -24,6 +24,7 @@ from interlace.errors import BudgetError
 from interlace.ir import Program
 from interlace.planning.baseline import baseline_plan
 from interlace.planning.plan import make_plans
+from interlace.report.remarks import sentence
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.scheduler.simulate.simulator import simulate
@@ -57,7 +58,7 @@ def planned(programs: Sequence[Program], budget: int | None, cost: CostModel, **
         plans = make_plans(programs, config, cost, "h200")
     except BudgetError as error:
         return {"budget_bytes": budget, "why_not": str(error)}
-    said = [report.changed[0] for report in plans[0].reports if report.name == "choose-recompute" and report.changed]
+    said = [sentence(report.done[0]) for report in plans[0].reports if report.name == "choose-recompute" and report.done]
     return {"budget_bytes": budget, "said": said, **judged([plan.program for plan in plans], cost)}
 
 

@@ -25,6 +25,7 @@ from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import InterlaceError
 from interlace.ir import Program
 from interlace.ir.target import IDEAL, Target, with_paddles_jobs
+from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
@@ -80,8 +81,13 @@ def judged(plans: Sequence[Plan], cost: Costs, target: Target = IDEAL) -> dict[s
 
 def chosen(plan: Plan) -> str:
     """What `auto` says that it took."""
-    said = next((line for report in plan.reports for line in report.changed if line.startswith("auto: ")), "auto: ")
-    return said.removeprefix("auto: ").partition(": whole step")[0].partition(", whole step")[0]
+    taken = next((each for report in plan.reports for each in report.done if each.rule in (FORM_TAKEN, BASELINE_KEPT)), None)
+    if taken is None:
+        return ""
+    levels = taken.numbers.get("recomputed", ())
+    recomputed = [f"recomputed [{', '.join(f'{level:g}' for level in levels)}]"] if isinstance(levels, tuple) and levels else []
+    form = "Paddle's baseline" if taken.rule == BASELINE_KEPT else taken.names.get("form", "Paddle's order of jobs with the other passes")
+    return ", ".join([str(form), *recomputed, *taken.names.get("others", ())])
 
 
 def rows_of(name: str, programs: Sequence[Program], cost: CostModel, counts: Sequence[int] = MICRO_BATCHES) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ import msgspec
 
 from interlace.errors import PassError
 from interlace.ir import Op, Program
-from interlace.ir.verify import describe
+from interlace.ir.remarks import Fact, Place, Remark, remark
 
 if TYPE_CHECKING:
     from interlace.cost_model import Costs
@@ -31,26 +31,28 @@ class Context:
         later: The passes that run after this one.
         memory_limit: Live device bytes that the rank may hold if operations run one after the other: its memory budget, less what side
             streams hold on a GPU; None without a budget.
-        changed: What was moved or made, one line each.
-        declined: What was left as it was, with the reason.
+        remarks: What was done, declined and found.
     """
 
     cost: Costs
-    changed: list[str] = field(default_factory=list)
-    declined: list[str] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
     facts: Sequence[Any] = ()
     is_whole: bool = False
     memory_limit: int | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
     later: Sequence[Pass] = ()
 
-    def change(self, op: Op, what: str) -> None:
-        """Report something done at an operation."""
-        self.changed.append(f"{describe(op)}: {what}")
+    def applied(self, rule: str, at: Op | Place | None = None, /, **facts: Fact) -> None:
+        """Report something done; see `Remark` and `remark`."""
+        self.remarks.append(remark("applied", rule, at, **facts))
 
-    def decline(self, op: Op, why: str) -> None:
-        """Report something not done at an operation, and why."""
-        self.declined.append(f"{describe(op)}: {why}")
+    def declined(self, rule: str, at: Op | Place | None = None, /, **facts: Fact) -> None:
+        """Report something not done: the rule says why."""
+        self.remarks.append(remark("declined", rule, at, **facts))
+
+    def found(self, rule: str, at: Op | Place | None = None, /, **facts: Fact) -> None:
+        """Report figures."""
+        self.remarks.append(remark("analysis", rule, at, **facts))
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

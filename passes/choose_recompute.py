@@ -11,13 +11,13 @@ from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
 from interlace.errors import ConfigError
 from interlace.ir import Program
+from interlace.ir.remarks import remark
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.weight_gradients import check_unscheduled
 from interlace.scheduler.recompute.choices import LEVELS, Choices
 from interlace.scheduler.recompute.copies import Recomputation, recomputes
 from interlace.scheduler.recompute.early_repeats import with_early_repeats
 from interlace.scheduler.recompute.repeats import ADDED, with_repeats
-from interlace.units import ms, size
 
 Level = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Groups = tuple[tuple[tuple[int, int], ...], ...]
@@ -94,11 +94,11 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
         mine = everyone[program.rank if context.is_whole else 0]
         found = self._found(program, context)
         if not found.copies:
-            context.declined.append("the program recomputes nothing that repeats forward exactly")
+            context.declined("nothing-recomputed")
             return program
         ours = [each for each in everyone if each.stage == mine.stage]
         if any(each.groups != mine.groups for each in ours):
-            context.declined.append("ranks of this stage differ in what they recompute: what is read is recomputed on all of them")
+            context.declined("ranks-differ")
             found = self._only_users(program, context)
             return self._applied(found, frozenset(range(len(found.groups))), context)
         recomputed = frozenset(ours[0].recomputed)
@@ -142,14 +142,18 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
         took = sum(found.op_ns[op.id] for op in gone)
         whole = sum(found.op_ns[op_id] for op_id in found.copies)
         if gone:
-            saved = size(sum(found.bytes_of(group) for group in kept))
-            context.changed.append(
-                f"{len(gone)} of {len(found.copies)} repeated operations are not recomputed: {ms(took)} of {ms(whole)} "
-                f"a micro-batch; for it {len(kept)} of {len(found.groups)} groups of values stay in memory, {saved} a "
-                "micro-batch"
+            context.applied(
+                "unread-dropped",
+                operations=len(gone),
+                repeated=len(found.copies),
+                dropped_ns=took,
+                repeated_ns=whole,
+                kept=len(kept),
+                groups=len(found.groups),
+                kept_bytes=sum(found.bytes_of(group) for group in kept),
             )
         else:
-            context.declined.append("every copy is read; interleave: auto and a memory_budget would keep originals where there is room")
+            context.declined("every-copy-read")
 
     def _report_choice(self, found: Recomputation, recomputed: frozenset[int], made: Program, context: Context) -> None:
         """A line for each group that is done otherwise than the program has it, and one for all."""
@@ -163,19 +167,26 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
             took = found.op_ns[maker.id]
             original = found.maker_of[found.original[group[0]]]
             if again and maker.id not in users:
-                context.change(original, f"computed again in backward: frees {size(freed)} a micro-batch for {ms(took)}")
+                context.applied("recomputation-added", original, freed_bytes=freed, took_ns=took)
             elif not again and maker.id in users:
-                context.change(original, f"kept, and not computed again in backward: {size(freed)} a micro-batch for {ms(took)}")
+                context.applied("recomputation-dropped", original, kept_bytes=freed, took_ns=took)
+            elif again:
+                context.declined("recomputed-as-before", original, freed_bytes=freed, took_ns=took)
             else:
-                done = "computed again, as the program has it" if again else "kept"
-                context.decline(original, f"{done}: {size(freed)} a micro-batch, {ms(took)} to compute again")
+                context.declined("kept-as-before", original, kept_bytes=freed, took_ns=took)
         took, whole = (sum(found.op_ns[op_id] for op_id in ids) for ids in (runs, users))
-        context.changed.insert(
-            0,
-            f"of {len(found.groups)} groups of values that backward can compute again, {len(recomputed)} "
-            f"are recomputed, {size(sums['recomputed'])} and {ms(took)} a micro-batch (the program as it was: "
-            f"{ms(whole)}); {len(found.groups) - len(recomputed)} are kept, {size(sums['kept'])}",
+        chosen = remark(
+            "applied",
+            "recomputation-chosen",
+            groups=len(found.groups),
+            recomputed=len(recomputed),
+            recomputed_bytes=sums["recomputed"],
+            recomputed_ns=took,
+            before_ns=whole,
+            kept=len(found.groups) - len(recomputed),
+            kept_bytes=sums["kept"],
         )
+        context.remarks.insert(0, chosen)
 
 
 def recomputation(program: Program, costs: Costs, memo: dict[object, object], *, adds: bool, collectives: bool = False) -> Recomputation:

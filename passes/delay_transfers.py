@@ -10,7 +10,6 @@ from interlace.ir import Program
 from interlace.ir.kinds import is_p2p
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.whole_step.orders import with_orders
-from interlace.units import ms
 
 
 @register
@@ -54,20 +53,14 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
         transfers = {op.id for op in program.ops if is_p2p(op)}
         count = sum(op in transfers for job in program.jobs for op, _ in job.items)
         if not count:
-            context.declined.append("nothing is sent or received between stages")
+            context.declined("no-transfers")
             return program
         if not context.facts:
-            context.declined.append("when peers are ready is not known: the other stages' plans are not known here, or cannot be simulated")
+            context.declined("peers-not-simulated")
             return program
         found, mine = context.facts
         if found.step_ns == found.before_ns:
-            context.declined.append(
-                f"no transfer waits for its peer beside computation so long that posting it later shortens the step of "
-                f"{ms(found.before_ns)}"
-            )
+            context.declined("no-transfer-waits-long", step_ns=found.before_ns)
             return program
-        context.changed.append(
-            f"{len(mine)} of {count} transfers are posted when their peer is about to be ready: whole step simulated "
-            f"{ms(found.step_ns)}, {ms(found.before_ns)} with all as early as they can"
-        )
+        context.applied("transfers-delayed", delayed=len(mine), transfers=count, step_ns=found.step_ns, before_ns=found.before_ns)
         return with_orders(program, mine)

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from interlace.ir import ABSENT, Edit, Graph, Op, OpInstance, Program, TensorType, describe
+from interlace.ir import ABSENT, Edit, Graph, Op, OpInstance, Program, TensorType
 from interlace.ir.copies import index_of_items
 from interlace.ir.kinds import NO_KERNEL, stream_of
+from interlace.ir.remarks import Place
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.hazards.happens_before import Fault
 from interlace.scheduler.hazards.missing_orders import Needs, needs_of
@@ -62,11 +63,8 @@ def _with_lifetimes_extended(program: Program, context: Context) -> Program:
         program = _with_readers(program, missing, index_of_items(program), context)
     ops = {op.id: op for op in program.ops}
     for reader in _missing_readers(program, context):
-        context.decline(
-            ops[reader.side],
-            f"%{reader.value} would be freed while it is read, even after {READER_ROUNDS} rounds of added "
-            f"readers; {describe(ops[reader.last])}, the last of them, waits for it instead",
-        )
+        side = Place.of(ops[reader.side], reader.value)
+        context.declined("lifetime-not-extended", side, rounds=READER_ROUNDS, last=ops[reader.last])
     return program
 
 
@@ -135,8 +133,8 @@ def _with_readers(program: Program, missing: Sequence[MissingReader], index_of: 
             there = [(op_id, m) for op_id in group if (op_id, m) in index_of]
             if there:  # a micro-batch may lack operations that run once a step, and copies
                 added.setdefault(max(there, key=index_of.__getitem__), []).append((reader_op.id, m))
-        how = f"until {waiter.kind} #{waiter.id} has waited for it" if waiter else f"after {graph.ops[reader.last].kind} #{reader.last}"
-        context.change(side, f"%{reader.value} is kept alive {how}")
+        behind = {"waiter": waiter} if waiter else {"last": graph.ops[reader.last]}
+        context.applied("lifetime-extended", Place.of(side, reader.value), **behind)
     jobs = tuple(
         msgspec.structs.replace(job, items=tuple(new for item in job.items for new in (item, *added.get(item, ())))) for job in program.jobs
     )
@@ -165,7 +163,7 @@ def _with_joins_at_the_end(program: Program, context: Context) -> Program:
     for op, value in joins:
         result = edit.value(TensorType(graph.values[value].shape, graph.values[value].dtype), storage=graph.values[value].storage)
         made.append(edit.op("pd_op.share_data", (value,), [result], like=end, views=((0, 0),), stream="", priority=0))
-        context.change(op, f"computation waits for %{value} at the end of the step")
+        context.applied("joined-at-end", Place.of(op, value))
     edit.after(max((end.id, *(op.id for op, _ in joins)), key=graph.position.__getitem__), made)
     items = (*program.jobs[-1].items, *((op.id, 0) for op in made))
     jobs = (*program.jobs[:-1], msgspec.structs.replace(program.jobs[-1], items=items))

@@ -45,10 +45,10 @@ class InsertEvents(Pass, frozen=True, kw_only=True):
     def run(self, program: Program, context: Context) -> Program:
         events = events_of(program, program.events, memo=context.memo)
         if {event.name: set(event.waits) for event in events} != {event.name: set(event.waits) for event in program.events}:
-            known = f", {len(program.events)} of them from earlier passes" if program.events else ""
-            context.changed.append(f"{len(events)} events between jobs{known}")
+            known = {"known": len(program.events)} if program.events else {}
+            context.applied("events-inserted", events=len(events), **known)
         else:
-            context.declined.append("no order between jobs is missing")
+            context.declined("no-order-missing")
         return msgspec.structs.replace(program, events=events)
 
 

@@ -59,13 +59,12 @@ class NameStreams(Pass, frozen=True, kw_only=True):
             context.memo[key] = (program.ops, _with_names(program.ops, _names(program, joined, replicas), self.priority))
         named: tuple[Op, ...] = context.memo[key][1]
         count = Counter(new.stream for op, new in zip(program.ops, named, strict=True) if new is not op)
-        context.changed += [f"stream {name}: {number} operations, priority {self.priority}" for name, number in sorted(count.items())]
-        if not count:
-            context.declined.append(
-                "one rank alone communicates with nobody"
-                if program.world < 2
-                else "no communication of forward or backward may have a stream of its own"
-            )
+        for stream, number in sorted(count.items()):
+            context.applied("stream-named", stream=stream, operations=number, priority=self.priority)
+        if not count and program.world < 2:
+            context.declined("one-rank")
+        elif not count:
+            context.declined("no-stream-of-its-own")
         return program.with_ops(named)
 
 

@@ -12,7 +12,6 @@ from interlace.ir import Edit, Graph, Op, Program, TensorType, Value
 from interlace.ir.kinds import is_collective
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.weight_gradients import check_unscheduled
-from interlace.units import size
 
 Place = tuple[tuple[int, ...], int, int]
 """A gathering, as all ranks of its group name it: the ranks, how many collectives of these come before it, and the dim that is cut."""
@@ -77,14 +76,14 @@ class NarrowGathers(Pass, frozen=True, kw_only=True):
         everyone: Sequence[GatherFacts] = context.facts
         for place, site in sites(graph).items():
             if not context.is_whole:
-                context.decline(site.gather, "whether the other ranks of its group keep their part of it too is not known here")
+                context.declined("peers-not-known", site.gather)
             elif any(place not in everyone[rank].places for rank in place[0]):
-                context.decline(site.gather, "other ranks of its group keep another part of it, or all")
+                context.declined("peers-keep-more", site.gather)
             else:
                 _replace(site, graph, edit)
                 whole, own = (graph.values[value].size_bytes for value in (*site.gather.results, site.gather.operands[0]))
-                context.change(site.gather, f"each of {site.num_ranks} ranks keeps its part: all_to_all of {size(own)}, not {size(whole)}")
-        return edit.build() if context.changed else program
+                context.applied("gather-narrowed", site.gather, ranks=site.num_ranks, own_bytes=own, whole_bytes=whole)
+        return edit.build() if any(each.kind == "applied" for each in context.remarks) else program
 
 
 def sites(graph: Graph) -> dict[Place, Site]:

@@ -24,7 +24,6 @@ from interlace.scheduler.offload import (
     agree,
     measure,
     plan_offload,
-    show_move,
 )
 
 
@@ -89,14 +88,7 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         alike = [each.measured for each in everyone if each.stage == mine.stage and _times_the_same(each, mine)]
         names = [each.names for each in everyone] if context.is_whole else None
         plan = self._plan(program, agree(alike), names, context)
-        ops = {op.id: op for op in program.ops}
-        for move in plan.moves:
-            context.change(ops[move.saved.producer], show_move(move))
-        if plan.moves:
-            context.changed.append(plan.summary())
-        else:
-            context.declined.append(plan.summary())
-        context.declined += [*plan.notes, *plan.declined()]
+        context.remarks += plan.remarks(program)
         return self._applied(program, plan, context)
 
     def _plan(self, program: Program, measured: Measured, names: Sequence[Names] | None, context: Context) -> OffloadPlan:

@@ -9,13 +9,13 @@ import msgspec
 
 from interlace.cost_model.base import Costs, Groups, tables_of
 from interlace.cost_model.work import Values
-from interlace.ir import Graph, Op, Program, dependencies, describe
+from interlace.ir import Graph, Op, Program, dependencies
 from interlace.ir.graph import is_topological, written_operands
 from interlace.ir.kinds import is_boundary, is_comm, stream_of
+from interlace.ir.remarks import Place, Remark, remark
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType, ring_stream
 from interlace.passes.weight_gradients import ACCUMULATING, GEMM_GRADS, Backward, check_modules, check_unscheduled, in_modules
-from interlace.units import ms, size
 
 PRODUCTS = frozenset({"matmul", ACCUMULATING, *GEMM_GRADS})
 REACH = 2
@@ -168,12 +168,12 @@ class _Work:
         """Move one site's collective up, or say why not."""
         why = self._refusal(comm)
         if why:
-            self.context.decline(comm, why)
+            self.context.remarks.append(why)
             return
         own = self._own(comm)
         moved, why = self._dragged(own, comm)
         if why:
-            self.context.decline(comm, why)
+            self.context.remarks.append(why)
             return
         moved = self._with_bystanders(moved, comm) if own else moved
         self._finish(comm, own, self._with_borrowed(moved, comm))
@@ -188,18 +188,18 @@ class _Work:
         }
         return self.graph.program.with_ops([named.get(op_id, self.graph.ops[op_id]) for op_id in self.order])
 
-    def _refusal(self, comm: Op) -> str:
+    def _refusal(self, comm: Op) -> Remark | None:
         moved_bytes = sum(max(self.graph.values[value].size_bytes, 0) for value in comm.operands)
         if not in_modules(self.options.modules, self.layer(comm)):
-            return f"layer is not among the modules asked for ({', '.join(self.options.modules)})"
+            return remark("declined", "other-module", comm, modules=self.options.modules)
         if moved_bytes < self.options.min_bytes:
-            return f"moves {size(moved_bytes)}, less than min_bytes, {size(self.options.min_bytes)}"
+            return remark("declined", "below-min-bytes", comm, size_bytes=moved_bytes, min_bytes=self.options.min_bytes)
         if not any(self.backward.sources(op) for op in self.sites if op.group == comm.group):
-            return f"no dX passes over group {comm.group}: it is no tensor-parallel one"
+            return remark("declined", "not-tensor-parallel", comm, group=comm.group)
         fused = [op for op in self.backward.sources(comm) if self.backward.is_fused(op)]
-        return f"dX and dW of {describe(fused[0])} are one operation, which 'split-backward' left whole" if fused else ""
+        return remark("declined", "gradient-not-split", comm, gradient=fused[0]) if fused else None
 
-    def _dragged(self, chosen: set[int], comm: Op) -> tuple[set[int], str]:
+    def _dragged(self, chosen: set[int], comm: Op) -> tuple[set[int], Remark | None]:
         """The operations that must move after a collective together with the chosen ones, or why they cannot."""
         moved = set(chosen)
         start = min((self.index[op_id] for op_id in chosen), default=self.index[comm.id])
@@ -210,19 +210,19 @@ class _Work:
                 if why:
                     return set(), why
                 moved.add(op_id)
-        return moved, ""
+        return moved, None
 
-    def _hindrance(self, op: Op, movers: list[Op], comm: Op) -> str:
-        """Why an operation that must come after moved ones cannot move with them; empty if it can."""
+    def _hindrance(self, op: Op, movers: list[Op], comm: Op) -> Remark | None:
+        """Why an operation that must come after moved ones cannot move with them; None if it can."""
         for mover in movers:
             spoiled = self._spoiled(op, mover)
             if spoiled:
-                return f"{describe(op)} comes before it and overwrites %{spoiled[0]}, which {describe(mover)} reads"
+                return remark("declined", "overwrites-operand", Place.of(comm, spoiled[0]), writer=op, reader=mover)
         if op.id in self.backward.sinks:
-            return ""
+            return None
         if op.id == comm.id or is_comm(op):
-            return f"{describe(movers[0])} must come first: communication keeps its order within group {op.group}"
-        return f"{describe(op)} comes before it and needs {describe(movers[0])}"
+            return remark("declined", "communication-keeps-order", comm, first=movers[0], group=op.group)
+        return remark("declined", "needs-moved", comm, between=op, first=movers[0])
 
     def _spoiled(self, op: Op, mover: Op) -> list[int]:
         """Values that one operation reads and another overwrites; buffers that live across steps are summed in order."""
@@ -297,15 +297,13 @@ class _Work:
         found = self._estimate(moved, comm)
         later = self.backward.sinks.intersection(op.id for op in self._readers_of_dout(comm))
         if not moved and not later.intersection(fillers):
-            self.context.decline(comm, self._nothing(comm))
+            self.context.remarks.append(self._nothing(comm))
         elif found.gain < 0 and self.options.only_gains:
-            self.context.decline(
-                comm, f"would take {ms(found.both)} beside its fillers, one after the other they take {ms(found.comm + found.fill)}"
-            )
+            self.context.declined("overlap-slower", comm, overlapped_ns=found.both, serial_ns=found.comm + found.fill)
         else:
             self._apply(moved, comm)
             self.used.update(op_id for op_id in fillers if op_id in self.backward.sinks)
-            self.context.change(comm, self._said(comm, own, moved))
+            self._report(comm, own, moved)
 
     def _apply(self, moved: set[int], comm: Op) -> None:
         end = self.index[comm.id] + 1
@@ -314,7 +312,7 @@ class _Work:
         self.index.update((op_id, start + k) for k, op_id in enumerate(self.order[start:end]))
         self.done[comm.id] = comm
 
-    def _nothing(self, comm: Op) -> str:
+    def _nothing(self, comm: Op) -> Remark:
         """Why nothing can run beside a collective."""
         products = {op.id for op in self.backward.sources(comm)}
         known = products | self.backward.sinks
@@ -324,17 +322,14 @@ class _Work:
             if op.kind in PRODUCTS and op.id not in known and self.index[op.id] < self.index[comm.id]
         ]
         if bound:
-            return f"{describe(bound[0])} must come first: it feeds more than its gradient's sum"
-        return "no weight gradient comes before it" + ("" if products else ", and no matmul with a weight feeds it")
+            return remark("declined", "feeds-more", comm, first=bound[0])
+        return remark("declined", "no-weight-gradient", comm) if products else remark("declined", "no-weight-product", comm)
 
-    def _said(self, comm: Op, own: set[int], moved: set[int]) -> str:
+    def _report(self, comm: Op, own: set[int], moved: set[int]) -> None:
         """What was moved. How much of the collective is hidden in the end is not known here: later passes order the step."""
-        dx = ", ".join(f"#{op.id}" for op in self.backward.sources(comm))
-        head = f"put right after dX {dx}" if own else "put before work of other layers"
         lent = len([op_id for op_id in moved - own if self.graph.ops[op_id].kind in PRODUCTS])
-        more = f" ({_count(lent, 'matmul')} borrowed from other layers)" if lent else ""
-        return f"{head}; {_count(len(moved), 'operation')} moved after it{more}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+        borrowed = {"borrowed": lent} if lent else {}
+        if own:
+            self.context.applied("started-after-dx", comm, dx=self.backward.sources(comm), moved=len(moved), **borrowed)
+        else:
+            self.context.applied("started-before-others", comm, moved=len(moved), **borrowed)

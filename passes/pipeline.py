@@ -14,29 +14,31 @@ import networkx as nx
 from interlace.cost_model import Costs
 from interlace.errors import InterlaceError, PassError
 from interlace.ir import Program, verify
+from interlace.ir.remarks import Remark
 from interlace.passes.base import REGISTRY, Context, Pass, is_built_in
 from interlace.scheduler.hazards.pass_orders import Change
 
 
 class PassReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one pass did: lines of what changed and what was declined, operation counts, its run time, and in a finished plan the
-    orders of calls that it changed, which partners compare."""
+    """What one pass did: its remarks, operation counts, its run time, and in a finished plan the orders of calls that it changed, which
+    partners compare."""
 
     name: str
-    changed: tuple[str, ...]
-    declined: tuple[str, ...]
+    remarks: tuple[Remark, ...]
     ops_before: int
     ops_after: int
     run_ns: int
     orders: tuple[Change, ...] = ()
 
-    def head(self) -> str:
-        """How much it did, in one line."""
-        return f"{self.name}: {len(self.changed)} changed, {len(self.declined)} declined, ops {self.ops_before} -> {self.ops_after}"
+    @property
+    def done(self) -> tuple[Remark, ...]:
+        """All remarks but those of what was declined."""
+        return tuple(each for each in self.remarks if each.kind != "declined")
 
-    def text(self) -> str:
-        """The whole report, instance by instance."""
-        return "\n".join([self.head(), *(f"  + {line}" for line in self.changed), *(f"  - {line}" for line in self.declined)])
+    @property
+    def declined(self) -> tuple[Remark, ...]:
+        """What was left as it was."""
+        return tuple(each for each in self.remarks if each.kind == "declined")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +121,8 @@ def applied(each: Pass, program: Program, context: Context) -> Program:
 
 def report_of(each: Pass, context: Context, before: Program, made: Program, run_ns: int) -> PassReport:
     """What a pass did to a program."""
-    declined = context.declined if context.changed or context.declined else ["found nothing to do"]
-    return PassReport(each.name, tuple(context.changed), tuple(declined), len(before.ops), len(made.ops), run_ns)
+    remarks = tuple(one.of(each.name) for one in context.remarks)
+    return PassReport(each.name, remarks, len(before.ops), len(made.ops), run_ns)
 
 
 def built_in() -> tuple[type[Pass], ...]:

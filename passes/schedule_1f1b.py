@@ -8,6 +8,7 @@ from interlace.errors import ConfigError, PlanError
 from interlace.ir import Job, Program
 from interlace.ir.effects import draws_twice
 from interlace.ir.kinds import is_collective
+from interlace.ir.remarks import Place
 from interlace.ir.schedule import Schedule, Slot, find_schedule, in_flight, joined, last_forward, mixed_depth, with_optimizer, zero_bubble
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.interleave.planner import Form
@@ -15,12 +16,9 @@ from interlace.scheduler.jobs.legal_rows import check_rows, stall
 from interlace.scheduler.jobs.making import Jobs, Kinds, receive_early
 from interlace.scheduler.jobs.options import ScheduleOptions, numbers_text
 from interlace.scheduler.memory.saved import saved_bytes
-from interlace.units import size
 
-DRAWS = (
-    "mixed: forward and backward both draw random numbers, or have operations that may, and another depth would change their order; "
-    "dx-first instead"
-)
+MOST_SLOTS = 12
+"""Slots of a stage that a report names; `interlace show --rows` has all."""
 
 
 @register
@@ -56,7 +54,8 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         jobs = self._all_jobs(program, slots, kinds, form, context)
         if program.pipeline.stage and program.pipeline.num_chunks == 1 and "R" not in kinds:
             jobs = receive_early(jobs, program, rows[program.pipeline.stage - 1])
-        context.changed.append(f"{len(jobs)} jobs: {' '.join(map(str, slots[:12]))}{' ...' if len(slots) > 12 else ''}")
+        more = {"more": len(slots) - MOST_SLOTS} if len(slots) > MOST_SLOTS else {}
+        context.applied("jobs-cut", jobs=len(jobs), slots=[str(slot) for slot in slots[:MOST_SLOTS]], **more)
         return msgspec.structs.replace(program, jobs=jobs)
 
     def _joins_optimizer(self, program: Program) -> bool:
@@ -76,9 +75,9 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         if self.interleave == "off":
             return plain, "dx-first"
         if self.interleave == "auto":
-            context.declined.append("auto: the whole step was not simulated, the other stages' plans are not known here; dx-first instead")
+            context.declined("auto-not-simulated")
         if pipe.schedule in ("FThenB", "none"):
-            context.declined.append(f"interleaving: schedule {pipe.schedule} never alternates them; its own order stays")
+            context.declined("never-alternates", schedule=pipe.schedule)
             return plain, "dx-first"
         if self.interleave == "zb-h1":
             return self._zero_bubble(program, context)
@@ -107,19 +106,20 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         pipe = program.pipeline
         stages = range(pipe.num_stages)
         if self.changes_depth(pipe) and draws_twice(program):
-            context.declined.append(DRAWS)
+            context.declined("random-draws")
         elif self.mixes() and not self.depth:
             rows = {stage: self._row(program, stage, self.form_of(stage) == "mixed") for stage in stages}
             stuck = stall(list(rows.values()), program.pipeline.num_chunks)
             if not stuck:
-                context.changed += self._depth_report(program) if self.form_of(pipe.stage) == "mixed" else []
+                if self.form_of(pipe.stage) == "mixed":
+                    self._report_depth(program, context)
                 return rows, self.form_of(pipe.stage)
             if isinstance(self.interleave, tuple):
                 raise ConfigError(
                     f"schedule_1f1b.interleave: found {self.form_text()} without depth; give depth, a number for each "
                     f"stage, as stages would wait for each other:\n{stuck}"
                 )
-            context.declined.append(f"mixed: stages would wait for each other at this depth, dx-first instead:\n{stuck}")
+            context.declined("mixed-would-stall", grid=stuck)
         rows = {stage: self._row(program, stage, mixed=False) for stage in stages}
         if self.depth and (stuck := stall(list(rows.values()))):
             raise ConfigError(f"schedule_1f1b.depth: found {numbers_text(self.depth)}; stages would wait for each other:\n{stuck}")
@@ -149,16 +149,12 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
             weight_delay_at_end=weight_delay_at_end,
         )
 
-    def _depth_report(self, program: Program) -> list[str]:
-        """A line about the memory of the depth, if it is larger than Paddle's."""
+    def _report_depth(self, program: Program, context: Context) -> None:
+        """The memory of the depth, if it is larger than Paddle's."""
         pipe = program.pipeline
         depth, plain = (count(pipe.stage, pipe.num_stages, pipe.num_micro_batches) for count in (mixed_depth, in_flight))
-        if pipe.schedule == "VPP" or depth <= plain:
-            return []
-        return [
-            f"mixed has {depth} micro-batches in flight on stage {pipe.stage}, {depth - plain} more than 1F1B: "
-            f"{size(saved_bytes(program))} of activations each"
-        ]
+        if pipe.schedule != "VPP" and depth > plain:
+            context.found("more-in-flight", Place(stage=pipe.stage), depth=depth, more=depth - plain, each_bytes=saved_bytes(program))
 
     def _all_jobs(self, program: Program, slots: list[Slot], kinds: set[str], form: Form, context: Context) -> tuple[Job, ...]:
         """The jobs of a stage's slots, those at its end ordered for sends of another weight where there is one."""
@@ -169,15 +165,16 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
             else msgspec.structs.replace(self, send_latency_weight=self.send_latency_weight_at_end)
         )
         joins, jobs = any(len(slot.parts) > 1 for slot in slots), list[Job]()
-        for each, some, where in ((self, slots[:end], ""), (at_end, slots[end:], ", at the end")):
+        for each, some in ((self, slots[:end]), (at_end, slots[end:])):
+            when = {"when": "at the end"} if each is not self else {}
             make = Jobs(program, each, context.cost, context.memo, context.memory_limit is not None)
             parts = make.parts(kinds)
             plans = make.plans(some, parts, form, joins)
-            context.changed += [f"jobs of {_kinds_text(key, parts.chunked)}{where}: {plan.text()}" for key, plan in plans.items()]
+            context.remarks += [plan.remark(_job_name(key, parts.chunked), **when) for key, plan in plans.items()]
             jobs += [job for slot in some for job in make.of(slot, parts, plans) if job.items]
         return tuple(jobs)
 
 
-def _kinds_text(kinds: Kinds, chunked: bool) -> str:
-    names = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients", "O": "the optimizer"}
-    return " and ".join(names[kind] + (f" of chunk {chunk}" if chunked else "") for _, kind, chunk in kinds)
+def _job_name(kinds: Kinds, chunked: bool) -> str:
+    """A kind of job as remarks name it (`Place.job`)."""
+    return "+".join(kind + (f".{chunk}" if chunked else "") for _, kind, chunk in kinds)

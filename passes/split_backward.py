@@ -116,22 +116,21 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
         others = 0
         for op in _gradients(program):
             if len(op.results) < 2:
-                context.decline(op, "gives one gradient only: nothing to split")
+                context.declined("one-gradient", op)
                 continue
             index = weight_index(op, weights)
             ahead = [leads_to[value] for value in op.results[:2]]
             if index is None and (ahead[0] == ahead[1] or weights.intersection(op.operands[:2])):
                 others += 1
             elif not in_modules(self.modules, op.layer):
-                context.decline(op, f"layer is not among the modules asked for ({', '.join(self.modules)})")
+                context.declined("other-module", op, modules=self.modules)
             else:
                 split.gradient(op, int(ahead[0] < ahead[1]) if index is None else index, "dX" if index is None else "dW")
         alone = sum(op.kind == ACCUMULATING for op in program.ops)
-        for count, what in (
-            (others, "matmul(s) without a weight (attention scores): their gradients stay one operation"),
-            (alone, f"{ACCUMULATING}: dW is an operation of its own already"),
-        ):
-            context.declined += [f"{count} {what}"] if count else []
+        if others:
+            context.declined("no-weight", operations=others)
+        if alone:
+            context.declined("split-already", operations=alone, operation=ACCUMULATING)
         return split.edit.build()
 
 
@@ -146,24 +145,23 @@ class _Split:
         """Replace one gradient, or say why not; result `last`, called `name` in reports, is computed last."""
         used = [k for k in (0, 1) if is_used(self.graph, op, k)]
         if op.kind not in ONE_SIDED:
-            self.context.decline(op, "computes dX, dW and dbias in one kernel that has no one-sided form")
+            self.context.declined("no-one-sided-form", op)
         elif any(self.graph.values[value].dtype == "null" for value in op.results):
-            self.context.decline(op, "computes only one result already")
+            self.context.declined("one-result", op)
         elif not used:
-            self.context.decline(op, "no operation reads its results")
+            self.context.declined("results-not-read", op)
         else:
             self._replace(op, last, name, sorted(used, key=lambda k: k == last))
 
     def _replace(self, op: Op, last: int, name: str, used: list[int]) -> None:
         made: list[Op] = []
-        lines = []
+        halves: dict[str, list[Op]] = {}
         for which in used:
             made += self._result(op, which)
-            gradient = name if which == last else "dX"
-            alone = f" for {gradient} alone" if LEFT_OUT in made[-1].attrs else ""
-            lines.append(f"{gradient} is #{made[-1].id} {made[-1].name}{alone}")
+            gradient = (name if which == last else "dX").lower()
+            halves.setdefault(f"{gradient}_alone" if LEFT_OUT in made[-1].attrs else gradient, []).append(made[-1])
         self.edit.replace(op.id, made)
-        self.context.change(op, "; ".join(lines))
+        self.context.applied("gradient-split", op, **halves)
 
     def _result(self, op: Op, which: int) -> list[Op]:
         tensors = {name: self.graph.values[value] for name, value in zip(("x", "y", "dout"), op.operands, strict=False)}

@@ -8,7 +8,14 @@ import msgspec
 
 from interlace.ir import Program
 from interlace.passes.base import Context, Pass, register
-from interlace.scheduler.memory.throttle import jobs_with_side_work, plan_host_syncs, sync_at_job_ends, sync_at_outputs, with_host_syncs
+from interlace.scheduler.memory.throttle import (
+    HostSyncs,
+    jobs_with_side_work,
+    plan_host_syncs,
+    sync_at_job_ends,
+    sync_at_outputs,
+    with_host_syncs,
+)
 
 
 @register
@@ -47,20 +54,32 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
     def run(self, program: Program, context: Context) -> Program:
         if self.syncs == "outputs":
             waits = sync_at_outputs(program)
-            told = context.changed if waits else context.declined
-            told.append(f"the host waits for outputs in {len(waits)} of {len(program.jobs)} jobs")
+            told = context.applied if waits else context.declined
+            told("waits-for-outputs", waits=len(waits), jobs=len(program.jobs))
             return with_host_syncs(program, waits)
         if self.syncs == "job-ends":
             waits = sync_at_job_ends(program, jobs_with_side_work(program))
             if waits:
-                context.changed.append(f"the host waits at the end of {len(waits)} of {len(program.jobs)} jobs, as asked")
+                context.applied("waits-at-job-ends", waits=len(waits), jobs=len(program.jobs))
             else:
-                context.declined.append("no job has work beside computation that uses memory")
+                context.declined("no-side-work")
             return with_host_syncs(program, waits)
         plan = plan_host_syncs(program, context.cost, self.run_ahead_bytes, context.memory_limit)
-        why = ": ".join(part for part in (plan.reason, plan.text() if plan.free_bytes else "") if part)
-        if plan.count:
-            context.changed.append(f"the host waits {plan.count} times a step: {why}")
-        else:
-            context.declined.append(f"the host waits nowhere, {why}")
+        self._report(plan, context)
         return with_host_syncs(program, plan.waits)
+
+    def _report(self, plan: HostSyncs, context: Context) -> None:
+        """Whether the host waits, and why."""
+        peaks = {"serial_bytes": plan.serial_bytes, "free_bytes": plan.free_bytes, "throttled_bytes": plan.throttled_bytes}
+        if plan.reason == "not-simulated":
+            context.applied("waits-not-simulated", waits=plan.count, error=plan.error)
+        elif plan.reason == "no-side-work":
+            context.declined("no-side-work")
+        elif plan.reason == "few-side-bytes":
+            context.declined("few-side-bytes", side_bytes=plan.side_bytes, run_ahead_bytes=self.run_ahead_bytes)
+        elif plan.reason == "run-ahead-allowed":
+            context.declined("run-ahead-allowed", run_ahead_bytes=self.run_ahead_bytes, **peaks)
+        elif plan.count:
+            context.applied("waits-inside-jobs", waits=plan.count, **peaks)
+        else:
+            context.declined("no-wait-helps", **peaks)

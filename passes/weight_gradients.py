@@ -10,6 +10,7 @@ from interlace.ir import ABSENT, Graph, Op, Program
 from interlace.ir.effects import is_ordered
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import PARAMETER, is_boundary, is_collective, is_comm
+from interlace.ir.remarks import Place
 from interlace.passes.base import Context
 from interlace.scheduler.offload import names_layer
 from interlace.scheduler.recompute.copies import COPY
@@ -94,11 +95,11 @@ def check_modules(modules: Sequence[str], program: Program, context: Context) ->
     known = sorted({layer for layers in context.facts for layer in layers if layer})
     for pattern in modules:
         if not any(names_layer(pattern, layer) for layer in known):
-            where = "any rank" if context.is_whole else f"stage {program.pipeline.stage}"
-            told = f"modules: {pattern!r} matches no layer of {where}; there are {', '.join(known) or 'no named layers'}"
+            stage = program.pipeline.stage
             if context.is_whole or program.pipeline.num_stages == 1:
-                raise PassError(told)
-            context.declined.append(f"{told}; the other stages are not known here")
+                where = "any rank" if context.is_whole else f"stage {stage}"
+                raise PassError(f"modules: {pattern!r} matches no layer of {where}; there are {', '.join(known) or 'no named layers'}")
+            context.declined("no-such-layer", Place(stage=stage), pattern=pattern, layers=known or ["no named layers"])
 
 
 def in_modules(modules: Sequence[str], layer: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from interlace.cost_model import CostModel, load_profile
 from interlace.cost_model.base import trust_text
 from interlace.ir import load, save, show
 from interlace.passes import REGISTRY
+from interlace.planning.plan import RECORD
+from tests.remarks import done_in
 from tests.strategies import World, programs
 from tests.test_config import DEFAULT, NO_JOBS
 
@@ -34,7 +37,7 @@ class Noisy(interlace.passes.Pass, frozen=True, kw_only=True):
     def run(self, program, context):
         import msgspec
 
-        context.changed.append(f"said {self.word}")
+        context.applied("said", word=self.word)
         return program.with_ops([msgspec.structs.replace(op, layer=f"{op.layer}{self.word}") for op in program.ops])
 '''
 
@@ -188,12 +191,12 @@ def test_show_tells_why_and_what_a_pass_changed(plans: Path, dumps: Path, capsys
     heads = [line for line in lines if not line.startswith(" ")]
     told = " ".join(line.strip() for line in lines)
     assert [name for name in data["record"]["order"] if name not in told] == []
-    changed = [report["name"] for report in data["record"]["reports"] if report["changed"]]
+    changed = [report["name"] for report in data["record"]["reports"] if done_in(report)]
     assert [head.partition(":")[0] for head in heads if " changed, " in head] == changed
     assert any(line.startswith("  + ") for line in lines)
     every = shown(capsys, plans / "rank1.ilp", "--why", "--all")[0]
     reports = data["record"]["reports"]
-    assert len(every) == sum(1 + len(report["changed"]) + len(report["declined"]) for report in reports)
+    assert len(every) == sum(1 + len(report["remarks"]) for report in reports)
     assert not any("#" in line for line in lines)
     lines, data = shown(capsys, plans / "rank1.ilp", "--before-after", "split-backward")
     counts = len(data["before"]["ops"]), len(data["after"]["ops"])
@@ -209,6 +212,36 @@ def test_show_tells_why_and_what_a_pass_changed(plans: Path, dumps: Path, capsys
     )
     for words in (("--why",), ("--before-after", "split-backward")):
         assert "a captured program, not a plan" in refusal(capsys, "show", dumps / "rank0.ilp", *words)
+
+
+def test_why_selects_by_rule(plans: Path, capsys: Any) -> None:
+    """Of one plan and of a folder: the remarks of the rule as data, with their lines; a rule that there is none of is an error."""
+    lines, data = shown(capsys, plans / "rank1.ilp", "--why", "--rule", "jobs-cut", "--rule", "gradient-split")
+    kept = {each["name"]: {one["rule"] for one in each["remarks"]} for each in data["record"]["reports"]}
+    assert kept == {"split-backward": {"gradient-split"}, "schedule-1f1b": {"jobs-cut"}}
+    assert [line.rpartition(" ")[2] for line in lines if line.startswith("  ")] == ["[gradient-split]", "[jobs-cut]"]
+    every = shown(capsys, plans, "--why", "--all", "--rule", "jobs-cut")[1]["records"]
+    assert all({one["rule"] for each in record["reports"] for one in each["remarks"]} == {"jobs-cut"} for record in every.values())
+    assert len(every) == 2
+    told = refusal(capsys, "show", plans, "--why", "--rule", "jobs-cuts")
+    assert "--rule jobs-cuts: the plan has no remark of this rule; it has some of " in told
+    assert "jobs-cut, " in told
+    assert "--rule jobs-cut: selects what --why tells" in refusal(capsys, "show", plans / "rank1.ilp", "--rule", "jobs-cut")
+
+
+def test_the_record_of_another_version_is_refused(plans: Path, tmp_path: Path, capsys: Any) -> None:
+    """It had lines of text where there are remarks now; the message says what to do."""
+    folder = tmp_path / "old"
+    shutil.copytree(plans, folder)
+    record = folder / "captured" / "rank0.json"
+    old = json.loads(record.read_text())
+    assert old.pop("version") == RECORD
+    for report in old["reports"]:
+        report |= {"changed": ["one line"], "declined": []}
+        del report["remarks"]
+    record.write_text(json.dumps(old))
+    told = refusal(capsys, "show", folder / "rank0.ilp", "--why")
+    assert f"{record}: layout 1 of a plan's record, this version of Interlace reads {RECORD}; plan again with this version" in told
 
 
 def test_show_asks_the_profile_of_the_plan(plans: Path, dumps: Path, capsys: Any) -> None:
@@ -267,7 +300,7 @@ def test_a_users_own_pass_plans_offline(dumps: Path, own: Path, capsys: Any) -> 
     assert f"{config}:1:1: unknown option 'noisy'" in told
     assert "a pass of your own must be registered first (--import MODULE" in told
     assert main(["plan", str(dumps), "--config", str(config), "--import", str(own), "-o", str(out)]) == 0
-    assert "said hush" in capsys.readouterr().out
+    assert "said: word hush" in capsys.readouterr().out
     lines, _ = shown(capsys, out / "rank0.ilp", "--before-after", "noisy", "--import", str(own))
     assert any("~ " in line and "layer layers.0 -> layers.0hush" in line for line in lines)
 
@@ -276,7 +309,7 @@ def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, c
     """A user's pass. No configuration need name it; a module without passes is said to have none; one of unknown neighbours is refused."""
     config, out = own.with_name("own.yaml"), own.parent / "plan"
     assert main(["plan", str(dumps), "--import", str(own), "-o", str(out)]) == 0
-    assert "said psst" in capsys.readouterr().out
+    assert "said: word psst" in capsys.readouterr().out
     config.write_text("noisy: off\n")
     assert main(["plan", str(dumps), "--config", str(config), "--import", str(own), "-o", str(out)]) == 0
     assert "psst" not in capsys.readouterr().out

@@ -265,7 +265,7 @@ class Note(Pass, frozen=True, kw_only=True):
 
     def run(self, program: Program, context: Context) -> Program:
         ops = [msgspec.structs.replace(op, layer=f"{op.layer}|{self.name}") for op in program.ops]
-        context.changed.append(f"level {self.level}")
+        context.applied("levelled", level=self.level)
         return program.with_ops(ops)
 
 
@@ -289,7 +289,7 @@ def test_a_users_pass_runs_where_it_asks_to() -> None:
     assert order_of(config) == ["first-of-all", *DEFAULT[:3], "behind-split", *DEFAULT[3:5], "my-shuffle", "needs-mine", *DEFAULT[5:]]
     program, reports = make_config({"my_shuffle": {"level": 4}}).pipeline().run(programs(World())[0], GivenCosts({"default": 1}))
     assert program.passes == (*DEFAULT[:5], "my-shuffle", *DEFAULT[5:])
-    assert reports[5].changed == ("level 4",)
+    assert [(each.rule, each.numbers) for each in reports[5].remarks] == [("levelled", {"level": 4})]
     assert program.ops[0].layer.endswith("|my-shuffle")
     assert order_of(make_config({})) == DEFAULT
     with pytest.raises(ConfigError, match=r"keywords: my_shuffle\.levl: unknown option 'levl' of my-shuffle; did you mean 'level'\?"):

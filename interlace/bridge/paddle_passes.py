@@ -42,6 +42,7 @@ from interlace.passes.base import option_name
 from interlace.passes.insert_events import fetching
 from interlace.planning.plan import Plan, make_plan
 from interlace.registration import PREFIX
+from interlace.report.remarks import sentence
 from interlace.scheduler.hazards import require_safe
 
 LOG = logging.getLogger("interlace")
@@ -104,8 +105,9 @@ class _Pass(PassBase):  # type: ignore[misc]
         """Log where what was asked for (this pass, and others that run for it) changed nothing."""
         asked = {key.replace("_", "-") for key in (self.key, *keys)}
         reports = [report for report in plan.reports if report.name in asked]
-        if not any(report.changed for report in reports):
-            LOG.warning("%s changed nothing: %s", self.name, "; ".join(line for report in reports for line in report.declined[:3]))
+        if not any(report.done for report in reports):
+            why = "; ".join(sentence(each) for report in reports for each in report.declined[:3])
+            LOG.warning("%s changed nothing: %s", self.name, why or "found nothing to do")
 
     def _keep(self, plan: Plan, program: Program, config: Config, device: Device) -> None:
         """Store a plan where that was asked for, and prove what runs."""

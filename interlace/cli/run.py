@@ -432,7 +432,8 @@ def _plan_text(result: LaunchResult) -> str:
     plan = result.reports[0].plan
     if plan is None:
         return f"plan: none; {NOT_ASKED}"
-    done = ", ".join(f"{each['name']} {len(each['changed'])} changed" for each in plan["passes"])
+    counts = {each["name"]: sum(remark["kind"] != "declined" for remark in each["remarks"]) for each in plan["passes"]}
+    done = ", ".join(f"{name} {count} changed" for name, count in counts.items())
     return (
         f"plan of rank 0: {done or 'no pass ran'}; why: print(interlace.plan_of(model).explain()) in the script, or "
         f"dump: FOLDER in the configuration and `interlace show FOLDER/rank0.ilp --why`\n{plan['sentence']}"

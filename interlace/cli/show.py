@@ -13,6 +13,7 @@ from interlace.user_passes import add_import, import_own
 
 if TYPE_CHECKING:
     from interlace.ir import Program
+    from interlace.planning.plan import Record
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -34,6 +35,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="with --why every place, with --costs every operation, with --before-after the difference of the program text",
     )
+    parser.add_argument(
+        "--rule",
+        action="append",
+        default=[],
+        metavar="R",
+        help="with --why only remarks of this rule, named in [] behind each line; may be given again",
+    )
     parser.add_argument("--device", metavar="NAME", default="", help="device profile for --costs (default: the plan's, else h200)")
     add_import(parser)
     parser.add_argument("--json", metavar="FILE", help="write the same to FILE in machine-readable form")
@@ -50,6 +58,8 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"--device {args.device}: only --costs asks a device profile; add --costs or leave it out")
     if args.all and not (args.why or args.costs or args.before_after):
         raise ConfigError("--all: goes with --why, --costs or --before-after, which tell by rule without it; all else is printed whole")
+    if args.rule and not args.why:
+        raise ConfigError(f"--rule {args.rule[0]}: selects what --why tells; add --why or leave it out")
     check_file("--json", args.json)
     check_apart({"--json": args.json}, [args.file, args.device, *(args.imports or ())])
     import_own(args.imports)
@@ -80,7 +90,7 @@ def _shown(path: Path, args: argparse.Namespace) -> Shown:
     if args.before_after:
         return _difference(path, args.before_after, args.all)
     if args.why:
-        return _why_of_stages(path, args.all) if path.is_dir() else _why(path, args.all)
+        return _why_of_stages(path, args.all, args.rule) if path.is_dir() else _why(path, args.all, args.rule)
     if args.costs:
         return _costs(load(path), args.device or profile_of([path])[0], args.all)
     program = load(path)
@@ -139,18 +149,47 @@ def _difference(path: Path, name: str, every: bool) -> Shown:
     return Shown(lines or [f"{name} changed nothing"], {"pass": name, "changes": found, "before": before, "after": after})
 
 
-def _why(path: Path, every: bool, is_alone: bool = True) -> Shown:
-    """`is_alone`: what is of all stages is told here, too."""
+def _why(path: Path, every: bool, rules: Sequence[str]) -> Shown:
     from interlace.planning.plan import read_record
-    from interlace.report.screen import imbalance_lines, reports_text
+    from interlace.report.screen import imbalance_lines
 
     record = read_record(path)
-    lines = [line for report in record.reports for line in report.text().splitlines()] if every else reports_text(record.reports)
-    head = imbalance_lines(record.outcome) if is_alone and not every else []
-    return Shown([*head, *lines], {"record": record})
+    (mine,) = _selected([record], rules)
+    head = [] if every or rules else imbalance_lines(record.outcome)
+    return Shown([*head, *_told(mine, every)], {"record": mine})
 
 
-def _why_of_stages(folder: Path, every: bool) -> Shown:
+def _selected(records: Sequence[Record], rules: Sequence[str]) -> list[Record]:
+    """The records with the remarks of these rules, and the passes that have any; all without rules.
+
+    Raises:
+        ConfigError: No plan has remarks of a rule.
+    """
+    import msgspec
+
+    from interlace.errors import ConfigError
+
+    there = sorted({each.rule for record in records for report in record.reports for each in report.remarks})
+    for rule in rules:
+        if rule not in there:
+            raise ConfigError(f"--rule {rule}: the plan has no remark of this rule; it has some of {', '.join(there) or 'none'}")
+    if not rules:
+        return list(records)
+    found = []
+    for record in records:
+        kept = [(report, tuple(each for each in report.remarks if each.rule in rules)) for report in record.reports]
+        reports = tuple(msgspec.structs.replace(report, remarks=remarks) for report, remarks in kept if remarks)
+        found.append(msgspec.structs.replace(record, reports=reports))
+    return found
+
+
+def _told(record: Record, every: bool) -> list[str]:
+    from interlace.report.screen import places_text, reports_text
+
+    return places_text(record.reports) if every else reports_text(record.reports, names_rules=True)
+
+
+def _why_of_stages(folder: Path, every: bool, rules: Sequence[str]) -> Shown:
     """The same of the first plan of each stage in a folder."""
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
@@ -160,10 +199,11 @@ def _why_of_stages(folder: Path, every: bool) -> Shown:
     first: dict[int, Path] = {}
     for path in find_dumps([folder]):
         first.setdefault(load(path).pipeline.stage, path)
-    shown = {stage: (path, _why(path, every, is_alone=False)) for stage, path in sorted(first.items())}
-    lines = [line for stage, (path, each) in shown.items() for line in (f"stage {stage} ({path}):", *each.lines)]
-    head = [] if every else imbalance_lines(read_record(first[min(first)]).outcome)
-    return Shown([*head, *lines], {"records": {stage: each.data["record"] for stage, (_, each) in shown.items()}})
+    records = {stage: read_record(path) for stage, path in sorted(first.items())}
+    shown = dict(zip(records, _selected(list(records.values()), rules), strict=True))
+    lines = [line for stage, each in shown.items() for line in (f"stage {stage} ({first[stage]}):", *_told(each, every))]
+    head = [] if every or rules else imbalance_lines(records[min(records)].outcome)
+    return Shown([*head, *lines], {"records": shown})
 
 
 def _costs(program: Program, device: str, every: bool) -> Shown:

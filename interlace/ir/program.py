@@ -152,11 +152,12 @@ class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_
     @property
     def kind(self) -> str:
         """Name without dialect and in-place mark: `pd_op.add_` is `add`."""
-        return _kind(self.name)
+        return kind_of(self.name)
 
 
 @lru_cache(maxsize=4096)
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
+    """Name of an operation without dialect and in-place mark."""
     return name.rpartition(".")[2].rstrip("_")
 
 

@@ -9,12 +9,12 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
+from interlace.ir.remarks import remark
 from interlace.ir.target import GPU, Target, with_paddles_jobs
 from interlace.passes.base import Pass
 from interlace.passes.pipeline import PassReport
 from interlace.planning.baseline import baseline_plan
 from interlace.scheduler.memory.throttle import gpu_peak
-from interlace.units import size
 
 
 def peak_bytes(planned: Program, cost: Costs, target: Target = GPU) -> int | None:
@@ -42,17 +42,11 @@ def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassRepor
     """
     if not budget or not planned.jobs:
         return reports
-    asked = f"memory_budget {size(budget)}"
-    if peak is None:
-        line = f"{asked}: what a GPU holds is not known, the rank cannot be simulated; `interlace check` says where it stands"
-    else:
-        line = f"{asked}: on a GPU the plan holds {size(peak)} at most, however fast its host"
     ran = {report.name for report in reports}
     name = next((each.name for each in reversed(passes) if each.name in ran and each.follows_budget), reports[-1].name)
-    return [_with(report, line, peak is not None) if report.name == name else report for report in reports]
-
-
-def _with(report: PassReport, line: str, holds: bool) -> PassReport:
-    if holds:
-        return msgspec.structs.replace(report, changed=(line, *report.changed))
-    return msgspec.structs.replace(report, declined=(line, *report.declined))
+    said = (
+        remark("declined", "peak-not-known", budget_bytes=budget).of(name)
+        if peak is None
+        else remark("analysis", "budget-kept", budget_bytes=budget, peak_bytes=peak).of(name)
+    )
+    return [msgspec.structs.replace(report, remarks=(said, *report.remarks)) if report.name == name else report for report in reports]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from interlace.ir.remarks import Fact
 from interlace.passes import Pass, Pipeline, Schedule1F1B
 from interlace.planning.limits import Limit
 from interlace.planning.making import Making
@@ -13,12 +14,9 @@ from interlace.planning.variants import deciding, drafted, is_open, label, paddl
 from interlace.planning.world import Made
 from interlace.scheduler.recompute.choices import LEVELS
 from interlace.scheduler.whole_step.search import Numbers
-from interlace.units import ms, size
 
 ROUNDS = 4
 """Plans of one form that are made at most; each keeps free the bytes by which the one before exceeded the budget on a GPU."""
-PADDLES_JOBS = "Paddle's order of jobs with the other passes (interleave: off)"
-"""How reports call the form that leaves jobs as they are: Paddle's baseline has neither these passes nor their streams."""
 SHRINKS = 0.75
 """A form is given up where a plan with less room exceeds the budget by more than this part of what the one before did."""
 FAR = 0.25
@@ -43,16 +41,14 @@ class Judged:
     step_ns: int | None
     peak_bytes: int
 
-    def label(self, asked: tuple[Pass, ...]) -> str:
-        """The form in a few words, how much it recomputes, and what differs from the later passes as they were asked for."""
-        again = [f"recomputed {_level_text(self.recomputed)}"] if self.recomputed else []
-        form = PADDLES_JOBS if self.form.interleave == "off" else schedule_label(self.form)
-        return ", ".join([form, *again, *(label(each) for each in self.later if each not in asked)])
-
-    def text(self) -> str:
-        """Its step and its peak."""
-        took = "stages wait for each other" if self.step_ns is None else ms(self.step_ns)
-        return f"{took}, {size(self.peak_bytes)} on the fullest stage"
+    def facts(self, asked: tuple[Pass, ...]) -> dict[str, Fact]:
+        """What remarks tell of it: its form, how much it recomputes, and what differs from the later passes as they were asked for."""
+        found: dict[str, Fact] = {"jobs": "off"} if self.form.interleave == "off" else {"form": schedule_label(self.form)}
+        if self.recomputed:
+            found["recomputed"] = [level / LEVELS for level in self.recomputed]
+        if others := [label(each) for each in self.later if each not in asked]:
+            found["others"] = others
+        return found
 
 
 class Drafts:
@@ -134,8 +130,3 @@ def fitting(judged: Sequence[Judged], limit: int) -> list[Judged]:
 def nearest(judged: Sequence[Judged]) -> list[Judged]:
     """Of forms that exceed the budget, those first that do so least."""
     return sorted((each for each in judged if each.step_ns is not None), key=lambda each: each.peak_bytes)
-
-
-def _level_text(levels: Numbers) -> str:
-    """Levels as `choose_recompute.level` has them."""
-    return f"[{', '.join(f'{level / LEVELS:g}' for level in levels)}]"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from interlace.planning.baseline import BASELINE
+from interlace.ir.remarks import Fact, Remark
 from interlace.planning.coarse import Coarse
 from interlace.planning.drafts import Drafts, Judged, fitting, nearest
+from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, said
 from interlace.planning.proposals import in_paddles_order, less_recomputed, tighter, with_less, with_other_waits
 from interlace.planning.variants import deciding, drafted, named, paddles_jobs, without_search
 from interlace.planning.world import Made
-from interlace.units import ms, size
 
 SLACK = 1.01
 """A peak counts as Paddle's own up to this factor: allocators round by more."""
@@ -56,18 +56,16 @@ def fastest(drafts: Drafts) -> Made:
     if best is None and drafts.given:  # what is nearest to the budget is made again with less room
         best = next(iter(nearest(judged)), None)
     if best is None and own.step_ns is None and forms:
-        unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
-        return replace(drafts.whole(judged[0]), memory_limits=drafts.memory_limits).noted([], [unknown, *_lost(drafts, judged, limit)])
+        run = replace(drafts.whole(judged[0]), memory_limits=drafts.memory_limits)
+        return run.noted(said("declined", "no-form-judged"), *_lost(drafts, judged, limit))
     if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
-        lines = [f"auto: {_own_name(drafts)}, whole step simulated {own.text()}{_how_counted(drafts)}"]
+        kept = said("decided", BASELINE_KEPT, **_baseline_facts(drafts, own))
         others = [each for each in judged if each.form.interleave != "off" or each.step_ns != own.step_ns]
-        return drafts.world.run(drafts.own, drafts.memory_limits).noted(lines, _lost(drafts, others, limit))
+        return drafts.world.run(drafts.own, drafts.memory_limits).noted(kept, *_lost(drafts, others, limit))
     run = drafts.whole(best)
-    lines = [
-        f"auto: {best.label(drafts.later)}: whole step simulated {ms(drafts.world.step_ns(run) or 0)}, {_own_name(drafts)} "
-        f"{own.text()}; no stage may hold more than {size(limit)}{_how_counted(drafts)}"
-    ]
-    return run.noted(lines, _lost(drafts, [each for each in judged if each is not best], limit))
+    facts = best.facts(drafts.later) | _baseline_facts(drafts, own)
+    taken = said("decided", FORM_TAKEN, step_ns=drafts.world.step_ns(run) or 0, limit_bytes=limit, **facts)
+    return run.noted(taken, *_lost(drafts, [each for each in judged if each is not best], limit))
 
 
 def best_level(drafts: Drafts) -> Judged:
@@ -79,19 +77,25 @@ def best_level(drafts: Drafts) -> Judged:
     return min(judged, key=lambda each: (max(0, each.peak_bytes - limit), each.step_ns is None, each.step_ns or 0))
 
 
-def _own_name(drafts: Drafts) -> str:
-    """How reports call Paddle's own jobs and streams: other passes that a user asked for are no part of Paddle's baseline."""
-    others = [each.name for each in drafts.own.passes if not each.is_default]
-    return f"Paddle's order with {', '.join(others)}" if others else BASELINE
+def _baseline_facts(drafts: Drafts, own: Judged) -> dict[str, Fact]:
+    """What remarks tell of Paddle's own jobs and streams: the passes that a user asked for beside them, their step and their peak; and
+    how the bytes of the choice are counted, where they are not a GPU's."""
+    found: dict[str, Fact] = {"baseline_peak_bytes": own.peak_bytes}
+    if own.step_ns is not None:
+        found["baseline_step_ns"] = own.step_ns
+    if passes := [each.name for each in drafts.own.passes if not each.is_default]:
+        found["baseline_passes"] = passes
+    return found if drafts.given else {**found, "counted": "operations in turn"}
 
 
-def _how_counted(drafts: Drafts) -> str:
-    """What the bytes of the choice are, where they are not a GPU's."""
-    return "" if drafts.given else " (live memory with operations in turn: on a GPU, what other streams still read comes on top)"
-
-
-def _lost(drafts: Drafts, judged: list[Judged], limit: int) -> list[str]:
-    """A line for each form that was not taken, with the reason."""
-    return [
-        f"{each.label(drafts.later)}: {each.text()}{', more memory than it may hold' if each.peak_bytes > limit else ''}" for each in judged
-    ]
+def _lost(drafts: Drafts, judged: list[Judged], limit: int) -> list[Remark]:
+    """A remark for each form that was not taken, with the reason."""
+    found = []
+    for each in judged:
+        facts = each.facts(drafts.later) | {"peak_bytes": each.peak_bytes}
+        facts |= {"over_bytes": each.peak_bytes - limit} if each.peak_bytes > limit else {}
+        if each.step_ns is None:
+            found.append(said("declined", "form-would-stall", **facts))
+        else:
+            found.append(said("declined", "form-not-taken", step_ns=each.step_ns, **facts))
+    return found

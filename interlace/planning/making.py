@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from interlace.ir.remarks import Fact, Kind, Remark, remark
 from interlace.passes import Pipeline, Schedule1F1B
 from interlace.planning.levels import Levels
 from interlace.planning.tasks import MemoryLimits
 from interlace.planning.variants import deciding, drafted
 from interlace.planning.world import Made, World
-from interlace.units import size
 
+BASELINE_KEPT, FORM_TAKEN = "baseline-kept", "form-taken"
+"""Rules of the remark that says what an open schedule became."""
 SOONER = (2, 8, 32)
 """So many times what a plan exceeds the budget by is taken off the room with each plan that is made again: offload moves whole values, so
 a little less room may change nothing, and each is a plan in full (GPT-3 6.7B, pp 4, at 43 %: one in the place of two)."""
@@ -63,7 +65,7 @@ class Making:
             if number < len(SOONER):
                 memory_limits = self.lower_limits(run, run.memory_limits, [each * SOONER[number] for each in over])
                 run = make(self.levels.raised(run.passes, over if number or not self.offloads else [0] * len(over)), memory_limits)
-                run = _with_choice_of(first, run, f"made again with less room: the plan held {size(max(over))} more than the budget")
+                run = _with_choice_of(first, run, said("decided", "made-again", over_bytes=max(over)))
         return None
 
     def lower_limits(self, made: Made, memory_limits: MemoryLimits, over: Sequence[int]) -> MemoryLimits:
@@ -74,8 +76,13 @@ class Making:
         )
 
 
-def _with_choice_of(first: Made, again: Made, why: str) -> Made:
-    """A run whose schedule was decided before, with the lines that say how, and why it was made again."""
-    notes = [each for each in first.notes if each.name == Schedule1F1B.name]
-    chosen = [line for each in notes for line in each.changed if line.startswith("auto: ")]
-    return again.noted([*chosen, why], [line for each in notes for line in each.declined])
+def said(kind: Kind, rule: str, /, **facts: Fact) -> Remark:
+    """A remark for the report of the schedule."""
+    return remark(kind, rule, **facts).of(Schedule1F1B.name)
+
+
+def _with_choice_of(first: Made, again: Made, why: Remark) -> Made:
+    """A run whose schedule was decided before, with the remarks that say how, and why it was made again."""
+    notes = [each for each in first.notes if each.pass_name == Schedule1F1B.name]
+    chosen = [each for each in notes if each.rule in (BASELINE_KEPT, FORM_TAKEN)]
+    return again.noted(*chosen, why, *(each for each in notes if each.kind == "declined"))

@@ -37,6 +37,15 @@ from interlace.report.sweep import read_sweep
 from interlace.scheduler.hazards.pass_orders import Change
 from interlace.units import ranks_text
 
+RECORD = 2
+"""Version of the layout of `Record`; raised with every change of it. 2 has remarks, 1 had lines of text."""
+
+
+class _RecordHeader(msgspec.Struct, frozen=True):
+    """The field of a record that says its layout, decoded alone to give a clear error for another one."""
+
+    version: int = 1
+
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a plan was made, so that it can be made again: profile, options of each pass, order, and what each did.
@@ -47,6 +56,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of calls before the first pass.
     """
 
+    version: int
     profile: str
     options: dict[str, dict[str, Any]]
     order: tuple[str, ...]
@@ -214,6 +224,7 @@ class Plan:
         options = {each.name: msgspec.to_builtins(each) for each in self.passes}
         order = tuple(each.name for each in self.passes)
         return Record(
+            RECORD,
             self.profile,
             options,
             order,
@@ -395,17 +406,25 @@ def read_record(path: str | Path) -> Record:
     """How a plan file was made: its profile, options and reports.
 
     Raises:
-        PlanError: The file is no plan that `Plan.dump` wrote.
+        PlanError: The file is no plan that `Plan.dump` wrote, or another version wrote it.
     """
     path = Path(path)
     try:
-        return msgspec.json.decode(read_file(_record_of(path), MOST_BYTES, "the record of a plan", PlanError), type=Record)
+        data = read_file(_record_of(path), MOST_BYTES, "the record of a plan", PlanError)
+        version = msgspec.json.decode(data, type=_RecordHeader).version
+        record = msgspec.json.decode(data, type=Record) if version == RECORD else None
     except (PlanError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if path.is_file() and not load(path).jobs:
             raise PlanError(f"{path}: a captured program, not a plan; `interlace plan` makes one; of a plan it lies a folder up") from error
         raise PlanError(
             f"{path}: no plan with its record in {path.parent / 'captured'} ({error}); expected a file that a plan wrote"
         ) from error
+    if record is None:
+        raise PlanError(
+            f"{_record_of(path)}: layout {version} of a plan's record, this version of Interlace reads {RECORD}; "
+            "plan again with this version"
+        )
+    return record
 
 
 def _record_of(path: Path) -> Path:

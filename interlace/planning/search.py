@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from interlace.ir.remarks import Fact, Remark, remark
 from interlace.passes import Pass, Pipeline
 from interlace.passes.base import is_built_in
-from interlace.passes.schedule_1f1b import DRAWS
 from interlace.planning.drafts import Drafts
 from interlace.planning.fastest import best_level, fastest
 from interlace.planning.least_memory import least_memory, refuse
 from interlace.planning.limits import Limit
-from interlace.planning.making import Making
+from interlace.planning.making import Making, said
 from interlace.planning.tasks import MemoryLimits, baseline_peak, least_bytes, same_jobs
 from interlace.planning.variants import (
     alternatives,
@@ -41,7 +41,6 @@ from interlace.planning.variants import (
     with_schedule,
 )
 from interlace.planning.world import Made, World
-from interlace.units import ms
 
 EXCESS_PARTS = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
 """Parts of the bytes over the budget that recomputation gives back beside a form by name; offload gives the rest."""
@@ -88,7 +87,7 @@ class Search:
         pipeline.check(self.world.captured)
         asked = schedule_of(pipeline)
         if asked is not None and asked.changes_depth(self.make.pipe) and self.make.draws:
-            return self.chosen(with_schedule(pipeline, at_plain_depth(asked)), limit).noted([], [DRAWS])
+            return self.chosen(with_schedule(pipeline, at_plain_depth(asked)), limit).noted(said("declined", "random-draws"))
         if asked is not None and is_open(asked) and not self.make.is_alone:
             return fastest(Drafts(self.make, pipeline, asked, limit))
         if limit is None or not limit.levels:
@@ -113,23 +112,22 @@ class Search:
             return self._with_alternatives(first, (form, *later), budget)
 
         if self.make.is_alone:
-            return run(judged).noted([], ["the whole step was not simulated: the other stages' plans are not known here"], judged.name)
+            return run(judged).noted(remark("declined", "stages-not-known").of(judged.name))
         *simpler, simplest = fallbacks(judged)
         asked, plain = run(judged), self._then(first, (simplest, *drafted(Pipeline(later)).passes))
         if all(self.world.map(same_jobs, plain.programs, asked.programs)):
             return asked
-        limit_ns, declined = self.world.step_ns(plain, passes), list[str]()
+        limit_ns, declined = self.world.step_ns(plain, passes), list[Remark]()
         for form in (judged, *simpler):
             found = asked if form is judged else run(form)
             took_ns = self.world.step_ns(found)
             if took_ns is None or limit_ns is None:
-                why = "the whole step was not simulated: the ranks would wait for each other in a cycle; `interlace check` shows it"
-                return asked.noted([], [why], judged.name)
-            against = f"{label(form)}: whole step simulated {ms(took_ns)}, with {label(simplest)} {ms(limit_ns)}"
+                return asked.noted(remark("declined", "step-would-stall").of(judged.name))
+            facts: dict[str, Fact] = {"form": label(form), "step_ns": took_ns, "other": label(simplest), "other_ns": limit_ns}
             if took_ns <= limit_ns:
-                return found.noted([against], declined, judged.name)
-            declined.append(f"{against}; it would be slower (only_gains: false keeps it)")
-        return run(simplest).noted([], declined, judged.name)
+                return found.noted(remark("decided", "form-faster", **facts).of(judged.name), *declined)
+            declined.append(remark("declined", "form-slower", **facts).of(judged.name))
+        return run(simplest).noted(*declined)
 
     def _with_alternatives(self, first: Made, passes: tuple[Pass, ...], budget: int) -> Made:
         """The passes from here on; of a pass that has alternatives, the form with which the simulated step is fastest."""
@@ -144,13 +142,12 @@ class Search:
         over = {name: max(self.world.bytes_over(form, budget)) if budget else 0 for name, form in forms.items()}
         ends = [name for name, each in took.items() if each is not None]
         best = min(ends, key=lambda name: (over[name], took[name] or 0), default=label(asked))
-        lines = [
-            f"{best}: whole step simulated {ms(took[best] or 0)}, with {name} {ms(took[name] or 0)}"
-            f"{', more memory than it may hold' if over[name] else ''}"
-            for name in ends
-            if name != best
-        ]
-        return forms[best].noted(lines, [], asked.name)
+        remarks = []
+        for name in (each for each in ends if each != best):
+            facts: dict[str, Fact] = {"form": best, "step_ns": took[best] or 0, "other": name, "other_ns": took[name] or 0}
+            facts |= {"over_bytes": over[name]} if over[name] else {}
+            remarks.append(remark("decided", "form-faster", **facts).of(asked.name))
+        return forms[best].noted(*remarks)
 
     def _then(self, before: Made, passes: tuple[Pass, ...]) -> Made:
         """These passes after those that ran before, with a memo of their own."""
@@ -184,12 +181,11 @@ class Search:
         took, other = (self.world.step_ns(run) for run in (within, without))
         if took is None or other is None:
             return within
-        says = f"planned as without a budget: whole step simulated {ms(other)}"
         if other >= took:
-            return within.noted([], [says])
-        if any(self.world.bytes_over_in_step(without, budget)):
-            return within.noted([], [f"{says}, more memory than the budget"])
-        without = without.noted([f"{says}, which keeps it; planned within it {ms(took)}"], [])
+            return within.noted(said("declined", "without-budget-slower", step_ns=other, within_ns=took))
+        if over := max(self.world.bytes_over_in_step(without, budget)):
+            return within.noted(said("declined", "without-budget-too-large", step_ns=other, over_bytes=over))
+        without = without.noted(said("decided", "without-budget-faster", step_ns=other, within_ns=took))
         return replace(without, memory_limits=self.world.memory_limits(0))
 
     def _is_hopeless(self, budget: int) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 
 from interlace.ir import Program
 from interlace.ir.equivalent_ranks import equivalence_key
+from interlace.ir.remarks import Remark
 from interlace.ir.target import GPU, IDEAL, with_paddles_jobs
 from interlace.passes.base import Context
 from interlace.passes.choose_recompute import choices, recomputation
@@ -319,17 +320,9 @@ def _kinds(program: Program) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------------- the plan
 
 
-class Note(msgspec.Struct, frozen=True):
-    """Lines about the decision for the report of one pass."""
-
-    name: str
-    changed: tuple[str, ...]
-    declined: tuple[str, ...]
-
-
 @task
 def finish(
-    worker: Worker, specs: tuple[Spec, ...], programs: Programs, steps: tuple[tuple[int, ...], ...], notes: tuple[Note, ...], budget: int
+    worker: Worker, specs: tuple[Spec, ...], programs: Programs, steps: tuple[tuple[int, ...], ...], notes: tuple[Remark, ...], budget: int
 ) -> str:
     """Take a plan as the one that was decided on, with the reports of its steps; gives its digest.
 
@@ -337,7 +330,7 @@ def finish(
         worker: The rank.
         specs: Passes that made it.
         programs, steps: By rank.
-        notes: What was decided, in the reports of passes.
+        notes: What was decided, for the reports of passes.
         budget: Device bytes that it was to stay under; 0 without a budget.
     """
     made, reports, before = worker.program(programs), list[PassReport](), worker.captured
@@ -351,12 +344,10 @@ def finish(
     return digest_of(made)
 
 
-def _noted(report: PassReport, notes: Sequence[Note]) -> PassReport:
+def _noted(report: PassReport, notes: Sequence[Remark]) -> PassReport:
     """A report with what was decided about its pass."""
-    for each in notes:
-        if each.name == report.name:
-            report = msgspec.structs.replace(report, changed=(*report.changed, *each.changed), declined=(*report.declined, *each.declined))
-    return report
+    mine = tuple(each for each in notes if each.pass_name == report.name)
+    return msgspec.structs.replace(report, remarks=(*report.remarks, *mine)) if mine else report
 
 
 @task

@@ -17,15 +17,14 @@ import msgspec
 from interlace import errors
 from interlace.errors import BudgetError, InterlaceError, PlanError
 from interlace.ir import Program
+from interlace.ir.remarks import Remark
 from interlace.ir.target import GPU
 from interlace.passes.base import Pass
 from interlace.passes.pipeline import Pipeline, errors_named
-from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.planning.peers import Peers, decoded, gather, require_same_options
 from interlace.planning.tasks import (
     TASKS,
     MemoryLimits,
-    Note,
     Passes,
     Programs,
     Ran,
@@ -136,11 +135,11 @@ class Made:
     programs: Programs
     steps: tuple[tuple[int, ...], ...]
     memory_limits: MemoryLimits
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Remark, ...] = ()
 
-    def noted(self, changed: Iterable[str] = (), declined: Iterable[str] = (), name: str = Schedule1F1B.name) -> Made:
-        """The same with lines for the report of one pass."""
-        return replace(self, notes=(*self.notes, Note(name, tuple(changed), tuple(declined))))
+    def noted(self, *remarks: Remark) -> Made:
+        """The same with remarks for the reports of passes."""
+        return replace(self, notes=(*self.notes, *remarks))
 
 
 class World:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from interlace.ir.remarks import Remark
 from interlace.passes.pipeline import PassReport
 from interlace.report.outcome import Outcome, StageStep
+from interlace.report.remarks import sentence
 from interlace.report.rules import Rule, rules
 from interlace.units import ms_figure, ranges, ranks_text
 
@@ -13,8 +15,6 @@ COLUMNS = (("compute", "compute_ns"), ("exposed", "exposed_ns"), ("bubble", "bub
 MOST_RULES = 4
 """Of one pass, done or declined."""
 MOST_LAYERS = 4
-NOTHING = ("found nothing to do",)
-"""What a report declines where its pass has nothing to say (`Pipeline`)."""
 
 
 def step_table(outcome: Outcome) -> str:
@@ -44,40 +44,60 @@ def _cells(step_ns: int, stage: StageStep) -> list[str]:
 
 def rules_text(reports: Mapping[int, Sequence[PassReport]]) -> str:
     """What passes did and declined; `reports` of one rank of each stage, by stage."""
-    said = {stage: [report for report in each if not _is_idle(report)] for stage, each in reports.items()}
-    done, declined = rules(said, lambda report: report.changed), rules(said, lambda report: report.declined)
+    done, declined = rules(reports, lambda report: report.done), rules(reports, lambda report: report.declined)
     told = {rule.name for rule in (*done, *declined)}
     idle = [name for name in dict.fromkeys(report.name for each in reports.values() for report in each) if name not in told]
     return "\n".join(["done:", *_listed(done, sorted(reports)), "declined:", *_listed(declined, sorted(reports)), *_idle_line(idle)])
 
 
-def reports_text(reports: Sequence[PassReport], limit: int | None = None) -> list[str]:
-    """A block for each pass that changed something; then a line for each that only declined, and one for all that had nothing to do."""
-    blocks = [line for report in reports if report.changed for line in report_text(report, limit).splitlines()]
-    left = [report for report in reports if not report.changed and not _is_idle(report)]
-    lines = [f"  {report.name}: {'; '.join(_rule_lines(report.declined, limit))}" for report in left]
-    return [*blocks, *(["changed nothing:", *lines] if lines else []), *_idle_line([each.name for each in reports if _is_idle(each)])]
+def reports_text(reports: Sequence[PassReport], limit: int | None = None, names_rules: bool = False) -> list[str]:
+    """A block for each pass that changed something; then a line for each that only declined, and one for all that had nothing to do.
+
+    Args:
+        reports: Of one rank.
+        limit: How many rules are told of each sort.
+        names_rules: Whether each line ends in the name of its rule.
+    """
+    blocks = [line for report in reports if report.done for line in _report_lines(report, limit, names_rules)]
+    left = [report for report in reports if report.declined and not report.done]
+    lines = [f"  {report.name}: {'; '.join(_rule_lines(report, report.declined, limit, names_rules))}" for report in left]
+    return [*blocks, *(["changed nothing:", *lines] if lines else []), *_idle_line([each.name for each in reports if not each.remarks])]
 
 
-def _is_idle(report: PassReport) -> bool:
-    return not report.changed and report.declined in ((), NOTHING)
+def places_text(reports: Sequence[PassReport]) -> list[str]:
+    """Every remark of every pass."""
+    signs = {True: "-", False: "+"}
+    return [
+        line
+        for report in reports
+        for line in (
+            _head(report),
+            *(f"  {signs[each.kind == 'declined']} {sentence(each)} [{each.rule}]" for each in (*report.done, *report.declined)),
+        )
+    ]
+
+
+def _head(report: PassReport) -> str:
+    """How much a pass did, in one line."""
+    done = f"{len(report.done)} changed, {len(report.declined)} declined" if report.remarks else "found nothing to do"
+    return f"{report.name}: {done}, ops {report.ops_before} -> {report.ops_after}"
 
 
 def _idle_line(names: Sequence[str]) -> list[str]:
     return [f"nothing to do for {', '.join(names)}"] if names else []
 
 
-def report_text(report: PassReport, limit: int | None = None) -> str:
+def _report_lines(report: PassReport, limit: int | None, names_rules: bool) -> list[str]:
     """What one pass did and declined, by rule, at most `limit` of each sort."""
-    parts = (("+", report.changed), ("-", report.declined))
-    return "\n".join([report.head(), *(f"  {sign} {line}" for sign, said in parts for line in _rule_lines(said, limit))])
+    parts = (("+", report.done), ("-", report.declined))
+    return [_head(report), *(f"  {sign} {line}" for sign, said in parts for line in _rule_lines(report, said, limit, names_rules))]
 
 
-def _rule_lines(said: Sequence[str], limit: int | None) -> list[str]:
+def _rule_lines(report: PassReport, said: Sequence[Remark], limit: int | None, names_rules: bool) -> list[str]:
     """Lines of one pass by rule, at most `limit`."""
-    found = rules({0: [PassReport("", tuple(said), (), 0, 0, 0)]}, lambda each: each.changed)
+    found = rules({0: [report]}, lambda _: said)
     more = [f"... {len(found) - limit} more"] if limit is not None and len(found) > limit else []
-    return [*(_line(rule, [0]) for rule in found[:limit]), *more]
+    return [*(_line(rule, [0]) + f" [{rule.rule}]" * names_rules for rule in found[:limit]), *more]
 
 
 def _listed(found: Sequence[Rule], stages: Sequence[int]) -> list[str]:

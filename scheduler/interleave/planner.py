@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise, product
+from typing import Literal
 
 import msgspec
 
@@ -28,6 +29,7 @@ from interlace.ir.effects import is_ordered
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_p2p, is_receive, is_send
 from interlace.ir.per_ops import once_per_ops
+from interlace.ir.remarks import Place, Remark, remark
 from interlace.scheduler.interleave.allocations import PairMemory, PairOp
 from interlace.scheduler.interleave.allocations import PartOps as PartOps
 from interlace.scheduler.interleave.clock import Node, columns_of, serial_duration
@@ -38,7 +40,6 @@ from interlace.scheduler.interleave.live_bytes import PairBytes
 from interlace.scheduler.interleave.local_search import Form as Form
 from interlace.scheduler.interleave.local_search import Rules, Search
 from interlace.scheduler.interleave.optimizer import across_stages, updates_after
-from interlace.units import ms, ms_figure, size
 
 SEARCH_WORK = 150_000
 """Node visits the local search may spend; about half a second of host time."""
@@ -80,7 +81,8 @@ class PairPlan(msgspec.Struct, frozen=True):
         planned_ns: Time of this order.
         plain_peak_bytes, peak_bytes: Peak of live memory, without what is live throughout the job: parts one after another, and in
             this order.
-        note: Why the order is plain, if it is.
+        why_plain: Why the order is plain, if it is.
+        most_ops: The limit that `too-large` is about.
     """
 
     order: tuple[PairOp, ...]
@@ -88,16 +90,27 @@ class PairPlan(msgspec.Struct, frozen=True):
     planned_ns: int
     plain_peak_bytes: int
     peak_bytes: int
-    note: str = ""
+    why_plain: Literal["", "too-large", "nothing-faster-fits"] = ""
+    most_ops: int = 0
 
-    def text(self) -> str:
-        """One line for reports."""
-        if self.note:
-            return self.note
-        return (
-            f"{len(self.order)} ops, one alone simulated {ms_figure(self.serial_ns)} -> {ms(self.planned_ns)} "
-            f"({100 * (self.planned_ns / max(self.serial_ns, 1) - 1):+.1f} %); "
-            f"live memory {size(self.plain_peak_bytes)} -> {size(self.peak_bytes)}"
+    def remark(self, job: str, **when: str) -> Remark:
+        """What was found for this kind of job."""
+        at = Place(job=job)
+        if self.why_plain == "too-large":
+            return remark("declined", "job-too-large", at, operations=len(self.order), most_operations=self.most_ops, **when)
+        if self.why_plain:
+            return remark("declined", "job-in-plain-order", at, **when)
+        return remark(
+            "applied",
+            "job-ordered",
+            at,
+            operations=len(self.order),
+            serial_ns=self.serial_ns,
+            planned_ns=self.planned_ns,
+            change=self.planned_ns / max(self.serial_ns, 1) - 1,
+            plain_peak_bytes=self.plain_peak_bytes,
+            peak_bytes=self.peak_bytes,
+            **when,
         )
 
 
@@ -123,11 +136,12 @@ def plan_pair(pair: Pair, form: Form, extra_bytes: int = 0, max_ops: int = 4000,
     """As `plan_parts`, for parts that have been turned into nodes."""
     plain = pair.plain()
     if len(plain) > max_ops:
-        return pair.result(plain, f"{len(plain)} ops are more than max_ops_per_job {max_ops}: the parts stay in jobs of their own")
+        return msgspec.structs.replace(pair.result(plain), why_plain="too-large", most_ops=max_ops)
     plain_peak = pair.memory.peak(plain)
     cap = plain_peak + plain_peak // small_share + extra_bytes
     order = list(_orders.get(pair.key(form, cap), lambda: pair.within(cap, form)))
-    return pair.result(order, "" if order != plain else "operations stay in their plain order: no faster order fits into the memory")
+    found = pair.result(order)
+    return found if order != plain else msgspec.structs.replace(found, why_plain="nothing-faster-fits")
 
 
 class _Orders:
@@ -409,7 +423,7 @@ class Pair:
                 listed.append(top)
                 stack.pop()
 
-    def result(self, order: list[PairOp], note: str) -> PairPlan:
+    def result(self, order: list[PairOp]) -> PairPlan:
         """The plan of an order; checks that it is legal."""
         place = {item: k for k, item in enumerate(order)}
         for item, before in self.after.items():
@@ -418,9 +432,8 @@ class Pair:
                     op, first = self.graph.ops[item[1]], self.graph.ops[other[1]]
                     raise PlanError(f"pair order puts {describe(op)} ({item[0]}) before {describe(first)} ({other[0]}), which it needs")
         planned, _ = self._duration_and_sends(_indices(order, self.index))
-        return PairPlan(
-            tuple(order), round(serial_duration(self.nodes)), round(planned), self.memory.peak(self.plain()), self.memory.peak(order), note
-        )
+        serial, peaks = round(serial_duration(self.nodes)), (self.memory.peak(self.plain()), self.memory.peak(order))
+        return PairPlan(tuple(order), serial, round(planned), *peaks)
 
 
 def _by_age(parts: Sequence[PartOps]) -> list[PartOps]:

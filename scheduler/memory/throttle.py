@@ -13,6 +13,7 @@ import dataclasses
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -28,7 +29,6 @@ from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.simulate.arrays import Flags, Ints, Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
 from interlace.scheduler.simulate.simulator import Times, device_memory, device_peak
-from interlace.units import size
 
 LOOK_BACK = 50
 """The awaited op lies back this many times the host's time for one wait (about 1 ms on an H200): enough to issue what follows."""
@@ -42,6 +42,7 @@ PEAKS = 4
 
 HostSync = tuple[OpInstance, OpInstance]
 """After the first op instance the host waits for the second; both are in one job."""
+Reason = Literal["", "no-side-work", "few-side-bytes", "run-ahead-allowed", "no-wait-helps", "not-simulated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +54,23 @@ class HostSyncs:
         serial_bytes: Peak if every op completed before the next is issued.
         free_bytes, throttled_bytes: Peak on a GPU without waits of the host, and with the chosen ones; the host issues in no time,
             so that it runs ahead as far as it can.
-        reason: Why these waits, or none, were chosen.
+        reason: Why these waits, or none, were chosen; empty where waits lower the peak.
+        side_bytes: Of all blocks that side streams use, where these are few.
+        error: Why the rank cannot be simulated.
     """
 
     waits: dict[str, tuple[HostSync, ...]] = field(default_factory=dict)
     serial_bytes: int = 0
     free_bytes: int = 0
     throttled_bytes: int = 0
-    reason: str = ""
+    reason: Reason = ""
+    side_bytes: int = 0
+    error: str = ""
 
     @property
     def count(self) -> int:
         """Number of waits in a step."""
         return sum(map(len, self.waits.values()))
-
-    def text(self) -> str:
-        """The numbers in one line."""
-        return (
-            f"{size(self.free_bytes)} -> {size(self.throttled_bytes)} at most on a GPU, however fast its host "
-            f"({size(self.serial_bytes)} if it never ran ahead)"
-        )
 
 
 def jobs_with_side_work(program: Program) -> list[str]:
@@ -123,15 +121,14 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_
     """
     names = jobs_with_side_work(program)
     if not names:
-        return HostSyncs(reason="no job has work beside computation that uses memory")
+        return HostSyncs(reason="no-side-work")
     most = _most_side_bytes(program)
     if most <= run_ahead_bytes and (memory_limit is None or order_peak(program) + most <= memory_limit):
-        return HostSyncs(reason=f"side streams use {size(most)} at most, run_ahead_bytes allows {size(run_ahead_bytes)}")
+        return HostSyncs(reason="few-side-bytes", side_bytes=most)
     try:
         return _Search(program, cost, frozenset(names)).run(run_ahead_bytes, memory_limit)
     except PlanError as error:
-        why = f"at the end of every job with work on side streams: the rank cannot be simulated ({error})"
-        return HostSyncs(sync_at_job_ends(program, names), reason=why)
+        return HostSyncs(sync_at_job_ends(program, names), reason="not-simulated", error=str(error))
 
 
 def gpu_peak(program: Program, cost: Costs, target: Target = GPU) -> int:
@@ -221,10 +218,10 @@ class _Search:
 
     def _spaced(
         self, alone: _Alone, free_sim: SimInput, serial: int, free: int, run_ahead_bytes: int
-    ) -> tuple[int, dict[str, tuple[HostSync, ...]], str]:
+    ) -> tuple[int, dict[str, tuple[HostSync, ...]], Reason]:
         """The peak with the widest spacing that will do, its waits, and why there are none."""
         if free <= serial + run_ahead_bytes:
-            return free, {}, f"run_ahead_bytes allows {size(run_ahead_bytes)}"
+            return free, {}, "run-ahead-allowed"
         tried: list[tuple[int, dict[str, tuple[HostSync, ...]]]] = [(free, {})]
         for form in self._forms(free_sim):
             tried.append((alone.peak(form), form))
@@ -232,7 +229,7 @@ class _Search:
                 break
         least = min(peak for peak, _ in tried)
         best, found = next((peak, form) for peak, form in tried if peak <= max(least + run_ahead_bytes // NEAR, serial))
-        return best, found, "no wait lowers the peak"
+        return best, found, "no-wait-helps"
 
     def _forms(self, sim: SimInput) -> Iterator[dict[str, tuple[HostSync, ...]]]:
         back_ns = LOOK_BACK * max(1, wait_ns(self.program, self.cost))

@@ -8,7 +8,7 @@ run one after another.
 Source: NVIDIA/Megatron-LM#1752 (modules chosen by hand), DeepSpeed DeepCompile (a budget), both without a pipeline.
 """
 
-from interlace.scheduler.offload.decision import Kept, Move, OffloadPlan, Transfer, show_move
+from interlace.scheduler.offload.decision import Kept, Move, OffloadPlan, Transfer
 from interlace.scheduler.offload.measures import COPY_BACK, COPY_OUT, PINNED, Measured, agree, measure
 from interlace.scheduler.offload.planner import plan_offload
 from interlace.scheduler.offload.selection import Choice, Names, names_layer, names_op, unknown_names
@@ -29,6 +29,5 @@ __all__ = [
     "names_layer",
     "names_op",
     "plan_offload",
-    "show_move",
     "unknown_names",
 ]

@@ -1,4 +1,4 @@
-"""The result of offload planning, and its text form."""
+"""The result of offload planning, and what reports tell of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import Counter
 
 import msgspec
 
-from interlace.ir import OpInstance, Program, describe
+from interlace.ir import Op, OpInstance, Program
+from interlace.ir.remarks import Fact, Place, Remark, remark
 from interlace.scheduler.offload.saved_values import REASONS, Reason, Saved, Skipped
-from interlace.units import ms, ranges, size
 
 
 class Transfer(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -59,7 +59,7 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pinned_peak_bytes: Peak of live pinned host bytes; a buffer is live from the start of the copy out to the first reader.
         out_bytes: Bytes that are copied to the host, and back, in a step.
         stall_ns: Estimated time for which readers wait for copies back in a step.
-        notes: Further remarks for reports.
+        notes: What else reports are to tell.
     """
 
     moves: tuple[Move, ...] = ()
@@ -72,7 +72,7 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pinned_peak_bytes: int = 0
     out_bytes: int = 0
     stall_ns: int = 0
-    notes: tuple[str, ...] = ()
+    notes: tuple[Remark, ...] = ()
 
     def micro_batch_bytes(self) -> dict[int, int]:
         """Micro-batch -> bytes that are copied to the host and back; micro-batches without a transfer are missing."""
@@ -80,15 +80,6 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for move in self.moves:
             found.update({transfer.micro_batch: move.saved.size_bytes for transfer in move.transfers})
         return dict(sorted(found.items()))
-
-    def summary(self) -> str:
-        """The decision in one line."""
-        if not self.moves:
-            return f"moves nothing; live memory {size(self.before_peak_bytes)} at most"
-        waits = f"readers wait {ms(self.stall_ns)}" if self.measured else "copies not measured: back just in time"
-        peak = f"live memory {size(self.before_peak_bytes)} -> {size(self.peak_bytes)}, pinned {size(self.pinned_peak_bytes)}"
-        count = f"{len(self.moves)} value(s) of {len(self.micro_batch_bytes())} micro-batch(es)"
-        return f"moves {count}, {size(self.out_bytes)} out and back; {peak}; {waits}"
 
     def reasons(self) -> dict[Reason, tuple[int, int]]:
         """Reason -> number of values (or of micro-batches of eligible values) kept for it, and their known bytes."""
@@ -99,34 +90,44 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             found[reason] = count + 1, total + max(0, size_bytes)
         return {reason: found[reason] for reason in REASONS if reason in found}
 
-    def declined(self) -> list[str]:
-        """What is kept on the device, one line for each reason."""
-        single = {each.reason for each in self.kept}
-        unit = {reason: "transfer(s)" if reason in single else "value(s)" for reason in REASONS}
-        return [f"{count} {unit[reason]}, {size(total)}: {reason}: {REASONS[reason]}" for reason, (count, total) in self.reasons().items()]
-
-    def explain(self, program: Program) -> list[str]:
-        """The whole decision as text: one line for each moved value and one for each reason to keep others."""
+    def remarks(self, program: Program) -> list[Remark]:
+        """The whole decision: a remark for each moved value, one for all, and one for each reason to keep others."""
         ops = {op.id: op for op in program.ops}
-        moved = [f"{describe(ops[move.saved.producer])}: {show_move(move)}" for move in self.moves]
-        return [self.summary(), *self.notes, *moved, *self.declined()]
+        moved = [move_remark(move, ops[move.saved.producer]) for move in self.moves]
+        return [*moved, self._summary(), *self.notes, *self._kept()]
+
+    def _summary(self) -> Remark:
+        if not self.moves:
+            return remark("declined", "nothing-moved", before_peak_bytes=self.before_peak_bytes)
+        how: dict[str, Fact] = {"stall_ns": self.stall_ns} if self.measured else {"copies": "not measured"}
+        return remark(
+            "applied",
+            "values-moved",
+            values=len(self.moves),
+            micro_batches=len(self.micro_batch_bytes()),
+            out_bytes=self.out_bytes,
+            before_peak_bytes=self.before_peak_bytes,
+            peak_bytes=self.peak_bytes,
+            pinned_peak_bytes=self.pinned_peak_bytes,
+            **how,
+        )
+
+    def _kept(self) -> list[Remark]:
+        single = {each.reason for each in self.kept}
+        return [
+            remark("declined", "kept-on-device", reason=reason, size_bytes=total, **{"transfers" if reason in single else "values": count})
+            for reason, (count, total) in self.reasons().items()
+        ]
 
 
-def show_move(move: Move) -> str:
-    """One move as text: value, bytes, micro-batches, and how much computation at least hides the copy back.
-
-    >>> saved = Saved(7, 7, 2 << 20, 2 << 20, 3, (3,), (9,))
-    >>> show_move(Move(saved, (Transfer(0, (3, 0), (9, 0), 3_200_000), Transfer(1, (3, 1), (9, 1), 3_300_000))))
-    '%7 (2.0 MiB) of micro-batches 0-1; back 3.200 ms or more of computation ahead'
-    """
-    ahead_ns = min(transfer.ahead_ns for transfer in move.transfers)
-    late = max(transfer.late_ns for transfer in move.transfers)
+def move_remark(move: Move, producer: Op) -> Remark:
+    """One move: value, bytes, micro-batches, and how much computation at least hides the copy back."""
+    facts: dict[str, Fact] = {"micro_batches": sorted(transfer.micro_batch for transfer in move.transfers)}
     if any(transfer.just_in_time for transfer in move.transfers):
-        when = "just in time (copies were not measured)"
+        facts["copies"] = "not measured"
     else:
-        when = f"{ms(ahead_ns)} or more of computation ahead"
-        when += f", up to {ms(late)} late" if late else ""
-    views = " ".join(f"%{each.value}" for each in move.saved.rebuilt)
-    again = f", its view(s) {views} remade" if views else ""
-    which = ranges(sorted(transfer.micro_batch for transfer in move.transfers))
-    return f"%{move.saved.value} ({size(move.saved.size_bytes)}) of micro-batches {which}{again}; back {when}"
+        late_ns = max(transfer.late_ns for transfer in move.transfers)
+        facts |= {"ahead_ns": min(transfer.ahead_ns for transfer in move.transfers), **({"late_ns": late_ns} if late_ns else {})}
+    if move.saved.rebuilt:
+        facts["view_ids"] = [each.value for each in move.saved.rebuilt]
+    return remark("applied", "value-moved", Place.of(producer, move.saved.value), size_bytes=move.saved.size_bytes, **facts)

@@ -11,6 +11,7 @@ import numpy as np
 from interlace.errors import BudgetError, ConfigError, PlanError
 from interlace.ir import Graph, Program
 from interlace.ir.program import FLOAT_DTYPES
+from interlace.ir.remarks import Place, Remark, remark
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.offload.copy_times import OpenTransfer, Placement, Span, Timeline, earlier, place_transfers
 from interlace.scheduler.offload.decision import Kept, Move, OffloadPlan, Transfer
@@ -59,7 +60,7 @@ class Planner:
         self.graph = Graph(program)
         self.change, self.base_bytes = order_memory(program, len(self.line.items))
         self.budget = measured.memory_budget
-        self.notes: list[str] = []
+        self.notes: list[Remark] = []
         self.skipped: list[Skipped] = []
         self.kept: list[Kept] = []
 
@@ -82,8 +83,13 @@ class Planner:
         pipe = self.program.pipeline
         nowhere = unknown_names(self.choice, everyone or [Names.of(self.program)])
         if nowhere and (everyone is not None or pipe.num_stages == 1):
-            raise ConfigError("\n".join(nowhere))
-        self.notes += [f"{line}; this is stage {pipe.stage} of {pipe.num_stages}, it may match on another stage" for line in nowhere]
+            raise ConfigError("\n".join(each.message() for each in nowhere))
+        stage = Place(stage=pipe.stage)
+        for each in nowhere:
+            there = {"layers": each.layers, **({"operations": each.ops} if each.option == "exclude_ops" else {})}
+            self.notes.append(
+                remark("declined", "no-match-on-stage", stage, stages=pipe.num_stages, option=each.option, pattern=each.pattern, **there)
+            )
 
     def _is_chosen(self, saved: Saved) -> bool:
         reason = self._not_chosen(saved)
@@ -181,7 +187,7 @@ class Planner:
     def _under_budget(self, transfers: list[OpenTransfer]) -> Placement:
         assert self.budget is not None
         if self.curve().max(initial=0) <= self.budget:
-            self.notes.append(f"the peak is under the budget of {size(self.budget)} as it is")
+            self.notes.append(remark("declined", "under-budget", budget_bytes=self.budget))
             self._keep_transfers(transfers, "kept")
             return Placement()
         found = Fit(self, transfers).run(self.budget)
@@ -194,11 +200,7 @@ class Planner:
             )
         if found is None:
             found = Fit(self, transfers).most()
-            advice = self._advice()
-            self.notes.append(
-                f"everything moves that can: {size(self.peak(found))} stay live, {size(self.budget)} were aimed at; "
-                f"where that is too much, {advice[0].lower()}{advice[1:]}"
-            )
+            self.notes.append(remark("declined", "everything-moved", peak_bytes=self.peak(found), budget_bytes=self.budget))
         tried = {transfer.key for transfer in found.tried()}
         self._keep_transfers([transfer for transfer in transfers if transfer.key not in tried], "kept")
         return found

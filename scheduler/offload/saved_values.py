@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -41,30 +41,7 @@ Reason = Literal[
 ]
 """Why a value, or one micro-batch of it, is kept on the device."""
 
-REASONS: dict[Reason, str] = {
-    "parameter": "shares the memory of a parameter",
-    "persistable": "lives across steps (optimizer state, buffers)",
-    "input": "shares the memory of an input, which stays for the step",
-    "output": "is an output of the program",
-    "on-host": "is in host memory already",
-    "vector": "is a vector of tensors, or an element of one",
-    "unknown-size": "has a size that is unknown before run time",
-    "no-buffer": "only its shape is read in backward, so it is freed in forward anyway",
-    "recomputed": "is recomputed in backward",
-    "optimizer-read": "is read by the optimizer",
-    "overwritten": "is overwritten in place after the value that backward reads was computed",
-    "alias": "shares memory with another saved value that no view operation can rebuild",
-    "nested-block": "the program has nested blocks, whose reads are not known",
-    "integer": "is no floating-point value (include_integers moves them)",
-    "below-floor": "is smaller than min_bytes",
-    "other-module": "is of a module that was not chosen",
-    "opted-out": "was opted out",
-    "kept": "is kept by choice (fraction or keep_bytes), or the budget does not need it moved",
-    "at-once": "backward reads it before it could be copied out and back",
-    "one-job": "its last forward reader and its first backward reader are in one job",
-    "congested": "earlier copies leave no time to copy it out and back",
-    "capped": "max_in_flight does not allow its copies in time",
-}
+REASONS: tuple[Reason, ...] = get_args(Reason)
 RECOMPUTED = "bwd_recompute_id"
 """Attribute that Paddle's recompute pass sets on the operations that it repeats in backward."""
 KEEP = "keep_on_device"

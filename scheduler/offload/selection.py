@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from interlace.errors import ConfigError
 from interlace.ir import Op, Program
 from interlace.ir.kinds import is_boundary
+from interlace.ir.remarks import Remark, remark
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,13 +56,13 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if given is not None and given < 0:
                 raise ConfigError(f"offload: {name}={given}, expected 0 or more")
 
-    def asks_for_nothing(self, memory_budget: int | None) -> str:
-        """Why the options, and the budget, ask for no copy at all; empty if they ask for some."""
+    def asks_for_nothing(self, memory_budget: int | None) -> Remark | None:
+        """Why the options, and the budget, ask for no copy at all; None if they ask for some."""
         if self.max_in_flight == 0:
-            return "max_in_flight=0 allows no copies"
+            return remark("declined", "no-copy-allowed")
         if not self.modules and not self.fraction and not memory_budget:
-            return "neither modules nor a fraction nor a memory_budget asks for copies"
-        return "fraction=0 asks for no copies" if self.fraction == 0 else ""
+            return remark("declined", "nothing-asked")
+        return remark("declined", "fraction-zero") if self.fraction == 0 else None
 
     def keep_on(self, stage: int, num_stages: int) -> int:
         """Bytes to keep on a stage. Raises ConfigError if there is not one number for each stage."""
@@ -105,22 +107,32 @@ class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(tuple(sorted({op.layer for op in ops})), tuple(sorted({op.name for op in ops})))
 
 
-def unknown_names(choice: Choice, there: Sequence[Names]) -> list[str]:
-    """A message for each pattern of the options that matches nothing on any rank, with the names there are."""
+class Unknown(NamedTuple):
+    """A pattern of an option that matches nothing, and the names of layers and operations there are."""
+
+    option: Literal["modules", "exclude_ops"]
+    pattern: str
+    layers: tuple[str, ...]
+    ops: tuple[str, ...] = ()
+
+    def message(self) -> str:
+        """For an error."""
+        if self.option == "modules":
+            return f"offload: modules: {self.pattern!r} fits no layer; there are {_list(self.layers)}"
+        return (
+            f"offload: exclude_ops: {self.pattern!r} fits no operation and no layer; there are {_list(self.ops)}; "
+            f"layers: {_list(self.layers)}"
+        )
+
+
+def unknown_names(choice: Choice, there: Sequence[Names]) -> list[Unknown]:
+    """Each pattern of the options that matches nothing on any rank."""
     layers = sorted({layer for names in there for layer in names.layers})
     ops = sorted({op for names in there for op in names.ops})
-    short = sorted({".".join("*" if part.isdigit() else part for part in layer.split(".")) for layer in layers if layer})
-    modules = [
-        f"offload: modules: {p!r} fits no layer; there are {_list(short)}"
-        for p in choice.modules
-        if not any(names_layer(p, layer) for layer in layers)
-    ]
+    short = tuple(sorted({".".join("*" if part.isdigit() else part for part in layer.split(".")) for layer in layers if layer}))
+    modules = [Unknown("modules", p, short) for p in choice.modules if not any(names_layer(p, layer) for layer in layers)]
     every = [*(Op(-1, op, (), (), "forward") for op in ops), *(Op(-1, "", (), (), "forward", layer=layer) for layer in layers)]
-    excluded = [
-        f"offload: exclude_ops: {p!r} fits no operation and no layer; there are {_list(ops)}; layers: {_list(short)}"
-        for p in choice.exclude_ops
-        if not any(names_op(p, op) for op in every)
-    ]
+    excluded = [Unknown("exclude_ops", p, short, tuple(ops)) for p in choice.exclude_ops if not any(names_op(p, op) for op in every)]
     return modules + excluded
 
 

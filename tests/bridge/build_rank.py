@@ -81,7 +81,7 @@ def planned_events(engine: Any) -> int:
 def changed(engine: Any) -> dict[str, int]:
     """How many things each pass of our plan changed."""
     state = getattr(engine, "_interlace", None)
-    return {report.name: len(report.changed) for report in state.modes["train"].plan.reports} if state else {}
+    return {report.name: len(report.done) for report in state.modes["train"].plan.reports} if state else {}
 
 
 def built_engine(how: str, arguments: list[str]) -> Any:

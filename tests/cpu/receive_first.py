@@ -27,5 +27,5 @@ class ReceiveFirst(Pass, frozen=True, kw_only=True):
         items = list(jobs[place].items)
         items.insert(next(k for k, (op, _) in enumerate(items) if is_send(ops[op])), found)
         jobs[place] = msgspec.structs.replace(jobs[place], items=tuple(items))
-        context.change(ops[found[0]], "received first")
+        context.applied("received-first", ops[found[0]])
         return msgspec.structs.replace(program, jobs=tuple(jobs))

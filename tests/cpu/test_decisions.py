@@ -20,6 +20,7 @@ from interlace.ir import load, save
 from interlace.planning.baseline import baseline_plan, is_paddles_order
 from interlace.planning.plan import make_plan
 from interlace.planning.rows import forced
+from tests.remarks import done_in, rules_of
 from tests.report.pages import make_plans
 from tests.strategies import World, programs
 
@@ -106,9 +107,9 @@ def test_a_small_model_verifies_the_decisions_of_a_large_one(
     assert "SAME: 2 losses" in capfd.readouterr().out
     ranks = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["runs"]["interlace"]["ranks"]
     assert not any(rank["plan"]["is_paddles_order"] for rank in ranks)
-    said = [line for rank in ranks for each in rank["plan"]["passes"] for line in each["changed"]]
-    assert any("0B+" in line for line in said)
-    assert any(line.startswith("moves ") for line in said)
+    said = [each for rank in ranks for report in rank["plan"]["passes"] for each in done_in(report)]
+    assert any(slot.startswith("0B+") for each in said if each.rule == "jobs-cut" for slot in each.names["slots"])
+    assert "values-moved" in rules_of(said)
     plain = tmp_path / "plain.yaml"
     plain.write_text("device: h200\nschedule_1f1b: {interleave: off}\nsplit_backward: off\noverlap_column_backward: off\n")
     assert main([*words, "--config", str(plain), "--", *MODEL]) == 0

@@ -14,6 +14,7 @@ from interlace.cli import main
 from interlace.cli import run as run_command
 from interlace.local.launch import LaunchResult
 from interlace.local.rank_report import RankReport, StepLoss
+from tests.remarks import done_in, sentences
 from tests.test_config import NO_JOBS
 
 WITHOUT_JOBS = "".join(f"{name}: off\n" for name in NO_JOBS)
@@ -30,7 +31,7 @@ class Noisy(interlace.passes.Pass, frozen=True, kw_only=True):
     word: str = "psst"
 
     def run(self, program, context):
-        context.changed.append(f"said {{self.word}}")
+        context.applied("said", word=self.word)
         return program
 
 import paddle.distributed as dist
@@ -69,8 +70,8 @@ def test_a_scripts_own_pass_may_stand_in_the_configuration(script: Path, tmp_pat
     """A user's pass. The script registers it, the configuration asks for it, in the place of what the script asks for: said in a line."""
     asked, out = config(tmp_path, "noisy: {word: hush}\n"), tmp_path / "new" / "out.json"
     assert main(["run", str(script), "--world", "1", "--config", asked, "--json", str(out), "--", "--steps", "1"]) == 0
-    passes = {each["name"]: each["changed"] for each in json.loads(out.read_text())["runs"]["run"]["ranks"][0]["plan"]["passes"]}
-    assert passes["noisy"] == ["said hush"]
+    passes = {each["name"]: sentences(done_in(each)) for each in json.loads(out.read_text())["runs"]["run"]["ranks"][0]["plan"]["passes"]}
+    assert passes["noisy"] == ["said: word hush"]
     assert "schedule-1f1b" in passes
     told = f"interlace: --config {asked} decides; the script's own interlace.enable() is ignored"
     assert capfd.readouterr().err.count(told) == 1

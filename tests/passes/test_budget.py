@@ -27,13 +27,13 @@ from interlace.planning.world import World as Ranks
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.memory import throttle
 from interlace.scheduler.memory.live import order_peak
-from interlace.units import size
+from tests.remarks import rules_of
 from tests.scheduler.test_throttle import run_ahead_program
 from tests.strategies import World, programs, worlds
 from tests.together import together
 
 COPIES = GivenCosts({"comm": 100, "gemm": 50, "copy": 5, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
-EMPTY = PassReport("offload-activations", (), (), 0, 0, 0)
+EMPTY = PassReport("offload-activations", (), 0, 0, 0)
 SMALL = World(pp=2, micro_batches=4, layers=2, schedule="1F1B")
 ALONE = World(pp=1, micro_batches=4, layers=2, schedule="1F1B")
 SLOW_COPIES = GivenCosts({"comm": 100, "gemm": 50, "copy": 20, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
@@ -101,12 +101,11 @@ def test_the_plan_without_a_budget_is_taken_where_it_keeps_the_budget_and_is_fas
     roomy, tight = within(plain, 2 * paddles), within(plain, paddles - 1)
     assert [each.program.jobs for each in roomy] == [each.program.jobs for each in without]
     assert [each.program.jobs for each in tight] != [each.program.jobs for each in without]
-    lines = [line for report in roomy[0].reports for line in report.changed]
-    assert any(line.startswith("planned as without a budget") for line in lines)
+    assert "without-budget-faster" in [each.rule for report in roomy[0].reports for each in report.remarks]
     assert {each.memory_limit for each in roomy} == {0}
     monkeypatch.setattr(Ranks, "bytes_over_in_step", lambda *_: [1] * len(plain))
-    declined = [line for report in within(plain, 2 * paddles)[0].reports for line in report.declined]
-    assert any(line.startswith("planned as without a budget") and line.endswith(", more memory than the budget") for line in declined)
+    declined = [each for report in within(plain, 2 * paddles)[0].reports for each in report.declined]
+    assert [each.numbers["over_bytes"] for each in declined if each.rule == "without-budget-too-large"] == [1]
 
 
 @pytest.mark.parametrize("form", ["dx-first", "mixed", "zb-h1"])
@@ -120,7 +119,7 @@ def test_host_waits_are_chosen_among_those_that_keep_the_budget(form: str) -> No
         plans = within(plain, budget, throttle_host={"syncs": syncs}, **given_)
         outcome, (said,) = plans[0].outcome, [each.declined for each in plans[0].reports if each.name == "offload-activations"]
         assert outcome is not None
-        return outcome.plan.step_ns, max(peak_bytes(plan.program, COPIES) or 0 for plan in plans), said[0]
+        return outcome.plan.step_ns, max(peak_bytes(plan.program, COPIES) or 0 for plan in plans), said[0].rule
 
     (fast, most, _), (slow, least, _) = (found("1TB", syncs) for syncs in ("auto", "job-ends"))
     assert (fast, most) < (slow, most)
@@ -128,7 +127,7 @@ def test_host_waits_are_chosen_among_those_that_keep_the_budget(form: str) -> No
     step, held, said = found(least, "auto")
     assert step == (slow if form == "zb-h1" else fast)
     assert held <= least
-    assert "moves nothing" in said
+    assert said == "nothing-moved"
 
 
 def test_a_plan_that_exceeds_its_budget_is_tried_with_other_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +184,10 @@ def test_what_little_less_room_does_not_change_gets_much_less(monkeypatch: pytes
 def test_a_budget_that_holds_already_moves_and_recomputes_nothing() -> None:
     for plan in within(programs(SMALL), "1TB", schedule_1f1b={"interleave": "dx-first", "only_gains": False}):
         lines = {report.name: report for report in plan.reports}
-        assert lines["offload-activations"].changed[0].startswith("memory_budget 931.323 GiB: on a GPU the plan holds ")
-        assert "moves nothing" in lines["offload-activations"].declined[0]
-        assert "backward can compute again, 0 are recomputed" in lines["choose-recompute"].changed[0]
+        assert rules_of(lines["offload-activations"].remarks)[:2] == ["budget-kept", "nothing-moved"]
+        assert lines["offload-activations"].remarks[0].numbers["budget_bytes"] == 10**12
+        chosen = lines["choose-recompute"].done[0]
+        assert (chosen.rule, chosen.numbers["recomputed"]) == ("recomputation-chosen", 0)
 
 
 def test_a_fraction_is_of_what_paddles_own_plan_holds() -> None:
@@ -229,8 +229,8 @@ def test_a_plan_keeps_its_budget_on_the_place_or_is_refused() -> None:
         for plan in plans:
             kept.append(True)
             assert (peak_bytes(plan.program, COPIES) or 0) <= budget
-            told = [line for report in plan.reports for line in report.changed]
-            assert any(f"memory_budget {size(budget)}: on a GPU" in line for line in told)
+            told = [each for report in plan.reports for each in report.done]
+            assert [each.numbers["budget_bytes"] for each in told if each.rule == "budget-kept"] == [budget]
 
     holds()
     assert kept

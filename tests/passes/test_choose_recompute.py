@@ -28,6 +28,7 @@ from interlace.scheduler.recompute.copies import Recomputation
 from interlace.scheduler.recompute.early_repeats import with_early_repeats
 from interlace.scheduler.recompute.repeats import ADDED, with_repeats
 from tests.interpreter import assert_same
+from tests.remarks import rules_of
 from tests.strategies import World, programs, worlds
 from tests.together import run_together
 
@@ -301,7 +302,7 @@ def test_a_program_without_recomputation_stays_as_it_is() -> None:
     program = parsed(PLAIN.replace("bwd_recompute_id", "other"))
     made, (report,) = Pipeline((ChooseRecompute(),)).run(program, COSTS)
     assert made.ops == program.ops
-    assert report.declined == ("the program recomputes nothing that repeats forward exactly",)
+    assert rules_of(report.remarks) == ["nothing-recomputed"]
 
 
 def test_a_stage_recomputes_what_its_first_rank_would() -> None:
@@ -330,7 +331,7 @@ def test_only_ranks_of_its_own_stage_must_know_the_same_values() -> None:
         everyone[other] = msgspec.structs.replace(everyone[other], groups=mine.groups[:1])
         context = Context(COSTS, facts=everyone, is_whole=True)
         made = choose.run(program, context)
-        said.append((kinds(made), any("ranks of this stage differ" in line for line in context.declined)))
+        said.append((kinds(made), "ranks-differ" in rules_of(context.remarks)))
     assert said[0] == (kinds(choose.run(program, Context(COSTS, facts=[mine]))), False)
     assert said[1] == (["matmul", "gelu"], True)
 
@@ -354,6 +355,5 @@ def test_the_report_names_the_first_of_values_that_share_memory() -> None:
     context = Context(COSTS)
     context.facts = (ChooseRecompute(level=0).facts(program, context),)
     ChooseRecompute(level=0).run(program, context)
-    (line,) = [line for line in context.changed if line.startswith("#3 ")]
-    assert "kept, and not computed again" in line
-    assert not [line for line in (*context.changed, *context.declined) if "share_data" in line]
+    assert [each.rule for each in context.remarks if each.place.op == 3] == ["recomputation-dropped"]
+    assert not [each for each in context.remarks if "share_data" in each.place.name]

@@ -18,6 +18,7 @@ from interlace.cost_model import GivenCosts
 from interlace.errors import InterlaceError
 from interlace.ir import parse, show, verify
 from interlace.passes import Pass, Pipeline, find_pass
+from interlace.report.screen import places_text
 
 FILES = sorted((Path(__file__).parent / "fixtures").glob("*.txt"))
 PASS = re.compile(r"([a-z0-9-]+)(?: (\{.*?\}))?(?:; |$)")
@@ -53,7 +54,7 @@ def outcome(given: str, where: str) -> str:
         result, reports = passes_of(given).run(program, costs_of(given), memory_limit=int(head_of(given, "room") or 0) or None)
     except InterlaceError as error:
         return f"=== error\n{type(error).__name__}: {error}\n"
-    report = "\n".join(each.text() for each in reports)
+    report = "\n".join(places_text(reports))
     return f"=== report\n{report}\n=== expected\n{show(result)}"
 
 

@@ -22,6 +22,7 @@ from interlace.scheduler.memory.saved import saved_bytes
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.units import size
 from tests.default_passes import THROTTLED
+from tests.remarks import rules_of, sentences
 from tests.strategies import World, programs, worlds
 from tests.together import finished, in_threads, programs_of, together
 
@@ -128,7 +129,7 @@ def judged(given_: Sequence[Program], form: str, costs: GivenCosts, **options: A
         run = Search(world, passes).judged(passes, world.memory_limits(None))
         found = finished(world, run)
     report = found[0][1][0]
-    return [made for made, _ in found], [run.passes.passes[0].interleave], [*report.changed, *report.declined]  # type: ignore[attr-defined]
+    return [made for made, _ in found], [run.passes.passes[0].interleave], sentences(report.remarks)  # type: ignore[attr-defined]
 
 
 def step_ns(made: Sequence[Program], costs: GivenCosts) -> int:
@@ -173,7 +174,7 @@ def test_a_stage_alone_does_not_judge() -> None:
         run = Search(world, passes).judged(passes, (None,))
         ((_, reports),) = finished(world, run)
     assert run.passes == passes
-    assert "the other stages' plans are not known here" in reports[0].declined[-1]
+    assert reports[0].declined[-1].rule == "stages-not-known"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_names_of_all_ranks_are_asked(options: dict[str, dict[str, Any]], told: 
     ((key, table),) = options.items()
     for name in ("layers.0", "layers.3"):
         plans = make_plans(given, make_config({key: {**table, "modules": [name]}}), LOADED, "h200")
-        assert not any("matches no layer" in line for plan in plans for report in plan.reports for line in report.declined)
+        assert not any(each.rule == "no-such-layer" for plan in plans for report in plan.reports for each in report.declined)
     with pytest.raises((ConfigError, PassError), match=told) as found:
         make_plans(given, make_config({key: {**table, "modules": ["tail"]}}), LOADED, "h200")
     assert not str(found.value).startswith("rank ")  # rank 0 finds it too
@@ -201,10 +202,9 @@ def test_a_stage_alone_says_what_it_lacks(key: str) -> None:
     """What is chosen. Whether another stage has the module is not known there; without a pipeline it is a mistake."""
     given = programs(World(pp=2, mp=2, micro_batches=4, layers=2))[:1]
     (plan,) = make_plans(given, make_config({key: {"modules": ["layers.3"]}}), LOADED, "h200")
-    lines = [line for report in plan.reports for line in report.declined if "matches no layer" in line]
-    assert len(lines) == 1
-    assert lines[0].startswith("modules: 'layers.3' matches no layer of stage 0; there are ")
-    assert lines[0].endswith("; the other stages are not known here")
+    (line,) = sentences(each for report in plan.reports for each in report.declined if each.rule == "no-such-layer")
+    assert line.startswith("modules: 'layers.3' matches no layer of stage 0; there are ")
+    assert line.endswith("; the other stages are not known here")
     with pytest.raises(PassError, match="matches no layer of any rank"):
         make_plans(programs(World(mp=2, micro_batches=4)), make_config({key: {"modules": ["layers.9"]}}), LOADED, "h200")
 
@@ -233,7 +233,7 @@ def test_a_named_form_takes_the_alternative_that_is_faster() -> None:
         took = [step_ns([plan.program for plan in plans], costs) for plans in (open_, ends)]
         assert took[0] <= took[1]
         report = next(each for each in open_[0].reports if each.name == "throttle-host")
-        assert any("whole step simulated" in line for line in report.changed)
+        assert "form-faster" in rules_of(report.done)
 
 
 def test_of_alternatives_the_fastest_that_keeps_the_budget_is_taken() -> None:

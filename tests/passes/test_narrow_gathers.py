@@ -12,11 +12,11 @@ from interlace.cost_model import GivenCosts
 from interlace.ir import Program, parse, verify
 from interlace.passes import NarrowGathers, Pipeline
 from interlace.passes.pipeline import PassReport
+from tests.remarks import rules_of
 from tests.together import run_together
 
 Array = NDArray[np.int64]
 COSTS = GivenCosts({"default": 1})
-OTHERS = "other ranks of its group keep another part of it, or all"
 
 
 def text(rank: int, ranks: Sequence[int], shape: Sequence[int], cut: int, joined: int = 0, part: int | None = None, more: str = "") -> str:
@@ -135,8 +135,8 @@ def test_a_part_of_another_rank_is_no_exchange_on_any_of_them() -> None:
     texts = [text(0, (0, 1), (4, 1), 0, 1), text(1, (0, 1), (4, 1), 0, 1, part=0)]
     programs, reports = narrowed(texts)
     assert [program.ops for program in programs] == [parse(each).ops for each in texts]
-    assert [OTHERS in line for line in reports[0].declined] == [True]
-    assert reports[1].declined == ("found nothing to do",)
+    assert rules_of(reports[0].remarks) == ["peers-keep-more"]
+    assert reports[1].remarks == ()
 
 
 def test_dims_may_be_counted_from_the_end() -> None:

@@ -20,6 +20,7 @@ from interlace.passes.split_backward import SplitBackward
 from interlace.passes.weight_gradients import Backward
 from tests.interpreter import assert_same
 from tests.passes.programs import Recipe, backward_programs, recipes
+from tests.remarks import applied, declined, rules_of, sentences
 
 COSTS = {"comm": 100, "gemm": 5, "default": 1}
 """By hand."""
@@ -66,9 +67,7 @@ def test_any_backward_keeps_its_numbers(recipe: Recipe, table: dict[str, int], s
 def test_every_site_is_reported_once(recipe: Recipe, table: dict[str, int], stretch: Any) -> None:
     split, _, context = overlapped(backward_programs(recipe)[0], GivenCosts(table, stretch))
     sites = Backward(Graph(split)).collectives()
-    assert len(context.changed) + len(context.declined) == len(sites)
-    for op in sites:
-        assert sum(line.startswith(f"#{op.id} ") for line in (*context.changed, *context.declined)) == 1
+    assert sorted(each.place.op for each in context.remarks) == sorted(op.id for op in sites)
 
 
 @given(recipes(), tables)
@@ -170,7 +169,7 @@ def test_a_site_that_loses_is_moved_only_where_that_is_asked_for(only_gains: boo
     """Sites reported. Beside the product the collective takes five times as long."""
     split, result, context = overlapped(parse(LAYER), SLOWED, only_gains=only_gains)
     assert (result.ops == split.ops) == only_gains
-    assert (len(context.changed), len(context.declined)) == ((0, 1) if only_gains else (1, 0))
+    assert (len(applied(context)), rules_of(declined(context))) == ((0, ["overlap-slower"]) if only_gains else (1, []))
 
 
 @pytest.mark.parametrize(
@@ -184,8 +183,8 @@ def test_a_site_that_loses_is_moved_only_where_that_is_asked_for(only_gains: boo
 )
 def test_a_collective_of_unknown_size_counts_as_none(dims: str, least: int, told: str) -> None:
     _, _, context = overlapped(parse(LAYER.replace("[4,8]", f"[{dims}]")), min_bytes=least)
-    assert [line.partition(": ")[2] for line in context.declined] == [told] * bool(told)
-    assert len(context.changed) == (not told)
+    assert [line.partition(": ")[2] for line in sentences(declined(context))] == [told] * bool(told)
+    assert len(applied(context)) == (not told)
 
 
 def test_a_collective_of_another_group_is_not_put_off() -> None:
@@ -193,7 +192,7 @@ def test_a_collective_of_another_group_is_not_put_off() -> None:
     other = '#9 %9:float32[4,8] = pd_op.all_reduce(%2) backward group=18 {"ring_id":18}\n'
     text = LAYER.replace("#6 ", f"{other}#6 ").replace("grad(%2, %7)", "grad(%9, %7)")
     _, result, context = overlapped(parse(text))
-    assert any(line.startswith("#6 ") for line in context.changed)
+    assert 6 in [each.place.op for each in applied(context)]
     assert [op.id for op in result.ops if is_comm(op)] == [9, 6]
 
 
@@ -204,7 +203,7 @@ def test_a_draw_in_a_weight_gradient_stays_where_it_stands() -> None:
     assert 9 not in Backward(Graph(split)).sinks
     order = [op.id for op in result.ops]
     assert order.index(9) < order.index(6)
-    assert any(line.startswith("#6 ") for line in context.declined)
+    assert 6 in [each.place.op for each in declined(context)]
 
 
 def test_a_product_of_two_weights_is_no_dx() -> None:
@@ -213,7 +212,7 @@ def test_a_product_of_two_weights_is_no_dx() -> None:
     split, result, context = overlapped(parse(text))
     assert [op.name for op in split.ops if op.kind == "matmul_grad"] == ["pd_op.matmul_grad"]
     assert result.ops == split.ops
-    assert context.changed == []
+    assert applied(context) == []
 
 
 @given(recipes(), st.booleans())

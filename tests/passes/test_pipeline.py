@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, PassError, ProgramError
 from interlace.ir import Op, Program, parse
+from interlace.ir.remarks import remark
 from interlace.passes import REGISTRY, Context, Pass, Pipeline, find_pass, register
 from interlace.passes.base import is_built_in, option_name
 from interlace.passes.pipeline import PassReport, applied, built_in, errors_named, ordered, report_of
 from interlace.planning.variants import alternatives, baseline, drafted, fallbacks, label
+from interlace.report.screen import places_text
 
 COST = GivenCosts({"default": 1})
 PROGRAM = parse("""program rank=0 world=1 mode=train
@@ -103,32 +105,39 @@ def test_each_pass_is_told_what_comes_after_it_and_what_it_asked_for() -> None:
     assert PROGRAM.passes == ()
 
 
-def test_a_pass_says_what_it_did_in_lines() -> None:
+def test_a_pass_reports_remarks() -> None:
     def acts(self: Pass, program: Program, context: Context) -> Program:
-        context.change(program.ops[1], "moved")
-        context.changed.append("more")
-        context.decline(program.ops[0], "it is an input")
+        context.applied("moved", program.ops[1])
+        context.found("memory", peak_bytes=512)
+        context.declined("is-an-input", program.ops[0])
         return program.with_ops([*program.ops, Op(2, "pd_op.tanh", (1,), (), "forward")])
 
     def declines(self: Pass, program: Program, context: Context) -> Program:
-        context.declined.append("no use")
+        context.declined("no-use")
         return program
 
     def changes(self: Pass, program: Program, context: Context) -> Program:
-        context.changed.append("all")
+        context.applied("all")
         return program
 
     passes = [own("acts", run=acts)(), own("idle", run=lambda self, program, context: program)()]
     passes += [own("declines", run=declines)(), own("changes", run=changes)()]
     _, reports = Pipeline(tuple(passes)).run(PROGRAM, COST)
-    assert "\n".join(each.text() for each in reports) == (
-        "acts: 2 changed, 1 declined, ops 2 -> 3\n  + #1 pd_op.relu (act): moved\n  + more\n  - #0 pd_op.data: it is an input\n"
-        "idle: 0 changed, 1 declined, ops 3 -> 3\n  - found nothing to do\n"
-        "declines: 0 changed, 1 declined, ops 3 -> 3\n  - no use\n"
-        "changes: 1 changed, 0 declined, ops 3 -> 3\n  + all"
-    )
+    assert places_text(reports) == [
+        "acts: 2 changed, 1 declined, ops 2 -> 3",
+        "  + #1 pd_op.relu (act): moved [moved]",
+        "  + memory: peak 512 B [memory]",
+        "  - #0 pd_op.data: is an input [is-an-input]",
+        "idle: found nothing to do, ops 3 -> 3",
+        "declines: 0 changed, 1 declined, ops 3 -> 3",
+        "  - no use [no-use]",
+        "changes: 1 changed, 0 declined, ops 3 -> 3",
+        "  + all [all]",
+    ]
+    assert [(each.kind, each.pass_name) for each in reports[0].remarks] == [(kind, "acts") for kind in ("applied", "analysis", "declined")]
     assert all(0 < each.run_ns < 10**10 for each in reports)
-    assert report_of(passes[1], Context(COST, changed=["x"]), PROGRAM, PROGRAM, 5) == PassReport("idle", ("x",), (), 2, 2, 5)
+    said = remark("applied", "x")
+    assert report_of(passes[1], Context(COST, remarks=[said]), PROGRAM, PROGRAM, 5) == PassReport("idle", (said.of("idle"),), 2, 2, 5)
 
 
 def _spoils(self: Pass, program: Program, context: Context) -> Program:
@@ -279,8 +288,7 @@ def test_names_are_found_and_taken_once() -> None:
 
 def test_what_a_context_holds_at_first() -> None:
     context = Context(COST)
-    assert (context.changed, context.declined, context.facts, context.is_whole, context.memory_limit, context.memo) == (
-        [],
+    assert (context.remarks, context.facts, context.is_whole, context.memory_limit, context.memo) == (
         [],
         (),
         False,

@@ -19,6 +19,7 @@ from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context, Pass
 from interlace.planning.variants import baseline, draft, fallbacks
 from interlace.planning.variants import label as label_of
+from tests.remarks import declined, rules_of
 from tests.scheduler.test_interleave import Sides, side_program
 from tests.strategies import World, programs
 
@@ -37,8 +38,8 @@ def ran(program: Program, memory_limit: int | None = None, **options: Any) -> tu
 
 def row_of(context: Context) -> str:
     """The slots that a pass says it made jobs of."""
-    (line,) = [line for line in context.changed if " jobs: " in line]
-    return line.partition(" jobs: ")[2]
+    (cut,) = [each for each in context.remarks if each.rule == "jobs-cut"]
+    return " ".join(cut.names["slots"]) + (" ..." if cut.numbers.get("more") else "")
 
 
 def text(slots: Sequence[Slot]) -> str:
@@ -316,26 +317,23 @@ def test_a_schedule_that_never_alternates_keeps_its_own_order(schedule: str, opt
     plain = programs(World(pp=2 if schedule == "FThenB" else 1, micro_batches=2, schedule="FThenB"))[0]
     program = parse(show(plain).replace("schedule=FThenB", f"schedule={schedule}"))
     _, context = ran(program, **options)
-    assert f"interleaving: schedule {schedule} never alternates them; its own order stays" in context.declined
+    assert [each.names["schedule"] for each in context.remarks if each.rule == "never-alternates"] == [schedule]
     assert row_of(context) == text(SCHEDULES[schedule](0, program.pipeline.num_stages, 2, 1))
 
 
 def test_mixed_at_another_depth_is_declined_where_draws_would_change() -> None:
     """And where a stage holds as many micro-batches as in 1F1B anyway, nothing changes."""
     _, context = ran(DRAWS[0], interleave="mixed")
-    assert context.declined[0] == (
-        "mixed: forward and backward both draw random numbers, or have operations that may, and another depth would change their "
-        "order; dx-first instead"
-    )
+    assert rules_of(declined(context))[0] == "random-draws"
     assert row_of(context) == text(joined(0, 2, 4, weight_delay=0))
     assert row_of(ran(DRAWS[0], interleave="dx-first")[1]) == text(joined(0, 2, 4, weight_delay=0))
     one_side = side_program(Sides(stage=0, stages=2, micro_batches=4, draws=True), 0)
     _, context = ran(one_side, interleave="mixed")
-    assert context.declined == []
+    assert declined(context) == []
     assert row_of(context) == text(joined(0, 2, 4, weight_delay=0, warmup=3))
     in_optimizer = parse(show(one_side).replace("pd_op.sgd_(", "pd_op.uniform_inplace_("))
     assert any(is_random(op) and op.role == "optimize" for op in in_optimizer.ops)
-    assert ran(in_optimizer, interleave="mixed")[1].declined == []
+    assert declined(ran(in_optimizer, interleave="mixed")[1]) == []
 
 
 @pytest.mark.parametrize("form", ["dx-first", "mixed"])

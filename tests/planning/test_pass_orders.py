@@ -55,7 +55,7 @@ class Moves(Pass, frozen=True, kw_only=True):
         if program.rank not in self.ranks or bool(program.jobs) != self.late:
             return program
         one, two = self.wanted(program)[:2]
-        context.changed.append("moved")
+        context.applied("moved")
         if self.late:
             jobs = [msgspec.structs.replace(job, items=tuple(behind(job.items, (one, 0), (two, 0)))) for job in program.jobs]
             return msgspec.structs.replace(program, jobs=tuple(jobs))

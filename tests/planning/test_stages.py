@@ -172,7 +172,7 @@ def test_ranks_of_a_stage_that_do_other_things_are_simulated_each() -> None:
     assert len({equivalence_key(each) for each in every}) == len(every)
     plans = make_plans(every, make_config({}), COSTS, "given")
     assert check([each.program for each in plans], CPU) == []
-    assert any("Paddle's baseline" in line for report in plans[0].reports for line in report.changed)
+    assert "baseline-kept" in [each.rule for report in plans[0].reports for each in report.remarks]
     uneven = programs(World(pp=2, mp=2, micro_batches=2))
     uneven[1] = uneven[1].with_ops([msgspec.structs.replace(op, layer=f"{op.layer}.other") for op in uneven[1].ops])
     assert [equivalence_key(each) == equivalence_key(uneven[0]) for each in uneven] == [True, False, False, False]

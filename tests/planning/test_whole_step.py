@@ -17,13 +17,14 @@ from interlace.cost_model import CostModel, GivenCosts, load_profile
 from interlace.cost_model.base import Estimate, Groups, Values
 from interlace.errors import BudgetError
 from interlace.ir import Op, Program, parse
+from interlace.ir.remarks import Remark
 from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B
 from interlace.planning import budget, coarse, tasks
 from interlace.planning.budget import baseline_peak_bytes
 from interlace.planning.drafts import Drafts, Judged
 from interlace.planning.limits import Limit
-from interlace.planning.making import Making
+from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, Making
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.proposals import in_paddles_order, less_recomputed
 from interlace.planning.search import Search
@@ -37,6 +38,7 @@ from interlace.scheduler.whole_step.search import Ranked
 from interlace.units import ms, size
 from tests.passes.test_choose_recompute import PLAIN, layered
 from tests.proofs import KNOWN
+from tests.remarks import rules_of, sentences
 from tests.strategies import World, programs, worlds
 from tests.together import together
 
@@ -68,9 +70,19 @@ def peak(plans: Sequence[Plan]) -> int:
     return max(in_order(plan.program).peak() for plan in plans)
 
 
-def told(plans: Sequence[Plan], rank: int = 0) -> list[str]:
+def remarks(plans: Sequence[Plan], rank: int = 0) -> list[Remark]:
     report = next(each for each in plans[rank].reports if each.name == "schedule-1f1b")
-    return [*report.changed, *report.declined]
+    return [*report.done, *report.declined]
+
+
+def told(plans: Sequence[Plan], rank: int = 0) -> list[str]:
+    return sentences(remarks(plans, rank))
+
+
+def choice(plans: Sequence[Plan]) -> Remark:
+    """What `auto` took."""
+    (found,) = [each for each in remarks(plans) if each.rule in (FORM_TAKEN, BASELINE_KEPT)]
+    return found
 
 
 @settings(max_examples=2, deadline=None)
@@ -94,8 +106,9 @@ def test_weight_gradients_trail_where_that_hides_more() -> None:
     little."""
     plain, costs = programs(World(pp=2, mp=2, micro_batches=8, layers=8)), FairCosts({"comm": 30, "gemm": 100, "default": 10})
     auto = planned(plain, costs, "auto")
-    taken = "auto: interleave: [mixed, dx-first], weight_delay [0, 1], depth [2, 1], "
-    assert next(line for line in told(auto) if line.startswith("auto: ")).startswith(taken)
+    form = choice(auto).names["form"]
+    assert isinstance(form, str)
+    assert form.startswith("interleave: [mixed, dx-first], weight_delay [0, 1], depth [2, 1], ")
     for form in ("dx-first", "zb-h1"):
         assert step_ns(auto, costs) < step_ns(planned(plain, costs, form), costs)
 
@@ -107,10 +120,10 @@ def test_more_memory_makes_it_no_slower() -> None:
 
 
 def test_what_was_considered_is_told() -> None:
-    lines = told(planned(programs(World(pp=2, mp=2, micro_batches=6, layers=2)), LOADED, "auto"))
-    assert any(line.startswith("auto: ") and "Paddle's baseline " in line and "no stage may hold more than" in line for line in lines)
+    auto = planned(programs(World(pp=2, mp=2, micro_batches=6, layers=2)), LOADED, "auto")
+    assert {"step_ns", "baseline_step_ns", "baseline_peak_bytes", "limit_bytes"} <= choice(auto).numbers.keys()
     for form in ("dx-first", "mixed", "zb-h1"):
-        assert any(f"interleave: {form}" in line for line in lines), form
+        assert any(f"interleave: {form}" in line for line in told(auto)), form
 
 
 def test_one_baseline() -> None:
@@ -120,8 +133,9 @@ def test_one_baseline() -> None:
     mine, offloaded = (make_plans(plain, make_config(more), costs, "h200") for more in ({}, moving))
     assert mine[0].outcome is not None
     assert mine[0].outcome.before is not None
-    assert f"Paddle's baseline {ms(mine[0].outcome.before.step_ns)}, " in next(line for line in told(mine) if line.startswith("auto: "))
-    assert any("Paddle's order with offload-activations " in line for line in told(offloaded))
+    assert choice(mine).numbers["baseline_step_ns"] == mine[0].outcome.before.step_ns
+    assert "baseline_passes" not in choice(mine).names
+    assert choice(offloaded).names["baseline_passes"] == ("offload-activations",)
     assert not any("Paddle's baseline" in line for line in told(offloaded))
 
 
@@ -136,12 +150,12 @@ def test_one_order_has_one_name(world: World) -> None:
         "name_streams": "off",
     }
     for options in ({"schedule_1f1b": {"search": False}}, bare):
-        said = told(make_plans(programs(world), make_config(options), CostModel(load_profile("h200")), "h200"))
-        assert not [line for line in said if line.startswith("interleave: off")]
+        plans = make_plans(programs(world), make_config(options), CostModel(load_profile("h200")), "h200")
+        assert not [line for line in told(plans) if line.startswith("interleave: off")]
     if world == World():  # nothing to interleave: with Paddle's own streams and waits the order is Paddle's baseline
-        (kept,) = [line for line in said if line.startswith("auto: Paddle's baseline")]
-        took = kept.split("simulated ")[1].split(",")[0]
-        assert not [line for line in said if "Paddle's order of jobs" in line and f": {took}," in line]
+        kept = choice(plans)
+        assert kept.rule == BASELINE_KEPT
+        assert not [each for each in remarks(plans) if "jobs" in each.names and each.numbers["step_ns"] == kept.numbers["baseline_step_ns"]]
 
 
 def test_under_a_budget_the_baseline_is_paddles_own_plan() -> None:
@@ -171,7 +185,7 @@ def test_other_schedules(world: World) -> None:
     if world.schedule != "VPP":  # of two stages Paddle's own VPP waits in a circle where sends wait for their receivers
         assert step_ns(auto, LOADED) <= step_ns(baseline, LOADED)
     assert check([plan.program for plan in auto], CPU) == []
-    assert any(line.startswith("auto: ") for line in told(auto))
+    assert choice(auto).kind == "decided"
 
 
 @pytest.mark.parametrize("form", ["mixed", "auto"])
@@ -187,7 +201,7 @@ def test_stages_keep_one_depth_where_one_of_them_draws_in_forward_and_backward(f
     made, dx_first = (planned(plain, LOADED, each, search=False) for each in (form, "dx-first"))
     if form == "mixed":
         assert [plan.program.jobs for plan in made] == [plan.program.jobs for plan in dx_first]
-        assert all(any("another depth would change their order" in line for line in told(made, rank)) for rank in (0, 1))
+        assert all("random-draws" in rules_of(remarks(made, rank)) for rank in (0, 1))
         forms = planned(plain, LOADED, ("dx-first", "mixed"), search=False)  # type: ignore[arg-type]
         assert [plan.program.jobs for plan in forms] != [plan.program.jobs for plan in dx_first]  # its depth is that of 1F1B
     assert not any("interleave: mixed" in line for line in told(made))
@@ -200,9 +214,7 @@ def test_forms_and_the_end_are_chosen_by_stage() -> None:
     auto = planned(plain, costs, "auto", send_latency_weight=0.0)
     taken = next(each for each in auto[0].passes if isinstance(each, Schedule1F1B))
     assert taken.weight_delay_at_end is not None
-    assert f"weight_delay_at_end [{', '.join(map(str, taken.weight_delay_at_end))}]" in next(
-        line for line in told(auto) if line.startswith("auto: ")
-    )  # type: ignore[arg-type]
+    assert f"weight_delay_at_end [{', '.join(map(str, taken.weight_delay_at_end))}]" in choice(auto).names["form"]  # type: ignore[arg-type]
     again = planned(plain, costs, **{**msgspec.structs.asdict(taken), "form": taken.interleave})
     assert [plan.program.jobs for plan in again] == [plan.program.jobs for plan in auto]
 
@@ -234,7 +246,7 @@ def test_with_chunks_lags_and_orders_are_searched() -> None:
 
 def test_a_rank_alone_takes_dx_first_and_says_so() -> None:
     (plan,) = planned(programs(World(pp=2, micro_batches=4))[:1], CALM, "auto")
-    assert "auto: the whole step was not simulated, the other stages' plans are not known here; dx-first instead" in told([plan])
+    assert "auto-not-simulated" in rules_of(remarks([plan]))
 
 
 def recomputing(schedule: str) -> list[Program]:
@@ -455,9 +467,10 @@ def test_a_plan_that_is_made_again_keeps_the_lines_of_its_choice(monkeypatch: py
     plan = make_plans(plain, make_config({"memory_budget": "1TB"}), LOADED, "given")[0]
     report = next(each for each in plan.reports if each.name == "schedule-1f1b")
     assert len(calls) == 2
-    assert sum(line.startswith("auto: ") for line in report.changed) == 1
-    assert report.changed[-1] == "made again with less room: the plan held 777 B more than the budget"
-    assert sum(line.startswith("interleave: ") for line in report.declined) >= 3  # what was considered
+    assert sum(each.kind == "decided" for each in report.remarks) == 2
+    choice([plan])
+    assert (report.done[-1].rule, report.done[-1].numbers) == ("made-again", {"over_bytes": 777})
+    assert sum("form" in each.names for each in report.declined) >= 3  # what was considered
 
 
 def with_work_of(program: Program, other: Program) -> Program:

@@ -400,7 +400,7 @@ def test_costs_decide_what_fills_a_collective() -> None:
     assert "B.matmul" in order[start : order.index("B.tanh")]
     assert plan.planned_ns < plan.serial_ns
     order, plan = pair_order(Sides(), GivenCosts({"comm": 0, "gemm": 5, "default": 1}), "dx-first", extra_bytes=10_000)
-    assert plan.note == "operations stay in their plain order: no faster order fits into the memory"
+    assert plan.why_plain == "nothing-faster-fits"
 
 
 def test_mixed_fills_backwards_collective_with_forward_and_forwards_with_backward() -> None:
@@ -435,10 +435,12 @@ def test_the_report_says_what_a_pair_gains() -> None:
     """Warm-up depth."""
     context = Context(COSTS)
     Schedule1F1B(interleave="dx-first").run(side_program(Sides()), context)
-    assert any("jobs of backward and forward: 11 ops" in line and "; live memory" in line for line in context.changed)
+    (ordered,) = [each for each in context.remarks if each.rule == "job-ordered" and each.place.job == "B+F"]
+    assert ordered.numbers["operations"] == 11
+    assert ordered.numbers["planned_ns"] < ordered.numbers["serial_ns"]  # type: ignore[operator]
     context = Context(COSTS)
     Schedule1F1B(max_ops_per_job=3).run(side_program(Sides()), context)
-    assert any("more than max_ops_per_job 3" in line for line in (*context.changed, *context.declined))
+    assert {each.numbers["most_operations"] for each in context.remarks if each.rule == "job-too-large"} == {3}
 
 
 def test_a_pair_uses_the_memory_it_is_allowed() -> None:

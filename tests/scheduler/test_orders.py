@@ -22,6 +22,7 @@ from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.whole_step.orders import _recorders, find_orders, simulation, transfers_in_time, transfers_of, with_orders
 from interlace.units import ms
 from tests.proofs import KNOWN
+from tests.remarks import sentences
 from tests.strategies import World, programs, worlds
 
 SLOWED = GivenCosts({"comm": 20, "gemm": 100, "default": 10}, {("gemm", "wait"): (1.8, 1.0), ("memory", "wait"): (1.1, 1.0)})
@@ -45,7 +46,7 @@ def step_ns(plans: Sequence[Plan], costs: GivenCosts) -> int:
 
 def said(plan: Plan) -> str:
     report = next(each for each in plan.reports if each.name == "delay-transfers")
-    return " ".join((*report.changed, *report.declined))
+    return " ".join(sentences(report.remarks))
 
 
 def delayed(plan: Plan) -> list[tuple[OpInstance, OpInstance]]:

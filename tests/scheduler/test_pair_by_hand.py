@@ -408,8 +408,8 @@ def test_memory_beyond_the_plain_order_is_used_where_it_is_allowed_and_only_ther
 def test_a_pair_of_more_operations_than_allowed_stays_in_turn() -> None:
     costs = GivenCosts({"comm": 100, "gemm": 50, "default": 10})
     count = len(planned(costs, "mixed").order)
-    assert "max_ops_per_job" in planned(costs, "mixed", max_ops=count - 1).note
-    assert planned(costs, "mixed", max_ops=count).note == ""
+    assert planned(costs, "mixed", max_ops=count - 1).why_plain == "too-large"
+    assert planned(costs, "mixed", max_ops=count).why_plain == ""
 
 
 def test_the_same_pair_is_planned_the_same_each_time() -> None:

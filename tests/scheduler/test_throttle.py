@@ -29,6 +29,7 @@ from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Times, simulate
 from tests.default_passes import STREAMS, THROTTLED
+from tests.remarks import rules_of
 from tests.scheduler.plans import Shape, shapes, world
 from tests.strategies import World, plan, worlds
 from tests.together import programs_of, together
@@ -68,8 +69,9 @@ def test_run_ahead_doubles_the_peak_and_auto_brings_it_down() -> None:
     assert peak(planned) <= serial + 3 * BLOCK < free // 2
     assert gpu_peak(planned, COST) <= serial + 3 * BLOCK
     assert simulate([planned], COST, ALONE).step_ns <= 1.05 * simulate([program], COST, ALONE).step_ns
-    (line,) = [line for line in report.changed if "the host waits" in line]
-    assert "at most on a GPU, however fast its host" in line
+    (waits,) = report.remarks
+    assert waits.rule == "waits-inside-jobs"
+    assert (waits.numbers["free_bytes"], waits.numbers["throttled_bytes"]) == (gpu_peak(program, COST), gpu_peak(planned, COST))
     off, _ = Pipeline(STREAMS).run(program, COST)
     assert off.jobs == program.jobs
     on, _ = Pipeline((*STREAMS, ThrottleHost(syncs="job-ends"))).run(program, COST)
@@ -80,9 +82,9 @@ def test_small_blocks_hold_nobody() -> None:
     """Run-ahead within run_ahead_bytes costs no wait, and the report says why."""
     planned, (*_, report) = Pipeline(THROTTLED).run(run_ahead_program(), COST)
     assert not any(job.host_waits for job in planned.jobs)
-    assert [line for line in report.declined if "run_ahead_bytes allows" in line]
+    assert rules_of(report.declined) == ["few-side-bytes"]
     alone = plan_host_syncs(world(Shape(1, 1, 2, 2))[0], COST, 0)
-    assert (alone.count, alone.reason) == (0, "no job has work beside computation that uses memory")
+    assert (alone.count, alone.reason) == (0, "no-side-work")
 
 
 def test_short_jobs_wait_at_their_ends() -> None:
@@ -228,8 +230,8 @@ def test_waits_follow_the_room_where_passes_are_remembered() -> None:
 
 def test_what_is_allowed_to_run_ahead_is_all_that_side_streams_hold() -> None:
     """Two blocks of each micro-batch are read or given beside computation."""
-    assert "side streams use" in plan_host_syncs(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK).reason
-    assert "side streams use" not in plan_host_syncs(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK - 1).reason
+    assert plan_host_syncs(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK).reason == "few-side-bytes"
+    assert plan_host_syncs(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK - 1).reason != "few-side-bytes"
 
 
 def test_a_host_may_run_ahead_by_256_mib_where_nothing_else_is_asked_for() -> None:
@@ -255,7 +257,8 @@ def test_a_rank_that_cannot_be_simulated_waits_at_the_end_of_every_job() -> None
     program = run_ahead_program()
     found = plan_host_syncs(program, endless, 0)
     assert found.waits == sync_at_job_ends(program, jobs_with_side_work(program))
-    assert "cannot be simulated" in found.reason
+    assert found.reason == "not-simulated"
+    assert found.error
 
 
 def test_the_host_waits_for_what_the_step_gives_where_its_job_ends() -> None:

@@ -22,5 +22,5 @@ class Plant(Pass, frozen=True, kw_only=True):
     folder: str = ""
 
     def run(self, program: Program, context: Context) -> Program:
-        context.changed.append(f"the plan is that of {self.folder}")
+        context.applied("planted", folder=self.folder)
         return msgspec.msgpack.decode((Path(self.folder) / f"rank{program.rank}").read_bytes(), type=Program)

@@ -15,7 +15,9 @@ import pytest
 
 from interlace.errors import LaunchError
 from interlace.local.launch import LaunchResult, launch
+from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN
 from testbed import device
+from tests.remarks import done_in
 from tests.testbed.variant import need_ranks, switches
 from tests.training import test_zoo
 from tests.training.test_training import LONG, ON_THE_TESTBED, configured, few_layers, lines_of, require_asked
@@ -177,9 +179,9 @@ def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, stocks: d
     passes = [rank.plan["passes"] for rank in planned.reports if rank.plan]
     require_asked(passes, options)
     if name.startswith("auto"):
-        said = [line for mine in passes for each in mine for line in each["changed"] if line.startswith("auto: ")]
-        assert said
-        assert not any("auto: Paddle's baseline" in line for line in said), "another form is faster here"
+        said = [each.rule for mine in passes for report in mine for each in done_in(report)]
+        assert FORM_TAKEN in said
+        assert BASELINE_KEPT not in said, "another form is faster here"
     if "pp2, experts" in name:  # Paddle gathers tokens on a mesh of dp and mp
         assert lines_of(passes, "narrow-gathers")
     if name == "auto, pp4":  # events inside jobs and between them hold transfers back

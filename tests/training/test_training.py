@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from interlace.cli import main
+from tests.remarks import done_in, sentences
 
 pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -262,7 +263,7 @@ def passes_of(report: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 def lines_of(passes: list[list[dict[str, Any]]], name: str) -> list[str]:
     """Lines of what a pass changed, over all ranks."""
-    return [line for mine in passes for each in mine if each["name"] == name for line in each["changed"]]
+    return [line for mine in passes for each in mine if each["name"] == name for line in sentences(done_in(each))]
 
 
 def require_asked(passes: list[list[dict[str, Any]]], options: dict[str, Any]) -> None:

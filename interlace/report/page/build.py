@@ -99,7 +99,7 @@ def build_page(
         memory_budget,
         labels,
         parts,
-        rules(of_stage, lambda report: report.changed),
+        rules(of_stage, lambda report: report.done),
         rules(of_stage, lambda report: report.declined),
         sweep,
     )
