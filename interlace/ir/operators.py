@@ -2,7 +2,7 @@
 
 The lists are derived from the installed wheel, from its definitions of operators and the machine code of their kernels, by
 `python -m tests.operators.table --write`; a test holds them to it. Names are without the in-place mark, and without `pd_op.`.
-What an operator writes in place stands in the captured program, as Paddle says it of each operation (`Op.inplace`).
+What an operator writes in place, and says so, stands in the captured program, as Paddle says it of each operation (`Op.inplace`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,13 @@ from __future__ import annotations
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
+
+
+def _pairs(text: str) -> dict[str, tuple[tuple[int, int], ...]]:
+    found: dict[str, tuple[tuple[int, int], ...]] = {}
+    for name, result, operand in (word.split(":") for word in text.split()):
+        found[name] = (*found.get(name, ()), (int(result), int(operand)))
+    return found
 
 
 DRAWS = _names("""
@@ -201,6 +208,17 @@ COMPUTES = _names("""
     yolo_loss_grad zeros zeros_like
 """)
 """Compute their results from operands and attributes, the same each time; collectives among them, from what their ranks give."""
+
+VIEWS = _pairs("""
+    as_strided:0:0
+""")
+"""Operators, each with a result and an operand whose memory it takes in the static executor, without writing it or saying so. Reshape
+and its like copy there unless made in place."""
+
+WRITES = _pairs("""
+    fused_linear_param_grad_add:0:2
+""")
+"""Operators, each with a result and an operand, if given, whose memory it takes and writes without saying so."""
 
 
 def key(name: str) -> str:
