@@ -6,6 +6,7 @@ version) nothing is known: it counts as one that draws random numbers and acts o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal
 
@@ -83,9 +84,13 @@ def written_positions(op: Op) -> tuple[int, ...]:
     if not is_boundary(op) and effect_of(op) == "unknown":
         return tuple(k for k, value in enumerate(op.operands) if value != ABSENT)
     if not (op.inplace or op.views or op.num_blocks):
-        return ()
+        return tuple(dict.fromkeys(operand for _, operand in _given(op, operators.MAY_WRITE)))
     viewed = () if op.num_blocks else (pair for pair in op.views if pair not in views_of(op))
-    return tuple(dict.fromkeys((*(operand for _, operand in (*op.inplace, *viewed)), *((0,) if op.name == WHILE else ()))))
+    return tuple(
+        dict.fromkeys(
+            (*(operand for _, operand in (*op.inplace, *viewed, *_given(op, operators.MAY_WRITE))), *((0,) if op.name == WHILE else ()))
+        )
+    )
 
 
 def may_lie_in(op: Op, result: int) -> tuple[int, ...]:
@@ -97,8 +102,10 @@ def may_lie_in(op: Op, result: int) -> tuple[int, ...]:
     """
     if op.num_blocks:
         return tuple(dict.fromkeys(o for r, o in (*op.views, *op.inplace) if r == result))
-    if is_boundary(op) or effect_of(op) != "unknown" or result in dict((*op.inplace, *op.views)):
+    if result in dict((*op.inplace, *op.views)):
         return ()
+    if is_boundary(op) or effect_of(op) != "unknown":
+        return tuple(o for lists in (operators.MAY_SHARE, operators.MAY_WRITE) for k, o in _given(op, lists) if k == result)
     return tuple(k for k, value in enumerate(op.operands) if value != ABSENT)
 
 
@@ -106,6 +113,12 @@ def draws_twice(program: Program) -> bool:
     """Whether forward and backward both draw random numbers, or act on the world: another number of micro-batches in flight would change
     the order."""
     return {"forward", "backward"} <= {op.role for op in program.ops if is_ordered(op)}
+
+
+def _given(op: Op, lists: Mapping[str, tuple[tuple[int, int], ...]]) -> list[tuple[int, int]]:
+    """Results and operands of an operation that a list has of its operator, where both are there."""
+    pairs = lists.get(operators.key(op.name), ())
+    return [(r, o) for r, o in pairs if r < len(op.results) and o < len(op.operands) and op.operands[o] != ABSENT]
 
 
 @lru_cache(maxsize=4096)

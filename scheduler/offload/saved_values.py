@@ -23,6 +23,7 @@ Reason = Literal[
     "on-host",
     "vector",
     "unknown-size",
+    "may-share",
     "no-buffer",
     "recomputed",
     "optimizer-read",
@@ -49,6 +50,7 @@ REASONS: dict[Reason, str] = {
     "on-host": "is in host memory already",
     "vector": "is a vector of tensors, or an element of one",
     "unknown-size": "has a size that is unknown before run time",
+    "may-share": "may be in the memory of another value",
     "no-buffer": "only its shape is read in backward, so it is freed in forward anyway",
     "recomputed": "is recomputed in backward",
     "optimizer-read": "is read by the optimizer",
@@ -182,6 +184,8 @@ class _Finder:
             return "no-buffer"
         if any(v.size_bytes < 0 for v in made):
             return "unknown-size"
+        if any(len(self.graph.storages.parts[v.id]) > 1 for v in made):
+            return "may-share"
         if self.nested:
             return "nested-block"
         last = self._last_overwrite(made)
