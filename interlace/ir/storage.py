@@ -101,6 +101,9 @@ class Storages:
             for k, value in enumerate(op.results):
                 self.parts[value] = self._parts(op, k, self.values[value])
                 self._register(op, self.values[value])
+            for value in self._hidden_writes(op):
+                for storage in self.of(value):
+                    storage.variables.update(op.results[:1])
         self._buffers = self._overwritten_buffers(program)
         for op in program.ops:
             if is_boundary(op) and not (is_fed(op, self.values) or self.is_collected(op)):
@@ -212,7 +215,13 @@ class Storages:
         return [value for value in written if value not in said and not self.is_persistable(value)]
 
     def written_parts(self, op: Op, value: int) -> tuple[Part, ...]:
-        """The tensors of one of an operation's `writes` that it writes: of a result that may be in memory of others, its own."""
+        """The tensors of one of an operation's `writes` that it writes: of a result that may be in memory of others, its own.
+
+        An operand that is written without a result in its variable is written by the name of a result: the executor does not know of it,
+        and does not keep it behind others that read the operand's variable.
+        """
+        if op.results and value in self._hidden_writes(op):
+            return tuple(part._replace(variable=op.results[0]) for part in self.parts[value])
         unsure = value in op.results and may_lie_in(op, op.results.index(value))
         return self.parts[value][:1] if unsure else self.parts[value]
 

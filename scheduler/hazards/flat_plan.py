@@ -160,7 +160,7 @@ class _Writers:
         for value in values:
             for part in self.storages.written_parts(op, value) if writes else self.storages.parts[value]:
                 writer, version = self._expected(op, part)
-                if op.id in self.fed or (writes and part.root == value):
+                if op.id in self.fed or (writes and part.root == value and value in op.results):
                     writer, version = -1, Version.ANY
                 made.append(self._access(part, writer, version, count))
                 if version in (Version.PREVIOUS, Version.LAST):

@@ -217,3 +217,20 @@ def test_an_unknown_operator_may_write_and_hand_on_what_it_is_given() -> None:
     assert storages_of(program).writes(program.ops[2]) == [2, 0]
     assert set(storages_of(program).numbers(2)) > {*storages_of(program).numbers(0), *storages_of(program).numbers(1)}
     assert 2 in dependencies(Graph(program), program.ops)[3]
+
+
+HIDDEN = """program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=accumulate
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward
+#2 %2:float32[2] = pd_op.tanh(%1) forward stream="a"
+#3 %3:float32[2] = NAME(%1) forward
+job j forward 0: 1@0 2@0 3@0
+"""
+
+
+@pytest.mark.parametrize("name", ["custom_op.mine", "pd_op.dgc", "pd_op.exp"])
+def test_what_the_executor_does_not_know_to_be_written_it_does_not_keep_behind_readers(name: str) -> None:
+    """On another stream, in the same job: the executor orders by variables, and sees a second reader of one."""
+    kinds = {finding.kind for finding in check([parse(HIDDEN.replace("NAME", name))])}
+    assert ("race" in kinds) == (name != "pd_op.exp")
