@@ -17,7 +17,7 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 from interlace.ir import Op, Program
-from interlace.ir.effects import is_random
+from interlace.ir.effects import effect_of, is_random
 from interlace.ir.kinds import (
     BOUNDARY,
     COMBINE,
@@ -197,8 +197,36 @@ class Closure:
         if op.name in (COMBINE, SPLIT):
             return Access()
         viewed = {op.results[r] for r, _ in op.views}
-        read = self.rank.content_operands(op)
-        return Access(self._ids(read, m), self._ids(set(op.results) - viewed, m), self._names(read, m), self._names(op.results, m))
+        read, written = self.rank.content_operands(op), {*(set(op.results) - viewed), *self._hidden(op)}
+        beside = [other for value in read for other in self._beside(value)]
+        written |= {other for value in written - {*op.results} | self._in_place(op) for other in self._beside(value)}
+        return Access(self._ids([*read, *beside], m), self._ids(written, m), self._names(read, m), self._names(op.results, m))
+
+    def _in_place(self, op: Op) -> set[int]:
+        return {op.results[r] for r, _ in op.inplace}
+
+    def _hidden(self, op: Op) -> list[int]:
+        """Operands that are written though no result says so: a loop's condition, and whatever an unknown operation is given for a step."""
+        if op.name == "pd_op.while":
+            return [op.operands[0]]
+        unknown = op.name not in BOUNDARY and effect_of(op) == "unknown"
+        return [v for v in op.operands if unknown and v >= 0 and not self._is_kept(v)]
+
+    def _is_kept(self, value: int) -> bool:
+        return any(self.rank.values[root].storage in self.rank.persistable for root, _ in self.rank.roots_of(value, 0))
+
+    def _beside(self, value: int) -> list[int]:
+        """Values in whose memory a value may be, for what an unknown operation gives, also through views."""
+        producer = self.rank.producer[value]
+        for result, operand in (*producer.inplace, *producer.views):
+            if producer.results[result] == value:
+                return self._beside(producer.operands[operand])
+        if producer.name in BOUNDARY or producer.name == SPLIT:
+            return []
+        if producer.name == COMBINE:
+            return [other for part in producer.operands for other in self._beside(part)]
+        given = [v for v in producer.operands if v >= 0] if effect_of(producer) == "unknown" else []
+        return [other for v in given for other in (v, *self._beside(v))]
 
     def _ids(self, values: Iterable[int], micro_batch: int) -> set[int]:
         found = set()
@@ -360,7 +388,12 @@ class Closure:
         if op.name in (COMBINE, SPLIT):
             return []
         viewed = {op.results[r] for r, _ in op.views}
-        values = [v for v in op.results if v not in viewed] if writes else self.rank.content_operands(op)
+        if writes:
+            own = [v for v in op.results if v not in viewed] + self._hidden(op)
+            hidden = [other for v in {*self._hidden(op)} | self._in_place(op) for other in self._beside(v)]
+            return [held for value in (*own, *hidden) for held in self._contents(value, m)]
+        read = self.rank.content_operands(op)
+        values = [*read, *(other for v in read for other in self._beside(v))]
         return [held for value in values for held in self._contents(value, m)]
 
     def _contents(self, value: int, micro_batch: int) -> list[tuple[int, int]]:
@@ -400,6 +433,9 @@ class Closure:
                 m = self.items[place][1]
                 for c, name in zip(self.rank.cells_of(value, m), self.names(value, m), strict=True):
                     last_by_name[id(c)][name] = place
+                for other in self._beside(value):
+                    for c in self.rank.cells_of(other, m):
+                        last_by_name[id(c)][self.names(value, m)[0]] = place
         return [
             (use, places[-1])
             for cell, places in users.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,11 @@ import msgspec
 import paddle
 
 from interlace.bridge.attributes import attributes
+from interlace.bridge.blocks import Pairs, inplace_pairs, inside
 from interlace.bridge.layers import LayerNames, name_layers
 from interlace.errors import ProgramError
-from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value, describe
-from interlace.ir.effects import is_random, why_ordered
-from interlace.ir.kinds import DATA, KEYWORD, SHARE_VAR, STACK_CREATE, is_comm, is_known_comm, ring_of
+from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value, describe, operators
+from interlace.ir.kinds import DATA, INSIDE, KEYWORD, SHARE_VAR, STACK_CREATE, is_known_comm, ring_of
 from interlace.ir.program import Role
 
 ROLES: dict[int, Role] = {0: "forward", 1: "backward", 2: "optimize"}
@@ -36,10 +36,6 @@ DROPPED_ATTRS = frozenset(
     }
 )
 """Attributes that `Op` has a field for, or that do not matter for planning."""
-SHARING = frozenset(
-    {"pd_op.as_strided", "pd_op.share_data", "pd_op.tensor_unfold", "pd_op.view_dtype", "pd_op.view_shape", "pd_op.view_slice"}
-)
-"""Operations whose result is a view in the static executor; reshape and its like copy there unless made in-place."""
 FUSED, FUSED_PART, SLICE = "fused@-", "shard@", "slice@"
 """Sharding with tensor fusion: the buffer `fused@-<a>-<b>` contains parameters a and b, `shard@fused@-<a>-<b>` is the part of it that
 this rank updates, `slice@<a>` the elements of a in that part (auto_parallel/sharding.py). Only the start-up program makes them views."""
@@ -133,17 +129,19 @@ class _Capture:
 
     def _op(self, op_id: int, source: Any, role: Role, chunk: int) -> Op:
         name = source.name()
-        _check_blocks(source, op_id)
-        operands = tuple(ABSENT if paddle.pir.is_fake_value(v) else self._known(v, op_id, name) for v in operand_sources(source))
-        inplace = _aliases(source, operands)
-        views = ((0, 0),) if name in SHARING else _unwritten(source, inplace)
-        shared = {result: self.storage[operands[operand]] for result, operand in (*inplace, *views)}
+        given = operand_sources(source)
+        nested = inside(source, given, op_id) if list(source.blocks()) else None
+        operands = tuple(ABSENT if paddle.pir.is_fake_value(v) else self._known(v, op_id, name) for v in given)
+        inplace, views = _shared(source, operands) if nested is None else (nested.written, nested.shared)
+        shared = {} if nested else {result: self.storage[operands[operand]] for result, operand in (*inplace, *views)}
         if name == STACK_CREATE:
             shared = dict.fromkeys(range(1, len(source.results())), len(self.values))
         unmade = _unmade(source)
         results = tuple(self._value(v, storage=shared.get(k), made=k != unmade).id for k, v in enumerate(source.results()))
         raw = attributes(source)
         attrs = {key: plain(value) for key, value in raw.items() if key not in DROPPED_ATTRS}
+        if nested is not None and nested.acting:
+            attrs[INSIDE] = list(nested.acting)
         unread = _unread(source)
         no_buffer = tuple(
             k for k, v in enumerate(source.operands_source()) if operands[k] != ABSENT and (k in unread or source.is_no_need_buffer(v))
@@ -250,32 +248,6 @@ def operand_sources(source: Any) -> list[Any]:
     return operands + [v for v in paddle.base.libpaddle.pir.get_used_external_value(source) if v.id not in known]
 
 
-def _check_blocks(source: Any, op_id: int) -> None:
-    """Refuse communication, random draws, what may draw, and writes to outer values in a nested block, where no analysis would see them."""
-    if not list(source.blocks()):
-        return
-    outer = {v.id for v in operand_sources(source)}
-    for inner in _nested(source):
-        name, attrs = inner.name(), attributes(inner)
-        found = with_group(Op(op_id, name, (), (), "forward", attrs=attrs))
-        written = [inner.operand_source(k) for k in paddle.base.libpaddle.pir.get_op_inplace_info(inner).values()]
-        wrong = "communicates" if is_comm(found) else why_ordered(found) if is_random(found) else ""
-        if not wrong and any(not paddle.pir.is_fake_value(v) and v.id in outer for v in written):
-            wrong = "writes a value of the block around it"
-        if wrong:
-            raise ProgramError(
-                f"op #{op_id} {source.name()} has a nested block in which {name} {wrong}; "
-                "it cannot be captured, move that operation out of the control flow"
-            )
-
-
-def _nested(source: Any) -> Iterable[Any]:
-    for block in source.blocks():
-        for inner in block.ops:
-            yield inner
-            yield from _nested(inner)
-
-
 def complete_roles(raw: list[int]) -> list[Role]:
     """Give operations without a role (-1) the one of their right neighbour, at the end of their left one.
 
@@ -315,13 +287,13 @@ def _neighbours(op: Any, index: dict[int, int]) -> Iterable[int]:
             yield index[producer.id()]
 
 
-def _aliases(source: Any, operands: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    info = paddle.base.libpaddle.pir.get_op_inplace_info(source)
-    return tuple(
-        (result, operand)
-        for result, operand in sorted(info.items())
-        if operands[operand] != ABSENT and not paddle.pir.is_fake_value(source.result(result))
-    )
+def _shared(source: Any, operands: Sequence[int]) -> tuple[Pairs, Pairs]:
+    """Results that are written in the place of an operand, as Paddle declares it, and other results in the memory of one."""
+    inplace = inplace_pairs(source)
+    key = operators.key(source.name())
+    views = (*operators.VIEWS.get(key, ()), *operators.WRITES.get(key, ()), *_unwritten(source, inplace))
+    given = [tuple(pair for pair in pairs if operands[pair[1]] != ABSENT) for pairs in (inplace, views)]
+    return given[0], tuple(pair for pair in given[1] if pair in inplace or pair[0] not in dict(inplace))
 
 
 def _shared_variables(ops: list[Any]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from paddle.base.executor import _ExecutorCache
 
 from interlace.errors import BudgetError, ConfigError, LoadError, OutputError, PlanError
 from interlace.ir import Program
-from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
+from interlace.ir.kinds import DATA, KEYWORD, PARAMETER, views_of
 from interlace.ir.storage import Storages
 from interlace.planning.peers import Peers, TopicError, gather
 from interlace.planning.world import LinkError
@@ -159,7 +159,7 @@ def written_names(program: Program) -> list[str]:
     storages, written = Storages(program), set[int]()
     for op in program.ops:
         if op.name not in DECLARING:
-            views = {result for result, _ in op.views}
+            views = {result for result, _ in views_of(op)}
             written.update(number for k, value in enumerate(op.results) if k not in views for number in storages.numbers(value))
     return sorted(
         {value.name for value in program.values if value.persistable and value.name and written.intersection(storages.numbers(value.id))}

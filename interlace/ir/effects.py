@@ -6,12 +6,13 @@ version) nothing is known: it counts as one that draws random numbers and acts o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal
 
 from interlace.ir import operators
-from interlace.ir.kinds import OPAQUE, is_boundary, is_p2p
-from interlace.ir.program import Op, Program
+from interlace.ir.kinds import INSIDE, OPAQUE, WHILE, is_boundary, is_p2p, views_of
+from interlace.ir.program import ABSENT, Op, Program
 
 Effect = Literal["draws", "acts", "controls", "computes", "unknown"]
 """`draws`: random numbers. `acts`: on more than its results, or depends on more than its operands. `controls`: as its blocks do."""
@@ -39,6 +40,8 @@ def effect_of(op: Op) -> Effect:
     'unknown'
     """
     effect = "computes" if is_boundary(op) else _of_operator(op.name)
+    if effect == "controls" and INSIDE in op.attrs:
+        return "acts"
     return "computes" if effect == "draws" and _is_set_not_to_draw(op) else effect
 
 
@@ -67,13 +70,55 @@ def is_repeatable(op: Op) -> bool:
     or not at all where nothing reads its results. A collective may be so, where all its ranks do the same.
     """
     known = effect_of(op) == "computes" and OPAQUE not in op.attrs.values()
-    return known and bool(op.results) and not (op.inplace or op.num_blocks or is_p2p(op) or is_boundary(op))
+    return known and bool(op.results) and not (written_positions(op) or op.num_blocks or is_p2p(op) or is_boundary(op))
+
+
+def written_positions(op: Op) -> tuple[int, ...]:
+    """Positions of operands that the operation writes over, or may: an unknown one any that it is given, and a loop its condition.
+
+    >>> written_positions(Op(1, "pd_op.fused_linear_param_grad_add", (0, 1, 2), (3,), "backward", views=((0, 2),)))
+    (2,)
+    >>> written_positions(Op(1, "custom_op.mine", (0, -1, 2), (3,), "backward"))
+    (0, 2)
+    """
+    if not is_boundary(op) and effect_of(op) == "unknown":
+        return tuple(k for k, value in enumerate(op.operands) if value != ABSENT)
+    if not (op.inplace or op.views or op.num_blocks):
+        return tuple(dict.fromkeys(operand for _, operand in _given(op, operators.MAY_WRITE)))
+    viewed = () if op.num_blocks else (pair for pair in op.views if pair not in views_of(op))
+    return tuple(
+        dict.fromkeys(
+            (*(operand for _, operand in (*op.inplace, *viewed, *_given(op, operators.MAY_WRITE))), *((0,) if op.name == WHILE else ()))
+        )
+    )
+
+
+def may_lie_in(op: Op, result: int) -> tuple[int, ...]:
+    """Positions of operands in whose memory a result may be, or in memory of its own: of control flow what capture found, of an unknown
+    operation any. Where a result is for certain, `Op.inplace` and `Op.views` say.
+
+    >>> may_lie_in(Op(1, "pd_op.if", (0, 1, 2), (3,), "forward", views=((0, 1), (0, 2)), num_blocks=2), 0)
+    (1, 2)
+    """
+    if op.num_blocks:
+        return tuple(dict.fromkeys(o for r, o in (*op.views, *op.inplace) if r == result))
+    if result in dict((*op.inplace, *op.views)):
+        return ()
+    if is_boundary(op) or effect_of(op) != "unknown":
+        return tuple(o for lists in (operators.MAY_SHARE, operators.MAY_WRITE) for k, o in _given(op, lists) if k == result)
+    return tuple(k for k, value in enumerate(op.operands) if value != ABSENT)
 
 
 def draws_twice(program: Program) -> bool:
     """Whether forward and backward both draw random numbers, or act on the world: another number of micro-batches in flight would change
     the order."""
     return {"forward", "backward"} <= {op.role for op in program.ops if is_ordered(op)}
+
+
+def _given(op: Op, lists: Mapping[str, tuple[tuple[int, int], ...]]) -> list[tuple[int, int]]:
+    """Results and operands of an operation that a list has of its operator, where both are there."""
+    pairs = lists.get(operators.key(op.name), ())
+    return [(r, o) for r, o in pairs if r < len(op.results) and o < len(op.operands) and op.operands[o] != ABSENT]
 
 
 @lru_cache(maxsize=4096)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from interlace.ir.effects import is_ordered
+from interlace.ir.effects import is_ordered, written_positions
 from interlace.ir.kinds import COMBINE, SHARE_VAR, is_comm
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.program import ABSENT, Op, Program, Value
@@ -89,8 +89,8 @@ def _look_ups(program: Program) -> tuple[dict[int, Op], dict[int, Value], dict[i
 
 
 def written_operands(op: Op) -> set[int]:
-    """Value ids that the operation overwrites in place."""
-    return {op.operands[operand] for _, operand in op.inplace}
+    """Value ids that the operation writes over, or may."""
+    return {op.operands[operand] for operand in written_positions(op)}
 
 
 def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
@@ -151,7 +151,7 @@ def overwritten(program: Program) -> dict[int, set[int]]:
         over = op.operands if op.name == SHARE_VAR else written_operands(op) | on_stack.intersection(op.operands)
         mine = {storage for value in over for storage in table.numbers(value)}
         if op.name != SHARE_VAR:
-            made = {storage for value in table.writes(op) for storage in table.numbers(value)}
+            made = {part.storage for value in table.writes(op) for part in table.written_parts(op, value)}
             mine |= {storage for storage in made if table.storages[storage].producer != op.id}
         if mine:
             found[op.id] = mine

@@ -5,6 +5,7 @@ Source: names and attributes as PaddlePaddle 3.3.1 emits them.
 
 from __future__ import annotations
 
+from interlace.ir import operators
 from interlace.ir.program import Op
 
 DATA = "pd_op.data"
@@ -17,6 +18,10 @@ STACK_CREATE = "cf.stack_create"
 """Creates a stack and its two ends, through which control flow passes what its blocks computed to the blocks of its gradient."""
 SHARE_VAR = "pd_op.share_var"
 """Lets two values share memory: a collective writes its result into a fused buffer."""
+WHILE = "pd_op.while"
+"""Its results are its operands behind the condition until its block has run, and the condition's variable is the block's afterwards."""
+INSIDE = "interlace_inside"
+"""Attribute of control flow: names of the operators in its blocks that act on more than their results."""
 KEYWORD = "builtin.kwarg"
 """A block argument of the captured program; Paddle passes gradient-merge buffers this way."""
 BOUNDARY = frozenset({DATA, PARAMETER, KEYWORD, SHADOW_OUTPUT, SET_PARAMETER, "pd_op.fetch", "pd_op.feed"})
@@ -69,6 +74,10 @@ SILENT = frozenset(
     }
 )
 """Kinds that have a ring attribute, but whose kernels do not communicate."""
+WITHOUT_GROUP = frozenset(
+    {"barrier", "comm_init_all", "sync_batch_norm", "sync_batch_norm_grad", "sync_batch_norm_sp", "sync_batch_norm_grad_sp"}
+)
+"""Kinds that communicate with ranks that no attribute names."""
 ALONE_WITHOUT_RANKS = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample"})
 """Kinds that communicate only with `nranks` above 1; Paddle sets ring 0 and one rank if the user names no group."""
 COPIES = frozenset({"memcpy", "memcpy_d2h", "memcpy_h2d"})
@@ -99,8 +108,18 @@ def takes_events(op: Op) -> bool:
 
 
 def views_of(op: Op) -> tuple[tuple[int, int], ...]:
-    """`(result, operand)` positions where the result shares the operand's memory and nothing is written: views, `share_data_`."""
-    return (*op.views, *op.inplace) if op.kind == "share_data" else op.views
+    """`(result, operand)` positions where the result shares the operand's memory and nothing is written: views, `share_data_`.
+
+    Of control flow none: there a view is a place where a result may be, beside memory of its own that it has written.
+
+    >>> views_of(Op(1, "pd_op.fused_linear_param_grad_add", (0, 1, 2), (3,), "backward", views=((0, 2),)))
+    ()
+    """
+    if op.num_blocks:
+        return ()
+    if op.kind == "share_data":
+        return (*op.views, *op.inplace)
+    return tuple(pair for pair in op.views if pair not in operators.WRITES.get(operators.key(op.name), ())) if op.views else ()
 
 
 def is_boundary(op: Op) -> bool:

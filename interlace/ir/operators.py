@@ -2,17 +2,24 @@
 
 The lists are derived from the installed wheel, from its definitions of operators and the machine code of their kernels, by
 `python -m tests.operators.table --write`; a test holds them to it. Names are without the in-place mark, and without `pd_op.`.
-What an operator writes in place stands in the captured program, as Paddle says it of each operation (`Op.inplace`).
+What an operator writes in place, and says so, stands in the captured program, as Paddle says it of each operation (`Op.inplace`).
 """
 
 from __future__ import annotations
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-DRAWS = _names("""
+def _pairs(text: str) -> dict[str, tuple[tuple[int, int], ...]]:
+    found: dict[str, tuple[tuple[int, int], ...]] = {}
+    for name, result, operand in (word.split(":") for word in text.split()):
+        found[name] = (*found.get(name, ()), (int(result), int(operand)))
+    return found
+
+
+DRAWS = names("""
     bernoulli binomial class_center_sample cudnn_lstm dgc dirichlet dpsgd dropout exponential flash_attn flash_attn_qkvpacked
     flash_attn_unpadded flash_attn_varlen_qkvpacked flashmask_attention fractional_max_pool2d fractional_max_pool3d fused_attention
     fused_bias_dropout_residual_layer_norm fused_dot_product_attention fused_dropout_add fused_feedforward fused_gate_attention
@@ -24,7 +31,7 @@ DRAWS = _names("""
 """)
 """Draw random numbers, from a generator or seeded by a clock: they give other results each time, and their order decides them."""
 
-ACTS = _names("""
+ACTS = names("""
     accuracy_check ap_facade ap_trivial_fusion_begin ap_trivial_fusion_end ap_variadic assert barrier check_numerics comm_init_all
     disable_check_model_nan_inf dist_op.dist_reshape dist_op.dtensor_from_local dist_op.dtensor_to_local dist_op.moe_global_mesh_tensor
     dist_op.moe_sub_mesh_tensors dist_op.reshard dist_op.shard_tensor enable_check_model_nan_inf fusion_group load_combine print
@@ -33,12 +40,12 @@ ACTS = _names("""
 """Act on more than their results, or depend on more than their operands: they print, raise errors, read and write files, set flags, run
 code that an attribute holds, or move data between ranks in a way that no attribute names."""
 
-CONTROLS = _names("""
+CONTROLS = names("""
     cf.has_elements cf.stack_create cf.tuple_pop cf.tuple_push cf.yield cuda_graph if pylayer select_input select_output while
 """)
 """Control flow: their blocks decide what they do, and stacks keep their order."""
 
-COMPUTES = _names("""
+COMPUTES = names("""
     abs abs_coo_grad_sp abs_coo_sp abs_csr_grad_sp abs_csr_sp abs_double_grad abs_grad abs_triple_grad accuracy acos acos_coo_grad_sp
     acos_coo_sp acos_csr_grad_sp acos_csr_sp acos_double_grad acos_grad acosh acosh_coo_grad_sp acosh_coo_sp acosh_csr_grad_sp
     acosh_csr_sp acosh_grad adadelta adagrad adagrad_dense_param_sparse_grad adam adam_dense_param_sparse_grad adamax adamw add
@@ -201,6 +208,36 @@ COMPUTES = _names("""
     yolo_loss_grad zeros zeros_like
 """)
 """Compute their results from operands and attributes, the same each time; collectives among them, from what their ranks give."""
+
+VIEWS = _pairs("""
+    as_strided:0:0 index_select_strided:0:0 npu_identity:0:0 onednn_to_paddle_layout:0:0 shadow_feed:0:0 shadow_feed_tensors:0:0
+    share_data:0:0 share_data_sr:0:0 view_dtype:0:0 view_dtype_grad:0:1 view_shape:0:0 view_shape_grad:0:1 view_slice:0:0
+""")
+"""Operators, each with a result and an operand whose memory it takes in the static executor, without writing it or saying so. Reshape
+and its like copy there unless made in place."""
+
+WRITES = _pairs("""
+    fused_linear_param_grad_add:0:2
+""")
+"""Operators, each with a result and an operand, if given, whose memory it takes and writes without saying so."""
+
+MAY_SHARE = _pairs("""
+    array_pop:1:0 array_to_tensor:0:0 array_to_tensor:1:0 c_split:0:0 einsum:1:0 set_value_with_tensor_grad:0:0
+    set_value_with_tensor_grad:0:1 set_value_with_tensor_grad:0:2 set_value_with_tensor_grad:0:3 set_value_with_tensor_grad:0:4
+    set_value_with_tensor_grad:1:0 set_value_with_tensor_grad:1:1 set_value_with_tensor_grad:1:2 set_value_with_tensor_grad:1:3
+    set_value_with_tensor_grad:1:4 tensor_to_array:0:0 tensor_to_array:0:1
+""")
+"""Operators, each with a result and an operand whose memory it may take, unwritten: their kernels let some tensor share another's."""
+
+MAY_WRITE = _pairs("""
+    add_group_norm_silu:1:1 block_multihead_attention_xpu:1:0 block_multihead_attention_xpu:2:1 block_multihead_attention_xpu:3:2
+    dgc:0:0 dgc:1:1 dgc:3:2 expand_modality_expert_id:0:0 fused_batch_norm_act:1:3 fused_batch_norm_act:2:4 fused_bn_add_activation:1:4
+    fused_bn_add_activation:2:5 fused_multi_transformer_int8:0:5 fused_multi_transformer_int8_xpu:1:21 fused_multi_transformer_xpu:1:17
+    moe_gate_dispatch_partial_nosoftmaxtopk:1:1 resnet_basic_block:10:9 resnet_basic_block:11:10 resnet_basic_block:15:14
+    resnet_basic_block:16:15 resnet_basic_block:4:4 resnet_basic_block:5:5
+""")
+"""Operators, each with a result and an operand whose memory it may take and write: the wheel has no code of theirs, and the result is
+named like the operand."""
 
 
 def key(name: str) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from interlace.ir.effects import may_lie_in, written_positions
 from interlace.ir.kinds import COMBINE, DATA, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_boundary, views_of
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.program import ABSENT, Op, OpInstance, Program, Value
@@ -81,7 +82,7 @@ class Storages:
 
     Attributes:
         storages: All, in the order of the program.
-        parts: Value id -> its tensors: one, or those of a vector.
+        parts: Value id -> its tensors: one, or those of a vector; of one that may be in memory of others, its own first.
         values: Value by id.
     """
 
@@ -100,6 +101,9 @@ class Storages:
             for k, value in enumerate(op.results):
                 self.parts[value] = self._parts(op, k, self.values[value])
                 self._register(op, self.values[value])
+            for value in self._hidden_writes(op):
+                for storage in self.of(value):
+                    storage.variables.update(op.results[:1])
         self._buffers = self._overwritten_buffers(program)
         for op in program.ops:
             if is_boundary(op) and not (is_fed(op, self.values) or self.is_collected(op)):
@@ -143,6 +147,9 @@ class Storages:
             part = self.parts[op.operands[0]][k]._replace(value=value.id)
             self._number.setdefault(value.storage, part.storage)
             return (part,)
+        others = () if value.dtype in ("vector", "null", "stack") else may_lie_in(op, k)
+        if others or op.num_blocks:
+            return self._own_or(op, value, [op.operands[o] for o in others])
         shared = next((op.operands[o] for r, o in (*op.inplace, *op.views) if r == k), ABSENT)
         if shared != ABSENT:
             own = k not in dict(op.inplace)
@@ -151,6 +158,15 @@ class Storages:
                 Part(part.storage, value.id if own else part.variable, part.root, value.id if tensor else part.value)
                 for part in self.parts[shared]
             )
+        return self._own(op, value)
+
+    def _own_or(self, op: Op, value: Value, others: Sequence[int]) -> tuple[Part, ...]:
+        """Where a value may be: in memory of its own, or in that of tensors that the operation is given."""
+        own = self._own(op, value)
+        given = {(part.storage, part.root): part for other in others for part in self.parts[other]}
+        return (*own, *(Part(storage, value.id, root, value.id) for storage, root in given if storage != own[0].storage))
+
+    def _own(self, op: Op, value: Value) -> tuple[Part, ...]:
         if value.dtype == "vector":
             return self._elements(op, value)
         if value.storage not in self._number:
@@ -180,14 +196,34 @@ class Storages:
         return op.reads
 
     def writes(self, op: Op) -> list[int]:
-        """Results that the operation computes: all but views and results that are left out; and the buffer into which `coalesce_tensor`
-        has put what it writes over.
+        """Results that the operation computes: all but views and results that are left out; the buffer into which `coalesce_tensor`
+        has put what it writes over; and what control flow writes over, or an unknown operation may. What lasts an unknown operation
+        writes only where it says so.
         """
         if is_boundary(op) or op.name in (COMBINE, SPLIT):
             return []
         viewed = {result for result, _ in views_of(op)}
         own = [value for k, value in enumerate(op.results) if k not in viewed and self.values[value].dtype != "null"]
-        return [*own, *self._buffers.get(op.id, ())]
+        return [*own, *self._buffers.get(op.id, ()), *self._hidden_writes(op)]
+
+    def _hidden_writes(self, op: Op) -> list[int]:
+        """Operands that are written over, or may be, without a result in their variable."""
+        written = dict.fromkeys(op.operands[operand] for operand in written_positions(op))
+        if op.num_blocks:
+            return list(written)
+        said = {op.operands[operand] for _, operand in (*op.inplace, *op.views)}
+        return [value for value in written if value not in said and not self.is_persistable(value)]
+
+    def written_parts(self, op: Op, value: int) -> tuple[Part, ...]:
+        """The tensors of one of an operation's `writes` that it writes: of a result that may be in memory of others, its own.
+
+        An operand that is written without a result in its variable is written by the name of a result: the executor does not know of it,
+        and does not keep it behind others that read the operand's variable.
+        """
+        if op.results and value in self._hidden_writes(op):
+            return tuple(part._replace(variable=op.results[0]) for part in self.parts[value])
+        unsure = value in op.results and may_lie_in(op, op.results.index(value))
+        return self.parts[value][:1] if unsure else self.parts[value]
 
     def cleared_buffers(self) -> set[int]:
         """Numbers of the fused buffers of which an operation writes over a tensor."""

@@ -154,7 +154,7 @@ def _aliases(program: Program) -> list[str]:
         for result, operand in (*op.inplace, *op.views):
             if not (0 <= result < len(op.results) and 0 <= operand < len(op.operands)):
                 faults.append(f"{describe(op)}: alias {result}:{operand} is out of range")
-            elif storage.get(op.results[result]) != storage.get(op.operands[operand]):
+            elif not op.num_blocks and storage.get(op.results[result]) != storage.get(op.operands[operand]):
                 faults.append(f"{describe(op)}: result {result} aliases operand {operand} but has another storage")
         if any(not 0 <= k < len(op.operands) for k in op.no_buffer):
             faults.append(f"{describe(op)}: no_buffer {op.no_buffer} is out of range")

@@ -250,6 +250,7 @@ REASONS = {
     "on-host": "is in host memory already",
     "vector": "is a vector of tensors, or an element of one",
     "unknown-size": "has a size that is unknown before run time",
+    "may-share": "may be in the memory of another value",
     "no-buffer": "only its shape is read in backward, so it is freed in forward anyway",
     "recomputed": "is recomputed in backward",
     "optimizer-read": "is read by the optimizer",

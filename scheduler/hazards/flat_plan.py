@@ -158,9 +158,9 @@ class _Writers:
         op, count = self.program.ops[position], self.program.pipeline.num_micro_batches
         made = []
         for value in values:
-            for part in self.storages.parts[value]:
+            for part in self.storages.written_parts(op, value) if writes else self.storages.parts[value]:
                 writer, version = self._expected(op, part)
-                if op.id in self.fed or (writes and part.root == value):
+                if op.id in self.fed or (writes and part.root == value and value in op.results):
                     writer, version = -1, Version.ANY
                 made.append(self._access(part, writer, version, count))
                 if version in (Version.PREVIOUS, Version.LAST):

@@ -542,7 +542,7 @@ def _reduces_gradient(graph: Graph, op: Op, inside: dict[int, Op]) -> bool:
             found = True
             if user.id in inside and user.kind not in GRADIENT_SINKS and not is_comm(user):
                 return False
-            writes = any(graph.values[user.operands[operand]].persistable for _, operand in user.inplace)
+            writes = any(graph.values[value].persistable for value in written_operands(user))
             stack += [] if writes or user.id not in inside else user.results
     return found
 

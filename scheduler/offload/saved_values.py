@@ -23,6 +23,7 @@ Reason = Literal[
     "on-host",
     "vector",
     "unknown-size",
+    "may-share",
     "no-buffer",
     "recomputed",
     "optimizer-read",
@@ -159,6 +160,8 @@ class _Finder:
             return "no-buffer"
         if any(v.size_bytes < 0 for v in made):
             return "unknown-size"
+        if any(len(self.graph.storages.parts[v.id]) > 1 for v in made):
+            return "may-share"
         if self.nested:
             return "nested-block"
         last = self._last_overwrite(made)

@@ -14,6 +14,7 @@ import msgspec
 
 from interlace.ir import ABSENT, Edit, Op, Program
 from interlace.ir.effects import is_repeatable
+from interlace.ir.graph import written_operands
 from interlace.ir.storage import Storages, storages_of
 
 ORIGINAL, COPY = "fwd_recompute_id", "bwd_recompute_id"
@@ -125,8 +126,8 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
         return {}, {}
     root = {op.results[0]: op.operands[0] for op in program.ops if op.name in IDENTITY}
     writers = [op for op in program.ops if op.name not in IDENTITY]
-    written = {number for op in writers for _, k in op.inplace for number in table.numbers(op.operands[k])}
-    changing = {number for op in writers if op.role != "optimize" for _, k in op.inplace for number in table.numbers(op.operands[k])}
+    written = {number for op in writers for value in written_operands(op) for number in table.numbers(value)}
+    changing = {number for op in writers if op.role != "optimize" for value in written_operands(op) for number in table.numbers(value)}
     originals: dict[tuple[object, ...], Op] = {}
     copies: dict[int, Op] = {}
     original: dict[int, int] = {}

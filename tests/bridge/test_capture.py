@@ -32,6 +32,8 @@ from interlace.ir import (  # noqa: E402
     show,
     verify,
 )
+from interlace.ir.effects import is_ordered  # noqa: E402
+from interlace.ir.graph import written_operands  # noqa: E402
 from interlace.ir.kinds import OPAQUE  # noqa: E402
 from tests.bridge.small import Build, C, captured_small, small_program  # noqa: E402
 
@@ -333,6 +335,11 @@ def test_an_operation_with_regions_is_lowered_whole_in_one_job() -> None:
             "pd_op.uniform_random_batch_size_like draws random numbers",
         ),
         (lambda x: C.relu_(x), "pd_op.relu_ writes a value of the block around it"),
+        (lambda x: C.relu_(C.view_shape(x, [2, 4])), "pd_op.relu_ writes a value of the block around it"),
+        (
+            lambda x: C.relu_(paddle.static.nn.cond(C.any(x > 0, [], False), lambda: x, lambda: C.exp(x))),
+            "pd_op.relu_ writes a value of .*",
+        ),
     ],
 )
 def test_what_nobody_would_see_in_a_nested_block_is_refused(inside: Any, words: str) -> None:
@@ -345,6 +352,71 @@ def test_what_nobody_would_see_in_a_nested_block_is_refused(inside: Any, words: 
 
     with pytest.raises(ProgramError, match=rf"op #\d+ pd_op.if has a nested block in which {words}; it cannot be captured"):
         captured_of(write)
+
+
+def test_what_a_branch_hands_on_may_be_its_result() -> None:
+    """Odd programs. Also through a view; and what it prints orders it among whatever acts."""
+
+    def write(build: Build) -> None:
+        x, y = C.exp(build.data("x", [2, 4])), C.tanh(build.data("y", [2, 4]))
+        flag = C.less_than(C.mean(x, [], False), C.max(y, [], False))
+
+        def other() -> Any:
+            paddle.static.Print(y)
+            return C.view_shape(y, [2, 4])
+
+        C.relu(paddle.static.nn.cond(flag, lambda: x, other))
+        paddle.static.nn.cond(flag, lambda: C.exp(x), lambda: C.exp(y))
+        build.role(0)
+
+    program = captured_of(write).program
+    verify(program)
+    assert parse(show(program)) == program
+    first, second = (op for op in program.ops if op.kind == "if")
+    handed_on = {first.operands.index(op_named(program, kind).results[0]) for kind in ("exp", "tanh")}
+    assert set(first.views) == {(0, k) for k in handed_on}
+    assert first.inplace == ()
+    assert is_ordered(first)
+    assert second.views == second.inplace == ()
+    assert not is_ordered(second)
+
+
+def test_a_loop_starts_in_the_memory_of_its_variables() -> None:
+    """Odd programs. One that its block counts up in place is written, another one may be the result as it is."""
+
+    def write(build: Build) -> None:
+        x = C.exp(build.data("x", [2, 4]))
+        number = C.full([1], 0, paddle.int64, paddle.CPUPlace())
+
+        def body(k: Any, kept: Any) -> list[Any]:
+            return [C.increment_(k, 1.0), C.tanh(kept)]
+
+        paddle.static.nn.while_loop(lambda k, kept: C.less_than(k, C.full([1], 3, paddle.int64, paddle.CPUPlace())), body, [number, x])
+        build.role(0)
+
+    program = captured_of(write).program
+    verify(program)
+    loop = op_named(program, "while")
+    number, x = (loop.operands.index(op_named(program, kind).results[0]) for kind in ("full", "exp"))
+    assert loop.inplace == ((number - 1, number),)
+    assert loop.views == ((x - 1, x),)
+    assert written_operands(loop) == {loop.operands[0], loop.operands[number]}
+
+
+@pytest.mark.parametrize(
+    "make", [lambda x: C.npu_identity(x, -1), lambda x: C.view_shape(x, [8]), lambda x: C.index_select_strided(x, 0, 0)]
+)
+def test_views_are_those_of_the_kernels(make: Any) -> None:
+    """Aliases. Whatever gives its operand's memory without declaring it."""
+
+    def write(build: Build) -> None:
+        C.exp(make(C.tanh(build.data("x", [2, 4]))))
+        build.role(0)
+
+    program = captured_of(write).program
+    view = program.ops[-2]
+    assert view.views == ((0, 0),)
+    assert value(program, view.results[0]).storage == view.operands[0]
 
 
 def test_attributes_are_plain_data() -> None:

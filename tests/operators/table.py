@@ -47,6 +47,45 @@ JUDGED = {
 }
 """What neither machine code nor definition tells, by class, with the reason."""
 
+SHARED = {
+    "VIEWS": {
+        "as_strided": "0:0",
+        "index_select_strided": "0:0",
+        "npu_identity": "0:0",
+        "onednn_to_paddle_layout": "0:0",
+        "shadow_feed": "0:0",
+        "shadow_feed_tensors": "0:0",
+        "share_data": "0:0",
+        "share_data_sr": "0:0",
+        "view_dtype": "0:0",
+        "view_dtype_grad": "0:1",
+        "view_shape": "0:0",
+        "view_shape_grad": "0:1",
+        "view_slice": "0:0",
+    },
+    "WRITES": {"fused_linear_param_grad_add": "0:2"},
+    "MAY_SHARE": {"einsum": "1:0"},
+}
+"""Results and operands that share memory though no definition says so, as the kernels' sources do it."""
+APART = operators.names("""
+    affine_grid affine_grid_grad as_strided_grad auc baddbmm_grad batch_norm_double_grad bilinear bilinear_grad bipartite_match box_clip
+    c_concat c_embedding c_embedding_grad c_softmax_with_cross_entropy c_softmax_with_cross_entropy_grad coalesce_tensor conv2d
+    conv2d_grad conv2d_grad_grad conv2d_transpose conv2d_transpose_grad conv3d conv3d_double_grad conv3d_grad conv3d_transpose
+    conv3d_transpose_grad crf_decoding cross_entropy_with_softmax deformable_conv deformable_conv_grad depthwise_conv2d
+    depthwise_conv2d_grad depthwise_conv2d_transpose depthwise_conv2d_transpose_grad dequantize_linear dist_grad
+    distribute_fpn_proposals eigh eigvals eigvalsh einsum_grad fake_channel_wise_dequantize_max_abs fake_channel_wise_quantize_abs_max
+    fake_channel_wise_quantize_dequantize_abs_max fold fold_grad fused_softmax_mask fused_softmax_mask_grad generate_proposals gru
+    gru_grad im2sequence im2sequence_grad index_select_strided_grad kron kron_grad layer_norm load_combine lstm lstm_grad
+    matmul_with_flatten matmul_with_flatten_grad matrix_nms matrix_rank matrix_rank_atol_rtol matrix_rank_tol multiclass_nms3 nms
+    quantize_linear rnn rnn_grad row_conv row_conv_grad segment_pool segment_pool_grad send_u_recv send_u_recv_grad send_ue_recv
+    send_ue_recv_grad sequence_conv sequence_conv_grad sequence_expand_grad sequence_pool sequence_pool_grad slogdet_grad
+    slogdet_v2_grad softmax softmax_coo_grad_sp softmax_coo_sp softmax_grad svd_grad unfold unfold_grad unique unique_consecutive
+    viterbi_decode
+    fused_attention fused_rotary_position_embedding
+""")
+"""Operators whose kernels cut and shape tensors for their own use only, or whose results are only named like operands: all results have
+memory of their own, but for what they are declared to write in place."""
+
 
 def class_of(definition: Definition, drawing: set[str], acting: set[str]) -> str:
     """What an operator does beside computing its results: a name of `operators`' lists, in lower case.
@@ -69,6 +108,43 @@ def class_of(definition: Definition, drawing: set[str], acting: set[str]) -> str
     return "acts" if definition.kernel in acting or (definition.kernel and not definition.results and not is_send(kind)) else "computes"
 
 
+def sharing_of(definition: Definition, cutting: set[str], known: set[str]) -> tuple[str, tuple[str, ...]]:
+    """The list that an operator belongs to whose results may be in an operand's memory without saying so, and the pairs of positions.
+
+    Nobody's judgement is needed where code is known and shares nothing, or where none is known and no result is named after an operand.
+
+    Args:
+        definition: As Paddle defines it.
+        cutting: Kernels of the wheel through which one tensor gets the memory of another.
+        known: Kernels of the wheel whose code is known.
+    """
+    dialect, _, kind = definition.name.rstrip("_").partition(".")
+    said = {result for result, _ in (*definition.inplace, *definition.views)}
+    if dialect != "pd_op" or kind in APART or not definition.kernel:
+        return "", ()
+    for which, kinds in SHARED.items():
+        if kind in kinds:
+            return which, (kinds[kind],)
+    results = [(k, name) for k, name in enumerate(definition.results) if name not in said]
+    pairs = [(k, name, o, operand) for k, name in results for o, operand in enumerate(definition.operands)]
+    if definition.kernel in known:
+        which, pairs = "MAY_SHARE", pairs if definition.kernel in cutting else []
+    else:
+        which, pairs = "MAY_WRITE", [pair for pair in pairs if pair[1] in (f"{pair[3]}_out", f"out_{pair[3]}")]
+    return which, tuple(f"{k}:{o}" for k, _, o, _ in pairs)
+
+
+def sharing() -> dict[str, set[str]]:
+    """List -> `operator:result:operand`, as `operators` has them."""
+    cutting, known = set(wheel.reaching(wheel.SHARES, False)), set(wheel.kernels())
+    found: dict[str, set[str]] = {"VIEWS": set(), "WRITES": set(), "MAY_SHARE": set(), "MAY_WRITE": set(), "": set()}
+    for definition in wheel.definitions().values():
+        which, pairs = sharing_of(definition, cutting, known)
+        found[which].update(f"{operators.key(definition.name)}:{pair}" for pair in pairs)
+    del found[""]
+    return found
+
+
 def is_gradient(kind: str) -> bool:
     """Whether it is a gradient: what forward drew comes to it as an operand, and only its code says that it draws anew."""
     return "_grad" in kind
@@ -88,12 +164,14 @@ def derived() -> dict[str, set[str]]:
     return found
 
 
-def text(classes: dict[str, set[str]]) -> str:
+def text(classes: dict[str, set[str]], shared: dict[str, set[str]]) -> str:
     """The module with these lists."""
     source = FILE.read_text()
-    for name, keys in classes.items():
+    lists = {f"{name.upper()} = names": keys for name, keys in classes.items()}
+    lists |= {f"{name} = _pairs": pairs for name, pairs in shared.items()}
+    for name, keys in lists.items():
         rows = textwrap.fill(" ".join(sorted(keys)), 136, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
-        head = f'{name.upper()} = _names("""\n'
+        head = f'{name}("""\n'
         source = re.sub(rf'^{re.escape(head)}(?:    .*\n)*"""', f'{head}{rows}\n"""', source, flags=re.M)
     return source
 
@@ -101,7 +179,7 @@ def text(classes: dict[str, set[str]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the module anew")
-    made = text(derived())
+    made = text(derived(), sharing())
     if parser.parse_args().write:
         FILE.write_text(made)
     elif made != FILE.read_text():

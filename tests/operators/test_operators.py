@@ -29,6 +29,30 @@ def test_every_operator_of_the_wheel_is_in_one_list() -> None:
     assert sum(map(len, LISTS.values())) == len(everyone)
 
 
+def test_every_operator_that_may_share_memory_without_saying_so_is_listed() -> None:
+    """All of the wheel: by the code of its kernel, or by the names of its results where the wheel has no code."""
+    lists = {name: getattr(operators, name) for name in ("VIEWS", "WRITES", "MAY_SHARE", "MAY_WRITE")}
+    mine = {name: {f"{key}:{r}:{o}" for key, pairs in found.items() for r, o in pairs} for name, found in lists.items()}
+    assert mine == table.sharing()
+    judged = {kind for judged in table.SHARED.values() for kind in judged} | table.APART
+    assert judged <= {operators.key(name) for name in wheel.definitions()}
+
+
+def test_an_operator_whose_sharing_nobody_has_judged_may_share() -> None:
+    """With any operand where its kernel lets tensors share memory, with its namesake where it has no code; with none otherwise."""
+    made = wheel.Definition("pd_op.new", ("x", "state"), (), ("out", "state_out"), "new")
+    assert table.sharing_of(made, {"new"}, {"new"}) == ("MAY_SHARE", ("0:0", "0:1", "1:0", "1:1"))
+    assert table.sharing_of(made, set(), set()) == ("MAY_WRITE", ("1:1",))
+    assert table.sharing_of(made, set(), {"new"})[1] == ()
+    said = wheel.Definition("pd_op.new_", ("x", "state"), (), ("out", "state_out"), "new", (("state_out", "state"),))
+    assert table.sharing_of(said, set(), set())[1] == ()
+
+
+def test_operators_that_communicate_without_a_group_are_known() -> None:
+    judged = {kind for kind, reason in table.JUDGED["acts"].items() if reason.startswith(("communicates", "lets ranks", "makes comm"))}
+    assert judged == kinds.WITHOUT_GROUP
+
+
 def test_an_operator_that_nobody_has_judged_is_told_apart() -> None:
     """By its code, or by the words of its definition."""
     made = wheel.Definition("pd_op.new", ("x",), ("axis",), ("out",), "new")

@@ -33,6 +33,8 @@ ACTS = re.compile(
     r"|_ZNSt13basic_filebufIcSt11char_traitsIcEE(4open|5close)|_ZNSt14basic_[io]fstream|_ZNSt13basic_fstream"
 )
 """Output, files and connections."""
+SHARES = re.compile(r"_ZNK?3phi11DenseTensor(13ShareDataWith|15ShareBufferWith|20ShareDataNoCheckWith|11ResetHolder|5Slice)")
+"""How a tensor gets the memory of another one."""
 NOT_THROUGH = re.compile(
     r"enforce|Enforce|ErrorSummary|LogMessage|phi3jit7GenBase8dumpCode|_ZN6paddle12experimental|_ZN3phi9Generator|^PD_"
     r"|_ZN3phi7dynload|CurGlobalRank"
@@ -132,14 +134,22 @@ def kernels() -> dict[str, list[Kernel]]:
 
 
 @cache
-def reaching(what: re.Pattern[str]) -> dict[str, list[str]]:
-    """Kernels that call what is asked for, with the functions on the way."""
+def _code(file: str) -> Code:
+    return Code(file)
+
+
+@cache
+def reaching(what: re.Pattern[str], strided: bool = True) -> dict[str, list[str]]:
+    """Kernels that call what is asked for, with the functions on the way; without those that make views where there are others, which the
+    static executor takes.
+    """
     files = {each.file for group in kernels().values() for each in group}
-    codes = {file: Code(file) for file in files}
+    codes = {file: _code(file) for file in files}
     callers = {file: code.callers(what) for file, code in codes.items()}
     found: dict[str, list[str]] = {}
     for name, group in kernels().items():
-        for kernel in group:
+        plain = [kernel for kernel in group if not kernel.strided]
+        for kernel in group if strided or not plain else plain:
             code, known = codes[kernel.file], callers[kernel.file]
             function = code.function_at(kernel.address)
             if function in known:

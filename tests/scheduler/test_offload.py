@@ -503,7 +503,7 @@ def test_views_are_remade_in_the_order_they_were_made_and_never_by_what_writes()
     assert [each.ops for each in saved.rebuilt] == [(2, 3)]
     writes = text.replace(
         "#3 %3:float32[4,16]~1 = pd_op.reshape(%2) forward views=0:0",
-        "#3 %3:float32[4,16]~1, %9:float32[64]~8 = pd_op.turn_(%2, %8) forward views=0:0 inplace=1:1",
+        "#3 %3:float32[4,16]~1, %9:float32[64]~8 = pd_op.tanh_(%2, %8) forward views=0:0 inplace=1:1",
     )
     writes = writes.replace("#2 %2", "#8 %8:float32[64] = pd_op.full() forward\n#2 %2")
     assert [each.reason for each in find_candidates(parse(writes)).skipped if each.value in (1, 2, 3)] == ["alias", "alias"]

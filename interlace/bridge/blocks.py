@@ -1,0 +1,148 @@
+"""What the blocks of control flow do beside computing: values around them that they write or hand on, and what they act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import paddle
+
+from interlace.bridge.attributes import attributes
+from interlace.errors import ProgramError
+from interlace.ir import Op, operators
+from interlace.ir.effects import effect_of, is_random, why_ordered
+from interlace.ir.kinds import COMBINE, SPLIT, WHILE, WITHOUT_GROUP, ring_of
+
+Pairs = tuple[tuple[int, int], ...]
+YIELD = "cf.yield"
+GROUPING = frozenset({COMBINE, SPLIT, "builtin.slice"})
+"""Operations whose results are their operands, in other company."""
+
+
+@dataclass(slots=True)
+class Inside:
+    """What is found in the blocks of one operation.
+
+    Attributes:
+        written: Results and operands whose memory the blocks write, and in which the results may be.
+        shared: Results and operands in whose memory they may be, unwritten.
+        acting: Operators that act on more than their results.
+    """
+
+    written: Pairs = ()
+    shared: Pairs = ()
+    acting: tuple[str, ...] = ()
+
+
+def inplace_pairs(source: Any) -> Pairs:
+    """Results that Paddle declares as written in the place of an operand that is given."""
+    info = paddle.base.libpaddle.pir.get_op_inplace_info(source)
+    fake = paddle.pir.is_fake_value
+    pairs = sorted(info.items())
+    return tuple((r, o) for r, o in pairs if not fake(source.operand_source(o)) and not fake(source.result(r)))
+
+
+def inside(source: Any, outer: Sequence[Any], op_id: int) -> Inside:
+    """Look through the blocks of an operation.
+
+    Args:
+        source: Control flow.
+        outer: Its operands, and the other values around it that its blocks read.
+        op_id: Its number, for errors.
+
+    Raises:
+        ProgramError: A block communicates, draws random numbers or may, or writes a value around it that is no variable of the loop.
+    """
+    walk = _Walk()
+    for k, value in enumerate(outer):
+        if not paddle.pir.is_fake_value(value):
+            walk.places[value.id] = walk.places.get(value.id, frozenset()) | {k}
+    results = walk.until_stable(source)
+    own = range(1, 1 + len(source.results())) if source.name() == WHILE else range(0)
+    for name, wrong, places in walk.found:
+        if wrong or not places <= set(own):
+            raise ProgramError(
+                f"op #{op_id} {source.name()} has a nested block in which {name} {wrong or 'writes a value of the block around it'}; "
+                "it cannot be captured, move that operation out of the control flow"
+            )
+    written = {place for _, _, places in walk.found for place in places}
+    pairs = {(k, place) for k, places in enumerate(results) for place in places} | {(place - 1, place) for place in written}
+    return Inside(
+        tuple(sorted(pair for pair in pairs if pair[1] in written)),
+        tuple(sorted(pair for pair in pairs if pair[1] not in written)),
+        tuple(sorted(walk.acting)),
+    )
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Places among the outer values in whose memory inner ones may be.
+
+    Attributes:
+        found: Inner operations that are refused, with the reason, or that write, with the places of what they write.
+    """
+
+    places: dict[str, frozenset[int]] = field(default_factory=dict)
+    found: list[tuple[str, str, frozenset[int]]] = field(default_factory=list)
+    acting: set[str] = field(default_factory=set)
+
+    def until_stable(self, source: Any) -> list[frozenset[int]]:
+        """Walk through the blocks until a further time round the loop adds nothing; gives the places of the operation's results."""
+        while True:
+            known, self.found = dict(self.places), []
+            results = self._blocks(source)
+            if self.places == known:
+                return results
+
+    def _of(self, values: Iterable[Any]) -> frozenset[int]:
+        return frozenset().union(*(self.places.get(value.id, frozenset()) for value in values if not paddle.pir.is_fake_value(value)))
+
+    def _add(self, value: Any, places: frozenset[int]) -> None:
+        if places and not paddle.pir.is_fake_value(value):
+            self.places[value.id] = self.places.get(value.id, frozenset()) | places
+
+    def _blocks(self, source: Any) -> list[frozenset[int]]:
+        """Places of the results: of what the blocks yield, and of the variables of a loop."""
+        blocks, given, loop = list(source.blocks()), list(source.operands_source()), source.name() == WHILE
+        for block in blocks:
+            for k, argument in enumerate(block.args()):
+                self._add(argument, self._of(given[k + 1 : k + 2] if loop else given))
+            for inner in block.ops:
+                self._op(inner)
+        yields = [block.ops[-1].operands_source() for block in blocks if block.ops and block.ops[-1].name() == YIELD]
+        results = []
+        for k in range(len(source.results())):
+            at = k + 1 if loop else k
+            places = self._of([each[at] for each in yields if at < len(each)] + given[k + 1 : k + 2] * loop)
+            results.append(places)
+            for block in blocks if loop else ():
+                self._add(block.args()[k], places)
+        return results
+
+    def _op(self, inner: Any) -> None:
+        name, attrs = inner.name(), attributes(inner)
+        seen = Op(0, name, (), (), "forward", attrs=attrs)
+        if list(inner.blocks()):
+            for k, places in enumerate(self._blocks(inner)):
+                self._add(inner.result(k), places)
+            return
+        meets = ring_of(seen) >= 0 or seen.kind in WITHOUT_GROUP
+        wrong = "communicates" if meets else why_ordered(seen) if is_random(seen) else ""
+        if wrong:
+            self.found.append((name, wrong, frozenset()))
+        elif effect_of(seen) == "acts":
+            self.acting.add(name)
+        self._hand_on(inner, operators.key(name))
+
+    def _hand_on(self, inner: Any, key: str) -> None:
+        given, results = inner.operands_source(), inner.results()
+        if inner.name() in GROUPING:
+            for result in results:
+                self._add(result, self._of(given))
+        declared, hidden = inplace_pairs(inner), operators.WRITES.get(key, ())
+        for result, operand in (*declared, *hidden, *operators.VIEWS.get(key, ())):
+            self._add(results[result], self._of([given[operand]]))
+        for _, operand in (*(declared if key != "share_data" else ()), *hidden):
+            if places := self._of([given[operand]]):
+                self.found.append((inner.name(), "", places))
