@@ -10,9 +10,12 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
+from paddle.distributed.auto_parallel.static.process_group import new_process_group  # noqa: E402
+
 from interlace.bridge.capture import capture  # noqa: E402
 from interlace.bridge.lower import _EventTable, _short_stacks, lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
+from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
 from interlace.ir import Event  # noqa: E402
 from interlace.passes.insert_events import fetching  # noqa: E402
 from tests.bridge.small import ACCUMULATE, Build, C, captured_small, planned  # noqa: E402
@@ -113,3 +116,37 @@ def test_the_first_operation_of_a_program_is_a_captured_one_like_all_others() ->
     made = lower(captured, program, CpuDevice(paddle.CPUPlace()))
     forward = next(each for each in made.jobs if each.name == "forward_0").program.global_block()
     assert [op.op_role for op in forward.ops if op.name() == "pd_op.full"] == [0]
+
+
+@pytest.mark.parametrize("scalar_last", [False, True])
+def test_the_event_of_the_inputs_is_recorded_once_all_are_cut(scalar_last: bool) -> None:
+    """By the last operation of the first job that launches anything; an input without rows is there once for each micro-batch."""
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        shapes = {"x": [2, 4], "s": []} if scalar_last else {"s": [], "x": [2, 4]}
+        inputs = {name: build.data(name, shape) for name, shape in shapes.items()}
+        loss = C.mean(C.add(inputs["x"], inputs["s"]), [], False)
+        C.set_persistable_value(loss, "loss")
+        build.role(0)
+    program = planned(capture(build.main, ACCUMULATE))
+    first, reader = program.ops[0], next(op for op in program.ops if op.kind == "add")
+    event = Event("fed", (first.id, 0), ((reader.id, 0),))
+    made = lower(capture(build.main, ACCUMULATE), msgspec.structs.replace(program, events=(event,)), GpuDevice(paddle.CPUPlace()))
+    ops = made.jobs[0].program.global_block().ops
+    assert made.jobs[0].name == "interlace_feed"
+    (recorder,) = [k for k, op in enumerate(ops) if op.attrs().get("event_to_record") == "fed"]
+    assert [op.name() for op in ops[recorder:]][0] == ("pd_op.share_data" if scalar_last else "pd_op.split_with_num")
+    assert {op.name() for op in ops[recorder + 1 :]} == {"builtin.shadow_output"} | (set() if scalar_last else {"builtin.split"})
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_lowered_program_says_whether_stages_fix_the_sizes_of_values(sends: bool) -> None:
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        y = C.exp(build.data("x", [2, 4]))
+        if sends:
+            C.send_v2(y, new_process_group([0, 1]).id, 1, False, False)
+        C.set_persistable_value(C.mean(y, [], False), "loss")
+        build.role(0)
+    captured = capture(build.main, ACCUMULATE)
+    assert lower(captured, planned(captured), CpuDevice(paddle.CPUPlace())).has_p2p == sends

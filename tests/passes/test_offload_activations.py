@@ -316,9 +316,10 @@ TWO_READERS = VIEWS.replace("pd_op.gelu_grad(%3, %4)", "pd_op.gelu_grad(%4, %4)"
 """%4 is read last, and read first in backward, before %1, which is made before it."""
 
 
-def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers() -> None:
+@pytest.mark.parametrize("last_reader", ["pd_op.tanh_grad(%1, %8)", "pd_op.tanh_grad(%4, %8)"])
+def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers(last_reader: str) -> None:
     """What is moved. Copies of a direction follow one another, so what was read last in forward must not hold up the rest."""
-    program = parse(TWO_READERS)
+    program = parse(TWO_READERS.replace("pd_op.tanh_grad(%1, %8)", last_reader))
     decided = plan_offload(program, measure(program, costs()), Choice(**ALL))
     moves = [
         msgspec.structs.replace(

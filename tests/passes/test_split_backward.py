@@ -173,6 +173,7 @@ def test_whole_backwards_keep_their_numbers(recipe: Any, fold: bool) -> None:
         ((3, 2, 4), (3, 4, 6), (False, False), True, True),
         ((3, 2, 4), (3, 6, 4), (False, True), False, False),
         ((-1, 2, 4), (-1, 4, 6), (False, False), False, False),
+        ((-1, -1, 3, 2, 4), (-1, -1, 3, 4, 6), (False, False), False, False),
         ((1, 2, 4), (1, 4, 6), (False, False), False, False),
         ((3, 2, 4), (1, 4, 6), (False, False), False, False),
         ((4,), (4, 6), (False, False), False, False),

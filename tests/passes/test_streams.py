@@ -166,6 +166,21 @@ job o optimizer 0: 3@0
     assert {finding.kind for finding in check([msgspec.structs.replace(made, events=())])} == {"race"}
 
 
+def test_computation_waits_for_what_a_side_stream_keeps_behind_all_else() -> None:
+    """Sharding gathers a new parameter on a stream of its own; the next step finds it there, whatever the step ends with."""
+    made = assigned("""
+#0 %0:float32[4]!"w" = builtin.parameter() forward
+#1 %1:float32[2] = pd_op.full() optimize
+#2 %2:float32[4]~0! = pd_op.all_gather_(%1, %0) optimize group=7 stream="side" inplace=0:1
+#3 %3:float32[2] = pd_op.exp(%1) optimize
+job o optimizer 0: 1-3@0
+""")
+    require_proved(made)
+    join = made.ops[-1]
+    assert (join.kind, join.operands, join.stream) == ("share_data", (2,), "")
+    assert made.jobs[-1].items[-1] == (join.id, 0)
+
+
 CROSSED = """
 #0 %0:float32[2]"x" = pd_op.data() forward
 #1 %1:float32[2] = pd_op.exp(%0) forward

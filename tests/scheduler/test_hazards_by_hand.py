@@ -60,15 +60,18 @@ def test_a_call_waits_for_the_last_of_the_calls_that_an_event_brings() -> None:
     assert kinds(programs) == {"deadlock"}
 
 
-@pytest.mark.parametrize(("dims", "found"), [("4", set()), ("4096", {"deadlock"}), ("-1", {"deadlock"})])
-def test_only_a_message_that_is_known_to_fit_is_over_before_it_is_received(dims: str, found: set[str]) -> None:
-    """Both send first, then receive, on one stream; messages of up to 1024 bytes are buffered."""
+@pytest.mark.parametrize(
+    ("sent", "received", "found"),
+    [("4", "4", set()), ("4096", "4096", {"deadlock"}), ("-1", "-1", {"deadlock"}), ("-1", "4", set()), ("4", "-1", set())],
+)
+def test_only_a_message_that_is_known_to_fit_is_over_before_it_is_received(sent: str, received: str, found: set[str]) -> None:
+    """Both send first, then receive, on one stream; messages of up to 1024 bytes are buffered. One end that knows the size is enough."""
     ops = """
-#1 %1:float32[{dims}] = pd_op.relu(%0) forward
+#1 %1:float32[{sent}] = pd_op.relu(%0) forward
 #2 pd_op.send_v2(%1) forward group=7 stream="p2p" {{"peer":{other}}}
-#3 %3:float32[{dims}] = pd_op.recv_v2() forward group=7 stream="p2p" {{"peer":{other}}}
+#3 %3:float32[{received}] = pd_op.recv_v2() forward group=7 stream="p2p" {{"peer":{other}}}
 """
-    programs = [rank(k, ops.format(dims=dims, other=1 - k), "job all forward 0: 1-3@0") for k in (0, 1)]
+    programs = [rank(k, ops.format(sent=sent, received=received, other=1 - k), "job all forward 0: 1-3@0") for k in (0, 1)]
     assert kinds(programs, msgspec.structs.replace(GPU, name="buffers", p2p_buffer_bytes=1024)) == found
 
 
@@ -96,6 +99,27 @@ def test_every_rank_of_a_group_is_compared() -> None:
     third = [rank(k, reduce(1, 7, "a", "all_reduce" if k < 2 else "all_gather"), "job all forward 0: 1@0", 3) for k in range(3)]
     assert kinds(third) == {"collective-order"}
     assert kinds(third[:2]) == set()
+
+
+def test_of_a_line_the_first_difference_is_told_alone() -> None:
+    ranks = [rank(k, reduce(1, 7, "a", "all_gather" if k else "all_reduce"), "job all forward 0: 1@0", 3) for k in range(3)]
+    assert [finding.ranks for finding in check(ranks, GPU)] == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("first_job", "found"), [("", set()), ("2@0\njob one forward 0: ", {"race", "freed-in-use"})], ids=["own job", "another job"]
+)
+def test_a_copy_to_the_host_waits_where_its_operand_is_computed_in_its_job(first_job: str, found: set[str]) -> None:
+    """Computation behind the copy overwrites what the event's operation reads."""
+    ops = """
+#1 %1:float32[4] = pd_op.tanh(%0) forward
+#2 %2:float32[4] = pd_op.exp(%0) forward
+#3 %3:float32[4] = pd_op.relu(%1) forward stream="side"
+#4 %4:float32[4]^pinned = pd_op.memcpy_d2h(%2) forward origin=4 {"dst_place_type":2}
+#5 %5:float32[4]~1 = pd_op.relu_(%1) backward inplace=0:0
+"""
+    jobs = f"job first forward 0: 1@0 {first_job or '2@0 '}3@0 4@0\njob last backward 0: 5@0\nevent d 1@0 -> 3@0\nevent e 3@0 -> 4@0"
+    assert kinds([rank(0, ops, jobs)]) == found
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def test_what_an_operation_needs_at_once() -> None:
 #5 %5:float32[30] = pd_op.full_like(%2) forward no_buffer=0"""
     assert needed_at_once(parse(text)) == 4 * (100 + 40 + 40)
     assert needed_at_once(parse(text.replace("[40]", "[15]"))) == 4 * (100 + 30)
+    assert needed_at_once(parse(text.replace("%4:float32[10]", "%4:float32[90]"))) == 4 * (100 + 10 + 90)
 
 
 @settings(max_examples=60, deadline=None)
