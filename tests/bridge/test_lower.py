@@ -135,7 +135,7 @@ def test_the_event_of_the_inputs_is_recorded_once_all_are_cut(scalar_last: bool)
     ops = made.jobs[0].program.global_block().ops
     assert made.jobs[0].name == "interlace_feed"
     (recorder,) = [k for k, op in enumerate(ops) if op.attrs().get("event_to_record") == "fed"]
-    assert [op.name() for op in ops[recorder:]][0] == ("pd_op.share_data" if scalar_last else "pd_op.split_with_num")
+    assert ops[recorder].name() == ("pd_op.share_data" if scalar_last else "pd_op.split_with_num")
     assert {op.name() for op in ops[recorder + 1 :]} == {"builtin.shadow_output"} | (set() if scalar_last else {"builtin.split"})
 
 
