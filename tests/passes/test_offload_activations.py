@@ -340,6 +340,30 @@ def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers(last
     assert_same(program, result)
 
 
+@pytest.mark.parametrize("other", [{"fraction": 0.0, "min_bytes": 1}, {**ALL, "keep_bytes": 40}, ALL])
+def test_what_was_planned_for_another_program_or_by_other_options_is_not_taken(other: dict[str, Any]) -> None:
+    """One context, as in a search: two programs of equal times, bytes and names, of which backward reads something else."""
+    context, made = Context(costs()), []
+    for text in (VIEWS, TWO_READERS):
+        for options in (ALL, other):
+            program = parse(text)
+            made.append((program, told(OffloadActivations(**options), program, context)))
+            assert made[-1][1] == offload(program, **options)
+
+
+def test_two_views_of_one_operation_are_remade_in_what_was_copied_back() -> None:
+    text = VIEWS.replace("#2 %2:float32[4,2]~1 = pd_op.reshape(%1)", "#2 %2:float32[4,2]~1, %13:float32[4,2]~1 = pd_op.unbind(%1)")
+    text = text.replace('layer="a" views=0:0', 'layer="a" views=0:0,1:0').replace("relu_grad(%2, %6)", "relu_grad(%2, %13, %6)")
+    program = parse(text)
+    verify(program)
+    result = offload(program, **ALL)
+    values = {value.id: value for value in result.values}
+    back = {values[op.results[0]].storage for op in result.ops if op.name == COPY_BACK}
+    (remade,) = [op for op in result.ops if op.kind == "unbind" and op.role == "backward"]
+    assert len({values[value].storage for value in remade.results}) == 1
+    assert {values[value].storage for value in remade.results} <= back
+
+
 def test_what_is_read_for_its_shape_alone_stays_the_forward_value() -> None:
     """What is moved. An operation in front of the copy back, and the shape-only operand of one that reads the contents too."""
     text = VIEWS.replace('pd_op.gelu_grad(%3, %4) backward layer="b"', 'pd_op.gelu_grad(%4, %1) backward layer="b" no_buffer=1')

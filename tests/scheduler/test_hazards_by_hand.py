@@ -101,6 +101,20 @@ def test_every_rank_of_a_group_is_compared() -> None:
     assert kinds(third[:2]) == set()
 
 
+def test_a_persistable_variable_is_one_for_all_micro_batches() -> None:
+    """Within a job the executor orders what uses one variable, also of several micro-batches; a view is another variable."""
+    ops = """
+#1 %1:float32[2,2]~0! = pd_op.reshape(%0) forward stream="side" views=0:0
+#2 %2:float32[4]~0! = pd_op.relu_(%0) forward stream="side" inplace=0:0
+#3 %3:float32[4] = pd_op.exp(%2) forward
+#4 %4:float32[4] = pd_op.tanh(%3) forward stream="side"
+"""
+    straight, apart = "job all forward 0: 1-3@0 1-3@1 4@0 4@1", "job one forward 0: 1-3@0\njob two forward 1: 1-3@1 4@0 4@1"
+    goes_on = msgspec.structs.replace(GPU, name="goes on", job_end_waits=False)
+    assert kinds([rank(0, ops, straight, micro_batches=2)], goes_on) == set()
+    assert kinds([rank(0, ops, apart, micro_batches=2)], goes_on) == {"race"}
+
+
 def test_of_a_line_the_first_difference_is_told_alone() -> None:
     ranks = [rank(k, reduce(1, 7, "a", "all_gather" if k else "all_reduce"), "job all forward 0: 1@0", 3) for k in range(3)]
     assert [finding.ranks for finding in check(ranks, GPU)] == [(0, 1)]
