@@ -207,6 +207,30 @@ def test_a_draw_in_a_weight_gradient_stays_where_it_stands() -> None:
     assert any(line.startswith("#6 ") for line in context.declined)
 
 
+def test_a_collective_borrows_up_to_the_second_collective_before_it() -> None:
+    """Four layers, of which the last alone is large enough: it takes its own weight's gradient and the one before, and is not covered."""
+    data = [f'#{k} %{k}:float32[4,{columns}]"{name}" = pd_op.data() forward' for k, (name, columns) in enumerate(zip("dxy", (8, 8, 16)))]
+    weights, backward = [], []
+    for k, dout, x, rows in ((10, 0, 1, 8), (20, 14, 1, 8), (30, 24, 1, 8), (40, 34, 2, 16)):
+        weights += [
+            f'#{k} %{k}:float32[{rows},8]!"w{k}" = builtin.parameter() forward',
+            f'#{k + 1} %{k + 1}:float32[{rows},8]!"w{k}@GRAD@MERGE" = builtin.kwarg() forward',
+        ]
+        backward += [
+            f"#{k + 2} %{k + 2}:float32[4,{rows}], %{k + 3}:float32[{rows},8] = pd_op.matmul_grad(%{x}, %{k}, %{dout}) backward "
+            '{"transpose_x":false,"transpose_y":false}',
+            f"#{k + 3} %{k + 5}:float32[{rows},8]~{k + 1}! = pd_op.add_(%{k + 1}, %{k + 3}) backward inplace=0:0 "
+            '{"grad_merge_add":true}',
+            f'#{k + 4} %{k + 4}:float32[4,{rows}] = pd_op.all_reduce(%{k + 2}) backward group=17 {{"ring_id":17}}',
+        ]
+    head = LAYER.splitlines()[:4]
+    _, result, context = overlapped(parse("\n".join([*head, *data, *weights, *backward])), min_bytes=200)
+    sums = [op.id for op in result.ops if op.id in (13, 23, 33, 43, 44)]
+    assert sums == [13, 23, 44, 33, 43]
+    (told,) = context.changed
+    assert told.endswith("4 operations moved after it (1 matmul borrowed from other layers)")
+
+
 def test_a_product_of_two_weights_is_no_dx() -> None:
     """Sites found. Both its results are gradients of weights, so it stays whole and no collective is taken for its."""
     text = LAYER.replace('%2:float32[4,8]"x" = pd_op.data()', '%2:float32[4,8]!"v" = builtin.parameter()')

@@ -184,6 +184,12 @@ def test_one_gemm_only_where_the_kernel_makes_that_call(x: Any, y: Any, setting:
     assert (is_one_gemm(0, setting, x, y), is_one_gemm(1, setting, x, y)) == (dx, dy)
 
 
+def test_rows_of_unknown_number_are_folded_to_a_dim_of_unknown_size() -> None:
+    result, _ = split(one_gradient((-1, 4, 8), (8, 6), (-1, 4, 6), False, False), fold=True)
+    shapes = {value.id: value.shape for value in result.values}
+    assert [shapes[op.results[0]] for op in result.ops if op.kind == "reshape"] == [(-1, 8), (-1, 6)]
+
+
 def test_ids_of_the_results_stay() -> None:
     program = case((3, 2, 4), (4, 6), False, False)
     result, _ = split(program)

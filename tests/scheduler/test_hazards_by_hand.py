@@ -75,6 +75,35 @@ def test_only_a_message_that_is_known_to_fit_is_over_before_it_is_received(sent:
     assert kinds(programs, msgspec.structs.replace(GPU, name="buffers", p2p_buffer_bytes=1024)) == found
 
 
+def test_each_message_of_a_channel_is_buffered_or_not() -> None:
+    """The first fits; the second, from the other job, does not."""
+    ops = """
+#1 %1:float32[4] = pd_op.relu(%0) forward
+#2 pd_op.send_v2(%1) forward group=7 stream="p2p" {{"peer":{other}}}
+#3 %3:float32[4096] = pd_op.full() forward
+#4 pd_op.send_v2(%3) forward group=7 stream="p2p" {{"peer":{other}}}
+#5 %5:float32[4] = pd_op.recv_v2() forward group=7 stream="p2p" {{"peer":{other}}}
+#6 %6:float32[4096] = pd_op.recv_v2() forward group=7 stream="p2p" {{"peer":{other}}}
+"""
+    programs = [rank(k, ops.format(other=1 - k), "job all forward 0: 1-6@0") for k in (0, 1)]
+    assert kinds(programs, msgspec.structs.replace(GPU, name="buffers", p2p_buffer_bytes=1024)) == {"deadlock"}
+    assert kinds(programs, msgspec.structs.replace(GPU, name="buffers", p2p_buffer_bytes=1 << 20)) == set()
+
+
+@pytest.mark.parametrize(("waits", "found"), [(True, set()), (False, {"race"})])
+def test_the_next_step_finds_done_what_the_host_waited_for_in_this_one(waits: bool, found: set[str]) -> None:
+    """Computation waits for a read on a side stream, and the host for computation at the end of each job."""
+    ops = """
+#1 %1:float32[4]~0! = pd_op.relu_(%0) forward stream="first" inplace=0:0
+#2 %2:float32[4] = pd_op.exp(%1) forward stream="side"
+#3 %3:float32[4] = pd_op.tanh(%2) forward
+#4 %4:float32[4] = pd_op.sin(%3) forward
+"""
+    jobs = "".join(f"job j{k} forward 0: {k}@0\n" for k in range(1, 5))
+    events = "event a 1@0 -> 2@0\nevent b 2@0 -> 3@0\n"
+    assert kinds([rank(0, ops, jobs + events)], msgspec.structs.replace(GPU, name="host", job_end_waits=waits)) == found
+
+
 # ------------------------------------------------------------------------------------------------------ partners that differ
 
 MICRO_BATCHES = reduce(1, 7, "a")

@@ -268,6 +268,21 @@ job all forward 0: 0-3@0
     assert over_time(program, issue, issue, end, np.array([0, 0, 1, 0]), GPU).lives.free_at[0] == 90
 
 
+def test_a_reader_on_another_stream_that_is_not_the_last_keeps_nothing() -> None:
+    """Garbage collection records an event behind the last reader of a variable alone."""
+    program = parse(
+        LINE
+        + """
+#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[4] = pd_op.relu(%0) forward stream="side"
+#2 %2:float32[4] = pd_op.tanh(%0) forward
+job all forward 0: 0-2@0
+"""
+    )
+    issue, end = np.array([1, 2, 3]), np.array([10, 90, 30])
+    assert over_time(program, issue, issue, end, np.array([0, 1, 0]), GPU).lives.free_at[0] == 3
+
+
 def test_a_block_is_returned_behind_the_issue_of_its_last_reader() -> None:
     """The reader's own result is taken first; then the block serves others."""
     program = parse(
