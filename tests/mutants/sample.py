@@ -33,6 +33,7 @@ SPLIT = ("tests/passes/test_overlap_column_backward.py", "tests/passes/test_spli
 PIPELINE = ("tests/passes/test_pipeline.py",)
 TOGETHER = ("tests/planning/test_processes.py",)
 IDENTITY = ("tests/scheduler/test_call_identity.py", "tests/planning/test_pass_orders.py")
+HISTORIES = ("tests/scheduler/test_histories.py",)
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/base.py": PIPELINE,
     "passes/choose_recompute.py": ("tests/passes/test_choose_recompute.py",),
@@ -66,7 +67,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/weight_gradients.py": SPLIT,
     "passes": ("tests/passes/test_fixtures.py", "tests/passes/test_options_count.py"),
     "scheduler/hazards/captured_calls.py": IDENTITY,
-    "scheduler/hazards/pass_orders.py": IDENTITY[::-1],
+    "scheduler/hazards/pass_orders.py": (*HISTORIES, *IDENTITY[::-1]),
     "scheduler/hazards": (
         "tests/scheduler/test_findings.py",
         "tests/scheduler/test_hazards_by_hand.py",

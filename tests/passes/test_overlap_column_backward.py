@@ -209,7 +209,10 @@ def test_a_draw_in_a_weight_gradient_stays_where_it_stands() -> None:
 
 def test_a_collective_borrows_up_to_the_second_collective_before_it() -> None:
     """Four layers, of which the last alone is large enough: it takes its own weight's gradient and the one before, and is not covered."""
-    data = [f'#{k} %{k}:float32[4,{columns}]"{name}" = pd_op.data() forward' for k, (name, columns) in enumerate(zip("dxy", (8, 8, 16)))]
+    data = [
+        f'#{k} %{k}:float32[4,{columns}]"{name}" = pd_op.data() forward'
+        for k, (name, columns) in enumerate(zip("dxy", (8, 8, 16), strict=True))
+    ]
     weights, backward = [], []
     for k, dout, x, rows in ((10, 0, 1, 8), (20, 14, 1, 8), (30, 24, 1, 8), (40, 34, 2, 16)):
         weights += [
@@ -219,8 +222,7 @@ def test_a_collective_borrows_up_to_the_second_collective_before_it() -> None:
         backward += [
             f"#{k + 2} %{k + 2}:float32[4,{rows}], %{k + 3}:float32[{rows},8] = pd_op.matmul_grad(%{x}, %{k}, %{dout}) backward "
             '{"transpose_x":false,"transpose_y":false}',
-            f"#{k + 3} %{k + 5}:float32[{rows},8]~{k + 1}! = pd_op.add_(%{k + 1}, %{k + 3}) backward inplace=0:0 "
-            '{"grad_merge_add":true}',
+            f'#{k + 3} %{k + 5}:float32[{rows},8]~{k + 1}! = pd_op.add_(%{k + 1}, %{k + 3}) backward inplace=0:0 {{"grad_merge_add":true}}',
             f'#{k + 4} %{k + 4}:float32[4,{rows}] = pd_op.all_reduce(%{k + 2}) backward group=17 {{"ring_id":17}}',
         ]
     head = LAYER.splitlines()[:4]
@@ -229,6 +231,20 @@ def test_a_collective_borrows_up_to_the_second_collective_before_it() -> None:
     assert sums == [13, 23, 44, 33, 43]
     (told,) = context.changed
     assert told.endswith("4 operations moved after it (1 matmul borrowed from other layers)")
+
+
+@pytest.mark.parametrize(("layers", "found"), [(("", "up"), "up"), (("gate", "up"), "gate"), (("", ""), "sum")])
+def test_a_site_is_of_the_first_layer_that_its_products_name(layers: tuple[str, str], found: str) -> None:
+    """Sites reported. Where none has a layer, it is of the collective's own."""
+    text = "".join(f"{line}\n" for line in LAYER.splitlines()[:8]) + '#9 %9:float32[8,16]!"v" = builtin.parameter() forward\n'
+    for k, weight, layer in ((10, 0, layers[0]), (20, 9, layers[1])):
+        text += f"#{k} %{k}:float32[4,8], %{k + 1}:float32[8,16] = pd_op.matmul_grad(%2, %{weight}, %3) backward "
+        text += f'layer="{layer}" {{"transpose_x":false,"transpose_y":false}}\n'
+    text += (
+        '#30 %30:float32[4,8] = pd_op.add(%10, %20) backward\n#31 %31:float32[4,8] = pd_op.all_reduce(%30) backward layer="sum" group=17\n'
+    )
+    split = SplitBackward().run(parse(text), Context(GivenCosts(COSTS)))
+    assert OverlapColumnBackward().facts(split, Context(GivenCosts(COSTS))) == (found,)
 
 
 def test_a_product_of_two_weights_is_no_dx() -> None:
