@@ -150,3 +150,38 @@ def test_a_lowered_program_says_whether_stages_fix_the_sizes_of_values(sends: bo
         build.role(0)
     captured = capture(build.main, ACCUMULATE)
     assert lower(captured, planned(captured), CpuDevice(paddle.CPUPlace())).has_p2p == sends
+
+
+def test_blocks_inside_an_operation_are_lowered_with_it() -> None:
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        x = build.data("x", [2, 4])
+        y = paddle.static.nn.cond(paddle.any(x > 0), lambda: paddle.exp(x), lambda: paddle.tanh(x))
+        C.set_persistable_value(C.mean(y, [], False), "loss")
+        build.role(0)
+    captured = capture(build.main, ACCUMULATE)
+    made = lower(captured, planned(captured), CpuDevice(paddle.CPUPlace()))
+    (branch,) = [op for op in made.jobs[1].program.global_block().ops if op.name() == "pd_op.if"]
+    assert [block.ops[0].name() for block in branch.blocks()] == ["pd_op.exp", "pd_op.tanh"]
+
+
+def test_operands_behind_an_absent_one_are_the_jobs_own() -> None:
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        x, bias = build.data("x", [2, 4]), build.data("bias", [4], persistable=True)
+        y = C.layer_norm(x, None, bias, 1e-5, 1)[0]
+        C.set_persistable_value(C.mean(y, [], False), "loss")
+        build.role(0)
+    captured = capture(build.main, ACCUMULATE)
+    made = lower(captured, planned(captured), CpuDevice(paddle.CPUPlace()))
+    block = made.jobs[1].program.global_block()
+    (norm,) = [op for op in block.ops if op.name() == "pd_op.layer_norm"]
+    assert paddle.pir.is_fake_value(norm.operand_source(1))
+    assert norm.operand_source(2).is_same(block.kwargs()["bias"])
+
+
+def test_what_outlives_the_step_is_marked_in_every_job() -> None:
+    captured = captured_small()
+    for each in lower(captured, planned(captured), CpuDevice(paddle.CPUPlace())).jobs[1:-1]:
+        values = each.program.global_block().kwargs()
+        assert {name for name, value in values.items() if value.persistable} == {"w", "g"} & values.keys()

@@ -149,8 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def tell(task: Task) -> None:
         made = task.mutant
         assert made is not None
-        # a fault with which the tests cannot even be loaded is found
-        verdict = "killed" if task.code in (1, 2, 3, 4, None) else task.verdict()
+        # a fault with which the tests cannot even be loaded, or the process crashes, is found
+        verdict = "killed" if task.code in (1, 2, 3, 4, None) or task.code < 0 else task.verdict()
         counts[verdict] += 1
         if verdict != "killed" or options.verbose:
             print(f"{verdict} ({task.took:.0f} s): {made.path}: {made.breaks}\n{_difference(made, chosen[made])}", flush=True)
