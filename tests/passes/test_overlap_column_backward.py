@@ -247,6 +247,37 @@ def test_a_site_is_of_the_first_layer_that_its_products_name(layers: tuple[str, 
     assert OverlapColumnBackward().facts(split, Context(GivenCosts(COSTS))) == (found,)
 
 
+FORMS = "cast all_gather c_allgather share_data assign c_identity reshape view_shape transpose slice contiguous".split()
+UPDATES = "cast scale add add_n combine split clip multiply divide assign slice share_data reshape concat split_with_num"
+
+
+@pytest.mark.parametrize("kind", [*FORMS, "relu"])
+def test_a_weight_in_another_form_is_still_the_weight(kind: str) -> None:
+    """AMP's copy, what sharding gathers, another shape; a value computed from it is none."""
+    text = LAYER.replace("#4 ", f"#9 %9:float32[8,16] = pd_op.{kind}(%0) forward\n#4 ").replace("grad(%2, %0, %3)", "grad(%2, %9, %3)")
+    backward = Backward(Graph(parse(text)))
+    assert (9 in backward.weights) == (kind != "relu")
+    assert [op.id for op in backward.sources(backward.graph.ops[6])] == ([4] if kind != "relu" else [])
+
+
+@pytest.mark.parametrize("kind", [*UPDATES.split(), "check_finite_and_unscale", "tanh"])
+def test_a_reduction_that_leads_to_a_gradients_sum_alone_goes_with_it(kind: str) -> None:
+    """Of data parallelism, through what lies between a gradient and its sum; what another kind computes from it may be anything."""
+    then = f"#10 %10:float32[8,16] = pd_op.{kind}(%9) backward"
+    if kind == "combine":
+        then = "#11 %11:vector<float32[8,16]> = builtin.combine(%9) backward\n#10 %10:float32[8,16] = pd_op.add_n(%11) backward"
+    between = f'#9 %9:float32[8,16] = pd_op.all_reduce(%5) backward group=18 {{"ring_id":18}}\n{then}\n'
+    text = LAYER.replace("#5 ", f"{between}#5 ").replace("add_(%1, %5)", "add_(%1, %10)")
+    assert (9 in Backward(Graph(parse(text))).sinks) == (kind != "tanh")
+
+
+@pytest.mark.parametrize("kind", ["matmul_grad", "bmm_grad", "linear_grad", "linear_v2_grad", "fused_gemm_epilogue_grad", "conv2d_grad"])
+def test_the_gradient_of_a_product_gives_dx_first(kind: str) -> None:
+    backward = Backward(Graph(parse(LAYER.replace("pd_op.matmul_grad", f"pd_op.{kind}"))))
+    assert [op.id for op in backward.sources(backward.graph.ops[6])] == ([4] if kind != "conv2d_grad" else [])
+    assert [op.id for op in backward.collectives()] == [6]
+
+
 def test_a_product_of_two_weights_is_no_dx() -> None:
     """Sites found. Both its results are gradients of weights, so it stays whole and no collective is taken for its."""
     text = LAYER.replace('%2:float32[4,8]"x" = pd_op.data()', '%2:float32[4,8]!"v" = builtin.parameter()')

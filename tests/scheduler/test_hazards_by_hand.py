@@ -194,6 +194,18 @@ def test_what_partners_must_agree_on(left: str, right: str, found: set[str]) -> 
     assert kinds(programs) == found
 
 
+UNEVEN = ["margin_cross_entropy", "class_center_sample", "global_gather", "global_scatter"]
+
+
+@pytest.mark.parametrize("kind", [*UNEVEN, *(f"{kind}_grad" for kind in UNEVEN if kind != "class_center_sample")])
+def test_ranks_may_pass_tensors_of_other_sizes_to_these(kind: str) -> None:
+    """Classes, or tokens of an expert, of which each rank has its own number."""
+    sizes = [
+        reduce(1, 7, "a", kind, operand=2, dims=dims).replace("#1", f"#2 %2:float32[{dims}] = pd_op.full() forward\n#1") for dims in "48"
+    ]
+    assert kinds([rank(k, ops, "job all forward 0: 2@0 1@0") for k, ops in enumerate(sizes)]) == set()
+
+
 def test_each_difference_is_told_with_its_own_calls() -> None:
     ops = [reduce(1, 7, "a", name) + reduce(2, 8, "b", name) for name in ("all_reduce", "all_gather")]
     found = check([rank(k, each, "job all forward 0: 1-2@0") for k, each in enumerate(ops)])
