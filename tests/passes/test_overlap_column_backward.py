@@ -247,7 +247,7 @@ def test_a_site_is_of_the_first_layer_that_its_products_name(layers: tuple[str, 
     assert OverlapColumnBackward().facts(split, Context(GivenCosts(COSTS))) == (found,)
 
 
-FORMS = "cast all_gather c_allgather share_data assign c_identity reshape view_shape transpose slice contiguous".split()
+FORMS = ["cast", "all_gather", "c_allgather", "share_data", "assign", "c_identity", "reshape", "view_shape", "transpose", "slice", "contiguous"]
 UPDATES = "cast scale add add_n combine split clip multiply divide assign slice share_data reshape concat split_with_num"
 
 
