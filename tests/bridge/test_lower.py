@@ -185,3 +185,49 @@ def test_what_outlives_the_step_is_marked_in_every_job() -> None:
     for each in lower(captured, planned(captured), CpuDevice(paddle.CPUPlace())).jobs[1:-1]:
         values = each.program.global_block().kwargs()
         assert {name for name, value in values.items() if value.persistable} == {"w", "g"} & values.keys()
+
+
+def test_the_engine_finds_jobs_by_name_and_the_loss_in_the_last_one() -> None:
+    captured = captured_small()
+    made = lower(captured, planned(captured), CpuDevice(paddle.CPUPlace()))
+    names = [each.name for each in made.jobs]
+    assert [job.type() for job in made.job_list()] == names
+    assert sorted(made.job_types()) == sorted(names)
+    assert [made.ir_program(name) is each.program for name, each in zip(names, made.jobs, strict=True)] == [True] * len(names)
+    assert made.ir_program("forward") is made.ir_program("forward3") is made.jobs[-1].program
+    assert made.micro_batch_num() == 1
+    assert made.num_micro_batches == 3
+    assert made.interlace_prepared
+    assert [job.micro_batch_id() for job in made.job_list()] == [0] * len(names)
+
+
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("fetched", [False, True])
+def test_without_inputs_nothing_is_cut_and_without_outputs_nothing_is_collected(fed: bool, fetched: bool) -> None:
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        x = build.data("x", [2, 4]) if fed else C.full([2, 4], 1.0, paddle.float32, paddle.base.core.Place())
+        loss = C.mean(C.exp(x), [], False)
+        if fetched:
+            C.set_persistable_value(loss, "loss")
+        build.role(0)
+    captured = capture(build.main, ACCUMULATE)
+    made = lower(captured, planned(captured), CpuDevice(paddle.CPUPlace()))
+    names = [each.name for each in made.jobs]
+    assert ("interlace_feed" in names, "interlace_collect" in names) == (fed, fetched)
+    assert (set(made.fed), set(made.outputs)) == ({"x"} if fed else set(), {"loss"} if fetched else set())
+
+
+def test_an_output_that_is_fetched_too_is_read_once() -> None:
+    """Its micro-batches' variables are declared once, and read by both."""
+    captured = captured_small()
+    program = planned(captured)
+    loss = next(op.operands[0] for op in program.ops if op.name == "builtin.shadow_output")
+    made = lower(captured, fetching(program, [loss]), CpuDevice(paddle.CPUPlace()))
+    last = made.jobs[-1]
+    assert last.reads == {f"loss@{k}" for k in range(3)}
+    assert last.names == {*last.reads, "loss"}
+    assert set(last.program.global_block().kwargs()) == last.reads
+    stacked = [op for op in last.program.global_block().ops if op.name() == "pd_op.stack"]
+    assert len(stacked) == 2
+    assert list(made.fetched) == [loss]
