@@ -65,7 +65,12 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/streams.py": STREAMS[::-1],
     "passes/throttle_host.py": ("tests/scheduler/test_throttle.py",),
     "passes/weight_gradients.py": SPLIT,
-    "passes": ("tests/test_records.py", "tests/passes/test_fixtures.py", "tests/passes/test_options_count.py"),
+    "passes": (
+        "tests/test_records.py",
+        "tests/passes/test_contracts.py",
+        "tests/passes/test_fixtures.py",
+        "tests/passes/test_options_count.py",
+    ),
     "scheduler/hazards/captured_calls.py": IDENTITY,
     "scheduler/hazards/pass_orders.py": (*HISTORIES, *IDENTITY[::-1]),
     "scheduler/hazards": (
