@@ -34,6 +34,7 @@ PIPELINE = ("tests/passes/test_pipeline.py",)
 TOGETHER = ("tests/planning/test_processes.py",)
 IDENTITY = ("tests/scheduler/test_call_identity.py", "tests/planning/test_pass_orders.py")
 HISTORIES = ("tests/scheduler/test_histories.py",)
+STRAYS = ("tests/scheduler/test_strays.py",)
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/base.py": PIPELINE,
     "passes/choose_recompute.py": ("tests/passes/test_choose_recompute.py",),
@@ -71,7 +72,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
         "tests/passes/test_fixtures.py",
         "tests/passes/test_options_count.py",
     ),
-    "scheduler/hazards/captured_calls.py": IDENTITY,
+    "scheduler/hazards/captured_calls.py": (*STRAYS, *IDENTITY),
     "scheduler/hazards/pass_orders.py": (*HISTORIES, *IDENTITY[::-1]),
     "scheduler/hazards": (
         "tests/test_records.py",

@@ -30,14 +30,29 @@ DEFAULTS = {
     "delay-transfers": {"margin_us": 100},
     "name-streams": {"priority": -1},
     "offload-activations": {
-        "modules": (), "exclude_ops": (), "min_bytes": 1 << 20, "fraction": None, "keep_bytes": 0, "max_in_flight": None,
-        "include_integers": False, "prefetch_slack": 0.25,
+        "modules": (),
+        "exclude_ops": (),
+        "min_bytes": 1 << 20,
+        "fraction": None,
+        "keep_bytes": 0,
+        "max_in_flight": None,
+        "include_integers": False,
+        "prefetch_slack": 0.25,
     },
     "overlap-column-backward": {"min_bytes": 0, "modules": (), "only_gains": True, "borrow": True},
     "schedule-1f1b": {
-        "interleave": "auto", "weight_delay": 0, "weight_delay_at_end": None, "depth": (), "inline_share": 0.0,
-        "send_latency_weight": 0.5, "send_latency_weight_at_end": None, "search": True, "schedule_file": "",
-        "extra_live_bytes": 0, "max_ops_per_job": 4000, "only_gains": True,
+        "interleave": "auto",
+        "weight_delay": 0,
+        "weight_delay_at_end": None,
+        "depth": (),
+        "inline_share": 0.0,
+        "send_latency_weight": 0.5,
+        "send_latency_weight_at_end": None,
+        "search": True,
+        "schedule_file": "",
+        "extra_live_bytes": 0,
+        "max_ops_per_job": 4000,
+        "only_gains": True,
     },
     "split-backward": {"modules": (), "fold": False},
     "throttle-host": {"syncs": "auto", "run_ahead_bytes": 256 << 20},
@@ -74,7 +89,7 @@ def test_what_a_pass_needs_and_gives() -> None:
         "throttle-host": {"throttled"},
     }
     scheduled = ("offload-activations", "delay-transfers", "extend-lifetimes", "insert-events", "throttle-host")
-    needs = dict.fromkeys(scheduled, {"scheduled"}) | {"overlap-column-backward": {"dw-split"}}
+    needs = {name: {"scheduled"} for name in scheduled} | {"overlap-column-backward": {"dw-split"}}
     assert {name: kind.needs for name, kind in OURS.items() if kind.needs} == needs
 
 
