@@ -247,6 +247,28 @@ def test_a_site_is_of_the_first_layer_that_its_products_name(layers: tuple[str, 
     assert OverlapColumnBackward().facts(split, Context(GivenCosts(COSTS))) == (found,)
 
 
+@pytest.mark.parametrize(
+    ("before", "summed", "behind", "told"),
+    [
+        ("", "%4, %4", "", "no weight gradient comes before it"),
+        ("#9 %9 = pd_op.relu(%3)", "%4, %9", "", "no weight gradient comes before it"),
+        ("#10 %10 = pd_op.matmul(%2, %3)", "%4, %10", "", "#10 pd_op.matmul must come first: it feeds more than its gradient's sum"),
+        ("#9 %9 = pd_op.relu(%3)\n#10 %10 = pd_op.matmul(%2, %3)", "%9, %10, %4", "", "#10 pd_op.matmul must come first: it feeds more"),
+        ("", "%4, %4", "#11 %11 = pd_op.matmul(%2, %3)\n#12 %12 = pd_op.all_reduce(%11)", "no weight gradient comes before it"),
+    ],
+    ids=["none", "no product", "bound", "bound behind another reader", "bound by what comes later"],
+)
+def test_where_nothing_fills_the_time_it_is_said_what_had_to_come_first(before: str, summed: str, behind: str, told: str) -> None:
+    """Of what reads the same gradient as dX a product that feeds what is communicated."""
+    head, first, last = "\n".join(LAYER.splitlines()[:8]), "#4 %4 = pd_op.matmul(%3, %0)", "#6 %6 = pd_op.all_reduce(%5)"
+    lines = [first, *before.splitlines(), f"#5 %5 = pd_op.add_n({summed})", last, *behind.splitlines()]
+    typed = (line.replace(" = ", ":float32[4,8] = ", 1) + " backward" + (" group=17" if "all_reduce" in line else "") for line in lines)
+    context = Context(GivenCosts(COSTS))
+    OverlapColumnBackward().run(parse("\n".join([head, *typed])), context)
+    (line,) = [line for line in context.declined if line.startswith("#6 ")]
+    assert line.partition(": ")[2].startswith(told)
+
+
 FORMS = "cast all_gather c_allgather share_data assign c_identity reshape view_shape transpose slice contiguous"
 UPDATES = "cast scale add add_n combine split clip multiply divide assign slice share_data reshape concat split_with_num"
 
