@@ -95,11 +95,15 @@ job three backward 0: {}@0
 """
 
 
+EARLIER = "".join(f"\n#{k} %{k}:float32[4] = pd_op.full() forward" for k in (6, 7, 8))
+
+
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
         (RECEIVED.format(" no_buffer=0,1", "1-3", 4), True),
         (RECEIVED.format(" no_buffer=1", "1-3", 4), False),
+        (EARLIER + RECEIVED.format(" no_buffer=0,1", "1-3", 4).replace("0: 0@0", "0: 6-8@0 0@0"), True),
         (RECEIVED.format(" no_buffer=0,1", "1-2", "3-4"), False),
         (RECEIVED.format(" no_buffer=0,1", "1-3", 4).replace("0: 0@0", "0: 0-3@0").replace("job two forward 0: 1-3@0\n", ""), False),
     ],
