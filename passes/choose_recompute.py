@@ -24,7 +24,7 @@ Groups = tuple[tuple[tuple[int, int], ...], ...]
 """Groups of values, as ranks that run the same operations share them (`Recomputation.names`)."""
 
 
-class RecomputeFacts(msgspec.Struct, frozen=True):
+class RecomputeFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a rank tells the others: its stage, its groups of values, and which of them, by index, it would recompute."""
 
     stage: int

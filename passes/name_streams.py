@@ -96,7 +96,6 @@ def _replicas(program: Program) -> frozenset[int]:
 def _names(program: Program, joined: frozenset[int], replicas: frozenset[int]) -> dict[int, str]:
     """Stream names of operations that get one; of the optimizer's collectives, those that share a job with others."""
     tensor = AutoParallelStreamType.MP
-    inner = [op for op in program.ops if op.role != "optimize" and op.group >= 0]
     every = [op for op in program.ops if is_collective(op)]
     given = {op.group: op.stream for op in every if stream_of(op) and not op.stream.startswith(tensor.value)}
     collectives = [
@@ -108,7 +107,7 @@ def _names(program: Program, joined: frozenset[int], replicas: frozenset[int]) -
         op.id: given.get(op.group, ring_stream(kinds[op.group], op.group, [ring for ring in rings if kinds[ring] == kinds[op.group]]))
         for op in collectives
     }
-    p2p = [*inner, *(op for op in program.ops if op.role == "optimize" and op.group >= 0 and op.stream)]
+    p2p = [op for op in program.ops if op.group >= 0 and (op.role != "optimize" or op.stream)]
     for kind, stream in ((is_send, AutoParallelStreamType.PP_SEND), (is_receive, AutoParallelStreamType.PP_RECV)):
         found = [op for op in p2p if kind(op)]
         rings_of_p2p = {op.group for op in found}

@@ -17,7 +17,7 @@ Place = tuple[tuple[int, ...], int, int]
 """A gathering, as all ranks of its group name it: the ranks, how many collectives of these come before it, and the dim that is cut."""
 
 
-class GatherFacts(msgspec.Struct, frozen=True):
+class GatherFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a rank tells the others: the gatherings that it would replace."""
 
     places: tuple[Place, ...]

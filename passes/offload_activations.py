@@ -109,7 +109,7 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         return made
 
 
-class OffloadFacts(msgspec.Struct, frozen=True):
+class OffloadFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a rank tells the others before the decision."""
 
     stage: int

@@ -361,7 +361,7 @@ class _JobBuilder:
         if build is None:
             raise PlanError(f"job {self.job.name}: {describe(op)} is new and the lowering cannot build it; it can build {sorted(BUILDERS)}")
         made = build(op, operands, self.low.device)
-        results = list(made) if isinstance(made, (list, tuple)) else [made]
+        results = list(made) if isinstance(made, tuple) else [made]
         self.low.kinds.update((value, result.type()) for value, result in zip(op.results, results, strict=True))
         return results, results[-1].get_defining_op()
 

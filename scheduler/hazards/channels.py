@@ -62,11 +62,11 @@ class World:
 
 
 def line_of(name: RingName, index: int, way: int) -> Line | None:
-    """The line of a channel of the rank with this index in a ring; None if it has no other rank as peer."""
+    """The line of a channel of the rank with this index in a ring; None if that has no such peer."""
     ranks, peer = name[0], abs(way) - 1
     if way == COLLECTIVE:
         return name, NOBODY, NOBODY
-    if peer >= len(ranks) or peer == index:
+    if peer >= len(ranks):
         return None
     return (name, ranks[index], ranks[peer]) if way > 0 else (name, ranks[peer], ranks[index])
 

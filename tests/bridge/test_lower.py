@@ -10,9 +10,12 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
+from paddle.distributed.auto_parallel.static.process_group import new_process_group  # noqa: E402
+
 from interlace.bridge.capture import capture  # noqa: E402
 from interlace.bridge.lower import _EventTable, _short_stacks, lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
+from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
 from interlace.ir import Event  # noqa: E402
 from interlace.passes.insert_events import fetching  # noqa: E402
 from tests.bridge.small import ACCUMULATE, Build, C, captured_small, planned  # noqa: E402
@@ -113,3 +116,118 @@ def test_the_first_operation_of_a_program_is_a_captured_one_like_all_others() ->
     made = lower(captured, program, CpuDevice(paddle.CPUPlace()))
     forward = next(each for each in made.jobs if each.name == "forward_0").program.global_block()
     assert [op.op_role for op in forward.ops if op.name() == "pd_op.full"] == [0]
+
+
+@pytest.mark.parametrize("scalar_last", [False, True])
+def test_the_event_of_the_inputs_is_recorded_once_all_are_cut(scalar_last: bool) -> None:
+    """By the last operation of the first job that launches anything; an input without rows is there once for each micro-batch."""
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        shapes = {"x": [2, 4], "s": []} if scalar_last else {"s": [], "x": [2, 4]}
+        inputs = {name: build.data(name, shape) for name, shape in shapes.items()}
+        loss = C.mean(C.add(inputs["x"], inputs["s"]), [], False)
+        C.set_persistable_value(loss, "loss")
+        build.role(0)
+    program = planned(capture(build.main, ACCUMULATE))
+    first, reader = program.ops[0], next(op for op in program.ops if op.kind == "add")
+    event = Event("fed", (first.id, 0), ((reader.id, 0),))
+    made = lower(capture(build.main, ACCUMULATE), msgspec.structs.replace(program, events=(event,)), GpuDevice(paddle.CPUPlace()))
+    ops = made.jobs[0].program.global_block().ops
+    assert made.jobs[0].name == "interlace_feed"
+    (recorder,) = [k for k, op in enumerate(ops) if op.attrs().get("event_to_record") == "fed"]
+    assert ops[recorder].name() == ("pd_op.share_data" if scalar_last else "pd_op.split_with_num")
+    assert {op.name() for op in ops[recorder + 1 :]} == {"builtin.shadow_output"} | (set() if scalar_last else {"builtin.split"})
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_lowered_program_says_whether_stages_fix_the_sizes_of_values(sends: bool) -> None:
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        y = C.exp(build.data("x", [2, 4]))
+        if sends:
+            C.send_v2(y, new_process_group([0, 1]).id, 1, False, False)
+        C.set_persistable_value(C.mean(y, [], False), "loss")
+        build.role(0)
+    captured = capture(build.main, ACCUMULATE)
+    assert lower(captured, planned(captured), CpuDevice(paddle.CPUPlace())).has_p2p == sends
+
+
+def test_blocks_inside_an_operation_are_lowered_with_it() -> None:
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        x = build.data("x", [2, 4])
+        y = paddle.static.nn.cond(paddle.any(x > 0), lambda: paddle.exp(x), lambda: paddle.tanh(x))
+        C.set_persistable_value(C.mean(y, [], False), "loss")
+        build.role(0)
+    captured = capture(build.main, ACCUMULATE)
+    made = lower(captured, planned(captured), CpuDevice(paddle.CPUPlace()))
+    (branch,) = [op for op in made.jobs[1].program.global_block().ops if op.name() == "pd_op.if"]
+    assert [block.ops[0].name() for block in branch.blocks()] == ["pd_op.exp", "pd_op.tanh"]
+
+
+def test_operands_behind_an_absent_one_are_the_jobs_own() -> None:
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        x, bias = build.data("x", [2, 4]), build.data("bias", [4], persistable=True)
+        y = C.layer_norm(x, None, bias, 1e-5, 1)[0]
+        C.set_persistable_value(C.mean(y, [], False), "loss")
+        build.role(0)
+    captured = capture(build.main, ACCUMULATE)
+    made = lower(captured, planned(captured), CpuDevice(paddle.CPUPlace()))
+    block = made.jobs[1].program.global_block()
+    (norm,) = [op for op in block.ops if op.name() == "pd_op.layer_norm"]
+    assert paddle.pir.is_fake_value(norm.operand_source(1))
+    assert norm.operand_source(2).is_same(block.kwargs()["bias"])
+
+
+def test_what_outlives_the_step_is_marked_in_every_job() -> None:
+    captured = captured_small()
+    for each in lower(captured, planned(captured), CpuDevice(paddle.CPUPlace())).jobs[1:-1]:
+        values = each.program.global_block().kwargs()
+        assert {name for name, value in values.items() if value.persistable} == {"w", "g"} & values.keys()
+
+
+def test_the_engine_finds_jobs_by_name_and_the_loss_in_the_last_one() -> None:
+    captured = captured_small()
+    made = lower(captured, planned(captured), CpuDevice(paddle.CPUPlace()))
+    names = [each.name for each in made.jobs]
+    assert [job.type() for job in made.job_list()] == names
+    assert sorted(made.job_types()) == sorted(names)
+    assert [made.ir_program(name) is each.program for name, each in zip(names, made.jobs, strict=True)] == [True] * len(names)
+    assert made.ir_program("forward") is made.ir_program("forward3") is made.jobs[-1].program
+    assert made.micro_batch_num() == 1
+    assert made.num_micro_batches == 3
+    assert made.interlace_prepared
+    assert [job.micro_batch_id() for job in made.job_list()] == [0] * len(names)
+
+
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("fetched", [False, True])
+def test_without_inputs_nothing_is_cut_and_without_outputs_nothing_is_collected(fed: bool, fetched: bool) -> None:
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        x = build.data("x", [2, 4]) if fed else C.full([2, 4], 1.0, paddle.float32, paddle.base.core.Place())
+        loss = C.mean(C.exp(x), [], False)
+        if fetched:
+            C.set_persistable_value(loss, "loss")
+        build.role(0)
+    captured = capture(build.main, ACCUMULATE)
+    made = lower(captured, planned(captured), CpuDevice(paddle.CPUPlace()))
+    names = [each.name for each in made.jobs]
+    assert ("interlace_feed" in names, "interlace_collect" in names) == (fed, fetched)
+    assert (set(made.fed), set(made.outputs)) == ({"x"} if fed else set(), {"loss"} if fetched else set())
+
+
+def test_an_output_that_is_fetched_too_is_read_once() -> None:
+    """Its micro-batches' variables are declared once, and read by both."""
+    captured = captured_small()
+    program = planned(captured)
+    loss = next(op.operands[0] for op in program.ops if op.name == "builtin.shadow_output")
+    made = lower(captured, fetching(program, [loss]), CpuDevice(paddle.CPUPlace()))
+    last = made.jobs[-1]
+    assert last.reads == {f"loss@{k}" for k in range(3)}
+    assert last.names == {*last.reads, "loss"}
+    assert set(last.program.global_block().kwargs()) == last.reads
+    stacked = [op for op in last.program.global_block().ops if op.name() == "pd_op.stack"]
+    assert len(stacked) == 2
+    assert list(made.fetched) == [loss]

@@ -323,8 +323,9 @@ def test_a_micro_batch_without_copies_reads_what_was_to_be_copied() -> None:
 
 def test_what_a_pass_made_has_the_role_of_its_half() -> None:
     lowered = case("gpu").lowered
-    roles = {op.name(): op.op_role for each in lowered.jobs for op in ops_of(each) if "memcpy" in op.name()}
-    assert roles == {"pd_op.memcpy": 0, "pd_op.memcpy_h2d": 1}
+    made = [op for each in lowered.jobs for op in ops_of(each) if "memcpy" in op.name()]
+    assert {op.name(): op.op_role for op in made} == {"pd_op.memcpy": 0, "pd_op.memcpy_h2d": 1}
+    assert {op.attrs()["chunk_id"] for op in made} == {-1}
 
 
 def test_one_micro_batch_is_not_cut_and_an_unknown_batch_stays_unknown() -> None:

@@ -33,6 +33,8 @@ SPLIT = ("tests/passes/test_overlap_column_backward.py", "tests/passes/test_spli
 PIPELINE = ("tests/passes/test_pipeline.py",)
 TOGETHER = ("tests/planning/test_processes.py",)
 IDENTITY = ("tests/scheduler/test_call_identity.py", "tests/planning/test_pass_orders.py")
+HISTORIES = ("tests/scheduler/test_histories.py",)
+STRAYS = ("tests/scheduler/test_strays.py",)
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/base.py": PIPELINE,
     "passes/choose_recompute.py": ("tests/passes/test_choose_recompute.py",),
@@ -64,10 +66,16 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/streams.py": STREAMS[::-1],
     "passes/throttle_host.py": ("tests/scheduler/test_throttle.py",),
     "passes/weight_gradients.py": SPLIT,
-    "passes": ("tests/passes/test_fixtures.py", "tests/passes/test_options_count.py"),
-    "scheduler/hazards/captured_calls.py": IDENTITY,
-    "scheduler/hazards/pass_orders.py": IDENTITY[::-1],
+    "passes": (
+        "tests/test_records.py",
+        "tests/passes/test_contracts.py",
+        "tests/passes/test_fixtures.py",
+        "tests/passes/test_options_count.py",
+    ),
+    "scheduler/hazards/captured_calls.py": (*STRAYS, *IDENTITY),
+    "scheduler/hazards/pass_orders.py": (*HISTORIES, *IDENTITY[::-1]),
     "scheduler/hazards": (
+        "tests/test_records.py",
         "tests/scheduler/test_findings.py",
         "tests/scheduler/test_hazards_by_hand.py",
         "tests/scheduler/test_crossing.py",
@@ -78,7 +86,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "scheduler/memory/saved.py": ("tests/passes/test_judge.py",),
     "scheduler/memory/throttle.py": ("tests/scheduler/test_throttle.py",),
     "scheduler/memory/waits_at_peaks.py": ("tests/scheduler/test_throttle.py",),
-    "scheduler/memory": ("tests/scheduler/test_executor_memory.py", "tests/scheduler/test_memory.py"),
+    "scheduler/memory": ("tests/test_records.py", "tests/scheduler/test_executor_memory.py", "tests/scheduler/test_memory.py"),
     "scheduler/recompute/early_repeats.py": ("tests/scheduler/test_recompute_choices.py",),
     "scheduler/whole_step/orders.py": ORDERS,
     "scheduler/whole_step/search.py": ("tests/scheduler/test_whole_step.py",),
@@ -148,8 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def tell(task: Task) -> None:
         made = task.mutant
         assert made is not None
-        # a fault with which the tests cannot even be loaded is found
-        verdict = "killed" if task.code in (1, 2, 3, 4, None) else task.verdict()
+        # a fault with which the tests cannot even be loaded, or the process crashes, is found
+        verdict = "killed" if task.code in (1, 2, 3, 4, None) or task.code < 0 else task.verdict()
         counts[verdict] += 1
         if verdict != "killed" or options.verbose:
             print(f"{verdict} ({task.took:.0f} s): {made.path}: {made.breaks}\n{_difference(made, chosen[made])}", flush=True)

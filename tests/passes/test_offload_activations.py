@@ -323,9 +323,10 @@ TWO_READERS = VIEWS.replace("pd_op.gelu_grad(%3, %4)", "pd_op.gelu_grad(%4, %4)"
 """%4 is read last, and read first in backward, before %1, which is made before it."""
 
 
-def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers() -> None:
+@pytest.mark.parametrize("last_reader", ["pd_op.tanh_grad(%1, %8)", "pd_op.tanh_grad(%4, %8)"])
+def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers(last_reader: str) -> None:
     """What is moved. Copies of a direction follow one another, so what was read last in forward must not hold up the rest."""
-    program = parse(TWO_READERS)
+    program = parse(TWO_READERS.replace("pd_op.tanh_grad(%1, %8)", last_reader))
     decided = plan_offload(program, measure(program, costs()), Choice(**ALL))
     moves = [
         msgspec.structs.replace(
@@ -344,6 +345,30 @@ def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers() ->
     assert [op.operands[0] for op in moved if op.name == COPY_OUT] == [4, 1]
     assert [giver[op.operands[0]].operands[0] for op in moved if op.name == COPY_BACK] == [4, 1]
     assert_same(program, result)
+
+
+@pytest.mark.parametrize("other", [{"fraction": 0.0, "min_bytes": 1}, {**ALL, "keep_bytes": 40}, ALL])
+def test_what_was_planned_for_another_program_or_by_other_options_is_not_taken(other: dict[str, Any]) -> None:
+    """One context, as in a search: two programs of equal times, bytes and names, of which backward reads something else."""
+    context, made = Context(costs()), []
+    for text in (VIEWS, TWO_READERS):
+        for options in (ALL, other):
+            program = parse(text)
+            made.append((program, told(OffloadActivations(**options), program, context)))
+            assert made[-1][1] == offload(program, **options)
+
+
+def test_two_views_of_one_operation_are_remade_in_what_was_copied_back() -> None:
+    text = VIEWS.replace("#2 %2:float32[4,2]~1 = pd_op.reshape(%1)", "#2 %2:float32[4,2]~1, %13:float32[4,2]~1 = pd_op.unbind(%1)")
+    text = text.replace('layer="a" views=0:0', 'layer="a" views=0:0,1:0').replace("relu_grad(%2, %6)", "relu_grad(%2, %13, %6)")
+    program = parse(text)
+    verify(program)
+    result = offload(program, **ALL)
+    values = {value.id: value for value in result.values}
+    back = {values[op.results[0]].storage for op in result.ops if op.name == COPY_BACK}
+    (remade,) = [op for op in result.ops if op.kind == "unbind" and op.role == "backward"]
+    assert len({values[value].storage for value in remade.results}) == 1
+    assert {values[value].storage for value in remade.results} <= back
 
 
 def test_what_is_read_for_its_shape_alone_stays_the_forward_value() -> None:

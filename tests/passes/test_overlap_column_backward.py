@@ -196,6 +196,17 @@ def test_a_collective_of_another_group_is_not_put_off() -> None:
     assert [op.id for op in result.ops if is_comm(op)] == [9, 6]
 
 
+def test_a_later_term_of_a_weights_sum_goes_with_the_earlier_one() -> None:
+    """The weight is used twice. The second product's gradient belongs to another site, and is summed in order into the same buffer."""
+    second = """#9 %9:float32[4,16]"other" = pd_op.data() forward
+#10 %10:float32[8,16] = pd_op.matmul(%2, %9) backward {"transpose_x":true,"transpose_y":false}
+#11 %11:float32[8,16]~1! = pd_op.add_(%6, %10) backward inplace=0:0 {"grad_merge_add":true}
+"""
+    _, result, context = overlapped(parse(LAYER.replace("#6 ", f"{second}#6 ")))
+    assert [op.id for op in result.ops if op.id in (5, 6, 11)] == [6, 5, 11]
+    assert not [each for each in declined(context) if each.place.op == 6]
+
+
 def test_a_draw_in_a_weight_gradient_stays_where_it_stands() -> None:
     """Sinks of dW. The generator's draws keep their place, though only the sum reads this one."""
     draw = "#9 %9:float32[8,16] = pd_op.dropout(%5) backward\n"
@@ -204,6 +215,99 @@ def test_a_draw_in_a_weight_gradient_stays_where_it_stands() -> None:
     order = [op.id for op in result.ops]
     assert order.index(9) < order.index(6)
     assert 6 in [each.place.op for each in declined(context)]
+
+
+def test_a_collective_borrows_up_to_the_second_collective_before_it() -> None:
+    """Four layers, of which the last alone is large enough: it takes its own weight's gradient and the one before, and is not covered."""
+    data = [
+        f'#{k} %{k}:float32[4,{columns}]"{name}" = pd_op.data() forward'
+        for k, (name, columns) in enumerate(zip("dxy", (8, 8, 16), strict=True))
+    ]
+    weights, backward = [], []
+    for k, dout, x, rows in ((10, 0, 1, 8), (20, 14, 1, 8), (30, 24, 1, 8), (40, 34, 2, 16)):
+        weights += [
+            f'#{k} %{k}:float32[{rows},8]!"w{k}" = builtin.parameter() forward',
+            f'#{k + 1} %{k + 1}:float32[{rows},8]!"w{k}@GRAD@MERGE" = builtin.kwarg() forward',
+        ]
+        backward += [
+            f"#{k + 2} %{k + 2}:float32[4,{rows}], %{k + 3}:float32[{rows},8] = pd_op.matmul_grad(%{x}, %{k}, %{dout}) backward "
+            '{"transpose_x":false,"transpose_y":false}',
+            f'#{k + 3} %{k + 5}:float32[{rows},8]~{k + 1}! = pd_op.add_(%{k + 1}, %{k + 3}) backward inplace=0:0 {{"grad_merge_add":true}}',
+            f'#{k + 4} %{k + 4}:float32[4,{rows}] = pd_op.all_reduce(%{k + 2}) backward group=17 {{"ring_id":17}}',
+        ]
+    head = LAYER.splitlines()[:4]
+    _, result, context = overlapped(parse("\n".join([*head, *data, *weights, *backward])), min_bytes=200)
+    sums = [op.id for op in result.ops if op.id in (13, 23, 33, 43, 44)]
+    assert sums == [13, 23, 44, 33, 43]
+    (told,) = sentences(applied(context))
+    assert told.endswith("4 operations moved after it (1 matmul borrowed from other layers)")
+
+
+@pytest.mark.parametrize(("layers", "found"), [(("", "up"), "up"), (("gate", "up"), "gate"), (("", ""), "sum")])
+def test_a_site_is_of_the_first_layer_that_its_products_name(layers: tuple[str, str], found: str) -> None:
+    """Sites reported. Where none has a layer, it is of the collective's own."""
+    text = "".join(f"{line}\n" for line in LAYER.splitlines()[:8]) + '#9 %9:float32[8,16]!"v" = builtin.parameter() forward\n'
+    for k, weight, layer in ((10, 0, layers[0]), (20, 9, layers[1])):
+        text += f"#{k} %{k}:float32[4,8], %{k + 1}:float32[8,16] = pd_op.matmul_grad(%2, %{weight}, %3) backward "
+        text += f'layer="{layer}" {{"transpose_x":false,"transpose_y":false}}\n'
+    text += (
+        '#30 %30:float32[4,8] = pd_op.add(%10, %20) backward\n#31 %31:float32[4,8] = pd_op.all_reduce(%30) backward layer="sum" group=17\n'
+    )
+    split = SplitBackward().run(parse(text), Context(GivenCosts(COSTS)))
+    assert OverlapColumnBackward().facts(split, Context(GivenCosts(COSTS))) == (found,)
+
+
+@pytest.mark.parametrize(
+    ("before", "summed", "behind", "told"),
+    [
+        ("", "%4, %4", "", "no weight gradient comes before it"),
+        ("#9 %9 = pd_op.relu(%3)", "%4, %9", "", "no weight gradient comes before it"),
+        ("#10 %10 = pd_op.matmul(%2, %3)", "%4, %10", "", "#10 pd_op.matmul must come first: it feeds more than its gradient's sum"),
+        ("#9 %9 = pd_op.relu(%3)\n#10 %10 = pd_op.matmul(%2, %3)", "%9, %10, %4", "", "#10 pd_op.matmul must come first: it feeds more"),
+        ("", "%4, %4", "#11 %11 = pd_op.matmul(%2, %3)\n#12 %12 = pd_op.all_reduce(%11)", "no weight gradient comes before it"),
+    ],
+    ids=["none", "no product", "bound", "bound behind another reader", "bound by what comes later"],
+)
+def test_where_nothing_fills_the_time_it_is_said_what_had_to_come_first(before: str, summed: str, behind: str, told: str) -> None:
+    """Of what reads the same gradient as dX a product that feeds what is communicated."""
+    head, first, last = "\n".join(LAYER.splitlines()[:8]), "#4 %4 = pd_op.matmul(%3, %0)", "#6 %6 = pd_op.all_reduce(%5)"
+    lines = [first, *before.splitlines(), f"#5 %5 = pd_op.add_n({summed})", last, *behind.splitlines()]
+    typed = (line.replace(" = ", ":float32[4,8] = ", 1) + " backward" + (" group=17" if "all_reduce" in line else "") for line in lines)
+    context = Context(GivenCosts(COSTS))
+    OverlapColumnBackward().run(parse("\n".join([head, *typed])), context)
+    (line,) = sentences(each for each in declined(context) if each.place.op == 6)
+    assert line.partition(": ")[2].startswith(told)
+
+
+FORMS = "cast all_gather c_allgather share_data assign c_identity reshape view_shape transpose slice contiguous"
+UPDATES = "cast scale add add_n combine split clip multiply divide assign slice share_data reshape concat split_with_num"
+
+
+@pytest.mark.parametrize("kind", [*FORMS.split(), "relu"])
+def test_a_weight_in_another_form_is_still_the_weight(kind: str) -> None:
+    """AMP's copy, what sharding gathers, another shape; a value computed from it is none."""
+    text = LAYER.replace("#4 ", f"#9 %9:float32[8,16] = pd_op.{kind}(%0) forward\n#4 ").replace("grad(%2, %0, %3)", "grad(%2, %9, %3)")
+    backward = Backward(Graph(parse(text)))
+    assert (9 in backward.weights) == (kind != "relu")
+    assert [op.id for op in backward.sources(backward.graph.ops[6])] == ([4] if kind != "relu" else [])
+
+
+@pytest.mark.parametrize("kind", [*UPDATES.split(), "check_finite_and_unscale", "tanh"])
+def test_a_reduction_that_leads_to_a_gradients_sum_alone_goes_with_it(kind: str) -> None:
+    """Of data parallelism, through what lies between a gradient and its sum; what another kind computes from it may be anything."""
+    then = f"#10 %10:float32[8,16] = pd_op.{kind}(%9) backward"
+    if kind == "combine":
+        then = "#11 %11:vector<float32[8,16]> = builtin.combine(%9) backward\n#10 %10:float32[8,16] = pd_op.add_n(%11) backward"
+    between = f'#9 %9:float32[8,16] = pd_op.all_reduce(%5) backward group=18 {{"ring_id":18}}\n{then}\n'
+    text = LAYER.replace("#5 ", f"{between}#5 ").replace("add_(%1, %5)", "add_(%1, %10)")
+    assert (9 in Backward(Graph(parse(text))).sinks) == (kind != "tanh")
+
+
+@pytest.mark.parametrize("kind", ["matmul_grad", "bmm_grad", "linear_grad", "linear_v2_grad", "fused_gemm_epilogue_grad", "conv2d_grad"])
+def test_the_gradient_of_a_product_gives_dx_first(kind: str) -> None:
+    backward = Backward(Graph(parse(LAYER.replace("pd_op.matmul_grad", f"pd_op.{kind}"))))
+    assert [op.id for op in backward.sources(backward.graph.ops[6])] == ([4] if kind != "conv2d_grad" else [])
+    assert [op.id for op in backward.collectives()] == [6]
 
 
 def test_a_product_of_two_weights_is_no_dx() -> None:

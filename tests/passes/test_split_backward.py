@@ -174,6 +174,7 @@ def test_whole_backwards_keep_their_numbers(recipe: Any, fold: bool) -> None:
         ((3, 2, 4), (3, 4, 6), (False, False), True, True),
         ((3, 2, 4), (3, 6, 4), (False, True), False, False),
         ((-1, 2, 4), (-1, 4, 6), (False, False), False, False),
+        ((-1, -1, 3, 2, 4), (-1, -1, 3, 4, 6), (False, False), False, False),
         ((1, 2, 4), (1, 4, 6), (False, False), False, False),
         ((3, 2, 4), (1, 4, 6), (False, False), False, False),
         ((4,), (4, 6), (False, False), False, False),
@@ -182,6 +183,12 @@ def test_whole_backwards_keep_their_numbers(recipe: Any, fold: bool) -> None:
 )
 def test_one_gemm_only_where_the_kernel_makes_that_call(x: Any, y: Any, setting: Any, dx: bool, dy: bool) -> None:
     assert (is_one_gemm(0, setting, x, y), is_one_gemm(1, setting, x, y)) == (dx, dy)
+
+
+def test_rows_of_unknown_number_are_folded_to_a_dim_of_unknown_size() -> None:
+    result, _ = split(one_gradient((-1, 4, 8), (8, 6), (-1, 4, 6), False, False), fold=True)
+    shapes = {value.id: value.shape for value in result.values}
+    assert [shapes[op.results[0]] for op in result.ops if op.kind == "reshape"] == [(-1, 8), (-1, 6)]
 
 
 def test_ids_of_the_results_stay() -> None:

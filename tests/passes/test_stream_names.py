@@ -42,6 +42,13 @@ def test_each_ring_and_direction_has_a_stream_and_the_optimizer_has_none() -> No
     }
 
 
+@pytest.mark.parametrize(("stream", "named"), [("", ""), ("side", "auto_parallel_pp_send_3")])
+def test_a_message_of_the_optimizer_has_a_stream_of_its_own_where_it_is_on_a_side_stream(stream: str, named: str) -> None:
+    text = TEXT.replace("job forward_0", f'#8 pd_op.send_v2(%1) optimize group=3 stream="{stream}" {{"peer":1}}\njob forward_0')
+    made = NameStreams().run(parse(text.replace("0: 7@0", "0: 7-8@0")), Context(GivenCosts({"default": 1})))
+    assert [op.stream for op in made.ops if op.kind == "send_v2" and op.group == 3] == ["auto_parallel_pp_send_3", named]
+
+
 @pytest.mark.parametrize(
     ("lines", "streams"),
     [

@@ -56,6 +56,25 @@ def test_a_loss_is_held_where_a_job_reads_it_last_on_compute() -> None:
     assert added(made) == [("share_data", "", (1,))]
 
 
+def test_of_a_side_streams_operands_the_one_that_is_freed_early_is_held() -> None:
+    """The first is read last by the side stream itself, the second by computation before that waits."""
+    made = assigned(
+        """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward
+#2 %2:float32[2] = pd_op.tanh(%0) forward
+#3 %3:float32[2] = pd_op.add(%1, %2) forward stream="side"
+#4 %4:float32[2] = pd_op.relu(%2) forward
+#5 %5:float32[2] = pd_op.sin(%4) forward
+#6 %6:float32[2] = pd_op.add(%3, %5) forward
+#7 builtin.shadow_output(%6) forward {"output_name":"y"}
+job a forward 0: 1-6@0
+"""
+    )
+    require_proved(made)
+    assert added(made) == [("share_data", "", (2,))]
+
+
 def test_a_loss_whose_gathered_form_nobody_waits_for_is_read_once_more_beside() -> None:
     text = LOSS.replace("%4:float32[4] = pd_op.masked_select(%3, %2)", "%4:float32[4] = pd_op.exp(%2)")
     made = assigned(text + "job a forward 0: 1@0 3@0 2@0 5@0 4@0\n")
@@ -163,6 +182,21 @@ job o optimizer 0: 3@0
     require_proved(made)
     assert [(event.record, event.waits) for event in made.events] == [((4, 0), ((2, 0),)), ((2, 1), ((3, 0),))]
     assert {finding.kind for finding in check([msgspec.structs.replace(made, events=())])} == {"race"}
+
+
+def test_computation_waits_for_what_a_side_stream_keeps_behind_all_else() -> None:
+    """Sharding gathers a new parameter on a stream of its own; the next step finds it there, whatever the step ends with."""
+    made = assigned("""
+#0 %0:float32[4]!"w" = builtin.parameter() forward
+#1 %1:float32[2] = pd_op.full() optimize
+#2 %2:float32[4]~0! = pd_op.all_gather_(%1, %0) optimize group=7 stream="side" inplace=0:1
+#3 %3:float32[2] = pd_op.exp(%1) optimize
+job o optimizer 0: 1-3@0
+""")
+    require_proved(made)
+    join = made.ops[-1]
+    assert (join.kind, join.operands, join.stream) == ("share_data", (2,), "")
+    assert made.jobs[-1].items[-1] == (join.id, 0)
 
 
 CROSSED = """

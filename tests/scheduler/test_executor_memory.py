@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from interlace.ir import parse
@@ -94,11 +95,15 @@ job three backward 0: {}@0
 """
 
 
+EARLIER = "".join(f"\n#{k} %{k}:float32[4] = pd_op.full() forward" for k in (6, 7, 8))
+
+
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
         (RECEIVED.format(" no_buffer=0,1", "1-3", 4), True),
         (RECEIVED.format(" no_buffer=1", "1-3", 4), False),
+        (EARLIER + RECEIVED.format(" no_buffer=0,1", "1-3", 4).replace("0: 0@0", "0: 6-8@0 0@0"), True),
         (RECEIVED.format(" no_buffer=0,1", "1-2", "3-4"), False),
         (RECEIVED.format(" no_buffer=0,1", "1-3", 4).replace("0: 0@0", "0: 0-3@0").replace("job two forward 0: 1-3@0\n", ""), False),
     ],
@@ -159,7 +164,11 @@ pipeline stage=0 of 1 micro_batches={} chunks=1 schedule=accumulate
 #0 %0:float32[4] = pd_op.data() forward
 #1 %1:float32[4] = pd_op.gelu(%0) forward
 """
-    assert [feed_bytes(parse(text.format(count)), CPU) for count in (1, 2, 3)] == [16, 2 * 2 * 16, 2 * 3 * 16]
+    for count, expected in ((1, 16), (2, 2 * 2 * 16), (3, 2 * 3 * 16)):
+        program = parse(text.format(count))
+        assert feed_bytes(program, CPU) == expected
+        fed, plain = (in_order(program, target=each) for each in (CPU, msgspec.structs.replace(CPU, name="x", feed_copies=0)))
+        assert fed.base["device"] - plain.base["device"] == fed.peak() - plain.peak() == expected
 
 
 COMM = """

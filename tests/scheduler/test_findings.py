@@ -15,12 +15,12 @@ import pytest
 
 from interlace.errors import PlanError
 from interlace.ir import parse
-from interlace.ir.target import GPU
+from interlace.ir.target import CUSTOM, GPU
 from interlace.scheduler.hazards import check
-from interlace.scheduler.hazards.finding import Kind
+from interlace.scheduler.hazards.finding import IN_FULL, Finding, Kind, findings_text
 
 FILES = sorted((Path(__file__).parent / "findings").glob("*.txt"))
-TARGETS = {"gpu": GPU, "careless": msgspec.structs.replace(GPU, name="careless", records_streams=False)}
+TARGETS = {"gpu": GPU, "custom": CUSTOM, "careless": msgspec.structs.replace(GPU, name="careless", records_streams=False)}
 
 
 def told(given: str) -> str:
@@ -48,3 +48,14 @@ def test_each_finding_is_told_in_full(path: Path, update_golden: bool) -> None:
 def test_files_are_there_and_every_class_is_among_them() -> None:
     classes = set(re.findall(r"^ranks \[[\d, ]*\]: ([a-z0-9-]+):", "".join(path.read_text() for path in FILES), re.MULTILINE))
     assert classes == set(get_args(Kind))
+
+
+def test_many_findings_are_told_by_class() -> None:
+    found = [Finding("race", (rank,), (), f"message {rank}", "remedy") for rank in range(IN_FULL)]
+    alone = Finding("deadlock", (0, 1), (), "circle", "other remedy", 3)
+    assert findings_text(found) == [f"race: message {rank}; remedy" for rank in range(IN_FULL)]
+    assert findings_text([*found, alone]) == [
+        "race, 5 findings on ranks 0-4; the first: race: message 0; remedy",
+        "deadlock: circle (and for 2 more micro-batches); other remedy",
+    ]
+    assert findings_text([*found, alone], in_full=True) == [str(each) for each in (*found, alone)]

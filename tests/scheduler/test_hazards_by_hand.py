@@ -60,16 +60,48 @@ def test_a_call_waits_for_the_last_of_the_calls_that_an_event_brings() -> None:
     assert kinds(programs) == {"deadlock"}
 
 
-@pytest.mark.parametrize(("dims", "found"), [("4", set()), ("4096", {"deadlock"}), ("-1", {"deadlock"})])
-def test_only_a_message_that_is_known_to_fit_is_over_before_it_is_received(dims: str, found: set[str]) -> None:
-    """Both send first, then receive, on one stream; messages of up to 1024 bytes are buffered."""
+@pytest.mark.parametrize(
+    ("sent", "received", "found"),
+    [("4", "4", set()), ("4096", "4096", {"deadlock"}), ("-1", "-1", {"deadlock"}), ("-1", "4", set()), ("4", "-1", set())],
+)
+def test_only_a_message_that_is_known_to_fit_is_over_before_it_is_received(sent: str, received: str, found: set[str]) -> None:
+    """Both send first, then receive, on one stream; messages of up to 1024 bytes are buffered. One end that knows the size is enough."""
     ops = """
-#1 %1:float32[{dims}] = pd_op.relu(%0) forward
+#1 %1:float32[{sent}] = pd_op.relu(%0) forward
 #2 pd_op.send_v2(%1) forward group=7 stream="p2p" {{"peer":{other}}}
-#3 %3:float32[{dims}] = pd_op.recv_v2() forward group=7 stream="p2p" {{"peer":{other}}}
+#3 %3:float32[{received}] = pd_op.recv_v2() forward group=7 stream="p2p" {{"peer":{other}}}
 """
-    programs = [rank(k, ops.format(dims=dims, other=1 - k), "job all forward 0: 1-3@0") for k in (0, 1)]
+    programs = [rank(k, ops.format(sent=sent, received=received, other=1 - k), "job all forward 0: 1-3@0") for k in (0, 1)]
     assert kinds(programs, msgspec.structs.replace(GPU, name="buffers", p2p_buffer_bytes=1024)) == found
+
+
+def test_each_message_of_a_channel_is_buffered_or_not() -> None:
+    """The first fits; the second, from the other job, does not."""
+    ops = """
+#1 %1:float32[4] = pd_op.relu(%0) forward
+#2 pd_op.send_v2(%1) forward group=7 stream="p2p" {{"peer":{other}}}
+#3 %3:float32[4096] = pd_op.full() forward
+#4 pd_op.send_v2(%3) forward group=7 stream="p2p" {{"peer":{other}}}
+#5 %5:float32[4] = pd_op.recv_v2() forward group=7 stream="p2p" {{"peer":{other}}}
+#6 %6:float32[4096] = pd_op.recv_v2() forward group=7 stream="p2p" {{"peer":{other}}}
+"""
+    programs = [rank(k, ops.format(other=1 - k), "job all forward 0: 1-6@0") for k in (0, 1)]
+    assert kinds(programs, msgspec.structs.replace(GPU, name="buffers", p2p_buffer_bytes=1024)) == {"deadlock"}
+    assert kinds(programs, msgspec.structs.replace(GPU, name="buffers", p2p_buffer_bytes=1 << 20)) == set()
+
+
+@pytest.mark.parametrize(("waits", "found"), [(True, set()), (False, {"race"})])
+def test_the_next_step_finds_done_what_the_host_waited_for_in_this_one(waits: bool, found: set[str]) -> None:
+    """Computation waits for a read on a side stream, and the host for computation at the end of each job."""
+    ops = """
+#1 %1:float32[4]~0! = pd_op.relu_(%0) forward stream="first" inplace=0:0
+#2 %2:float32[4] = pd_op.exp(%1) forward stream="side"
+#3 %3:float32[4] = pd_op.tanh(%2) forward
+#4 %4:float32[4] = pd_op.sin(%3) forward
+"""
+    jobs = "".join(f"job j{k} forward 0: {k}@0\n" for k in range(1, 5))
+    events = "event a 1@0 -> 2@0\nevent b 2@0 -> 3@0\n"
+    assert kinds([rank(0, ops, jobs + events)], msgspec.structs.replace(GPU, name="host", job_end_waits=waits)) == found
 
 
 # ------------------------------------------------------------------------------------------------------ partners that differ
@@ -96,6 +128,41 @@ def test_every_rank_of_a_group_is_compared() -> None:
     third = [rank(k, reduce(1, 7, "a", "all_reduce" if k < 2 else "all_gather"), "job all forward 0: 1@0", 3) for k in range(3)]
     assert kinds(third) == {"collective-order"}
     assert kinds(third[:2]) == set()
+
+
+def test_a_persistable_variable_is_one_for_all_micro_batches() -> None:
+    """Within a job the executor orders what uses one variable, also of several micro-batches; a view is another variable."""
+    ops = """
+#1 %1:float32[2,2]~0! = pd_op.reshape(%0) forward stream="side" views=0:0
+#2 %2:float32[4]~0! = pd_op.relu_(%0) forward stream="side" inplace=0:0
+#3 %3:float32[4] = pd_op.exp(%2) forward
+#4 %4:float32[4] = pd_op.tanh(%3) forward stream="side"
+"""
+    straight, apart = "job all forward 0: 1-3@0 1-3@1 4@0 4@1", "job one forward 0: 1-3@0\njob two forward 1: 1-3@1 4@0 4@1"
+    goes_on = msgspec.structs.replace(GPU, name="goes on", job_end_waits=False)
+    assert kinds([rank(0, ops, straight, micro_batches=2)], goes_on) == set()
+    assert kinds([rank(0, ops, apart, micro_batches=2)], goes_on) == {"race"}
+
+
+def test_of_a_line_the_first_difference_is_told_alone() -> None:
+    ranks = [rank(k, reduce(1, 7, "a", "all_gather" if k else "all_reduce"), "job all forward 0: 1@0", 3) for k in range(3)]
+    assert [finding.ranks for finding in check(ranks, GPU)] == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("first_job", "found"), [("", set()), ("2@0\njob one forward 0: ", {"race", "freed-in-use"})], ids=["own job", "another job"]
+)
+def test_a_copy_to_the_host_waits_where_its_operand_is_computed_in_its_job(first_job: str, found: set[str]) -> None:
+    """Computation behind the copy overwrites what the event's operation reads."""
+    ops = """
+#1 %1:float32[4] = pd_op.tanh(%0) forward
+#2 %2:float32[4] = pd_op.exp(%0) forward
+#3 %3:float32[4] = pd_op.relu(%1) forward stream="side"
+#4 %4:float32[4]^pinned = pd_op.memcpy_d2h(%2) forward origin=4 {"dst_place_type":2}
+#5 %5:float32[4]~1 = pd_op.relu_(%1) backward inplace=0:0
+"""
+    jobs = f"job first forward 0: 1@0 {first_job or '2@0 '}3@0 4@0\njob last backward 0: 5@0\nevent d 1@0 -> 3@0\nevent e 3@0 -> 4@0"
+    assert kinds([rank(0, ops, jobs)]) == found
 
 
 @pytest.mark.parametrize(
@@ -125,6 +192,18 @@ def test_what_partners_must_agree_on(left: str, right: str, found: set[str]) -> 
     made = "#2 %2:float32[-1] = pd_op.relu(%0) forward\n#3 %3:float32[8] = pd_op.relu(%0) forward\n"
     programs = [rank(k, made + ops, "job all forward 0: 2-3@0 1@0") for k, ops in enumerate((left, right))]
     assert kinds(programs) == found
+
+
+UNEVEN = ["margin_cross_entropy", "class_center_sample", "global_gather", "global_scatter"]
+
+
+@pytest.mark.parametrize("kind", [*UNEVEN, *(f"{kind}_grad" for kind in UNEVEN if kind != "class_center_sample")])
+def test_ranks_may_pass_tensors_of_other_sizes_to_these(kind: str) -> None:
+    """Classes, or tokens of an expert, of which each rank has its own number."""
+    sizes = [
+        reduce(1, 7, "a", kind, operand=2, dims=dims).replace("#1", f"#2 %2:float32[{dims}] = pd_op.full() forward\n#1") for dims in "48"
+    ]
+    assert kinds([rank(k, ops, "job all forward 0: 2@0 1@0") for k, ops in enumerate(sizes)]) == set()
 
 
 def test_each_difference_is_told_with_its_own_calls() -> None:

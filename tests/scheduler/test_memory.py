@@ -115,6 +115,7 @@ def test_what_an_operation_needs_at_once() -> None:
 #5 %5:float32[30] = pd_op.full_like(%2) forward no_buffer=0"""
     assert needed_at_once(parse(text)) == 4 * (100 + 40 + 40)
     assert needed_at_once(parse(text.replace("[40]", "[15]"))) == 4 * (100 + 30)
+    assert needed_at_once(parse(text.replace("%4:float32[10]", "%4:float32[90]"))) == 4 * (100 + 10 + 90)
 
 
 @settings(max_examples=60, deadline=None)
@@ -265,6 +266,21 @@ job all forward 0: 0-3@0
     )
     issue, end = np.array([1, 2, 3, 4]), np.array([10, 20, 90, 30])
     assert over_time(program, issue, issue, end, np.array([0, 0, 1, 0]), GPU).lives.free_at[0] == 90
+
+
+def test_a_reader_on_another_stream_that_is_not_the_last_keeps_nothing() -> None:
+    """Garbage collection records an event behind the last reader of a variable alone."""
+    program = parse(
+        LINE
+        + """
+#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[4] = pd_op.relu(%0) forward stream="side"
+#2 %2:float32[4] = pd_op.tanh(%0) forward
+job all forward 0: 0-2@0
+"""
+    )
+    issue, end = np.array([1, 2, 3]), np.array([10, 90, 30])
+    assert over_time(program, issue, issue, end, np.array([0, 1, 0]), GPU).lives.free_at[0] == 3
 
 
 def test_a_block_is_returned_behind_the_issue_of_its_last_reader() -> None:

@@ -86,6 +86,7 @@ def test_a_skeleton_that_did_not_come_whole_is_refused() -> None:
     [
         ({"way": [0]}, "columns of unequal length: ring 2, way 1"),
         ({"num_waits": [0, 7]}, "num_waits counts 7 waits, there are"),
+        ({"num_waits": [-1, 2], "waits": [0]}, "num_waits counts 1 waits, there are 1"),
         ({"role": [0, 9]}, "role 9 of 3"),
         ({"signature": [0, -1]}, "signature -1 of"),
         ({"num_waits": [1, 0], "waits": [1]}, "call 0 waits for one that is not before it"),
