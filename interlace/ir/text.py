@@ -147,7 +147,7 @@ def _parse_head(line: str, fields: dict[str, Any]) -> None:
         stage, stages, count, chunks, schedule = found.groups()
         fields["pipeline"] = Pipeline(int(stage), int(stages), int(count), int(chunks), schedule)
     elif word == "alike":
-        fields["alike"] = tuple(int(rank) for rank in rest.split(","))
+        fields["equivalent_ranks"] = tuple(int(rank) for rank in rest.split(","))
     elif word == "passes":
         fields["passes"] = tuple(rest.split())
     elif word == "note":

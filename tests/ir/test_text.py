@@ -108,6 +108,11 @@ def test_every_field_survives_in_every_form(program: Program) -> None:
     assert parse(show(program)) == program
 
 
+def test_ranks_that_a_program_stands_for_survive() -> None:
+    program = Program((), (), rank=1, world=4, equivalent_ranks=(2, 3))
+    assert parse(show(program)) == program
+
+
 def test_comments_and_blank_lines_are_skipped() -> None:
     """Text and dumps."""
     text = HEAD + '#0 %0:float32[2]"x" = pd_op.data() forward\n'
