@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 import paddle
@@ -72,8 +72,8 @@ def is_tuned(config: Config, device: Device) -> bool:
 
 def proposed(config: Config, plan: Plan) -> list[Contender]:
     """Plans of other kinds than the one that was made first: a form by name, and more memory; none where the user chose the form."""
-    asked = config.passes.get(Schedule1F1B.name)
-    if config.plan or not isinstance(asked, Schedule1F1B) or not is_open(asked):
+    asked = cast("Schedule1F1B | None", config.passes.get(Schedule1F1B.name))
+    if config.plan or asked is None or not is_open(asked):
         return []
     name, pipe = option_name(Schedule1F1B.name), plan.program.pipeline
     found: list[dict[str, dict[str, Any]]] = [{name: {"interleave": "mixed" if pipe.num_micro_batches > 1 else "dx-first"}}]

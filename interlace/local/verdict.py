@@ -105,7 +105,7 @@ def _why_it_failed(baseline: LaunchResult | LaunchError, planned: LaunchError, r
         if planned.modes <= {"train"}:
             return said + both
     else:
-        said, both, given = "both runs failed, unmodified Paddle's too", f"\nstock: {baseline}\ninterlace: {planned}", ()
+        said, both, given = "both runs failed, unmodified Paddle's too", f"\nbaseline: {baseline}\ninterlace: {planned}", ()
         if planned.modes | baseline.modes <= {"train"}:
             return f"{said}, so no plan is to blame{both}"
     with temporary_folder() as steps:

@@ -2,7 +2,13 @@
 
 `--seed` and `--count` say which faults and how many, `--only` which files. A survivor is a test that is missing, or a fault that changes
 nothing (read it); the share that is found says how well the tests hold the files. It belongs to no `make` target: what is drawn is
-judged by hand.
+judged by hand. Take a seed that was never used, for the tests that were written after a draw find its faults:
+
+    python -m tests.mutants.sample --seed 33061 --count 74 \\
+        --only passes/ scheduler/hazards scheduler/memory bridge/lower.py whole_step/orders.py
+
+That draw had 7 faults that change nothing; of the other 67 the tests found 56 (84 %) when it was made: 25 of 30 in passes, 16 of 19 in
+hazards, 6 of 8 in memory, 4 of 5 in lower.py, 5 of 5 in orders.py.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ SECONDS = 60.0
 STREAMS = ("tests/passes/test_streams.py", "tests/passes/test_stream_names.py")
 ORDERS = ("tests/scheduler/test_orders_by_hand.py", "tests/scheduler/test_orders.py")
 SPLIT = ("tests/passes/test_overlap_column_backward.py", "tests/passes/test_split_backward.py")
-PIPELINE = ("tests/passes/test_pipeline.py", "tests/test_config.py")
+PIPELINE = ("tests/passes/test_pipeline.py",)
 TOGETHER = ("tests/planning/test_processes.py",)
 IDENTITY = ("tests/scheduler/test_call_identity.py", "tests/planning/test_pass_orders.py")
 BESIDE: Mapping[str, tuple[str, ...]] = {

@@ -15,6 +15,7 @@ from interlace.ir import Op, Program, parse
 from interlace.passes import REGISTRY, Context, Pass, Pipeline, find_pass, register
 from interlace.passes.base import is_built_in, option_name
 from interlace.passes.pipeline import PassReport, applied, built_in, errors_named, ordered, report_of
+from interlace.planning.variants import alternatives, baseline, drafted, fallbacks, label
 
 COST = GivenCosts({"default": 1})
 PROGRAM = parse("""program rank=0 world=1 mode=train
@@ -138,7 +139,7 @@ def test_what_a_pass_gives_is_verified_but_for_drafts() -> None:
     spoils = own("spoils", run=_spoils)()
     with pytest.raises(ProgramError, match=r"(?s)^pass 'spoils': rank 0: .*reads %99"):
         Pipeline((spoils,)).run(PROGRAM, COST)
-    assert len(Pipeline((spoils,)).draft().run(PROGRAM, COST)[0].ops) == 3
+    assert len(drafted(Pipeline((spoils,))).run(PROGRAM, COST)[0].ops) == 3
 
 
 @pytest.mark.parametrize("where", ["run", "facts"])
@@ -160,29 +161,26 @@ def test_an_error_says_in_which_pass_it_was_raised(where: str) -> None:
         applied(own("number", run=lambda self, program, context: 3)(), PROGRAM, Context(COST))
 
 
-def test_a_pass_without_run_or_decide_says_so() -> None:
+def test_a_pass_without_run_says_so() -> None:
     empty = own("empty", base=Pass)()
     with pytest.raises(NotImplementedError, match=r"pass 'empty' has no run\(\)"):
         empty.run(PROGRAM, Context(COST))
-    with pytest.raises(NotImplementedError, match=r"pass 'empty' decides for all ranks and has no decide\(\)"):
-        empty.decide([], lambda plans: None)  # type: ignore[arg-type, return-value]
-    assert (empty.mistake(), empty.contradiction(), empty.facts(PROGRAM, Context(COST))) == (None, None, None)
-    assert empty.simulated(PROGRAM, Context(COST)) is PROGRAM
-    assert (empty.fallbacks(), empty.alternatives(), empty.draft(), empty.baseline(), empty.label()) == ((), (), empty, empty, "empty")
+    assert (empty.mistake(has_budget=False), empty.facts(PROGRAM, Context(COST))) == (None, None)
+    assert (fallbacks(empty), alternatives(empty), baseline(empty), label(empty)) == ((), (), empty, "empty")
 
 
 # --------------------------------------------------------------------------------------------------------------------- drafts
 
 
 def test_a_draft_leaves_out_what_nothing_needs() -> None:
-    slow = own("slow", draft=lambda self: None, gives=frozenset({"a"}))
-    slower = own("slower", draft=lambda self: None, gives=frozenset({"b"}))
-    short = own("short", draft=lambda self: type(self)(number=5), needs=frozenset({"a"}))
-    made = Pipeline((slow(number=1), slower(number=2), short(number=3))).draft()
-    assert made == Pipeline((slow(number=1), short(number=5)), is_draft=True)
-    left = own("left", draft=lambda self: None, needs=frozenset({"b"}))  # what it needs is left out with it
-    assert Pipeline((slower(), left())).draft() == Pipeline((), is_draft=True)
-    assert Pipeline(()).draft().is_draft
+    slow = own("slow", in_drafts=False, gives=frozenset({"a"}))
+    slower = own("slower", in_drafts=False, gives=frozenset({"b"}))
+    short = own("short", needs=frozenset({"a"}))
+    made = drafted(Pipeline((slow(number=1), slower(number=2), short(number=3))))
+    assert made == Pipeline((slow(number=1), short(number=3)), is_draft=True)
+    left = own("left", in_drafts=False, needs=frozenset({"b"}))  # what it needs is left out with it
+    assert drafted(Pipeline((slower(), left()))) == Pipeline((), is_draft=True)
+    assert drafted(Pipeline(())).is_draft
     assert not Pipeline(()).is_draft
 
 

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, InterlaceError
 from interlace.ir import Program, parse, show
+from interlace.ir.effects import is_random
 from interlace.ir.schedule import SCHEDULES, Slot, joined, parse_rows, with_optimizer, zero_bubble
 from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context, Pass
+from interlace.planning.variants import baseline, draft, fallbacks
+from interlace.planning.variants import label as label_of
 from tests.scheduler.test_interleave import Sides, side_program
 from tests.strategies import World, programs
 
@@ -234,7 +237,7 @@ def test_options_are_held_against_the_program(program: Program, options: dict[st
     ],
 )
 def test_a_form_is_called_by_what_was_chosen(options: dict[str, Any], label: str) -> None:
-    assert Schedule1F1B(**options).label() == label
+    assert label_of(Schedule1F1B(**options)) == label
 
 
 @pytest.mark.parametrize(
@@ -255,8 +258,8 @@ def test_a_form_is_called_by_what_was_chosen(options: dict[str, Any], label: str
 )
 def test_a_form_falls_back_to_simpler_ones(options: dict[str, Any], labels: list[str]) -> None:
     """In the end to Paddle's own jobs; none with weight_delay or depth, and all else as it was."""
-    found = Schedule1F1B(max_ops_per_job=7, extra_live_bytes=5, **options).fallbacks()
-    assert [each.label() for each in found] == [f"interleave: {label}" for label in labels]
+    found = fallbacks(Schedule1F1B(max_ops_per_job=7, extra_live_bytes=5, **options))
+    assert [label_of(each) for each in found] == [f"interleave: {label}" for label in labels]
     for each in found:
         assert isinstance(each, Schedule1F1B)
         assert (each.max_ops_per_job, each.extra_live_bytes, each.inline_share) == (7, 5, 0.0)
@@ -272,10 +275,10 @@ def test_the_plan_of_paddle_keeps_only_what_its_jobs_need() -> None:
         send_latency_weight_at_end=1.0,
         extra_live_bytes=9,
     )
-    assert full.baseline() == Schedule1F1B(interleave="off", extra_live_bytes=9)
-    assert Schedule1F1B(schedule_file="x").baseline() == Schedule1F1B(interleave="off", schedule_file="x")
-    assert full.draft() == Schedule1F1B(**{name: getattr(full, name) for name in full.__struct_fields__} | {"search": False})
-    assert isinstance(full.baseline(), Pass)
+    assert baseline(full) == Schedule1F1B(interleave="off", extra_live_bytes=9)
+    assert baseline(Schedule1F1B(schedule_file="x")) == Schedule1F1B(interleave="off", schedule_file="x")
+    assert draft(full) == Schedule1F1B(**{name: getattr(full, name) for name in full.__struct_fields__} | {"search": False})
+    assert isinstance(baseline(full), Pass)
 
 
 # -------------------------------------------------------------------------------------------------------------- rows and jobs
@@ -330,6 +333,9 @@ def test_mixed_at_another_depth_is_declined_where_draws_would_change() -> None:
     _, context = ran(one_side, interleave="mixed")
     assert context.declined == []
     assert row_of(context) == text(joined(0, 2, 4, weight_delay=0, warmup=3))
+    in_optimizer = parse(show(one_side).replace("pd_op.sgd_(", "pd_op.uniform_inplace_("))
+    assert any(is_random(op) and op.role == "optimize" for op in in_optimizer.ops)
+    assert ran(in_optimizer, interleave="mixed")[1].declined == []
 
 
 @pytest.mark.parametrize("form", ["dx-first", "mixed"])

@@ -83,9 +83,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("changes")
     config = (
         "device: h200\nschedule_1f1b: {interleave: dx-first, only_gains: off, search: off}\n"
-        "memory_budget: 1220\noffload_activations: {min_bytes: 1}\nthrottle_host: {run_ahead_bytes: 0}\n"
+        "memory_budget: 1300\noffload_activations: {min_bytes: 1}\nthrottle_host: {run_ahead_bytes: 0}\n"
     )
-    return make_plans(folder, World(pp=2, micro_batches=4, layers=4), config)
+    return make_plans(folder, World(pp=2, micro_batches=4, layers=6), config)
 
 
 def test_every_pass_is_told_and_the_last_one_gives_the_plan(plan: Path) -> None:

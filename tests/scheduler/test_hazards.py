@@ -562,7 +562,7 @@ def test_the_command_prints_the_circle_and_no_times(tmp_path: Path, capsys: pyte
 
 
 def test_the_command_refuses_wrong_files_and_devices(tmp_path: Path) -> None:
-    with pytest.raises(ProgramError, match="no dump file"):
+    with pytest.raises(ProgramError, match=r"a folder without \*.ilp files"):
         command(str(tmp_path))
     save(program(ACROSS), tmp_path / "race.ilp")
     with pytest.raises(InterlaceError, match="no device profile 'nowhere'"):

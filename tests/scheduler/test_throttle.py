@@ -22,6 +22,7 @@ from interlace.scheduler.memory.throttle import (
     jobs_with_side_work,
     plan_host_syncs,
     sync_at_job_ends,
+    sync_at_outputs,
     with_host_syncs,
 )
 from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
@@ -255,6 +256,35 @@ def test_a_rank_that_cannot_be_simulated_waits_at_the_end_of_every_job() -> None
     found = plan_host_syncs(program, endless, 0)
     assert found.waits == sync_at_job_ends(program, jobs_with_side_work(program))
     assert "cannot be simulated" in found.reason
+
+
+def test_the_host_waits_for_what_the_step_gives_where_its_job_ends() -> None:
+    """For the last that computes it, in every micro-batch; what is handed out as it came in is not computed."""
+    program = run_ahead_program()
+    given_ = (
+        '#6 builtin.shadow_output(%4) forward {"output_name":"y"}\n#7 builtin.shadow_output(%1) forward {"output_name":"x"}\njob forward_0 '
+    )
+    made = parse(show(program).replace("job forward_0 ", given_, 1))
+    assert sync_at_outputs(program) == {}
+    assert sync_at_outputs(made) == {f"forward_{m}": (((5, m), (4, m)),) for m in range(MICRO_BATCHES)}
+
+
+@pytest.mark.parametrize(
+    ("beside", "found"),
+    [
+        ("#3 %3:float32[1024,1024] = pd_op.all_reduce(%2) forward group=7", True),
+        ("#3 %3:float32[4,1024] = pd_op.all_reduce(%0) forward group=7", True),  # of a parameter, but what it gives is of a micro-batch
+        ("#3 %3:float32[1024,1024]^pinned = pd_op.memcpy_d2h(%2) forward", True),  # reads what is of a micro-batch
+        ("#3 %3:float32[4,1024]~0! = pd_op.all_reduce_(%0) forward group=7 inplace=0:0", False),  # all of it lasts
+    ],
+)
+def test_jobs_that_use_memory_of_a_micro_batch_beside_computation(beside: str, found: bool) -> None:
+    line = '#3 %3:float32[1024,1024] = pd_op.all_reduce(%2) forward group=7 stream="auto_parallel_mp"'
+    text = show(run_ahead_program())
+    assert line in text
+    made = parse(text.replace(line, beside + ' stream="auto_parallel_mp"'))
+    assert bool(jobs_with_side_work(made)) == found
+    assert "forward_11" not in jobs_with_side_work(made)  # the last one
 
 
 def test_waits_at_the_peak_join_those_that_there_are() -> None:

@@ -63,7 +63,7 @@ def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(layout: st
     run = Run(tmp_path, layout, {"between": True, "slow": BASELINE})
     assert run.bits() == baseline(layout, folder)
     head, *lines = run.trial()
-    assert head.startswith("plans measured in ")
+    assert head.startswith(("plans measured in ", "plans are being measured, "))  # a noisy machine decides later
     assert BASELINE not in head, "a slow plan loses"
     assert [line for line in lines if line.startswith(f"  {BASELINE}: 2")], lines
     again = Run(tmp_path, layout, {})
