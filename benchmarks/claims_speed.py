@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from claiming import claim, raw, span, table
@@ -181,6 +182,64 @@ def schedules_in_short() -> str:
         f"`auto` gains {span(gains)} over Paddle's baseline in {len(gains)} cases, "
         f"{100 * min(ahead):.1f} to {100 * max(ahead):.1f} points more than the best other form that holds no more"
     )
+
+
+NAMED = ("dx-first", "mixed", "zb-h1")
+"""Forms of the zoo that are taken as they are named."""
+NOT_FORMS = ("case", "ranks", "stages", "ops", "stock", "bound_ms", "firm_bound_ms")
+"""What a row of the zoo holds besides plans."""
+
+
+@claim
+def zoo() -> str:
+    """Plans of programs that no option was tuned for."""
+    return zoo_table(raw("zoo.json")["rows"])
+
+
+@claim
+def zoo_in_short() -> str:
+    """What plans gain there, how far they are from the firm bound, and what they hold beside Paddle's own."""
+    rows = raw("zoo.json")["rows"]
+    return "; ".join(
+        f"`{form}` ({len(found)} programs): {span(row['stock']['step_ms'] / row[form]['step_ms'] - 1 for row in found)} over the baseline, "
+        f"{span(row[form]['step_ms'] / row['firm_bound_ms'] - 1 for row in found)} above the firm bound "
+        f"(median {100 * median(row[form]['step_ms'] / row['firm_bound_ms'] - 1 for row in found):.1f}), "
+        f"memory {span(_held(row, form) for row in found)} beside the baseline's, behind a named form that holds no more on "
+        f"{sum(_best_named(row, form) < row[form]['step_ms'] for row in found)}"
+        for form in ("auto", "auto, memory returned", "auto, budget 1.0")
+        if (found := [row for row in rows if row.get(form, {}).get("step_ms")])
+    )
+
+
+def zoo_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of the zoo: gains over Paddle's baseline and, in brackets, memory beside its own; last how far `auto` is from the firm bound."""
+    forms = list(dict.fromkeys(name for row in rows for name in row if name not in NOT_FORMS))
+    lines = []
+    for row in rows:
+        stock, auto = row["stock"], row.get("auto", {})
+        over = f"{auto['step_ms'] / row['firm_bound_ms'] - 1:+.1%}" if auto.get("step_ms") else ""
+        cells = [_zoo_cell(row, form) if form in row else "" for form in forms]
+        lines.append([row["case"], f"{stock['step_ms']:.1f} ms, {stock['peak_gib']:.1f} GiB", *cells, over, f"{auto.get('cpu_s', '')}"])
+    return table(["program", "baseline", *forms, "`auto` over the firm bound", "CPU s"], lines)
+
+
+def _zoo_cell(row: Mapping[str, Any], form: str) -> str:
+    if row[form].get("step_ms") is None:
+        return "none"
+    return f"{row['stock']['step_ms'] / row[form]['step_ms'] - 1:+.1%} ({_held(row, form):+.1%})"
+
+
+def _held(row: Mapping[str, Any], form: str) -> float:
+    """What a plan holds more than the baseline, alone or in the step of all."""
+    held = max(row[form]["peak_gib"], row[form]["step_peak_gib"])
+    return float(held / row["stock"]["peak_gib"] - 1)
+
+
+def _best_named(row: Mapping[str, Any], form: str) -> float:
+    """The step of the fastest named form that holds no more than a plan or the baseline, longer by the thousandth that counts as equal."""
+    most = max(_held(row, form), 0.0)
+    steps = [row[each]["step_ms"] for each in NAMED if row.get(each, {}).get("step_ms") and _held(row, each) <= most]
+    return 1.001 * min(steps, default=float("inf"))
 
 
 @claim

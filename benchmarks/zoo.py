@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 from bounds import bound_ns, firm_bound_ns
+from claims_speed import NAMED, zoo_table
 from measuring import RESULTS, ROOT, meta, store
 from schedules import PADDLES, chosen
 
@@ -157,11 +158,11 @@ CASES: dict[str, Case] = {
     ),
 }
 """Name -> how its programs are built."""
-NAMED = ("dx-first", "mixed", "zb-h1")
 FORMS: dict[str, dict[str, Any]] = {
     "off": {"schedule_1f1b": {"interleave": "off"}},
     **{name: {"schedule_1f1b": {"interleave": name, "only_gains": False, "search": False}} for name in NAMED},
     "auto": {},
+    "auto, memory returned": {"return_memory": "on"},
     "auto, budget 1.0": {"memory_budget": 1.0},
     "auto, budget 0.9": {"memory_budget": 0.9},
 }
@@ -289,25 +290,6 @@ def gib(count: int) -> float:
 # The table ----------------------------------------------------------------------------------------------------
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows in Markdown: gains over Paddle's baseline and, in brackets, memory against its own; last how far `auto` is from the bound."""
-    forms = [form for form in FORMS if any(form in row for row in rows)]
-    head = ["case", "baseline", *forms, "over firm bound", "CPU s"]
-    lines = [head, ["---"] * len(head)]
-    for row in rows:
-        stock, auto = row["stock"], row.get("auto", {})
-        over = f"+{100 * (auto['step_ms'] / row['firm_bound_ms'] - 1):.1f} %" if auto.get("step_ms") else ""
-        cells = [_cell(row[form], stock) if form in row else "" for form in forms]
-        lines.append([row["case"], f"{stock['step_ms']:.1f} ms, {stock['peak_gib']:.1f} GiB", *cells, over, f"{auto.get('cpu_s', '')}"])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(found: Mapping[str, Any], stock: Mapping[str, Any]) -> str:
-    if found.get("step_ms") is None:
-        return "none"
-    return f"{100 * (stock['step_ms'] / found['step_ms'] - 1):+.1f} % ({100 * (found['peak_gib'] / stock['peak_gib'] - 1):+.1f} %)"
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Plan, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -323,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if path.is_file() and not args.quick:
         rows = {row["case"]: row for row in json.loads(path.read_text())["rows"]}
     if args.table:
-        print(table(list(rows.values())))
+        print(zoo_table(list(rows.values())))
         return
     if args.build:
         build(args.case or CASES)
@@ -332,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cost = CostModel(load_profile("h200"))
     for name in names:
         rows[name] = rows.get(name, {}) | row_of(name, stored()[name], forms, cost)
-        print(table([rows[name]]).splitlines()[-1], flush=True)
+        print(zoo_table([rows[name]]).splitlines()[-1], flush=True)
         store("zoo", {**meta(), "profile": "h200", "rows": [rows[each] for each in CASES if each in rows]}, args.out)
 
 

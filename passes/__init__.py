@@ -10,6 +10,7 @@ from interlace.passes.narrow_gathers import NarrowGathers
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.overlap_column_backward import OverlapColumnBackward
 from interlace.passes.pipeline import PassReport, Pipeline, ordered
+from interlace.passes.return_memory import ReturnMemory
 from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.passes.split_backward import SplitBackward
 from interlace.passes.throttle_host import ThrottleHost
@@ -28,6 +29,7 @@ __all__ = [
     "Pass",
     "PassReport",
     "Pipeline",
+    "ReturnMemory",
     "Schedule1F1B",
     "SplitBackward",
     "ThrottleHost",

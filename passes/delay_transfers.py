@@ -41,7 +41,7 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
     name = "delay-transfers"
     needs = frozenset({"scheduled"})
     gives = frozenset({"delayed"})
-    after = ("name-streams",)
+    after = ("name-streams", "return-memory")
     is_default = True
     decides = "transfers"
     in_baseline = False

@@ -47,6 +47,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/overlap_column_backward.py": SPLIT[:1],
     "interlace/planning/peers.py": TOGETHER,
     "passes/pipeline.py": PIPELINE,
+    "passes/return_memory.py": ("tests/passes/test_return_memory.py",),
     "passes/schedule_1f1b.py": (
         "tests/passes/test_schedule_1f1b.py",
         "tests/scheduler/test_schedule.py",

@@ -172,6 +172,12 @@ LONG = {
 
 ON_THE_TESTBED = {**CASES, **UNCAPTURED, **LONG}
 ON_CPU_RANKS = {
+    "pp2 mp2, blocks that another stream reads last are returned": (
+        4,
+        "gpt",
+        "--pp 2 --mp 2 --micro-batches 4",
+        {"schedule_1f1b": ROOMY, "return_memory": {"min_bytes": 64}},
+    ),
     "dp2 sharding 1 over fused buffers, clip": (
         2,
         "llama",
@@ -185,7 +191,8 @@ ON_CPU_RANKS = {
         {"schedule_1f1b": ROOMY, "choose_recompute": {"level": 1, "repeat_collectives": True}},
     ),
 }
-"""The executor's in-place pass, which runs on CPU ranks, puts clipped gradients into the fused buffer; collectives that are added."""
+"""The executor's in-place pass, which runs on CPU ranks, puts clipped gradients into the fused buffer, and does less where blocks have a
+reader more; collectives that are added."""
 ALSO_ON_CPU_RANKS = ("one rank, accumulation, offload", "mp2, clip, accumulation: column overlap", "pp2 vpp2 mp2 mixed")
 LONG_ON_CPU_RANKS = (
     *LONG,
@@ -272,6 +279,10 @@ def require_asked(passes: list[list[dict[str, Any]]], options: dict[str, Any]) -
     if "memory_budget" in options:
         assert any("computed again in backward: frees" in line for line in lines_of(passes, "choose-recompute"))
         assert any("on a GPU the plan holds" in line for line in lines_of(passes, "offload-activations"))
+    elif "return_memory" in options:
+        assert all(
+            any("given back in the order of their own stream" in line for line in lines_of([mine], "return-memory")) for mine in passes
+        )
     elif options.get("choose_recompute", {}).get("repeat_collectives"):
         again = [line for line in lines_of(passes, "choose-recompute") if "computed again in backward: frees" in line]
         assert any("all_gather" in line or "reduce_scatter" in line for line in again)

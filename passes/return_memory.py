@@ -1,0 +1,255 @@
+"""`return-memory`: blocks that another stream reads last are given back in the order of their own stream."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from interlace.ir import Edit, Graph, Job, Op, OpInstance, Program, TensorType
+from interlace.ir.kinds import COMBINE, SPLIT, stream_of
+from interlace.ir.storage import Storages, storages_of
+from interlace.passes.base import Context, Pass, register
+from interlace.scheduler.memory.live import in_order
+from interlace.units import size
+
+Variable = tuple[int, int]
+"""A variable of the executor, and its micro-batch."""
+
+
+@register
+class ReturnMemory(Pass, frozen=True, kw_only=True):
+    """Give a block that another stream reads last back in the order of its own stream, by a `share_data` as last reader.
+
+    A block whose last reader runs on another stream than its producer is not used again before the host sees that this reader has
+    completed, so a host that runs ahead takes new memory all the time. Where the producer's stream waits for that reader anyway, a last
+    reader there lets the block be used again by what is issued next.
+
+    Contract: needs a schedule; keeps every value and the order of all op instances; adds `share_data` operations, for which no stream
+    waits longer than before. Where operations run one after the other, the peak of memory stays.
+
+    Before / After, where the collective runs on a stream of its own and #8 is the first computation that waits for it:
+        #6 %6 = pd_op.all_reduce(%5) stream mp          #6 %6 = pd_op.all_reduce(%5) stream mp
+        #7 %7 = pd_op.matmul(%4, %1)                    #7 %7 = pd_op.matmul(%4, %1)
+        #8 %8 = pd_op.add(%6, %2)                       #8 %8 = pd_op.add(%6, %2)
+                                                        #20 %20 = pd_op.share_data(%5)
+
+    Options:
+        min_bytes: Blocks smaller than this are left to the allocator. When: 1 MiB suits GPUs; small models on a CPU need less.
+
+    Source: rule 7 in docs/gpu-place.md.
+    """
+
+    name = "return-memory"
+    needs = frozenset({"scheduled"})
+    gives = frozenset({"returned"})
+    after = ("name-streams",)
+    in_baseline = False
+
+    min_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 20
+
+    def run(self, program: Program, context: Context) -> Program:
+        found, left = _Walk(program, self.min_bytes).returns()
+        if left.num_blocks:
+            context.declined.append(
+                f"{left.num_blocks} blocks a step, {size(left.size_bytes)}, are given back when another stream's reader has completed: in that "
+                "job their own stream does not wait for it, or so late that operations in turn would hold more"
+            )
+        by_value: dict[tuple[int, str], list[Return]] = {}
+        for each in found:
+            by_value.setdefault((each.value, each.stream), []).append(each)
+        edit, graph, made = Edit(program), Graph(program), 0
+        there = {item for job in program.jobs for item in job.items}
+        added: dict[OpInstance, list[OpInstance]] = {}
+        for (value, stream), returns in by_value.items():
+            source, last = graph.producer_op(value), graph.ops[returns[0].last]
+            assert source is not None
+            places = {each.micro_batch: each.behind for each in returns}
+            rest = _others(program, source, places)
+            if why := _why_not(source, last, stream, rest, there):
+                context.decline(source, why)
+                continue
+            reader = _reader(edit, graph, returns[0], last)
+            for m, behind in {**places, **rest}.items():
+                added.setdefault(behind, []).append((reader.id, m))
+            made += len(places)
+        if not made:
+            return program
+        context.changed.append(f"{made} blocks a step are given back in the order of their own stream")
+        jobs = tuple(msgspec.structs.replace(job, items=tuple(_with(job, added))) for job in program.jobs)
+        return msgspec.structs.replace(edit.build(), jobs=jobs)
+
+
+def _others(program: Program, source: Op, places: Mapping[int, OpInstance]) -> dict[int, OpInstance]:
+    """Where the reader stands in micro-batches whose blocks are given back otherwise: behind what it reads, where it changes nothing."""
+    count = 1 if source.role == "optimize" else program.pipeline.num_micro_batches
+    return {m: (source.id, m) for m in range(count) if m not in places}
+
+
+def _why_not(source: Op, last: Op, stream: str, rest: Mapping[int, OpInstance], there: set[OpInstance]) -> str:
+    """Why no operation of the program can be the reader of all micro-batches; empty where one can."""
+    if (source.role == "optimize") != (last.role == "optimize"):
+        return "it is read last by the optimizer, which runs once for all micro-batches"
+    if rest and stream_of(source) != stream:
+        return "some of its micro-batches are given back in the order of their own stream already, which is not its producer's"
+    return "" if there.issuperset(rest.values()) else "some micro-batches do not have it"
+
+
+def _reader(edit: Edit, graph: Graph, found: Return, last: Op) -> Op:
+    kept = graph.values[found.value]
+    result = edit.value(TensorType(kept.shape, kept.dtype), storage=kept.storage)
+    priority = next((op.priority for op in graph.program.ops if found.stream and op.stream == found.stream), 0)
+    made = edit.op("pd_op.share_data", (found.value,), [result], like=last, views=((0, 0),), stream=found.stream, priority=priority)
+    edit.after(found.last, [made])
+    return made
+
+
+def _with(job: Job, added: Mapping[OpInstance, Sequence[OpInstance]]) -> Iterator[OpInstance]:
+    for item in job.items:
+        yield item
+        yield from added.get(item, ())
+
+
+class Return(NamedTuple):
+    """A last reader to add: of a value of a micro-batch, on the stream of its block.
+
+    Attributes:
+        value, micro_batch, stream: What is read, and where.
+        last: The op that reads it last now.
+        behind: The op instance on that stream that waits for `last`; the new one comes behind it.
+    """
+
+    value: int
+    micro_batch: int
+    stream: str
+    last: int
+    behind: OpInstance
+
+
+class Left(NamedTuple):
+    """Blocks of a step for which nothing was found."""
+
+    num_blocks: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class _Use:
+    """The last use of a variable so far: an index in the issue order, and the value that it reads."""
+
+    index: int
+    value: int
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Reads the issue order of a rank once; what a stream has waited for is known by the variables that it reads, within a job."""
+
+    program: Program
+    min_bytes: int
+    table: Storages = field(init=False)
+    items: list[OpInstance] = field(init=False)
+    streams: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.table = storages_of(self.program)
+        self.items = [item for job in self.program.jobs for item in job.items]
+        stream = {op.id: stream_of(op) for op in self.program.ops}
+        self.streams = [stream[op] for op, _ in self.items]
+
+    def returns(self) -> tuple[list[Return], Left]:
+        """What can be given back, the nearest first, without a higher peak where operations run in turn; and what cannot."""
+        home, last = self._uses()
+        far = [(variable, use) for variable, use in last.items() if self.streams[use.index] != home[variable]]
+        job_ends = self._job_ends()
+        waited, of_stream = self._waited(), dict[str, list[int]]()
+        for k, name in enumerate(self.streams):
+            of_stream.setdefault(name, []).append(k)
+        may, left = list[tuple[int, int, Return]](), list[int]()
+        for (variable, m), use in far:
+            own, other = home[variable, m], self.streams[use.index]
+            mine, end = of_stream[own], job_ends[use.index]
+            at = bisect_right(mine, use.index)
+            behind = next((k for k in _while_below(mine, at, end) if waited[k].get(other, -1) >= use.index), None)
+            if behind is None:
+                left.append(self._bytes(use.value))
+            else:
+                may.append((behind - use.index, use.index, Return(use.value, m, own, self.items[use.index][0], self.items[behind])))
+        live = in_order(self.program).lives.pool("device").along(len(self.items))
+        found, most = list[Return](), int(live.max(initial=0))
+        for distance, index, each in sorted(may):
+            longer, more = live[index + 1 : index + distance + 1], self._bytes(each.value)
+            if int(longer.max(initial=0)) + more > most:
+                left.append(more)
+            else:
+                longer += more
+                found.append(each)
+        return found, Left(len(left), sum(left))
+
+    def _bytes(self, value: int) -> int:
+        return self.table.of(value)[0].size_bytes
+
+    def _uses(self) -> tuple[dict[Variable, str], dict[Variable, _Use]]:
+        """The stream that allocates each variable's block, and the variable's last use: of blocks that this pass may return."""
+        ops = {op.id: op for op in self.program.ops}
+        producer: dict[tuple[int, int], str] = {}
+        home, last = dict[Variable, str](), dict[Variable, _Use]()
+        for k, (op_id, m) in enumerate(self.items):
+            op = ops[op_id]
+            if op.name in (COMBINE, SPLIT):
+                continue
+            for value in (*self.table.reads(op), *op.results):
+                parts = self.table.parts[value]
+                for part in parts:
+                    storage = self.table.storages[part.storage]
+                    if storage.persistable or storage.kept or storage.memory != "device" or storage.size_bytes < self.min_bytes:
+                        continue
+                    if storage.producer == op_id:
+                        producer.setdefault((part.storage, m), self.streams[k])
+                    if (part.storage, m) in producer and part.value in self.table.values:
+                        home[part.variable, m] = producer[part.storage, m]
+                        last[part.variable, m] = _Use(k, part.value)
+        return home, last
+
+    def _job_ends(self) -> list[int]:
+        """For each op instance where its job ends."""
+        found: list[int] = []
+        for job in self.program.jobs:
+            found += [len(found) + len(job.items)] * len(job.items)
+        return found
+
+    def _waited(self) -> list[dict[str, int]]:
+        """For each op instance what its stream has then waited for: of each other stream the last index, in the same job."""
+        ops, found = {op.id: op for op in self.program.ops}, list[dict[str, int]]()
+        for job in self.program.jobs:
+            writer: dict[Variable, int] = {}
+            so_far: dict[str, dict[str, int]] = {}
+            for op_id, m in job.items:
+                k, op, own = len(found), ops[op_id], self.streams[len(found)]
+                mine = dict(so_far.get(own, {}))
+                given = () if op.name in (COMBINE, SPLIT) else self.table.reads(op)
+                for variable in {part.variable for value in given for part in self.table.parts[value]}:
+                    at = writer.get((variable, m))
+                    if at is not None and self.streams[at] != own:
+                        _join(mine, found[at] | {self.streams[at]: at}, own)
+                so_far[own] = mine
+                found.append(mine)
+                if op.name not in (COMBINE, SPLIT):
+                    writer.update(((part.variable, m), k) for value in op.results for part in self.table.parts[value])
+        return found
+
+
+def _join(mine: dict[str, int], other: dict[str, int], own: str) -> None:
+    for name, at in other.items():
+        if name != own:
+            mine[name] = max(mine.get(name, -1), at)
+
+
+def _while_below(numbers: list[int], first: int, end: int) -> Iterator[int]:
+    for at in range(first, len(numbers)):
+        if numbers[at] >= end:
+            return
+        yield numbers[at]
