@@ -308,6 +308,7 @@ def test_contract() -> None:
         OffloadActivations(keep_bytes=(0, -1))
     with pytest.raises(msgspec.ValidationError, match="module"):
         msgspec.convert({"module": ["mlp"]}, OffloadActivations)
+    assert [OffloadActivations().mistake(*given) is None for given in ((), (False,), (True,))] == [False, False, True]
     assert OffloadActivations.needs == {"scheduled"}
     assert OffloadActivations.gives == {"offloaded"}
 
