@@ -231,3 +231,14 @@ def test_an_output_that_is_fetched_too_is_read_once() -> None:
     stacked = [op for op in last.program.global_block().ops if op.name() == "pd_op.stack"]
     assert len(stacked) == 2
     assert list(made.fetched) == [loss]
+
+
+def test_what_is_collected_waits_for_the_events_of_all_its_parts() -> None:
+    captured = captured_small()
+    program = planned(captured)
+    output = next(op for op in program.ops if op.name == "builtin.shadow_output")
+    producer = next(op for op in program.ops if output.operands[0] in op.results)
+    events = tuple(Event(f"e{m}", (producer.id, m), ((output.id, m),)) for m in (0, 2))
+    made = lower(captured, msgspec.structs.replace(program, events=events), GpuDevice(paddle.CPUPlace()))
+    waits = {op.name(): op.attrs()["events_to_wait"] for op in made.jobs[-1].program.global_block().ops if "events_to_wait" in op.attrs()}
+    assert waits == {"pd_op.stack": ["e0", "e2"]}

@@ -315,6 +315,7 @@ def test_contract() -> None:
         OffloadActivations(keep_bytes=(0, -1))
     with pytest.raises(msgspec.ValidationError, match="module"):
         msgspec.convert({"module": ["mlp"]}, OffloadActivations)
+    assert [OffloadActivations().mistake(*given) is None for given in ((), (False,), (True,))] == [False, False, True]
     assert OffloadActivations.needs == {"scheduled"}
     assert OffloadActivations.gives == {"offloaded"}
 
@@ -393,6 +394,15 @@ def test_ranks_of_a_stage_decide_alike_whatever_each_measured() -> None:
     ranks = [msgspec.structs.replace(parse(VIEWS), rank=rank, world=2) for rank in range(2)]
     made = run_together(Pipeline((OffloadActivations(**ALL),)), ranks, [costs(1), costs(2)])
     assert [items(each) for each, _ in made] == [alone[1], alone[1]]
+
+
+def test_ranks_of_a_stage_that_run_other_operations_decide_for_themselves() -> None:
+    """Memory budget. One more operation, of which nothing could move."""
+    text = VIEWS.replace("#6 %6", '#20 %20:float32[2,4] = pd_op.sin(%0) forward layer="b"\n#6 %6')
+    other = text.replace("0: 1-5@0", "0: 1-5@0 20@0").replace("1: 1-5@1", "1: 1-5@1 20@1")
+    ranks = [msgspec.structs.replace(parse(each), rank=rank, world=2) for rank, each in enumerate((VIEWS, other))]
+    made = run_together(Pipeline((OffloadActivations(**ALL),)), ranks, [costs(1), costs(2)])
+    assert items(made[0][0]) == items(offload(parse(VIEWS), costs(1), **ALL)) != items(offload(parse(VIEWS), costs(2), **ALL))
 
 
 def test_a_budget_leaves_free_what_side_streams_hold() -> None:

@@ -200,7 +200,7 @@ def test_a_later_term_of_a_weights_sum_goes_with_the_earlier_one() -> None:
     """The weight is used twice. The second product's gradient belongs to another site, and is summed in order into the same buffer."""
     second = """#9 %9:float32[4,16]"other" = pd_op.data() forward
 #10 %10:float32[8,16] = pd_op.matmul(%2, %9) backward {"transpose_x":true,"transpose_y":false}
-#11 %11:float32[8,16]~1! = pd_op.add_(%6, %10) backward inplace=0:0 {"grad_merge_add":true}
+#11 %11:float32[8,16]~1! = pd_op.add_(%1, %10) backward inplace=0:0 {"grad_merge_add":true}
 """
     _, result, context = overlapped(parse(LAYER.replace("#6 ", f"{second}#6 ")))
     assert [op.id for op in result.ops if op.id in (5, 6, 11)] == [6, 5, 11]

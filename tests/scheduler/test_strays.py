@@ -85,6 +85,13 @@ def test_new_operations_between_are_followed(through: str) -> None:
     assert told(RECEIVES, given + END) == [(2, 0, 1), (3, 1, 0)]
 
 
+def test_a_call_that_carries_something_of_several_stands_for_its_own() -> None:
+    """Even where its result is read in another one's place."""
+    new = "#5 %5:float32[4] = pd_op.add(%0, %1) forward\n#6 %6:float32[4] = pd_op.cast(%1) forward\n"
+    calls = A.replace("#2 %2", "#12 %12").replace("%0)", "%5)").replace("group=7", "group=7 origin=2") + B.replace("%1)", "%6)")
+    assert told(SUMS, new + calls + END.replace("%2, %3", "%3, %12")) == [(12, 0, 0), (3, 1, 1)]
+
+
 def test_a_call_of_another_group_stands_for_the_one_of_its_number() -> None:
     first, second = found(SUMS, A.replace("group=7", "group=8") + B + END)
     assert (first.channel, first.place, first.captured) == ((8, 0), ("forward", 0), ((7, 0), ("forward", 0)))
