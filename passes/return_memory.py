@@ -14,7 +14,6 @@ from interlace.ir.kinds import COMBINE, SPLIT, stream_of
 from interlace.ir.storage import Storages, storages_of
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.memory.live import in_order
-from interlace.units import size
 
 Variable = tuple[int, int]
 """A variable of the executor, and its micro-batch."""
@@ -54,10 +53,7 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
     def run(self, program: Program, context: Context) -> Program:
         found, left = _Walk(program, self.min_bytes).returns()
         if left.num_blocks:
-            context.declined.append(
-                f"{left.num_blocks} blocks a step, {size(left.size_bytes)}, are given back when another stream's reader has completed: in that "
-                "job their own stream does not wait for it, or so late that operations in turn would hold more"
-            )
+            context.declined("returned-by-the-host", blocks=left.num_blocks, size_bytes=left.size_bytes)
         by_value: dict[tuple[int, str], list[Return]] = {}
         for each in found:
             by_value.setdefault((each.value, each.stream), []).append(each)
@@ -69,8 +65,14 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
             assert source is not None
             places = {each.micro_batch: each.behind for each in returns}
             rest = _others(program, source, places)
-            if why := _why_not(source, last, stream, rest, there):
-                context.decline(source, why)
+            if (source.role == "optimize") != (last.role == "optimize"):
+                context.declined("returned-by-the-optimizer", source)
+                continue
+            if rest and stream_of(source) != stream:
+                context.declined("returned-in-order-elsewhere", source)
+                continue
+            if not there.issuperset(rest.values()):
+                context.declined("not-in-all-micro-batches", source)
                 continue
             reader = _reader(edit, graph, returns[0], last)
             for m, behind in {**places, **rest}.items():
@@ -78,7 +80,7 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
             made += len(places)
         if not made:
             return program
-        context.changed.append(f"{made} blocks a step are given back in the order of their own stream")
+        context.applied("memory-returned", blocks=made)
         jobs = tuple(msgspec.structs.replace(job, items=tuple(_with(job, added))) for job in program.jobs)
         return msgspec.structs.replace(edit.build(), jobs=jobs)
 
@@ -87,15 +89,6 @@ def _others(program: Program, source: Op, places: Mapping[int, OpInstance]) -> d
     """Where the reader stands in micro-batches whose blocks are given back otherwise: behind what it reads, where it changes nothing."""
     count = 1 if source.role == "optimize" else program.pipeline.num_micro_batches
     return {m: (source.id, m) for m in range(count) if m not in places}
-
-
-def _why_not(source: Op, last: Op, stream: str, rest: Mapping[int, OpInstance], there: set[OpInstance]) -> str:
-    """Why no operation of the program can be the reader of all micro-batches; empty where one can."""
-    if (source.role == "optimize") != (last.role == "optimize"):
-        return "it is read last by the optimizer, which runs once for all micro-batches"
-    if rest and stream_of(source) != stream:
-        return "some of its micro-batches are given back in the order of their own stream already, which is not its producer's"
-    return "" if there.issuperset(rest.values()) else "some micro-batches do not have it"
 
 
 def _reader(edit: Edit, graph: Graph, found: Return, last: Op) -> Op:

@@ -223,6 +223,16 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         "its value{value:id} would be freed while it is read, even after {rounds} rounds of added readers; {last}, the last of them, "
         "waits for it instead",
     ),
+    "memory-returned": ("{blocks} blocks a step are given back in the order of their own stream",),
+    "returned-by-the-host": (
+        "{blocks} blocks a step, {size_bytes:size}, are given back when another stream's reader has completed: in that job their own "
+        "stream does not wait for it, or so late that operations in turn would hold more",
+    ),
+    "returned-by-the-optimizer": ("it is read last by the optimizer, which runs once for all micro-batches",),
+    "returned-in-order-elsewhere": (
+        "some of its micro-batches are given back in the order of their own stream already, which is not its producer's",
+    ),
+    "not-in-all-micro-batches": ("some micro-batches do not have it",),
     "joined-at-end": ("computation waits for its value{value:id} at the end of the step",),
     "events-inserted": ("{events} events between jobs", ", {known} of them from earlier passes"),
     "no-order-missing": ("no order between jobs is missing",),

@@ -258,7 +258,9 @@ class Tracer:
         if self.plan.omitted:
             access, expected, version = self._resolved(access, item)
         writer = trace.writer.get(key, NEVER)
-        if version == Version.BASELINE:
+        if writer == item:  # of another of its operands in the same storage, behind all that it reads
+            pass
+        elif version == Version.BASELINE:
             wanted = self._baseline_writer(item, access)
             if writer != wanted:
                 trace.faults.append(Fault("wrong-version", writer, item, key, wanted))

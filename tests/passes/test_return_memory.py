@@ -110,7 +110,9 @@ def test_what_no_stream_of_its_own_waits_for_stays_and_is_told() -> None:
     alone = msgspec.structs.replace(alone, jobs=tuple(msgspec.structs.replace(job, items=job.items[:-1]) for job in alone.jobs))
     found, (*_, report) = Pipeline((ReturnMemory(),)).run(alone, COST)
     assert found.ops == alone.ops
-    assert [line for line in report.declined if line.startswith(f"{MICRO_BATCHES} blocks a step, 24.0 MiB, are given back when another")]
+    assert [(each.rule, each.numbers) for each in report.declined] == [
+        ("returned-by-the-host", {"blocks": MICRO_BATCHES, "size_bytes": 24 << 20})
+    ]
 
 
 @pytest.mark.parametrize(("min_bytes", "some"), [(BLOCK, True), (BLOCK + 1, False)])

@@ -682,3 +682,17 @@ def test_time_grows_with_the_plan_and_not_with_its_square() -> None:
         spent.append(time.process_time() - start)
         assert [f for f in found if f.kind != "freed-in-use"] == []
     assert spent[1] < 8 * 3 * spent[0], spent
+
+
+def test_views_of_one_tensor_that_an_unknown_operation_may_write_over_are_its_own() -> None:
+    """As a user's attention that takes queries, keys and values cut from one product: it reads all before it writes any."""
+    text = """
+#0 %0:float32[4]"x" = pd_op.data() forward
+#1 %1:float32[4] = pd_op.exp(%0) forward
+#2 %2:float32[2]~1 = pd_op.slice(%1) forward views=0:0
+#3 %3:float32[2]~1 = pd_op.slice(%1) forward views=0:0
+#4 %4:float32[4] = custom_op.mine(%2, %3) forward
+#5 %5:float32[4] = pd_op.tanh(%4) forward
+"""
+    jobs = "\n".join(f"job step{k} forward {k}: 1-5@{k}" for k in range(2))
+    assert check([program(f"{text}{jobs}\n", count=2)]) == []
