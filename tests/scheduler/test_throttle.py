@@ -348,3 +348,20 @@ def test_the_host_waits_in_front_of_what_passes_the_limit(
 ) -> None:
     """For the first computation of the same job that ends after blocks are given back which nothing issued later needs."""
     assert behind(*blocks, ends=ends, limit=limit) == waits
+
+
+@pytest.mark.parametrize("has_output", [True, False])
+def test_waits_for_outputs_are_told_as_done_where_there_are_some(has_output: bool) -> None:
+    text = (
+        """program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=accumulate
+passes schedule-1f1b
+#0 %0:float32[4]"x" = pd_op.data() forward
+#1 %1:float32[4] = pd_op.exp(%0) forward
+"""
+        + '#2 builtin.shadow_output(%1) forward {"output_name":"y"}\n' * has_output
+    )
+    made, (report,) = Pipeline((ThrottleHost(syncs="outputs"),)).run(parse(text + "job a forward 0: 1@0\n"), COST)
+    said = (f"the host waits for outputs in {int(has_output)} of 1 jobs",)
+    assert (report.changed, report.declined) == ((said, ()) if has_output else ((), said))
+    assert made.jobs[0].host_waits == ((((1, 0), (1, 0)),) if has_output else ())
