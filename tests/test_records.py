@@ -15,10 +15,10 @@ import pytest
 
 PACKAGES = ("interlace.passes", "interlace.scheduler.hazards", "interlace.scheduler.memory")
 FILLED = {
-    *("Context", "_Work", "Backward", "Proof", "Waits", "Access", "FlatPlan", "Fault", "Trace", "Words"),
-    *("Lifetimes", "Lives", "Profile", "Placed", "_Search"),
+    *("Context", "Backward", "Proof", "Waits", "Access", "FlatPlan", "Fault", "Trace", "Words"),
+    *("Lifetimes", "Lives", "Profile", "Placed"),
 }
-"""Working state, which is filled step by step; all else is frozen."""
+"""Working state that several modules see, filled step by step; all else that they see is frozen."""
 WITHOUT_NAMES = {"CallQuery", "CallAnswer", "Stray", "Change", "Call", "Calls", "Skeleton"}
 """What ranks send each other in numbers: their fields go without names."""
 
@@ -47,7 +47,8 @@ def test_dataclasses_have_slots_and_are_frozen_but_for_working_state() -> None:
     assert len(found) > 20
     for each in found:
         assert "__slots__" in vars(each), each
-        assert each.__dataclass_params__.frozen == (each.__name__ not in FILLED), each  # type: ignore[attr-defined]
+        if not each.__name__.startswith("_"):
+            assert each.__dataclass_params__.frozen == (each.__name__ not in FILLED), each  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", PACKAGES[:2])

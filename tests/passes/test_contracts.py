@@ -19,7 +19,8 @@ ORDER = {
     "schedule-1f1b": ("split-backward", "overlap-column-backward"),
     "offload-activations": ("schedule-1f1b",),
     "name-streams": ("offload-activations",),
-    "delay-transfers": ("name-streams",),
+    "return-memory": ("name-streams",),
+    "delay-transfers": ("name-streams", "return-memory"),
     "extend-lifetimes": ("name-streams", "delay-transfers"),
     "insert-events": ("extend-lifetimes",),
     "throttle-host": ("insert-events",),
@@ -40,6 +41,7 @@ DEFAULTS = {
         "prefetch_slack": 0.25,
     },
     "overlap-column-backward": {"min_bytes": 0, "modules": (), "only_gains": True, "borrow": True},
+    "return-memory": {"min_bytes": 1 << 20},
     "schedule-1f1b": {
         "interleave": "auto",
         "weight_delay": 0,
@@ -83,19 +85,20 @@ def test_what_a_pass_needs_and_gives() -> None:
         "schedule-1f1b": {"scheduled"},
         "offload-activations": {"offloaded"},
         "name-streams": {"streams"},
+        "return-memory": {"returned"},
         "delay-transfers": {"delayed"},
         "extend-lifetimes": {"lifetimes"},
         "insert-events": {"events"},
         "throttle-host": {"throttled"},
     }
-    scheduled = ("offload-activations", "delay-transfers", "extend-lifetimes", "insert-events", "throttle-host")
+    scheduled = ("offload-activations", "return-memory", "delay-transfers", "extend-lifetimes", "insert-events", "throttle-host")
     needs = {name: {"scheduled"} for name in scheduled} | {"overlap-column-backward": {"dw-split"}}
     assert {name: kind.needs for name, kind in OURS.items() if kind.needs} == needs
 
 
 def test_when_a_pass_runs() -> None:
-    """Unless it is turned off, but for offload, which must be told what to move; a budget says that too."""
-    assert set(OURS) - those("is_default") == {"offload-activations"}
+    """Unless it is turned off, but for offload, which must be told what to move (a budget says that too), and for what costs time."""
+    assert set(OURS) - those("is_default") == {"offload-activations", "return-memory"}
     assert those("follows_budget") == {"choose-recompute", "offload-activations"}
     assert those("instead_of_off") == {"schedule-1f1b"}
     assert set(OURS) - those("in_drafts") == {"delay-transfers", "extend-lifetimes", "insert-events"}
