@@ -55,8 +55,8 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
         found, left = _Walk(program, self.min_bytes).returns()
         if left.num_blocks:
             context.declined.append(
-                f"{left.num_blocks} blocks a step, {size(left.size_bytes)}, are given back when another stream's reader has completed: in that "
-                "job their own stream does not wait for it, or so late that operations in turn would hold more"
+                f"{left.num_blocks} blocks a step, {size(left.size_bytes)}, are given back when another stream's reader has completed: "
+                "in that job their own stream does not wait for it, or so late that operations in turn would hold more"
             )
         by_value: dict[tuple[int, str], list[Return]] = {}
         for each in found:
