@@ -17,7 +17,7 @@ from pathlib import Path
 from interlace.config import make_config
 from interlace.errors import ConfigError, InterlaceError
 from interlace.installed import require_paddle
-from interlace.outside import BUDGET_VARIABLE, CONFIG_VARIABLE, PLAN_VARIABLE, asked_outside
+from interlace.outside import BUDGET_VARIABLE, CONFIG_VARIABLE, PLAN_VARIABLE, VARIABLES, asked_outside
 
 ATTACH = Path(__file__).with_name("local") / "attach.py"
 """What Paddle's launcher starts in place of the script; by path, as it starts no modules."""
@@ -29,7 +29,7 @@ def words_with_interlace(words: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: The environment asks for nothing, or for what cannot be read; the script is no Python file.
     """
-    outside = asked_outside()
+    outside = asked_outside(typed=VARIABLES)
     if outside is None:
         raise ConfigError(
             f"none of {CONFIG_VARIABLE}, {PLAN_VARIABLE} and {BUDGET_VARIABLE} is set in the environment; expected what Interlace "
@@ -54,7 +54,8 @@ def main() -> None:
     try:
         words = words_with_interlace(sys.argv[1:])
     except InterlaceError as error:
-        sys.exit(f"interlace.launch: {error}")
+        print(f"interlace.launch: {error}", file=sys.stderr)
+        sys.exit(2)
     from paddle.distributed.launch.main import launch
 
     package = os.fspath(Path(__file__).resolve().parent.parent)

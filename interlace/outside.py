@@ -7,9 +7,14 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from interlace.config import BUDGET, command_marks, find_config, read_yaml
+from interlace.config import BUDGET, find_config, is_preset, read_yaml
+from interlace.errors import ConfigError
 
 CONFIG_VARIABLE, PLAN_VARIABLE, BUDGET_VARIABLE = "INTERLACE_CONFIG", "INTERLACE_PLAN", "INTERLACE_MEMORY_BUDGET"
+OPTIONS = {CONFIG_VARIABLE: "--config ", PLAN_VARIABLE: "--plan ", BUDGET_VARIABLE: "--memory-budget "}
+"""What the command's users typed before the value of each variable."""
+VARIABLES = {name: f"{name}=" for name in OPTIONS}
+"""What users of the environment typed."""
 
 
 class Outside(NamedTuple):
@@ -28,18 +33,29 @@ class Outside(NamedTuple):
     is_whole: bool
 
 
-def asked_outside(environment: Mapping[str, str] = os.environ) -> Outside | None:
+def asked_outside(environment: Mapping[str, str] = os.environ, typed: Mapping[str, str] = OPTIONS) -> Outside | None:
     """What an environment asks for; None where it asks for nothing.
 
+    Args:
+        environment: Of the process.
+        typed: How errors call the variables.
+
     Raises:
-        ConfigError: The configuration cannot be read.
+        ConfigError: The configuration cannot be read, or a preset stands beside plans.
     """
     path, folder = environment.get(CONFIG_VARIABLE, ""), environment.get(PLAN_VARIABLE, "")
     budget = environment.get(BUDGET_VARIABLE, "")
-    given = (("--config", path), ("--plan", folder), ("--memory-budget", budget))
-    words = " ".join(f"{option} {value}" for option, value in given if value)
+    given = {CONFIG_VARIABLE: path, PLAN_VARIABLE: folder, BUDGET_VARIABLE: budget}
+    words = " ".join(f"{typed[name]}{value}" for name, value in given.items() if value)
     if not words:
         return None
+    if folder and path and is_preset(path):
+        raise ConfigError(
+            f"{typed[PLAN_VARIABLE]}{folder} beside {typed[CONFIG_VARIABLE]}{path}: the plans there have their profile and the options of "
+            "their passes; leave one of the two out"
+        )
     options, marks = read_yaml(find_config(path)) if path else ({}, {})
-    more = {name: value for name, value in (("plan", folder), (BUDGET, budget)) if value}
-    return Outside({**options, **more}, path or words, {**marks, **command_marks(more)}, words, bool(path or folder))
+    more = {name: variable for name, variable in (("plan", PLAN_VARIABLE), (BUDGET, BUDGET_VARIABLE)) if given[variable]}
+    options = {**options, **{name: given[variable] for name, variable in more.items()}}
+    marks = {**marks, **{name: typed[variable].rstrip(" =") for name, variable in more.items()}}
+    return Outside(options, path or words, marks, words, bool(path or folder))

@@ -146,19 +146,13 @@ def _check(args: argparse.Namespace) -> None:
 
 def _check_options(args: argparse.Namespace) -> None:
     """What `--config` and `--plan` ask of the ranks."""
-    from interlace.config import is_preset, make_config, require_jobs
-    from interlace.errors import ConfigError
+    from interlace.config import make_config, require_jobs
     from interlace.outside import asked_outside
     from interlace.planning.loaded import require_ranks
 
     outside = asked_outside(_told(args))
     if outside is None:
         return
-    if args.plan and args.config and is_preset(args.config):
-        raise ConfigError(
-            f"--plan {args.plan} beside --config {args.config}: the plans there have their profile and the options of their passes; leave "
-            "one of the two out"
-        )
     strange: list[str] = []  # the script may register passes of these names; each rank checks again when it has
     config = make_config(outside.options, outside.source, outside.marks, strange=strange)
     if not strange:

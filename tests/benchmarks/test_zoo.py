@@ -41,8 +41,11 @@ def within_budget(programs: list[Program], part: float) -> tuple[int, int] | Bud
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pp 1, mp 2", "accumulation, dp 2, mp 2, sharding 1, clip", "stages of 6 and 2 layers"])
-def test_plans_keep_their_limit_and_no_form_that_keeps_it_is_faster(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "are_within"),
+    [("convolutions, pp 2", True), ("accumulation, dp 2, mp 2, sharding 1, clip", False), ("stages of 6 and 2 layers", True)],
+)
+def test_plans_keep_their_limit_and_no_form_that_keeps_it_is_faster(name: str, are_within: bool) -> None:
     """Under what Paddle's own plan holds on a GPU, which is never refused, and under nine tenths of it; where that is, no form keeps it."""
     programs = zoo.stored()[name]
     own = max(baseline_peak_bytes(each, COST) or 0 for each in programs)
@@ -50,6 +53,7 @@ def test_plans_keep_their_limit_and_no_form_that_keeps_it_is_faster(name: str) -
     assert own
     for part in (1.0, 0.9):
         within = {form: took for form, (took, held) in forms.items() if held <= part * own}
+        assert bool(within) == are_within or part < 1.0, "a program that this is to be asked of"
         found = within_budget(programs, part)
         if isinstance(found, BudgetError):
             assert part < 1.0, found

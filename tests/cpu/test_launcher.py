@@ -83,6 +83,8 @@ def test_a_script_that_never_asks_trains_with_a_plan_and_the_same_bits(tmp_path:
     [
         ({}, "train.py", "none of INTERLACE_CONFIG, INTERLACE_PLAN and INTERLACE_MEMORY_BUDGET is set"),
         ({"INTERLACE_CONFIG": "nowhere"}, "train.py", "nowhere: no such file, and no preset of that name"),
+        ({"INTERLACE_MEMORY_BUDGET": "lots"}, "train.py", "INTERLACE_MEMORY_BUDGET: found 'lots'"),
+        ({"INTERLACE_PLAN": "there", "INTERLACE_CONFIG": "overlap"}, "train.py", "INTERLACE_PLAN=there beside INTERLACE_CONFIG=overlap"),
         ({"INTERLACE_CONFIG": "overlap"}, "other.py", "other.py: expected the path of a training script that ends in .py"),
         ({"INTERLACE_CONFIG": "overlap"}, "train.sh", "train.sh: expected the path of a training script that ends in .py"),
     ],
@@ -94,6 +96,6 @@ def test_wrong_words_are_refused_before_anything_starts(tmp_path: Path, variable
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INTERLACE_")}
     words = [sys.executable, "-m", "interlace.launch", "--nproc_per_node", "2", script]
     done = subprocess.run(words, env={**kept, "PYTHONPATH": str(ROOT), **variables}, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"interlace.launch: {said}" in done.stderr
     assert not (tmp_path / "log").exists()
