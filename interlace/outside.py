@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from interlace.config import BUDGET, find_config, is_preset, read_yaml
@@ -51,8 +52,8 @@ def asked_outside(environment: Mapping[str, str] = os.environ, typed: Mapping[st
         return None
     if folder and path and is_preset(path):
         raise ConfigError(
-            f"{typed[PLAN_VARIABLE]}{folder} beside {typed[CONFIG_VARIABLE]}{path}: the plans there have their profile and the options of "
-            "their passes; leave one of the two out"
+            f"{typed[PLAN_VARIABLE]}{folder} beside {typed[CONFIG_VARIABLE]}{Path(path).stem}: the plans there have their profile and the "
+            "options of their passes; leave one of the two out"
         )
     options, marks = read_yaml(find_config(path)) if path else ({}, {})
     more = {name: variable for name, variable in (("plan", PLAN_VARIABLE), (BUDGET, BUDGET_VARIABLE)) if given[variable]}

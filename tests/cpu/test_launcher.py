@@ -37,7 +37,7 @@ summary = hook and hook.last_plan_summary()
 result = {{
     "losses": [each.raw_hex for each in recorder.losses],
     "parameters": recorder.parameter_digests(),
-    "changed": [each["name"] for each in summary["passes"] if each["changed"]] if summary else None,
+    "changed": summary and [each["name"] for each in summary["passes"] if any(one["kind"] == "applied" for one in each["remarks"])],
     "words": sys.argv[1:],
 }}
 with open(os.environ["RESULT"] + str(rank), "w") as file:
