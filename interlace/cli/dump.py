@@ -138,7 +138,7 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
     for ranks in stages:
         path = folder / f"rank{ranks[0]}{SUFFIX}"
         save(msgspec.structs.replace(load(path), equivalent_ranks=tuple(ranks[1:])), path, script_of(path))
-    each = f", one for each stage of {len(stages[0])} ranks"
+    each = f", one for each stage of {len(stages[0])} rank{'s' * (len(stages[0]) > 1)}"
     if lasts:
         return f"{each}; of each stage the last rank is like the first (attributes of operations were not compared)"
     return each + ("" if len(stages[0]) == 1 else "; that ranks of a stage are alike was not looked at (--compare)")

@@ -150,13 +150,16 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _caution(self) -> str:
-        """How far gains and steps that were measured are from those predicted with this profile."""
+        """How far gains, where one is predicted, and steps that were measured are from those predicted with this profile."""
         found = self.errors
         if found is None:
             return ""
+        off = f"{100 * found.step_median:.1f} % off"
+        if self.change() >= 0:
+            return f" Predicted steps were {off} the measured ones."
         return (
             f" Predicted gains were {found.gain_ratio:.2f} times the measured ones (median of {found.gains}, {found.right_sign} with the "
-            f"right sign), steps {100 * found.step_median:.1f} % off."
+            f"right sign), steps {off}."
         )
 
     def change(self) -> float:

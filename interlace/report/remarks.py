@@ -200,8 +200,8 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     ),
     "under-budget": ("the peak is under the budget of {budget_bytes:size} as it is",),
     "everything-moved": (
-        "everything moves that can: {peak_bytes:size} stay live, {budget_bytes:size} were aimed at; where that is too much, raise the "
-        "budget, or let more move",
+        "all that can move does: {peak_bytes:size} stay live, its aim was {budget_bytes:size}; whether the budget is kept is decided with "
+        "recomputation and the schedule",
     ),
     "kept-on-device": ("{values} value(s)", "{transfers} transfer(s)", ", {size_bytes:size}: {reason}: {reason:why}"),
     # streams and transfers
