@@ -186,14 +186,20 @@ class _Walk:
         return self.table.of(value)[0].size_bytes
 
     def _uses(self) -> tuple[dict[Variable, str], dict[Variable, _Use]]:
-        """The stream that allocates each variable's block, and the variable's last use: of blocks that this pass may return."""
+        """The stream that allocates each variable's block, and the variable's last use: of blocks that this pass may return.
+
+        A block that is written over later, by another variable's name, has a later use there.
+        """
         ops = {op.id: op for op in self.program.ops}
         producer: dict[tuple[int, int], str] = {}
+        written: dict[tuple[int, int], int] = {}
+        storage_of: dict[Variable, int] = {}
         home, last = dict[Variable, str](), dict[Variable, _Use]()
         for k, (op_id, m) in enumerate(self.items):
             op = ops[op_id]
             if op.name in (COMBINE, SPLIT):
                 continue
+            written.update(((number, m), k) for value in self.table.writes(op) for number in self.table.numbers(value))
             for value in (*self.table.reads(op), *op.results):
                 parts = self.table.parts[value]
                 for part in parts:
@@ -205,7 +211,8 @@ class _Walk:
                     if (part.storage, m) in producer and part.value in self.table.values:
                         home[part.variable, m] = producer[part.storage, m]
                         last[part.variable, m] = _Use(k, part.value)
-        return home, last
+                        storage_of[part.variable, m] = part.storage
+        return home, {each: use for each, use in last.items() if written.get((storage_of[each], each[1]), -1) <= use.index}
 
     def _job_ends(self) -> list[int]:
         """For each op instance where its job ends."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from interlace.config import make_config
 from interlace.cost_model import CostModel, load_profile
@@ -145,8 +145,13 @@ def test_plans_of_random_programs_are_safe(world: World) -> None:
         assert_same(before, plans)
 
 
+WRITTEN_OVER = World(mp=2, micro_batches=1, layers=1, seed=40000, streams=True, gather=True)
+"""A collective's result is written over in place on another stream."""
+
+
 @settings(max_examples=25, deadline=None)
 @given(worlds(max_micro_batches=4, max_layers=2))
+@example(WRITTEN_OVER)
 def test_of_any_safe_plan_another_is_made_that_holds_no_more(world: World) -> None:
     """Law: safe with the events that are missing then, the same numbers, and operations in turn hold what they held at most."""
     plans = [msgspec.structs.replace(each, passes=("schedule-1f1b",)) for each in plan(world)]

@@ -362,6 +362,7 @@ passes schedule-1f1b
         + '#2 builtin.shadow_output(%1) forward {"output_name":"y"}\n' * has_output
     )
     made, (report,) = Pipeline((ThrottleHost(syncs="outputs"),)).run(parse(text + "job a forward 0: 1@0\n"), COST)
-    said = (f"the host waits for outputs in {int(has_output)} of 1 jobs",)
-    assert (report.changed, report.declined) == ((said, ()) if has_output else ((), said))
+    (told,) = report.remarks
+    assert (told.rule, told.kind) == ("waits-for-outputs", "applied" if has_output else "declined")
+    assert told.numbers == {"waits": int(has_output), "jobs": 1}
     assert made.jobs[0].host_waits == ((((1, 0), (1, 0)),) if has_output else ())

@@ -33,6 +33,7 @@ SHORTER = {
 """Sizes of models and curves in commands, which would take minutes, and those that are taken here."""
 NOT_RUN = {
     "pip install": "would install packages",
+    "INTERLACE_CONFIG=overlap python -m interlace.launch": "needs GPUs; tests/cpu/test_launcher.py runs it on CPU ranks",
     "interlace calibrate": "measures this machine for a minute; tests/cost_model/test_calibrate.py runs it",
 }
 """Beginnings of commands that are not run here, and why."""
@@ -200,7 +201,7 @@ def test_a_pass_of_ones_own(here: Path, capfd: pytest.CaptureFixture[str]) -> No
     """It does something in this model; the command that trains with it, which stands in the text, gives the same bits."""
     document = ROOT / "docs" / "guide-pass.md"
     _, why, difference, _ = follow(document, lambda: capfd.readouterr().out).values()
-    assert "priority -1 -> 1" in why
+    assert "priority changed: before -1, after 1" in why
     assert re.search(r"^  ~ \d+ .*: priority -1 -> 1$", difference, re.MULTILINE)
     (trains,) = re.findall(r"`(interlace run .* --verify)`", document.read_text())
     assert main(words(trains)) == 0
