@@ -203,7 +203,7 @@ def _measured(found: Row, all_losses: bool) -> Row:
         "bits": {"losses": _digest(found["loss_bits"]), "parameters": found["parameters"][:DIGEST]},
         "traced_step": {key: longest[key] for key in kept if key in longest},
         "kernels_us": dict(list(found["traced_step"][0].get("kernels_us", {}).items())[:KERNELS_KEPT]),
-        **({"power": found["power"]} if "power" in found else {}),
+        **{key: found[key] for key in ("power", "trial") if key in found},
     }
 
 

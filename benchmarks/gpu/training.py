@@ -105,6 +105,8 @@ AUTO = tuple(
     Plan(name, f"schedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n") for name, extra in (("auto", "0"), ("auto-8gb", "8GB"))
 )
 """Within the memory of Paddle's baseline, and with more."""
+TUNED = Plan("tuned", f"tune: on\n{AUTO[0].config}")
+"""Plans measured on the run's own steps; a trial of three plans beside the baseline takes 95 to 185 of them (`--steps 200`)."""
 BUDGETS = {
     "gpt-s2048-mp1-pp2": (0.95, 0.9, 0.85),
     "llama-s2048-mp1-pp2": (0.9, 0.8, 0.7),
@@ -193,7 +195,7 @@ def cases(gpus: int) -> list[Case]:
     """What is run on so many GPUs, what matters most first."""
     models, widths = ("gpt", "llama"), [mp for mp in (2, 4) if mp <= gpus]
     found = [
-        _layers(model, 2048, mp, batch=4, plans=(*ALL, LAGS[0], LAGS[3], *AUTO, *FREE, AGAIN, *LEVEL[:2], *PINNED))
+        _layers(model, 2048, mp, batch=4, plans=(*ALL, LAGS[0], LAGS[3], *AUTO, TUNED, *FREE, AGAIN, *LEVEL[:2], *PINNED))
         for mp in widths
         for model in models
     ]
@@ -207,7 +209,7 @@ def cases(gpus: int) -> list[Case]:
     found += [_layers(model, 2048, mp) for mp in widths for model in models]
     if gpus > 1:
         found += [
-            _layers(model, 2048, 1, 2, plans=(BASELINE, ZB, DX, MIXED, *LAGS[:3], *AUTO, *DELAYS, *LEVEL, COLUMN, *OFFLOADS, AGAIN))
+            _layers(model, 2048, 1, 2, plans=(BASELINE, ZB, DX, MIXED, *LAGS[:3], *AUTO, TUNED, *DELAYS, *LEVEL, COLUMN, *OFFLOADS, AGAIN))
             for model in models
         ]
         found += [
@@ -247,7 +249,7 @@ def _accumulation() -> list[Case]:
 def _wide() -> list[Case]:
     """Layers of the 13B size on two stages, with the vocabularies of GPT and Llama."""
     sizes = {"gpt": ("--vocab", "50304"), "llama": ("--vocab", "32000", "--intermediate", "13824", "--fused")}
-    plans = (BASELINE, AUTO[0], ZB, MIXED, OFFLOADS[1], AUTO[1])
+    plans = (BASELINE, AUTO[0], TUNED, ZB, MIXED, OFFLOADS[1], AUTO[1])
     return [
         replace(_layers(model, 2048, 1, 2, plans=plans, more=(*WIDE, *more)), name=f"{model}-13b-s2048-mp1-pp2")
         for model, more in sizes.items()
@@ -256,7 +258,7 @@ def _wide() -> list[Case]:
 
 def _data_parallel() -> list[Case]:
     """Two replicas whose optimizer state is sharded, with accumulation."""
-    plans, over = (BASELINE, AUTO[0], MIXED, OFFLOADS[1]), ("--dp", "2", "--sharding-stage", "1")
+    plans, over = (BASELINE, AUTO[0], TUNED, MIXED, OFFLOADS[1]), ("--dp", "2", "--sharding-stage", "1")
     return [
         replace(
             _layers(model, 2048, 1, plans=plans, micro_batches=4, batch=4, more=(*over, *more)),
@@ -482,6 +484,7 @@ class Bench:
                 "wall_s": round(time.monotonic() - start, 1),
                 "gpus": gpus,
                 **_found(room, [self.samplers[gpu] for gpu in gpus if gpu in self.samplers]),
+                **_trial(self.out / "plans" / case.name / plan.name),
             }
 
 
@@ -512,6 +515,12 @@ def _found(room: Path, samplers: Sequence[nvml.Sampler] = ()) -> dict[str, Any]:
         "traced_step": [each["trace"] for each in measured],
         **({"power": [nvml.of_steps(*each) for each in zip(samplers, spans, strict=True)]} if samplers else {}),
     }
+
+
+def _trial(planned: Path) -> dict[str, Any]:
+    """What a run that measured plans found of each of them; nothing where it did not, or came to no end of it."""
+    kept = [path for path in planned.glob("tuned-*.json") if not path.name.endswith(".first-step.json")]
+    return {"trial": json.loads(kept[0].read_text())} if kept else {}
 
 
 def _digest(parameters: list[dict[str, str]]) -> str:
