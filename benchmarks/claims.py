@@ -20,6 +20,7 @@ import claims_h100  # noqa: F401
 import claims_h200  # noqa: F401
 import claims_power  # noqa: F401
 import claims_speed  # noqa: F401
+import claims_tuning  # noqa: F401
 from claiming import CLAIMS, ROOT
 
 TEXTS = (
@@ -30,6 +31,7 @@ TEXTS = (
     "benchmarks/results/planning.md",
     "benchmarks/results/power.md",
     "benchmarks/results/simulated.md",
+    "benchmarks/results/tuning.md",
     "benchmarks/results/h100/README.md",
     "docs/evidence.md",
     "docs/guide-memory.md",

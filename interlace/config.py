@@ -77,10 +77,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         dump: Folder for the dumps of every rank; empty for none. When: you want to inspect the plan of a training run, or load it in later
             runs.
         tune: Measure plans on the run's own first training steps, Paddle's own among them, and go on with the fastest; where a plan
-            fails, go on with Paddle's own. `auto`: on devices, not on CPUs. When: the profile is of another card or may be wrong. Off by
-            default until it has been run on GPUs: tested on CPU ranks and the testbed. Details: all plans give the same bits, so no step is
-            lost. The choice is kept for later runs of the same program, device, configuration and versions in the folder of `dump` or
-            `plan`, else in the one that the environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
+            fails, go on with Paddle's own. `auto`: on GPUs, not on CPUs. When: leave it on; off where every run must take the same plan
+            from its first step. Details: all plans give the same bits, so no step is lost. The choice
+            is kept for later runs of the same program, device, configuration and versions in the folder of `dump` or `plan`, else in the
+            one that the environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
         plan: Folder of plans that `interlace plan` or `dump` wrote, of which each rank loads its own instead of planning; empty for none.
             When: many runs of one job: planning is done once, and all runs have the same plan. Details: the plans hold the options of
             passes and the profile, so none of these can be given together with `plan`.
@@ -95,7 +95,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     passes: dict[str, Pass] = {}
     check: bool = True
     dump: str = ""
-    tune: typing.Literal["auto", "on", "off"] = "off"
+    tune: typing.Literal["auto", "on", "off"] = "auto"
     plan: str = ""
     source: str = "defaults"
 

@@ -216,14 +216,25 @@ def _text(quoted: str) -> str:
 
 
 def _parse_value(part: re.Match[str]) -> Value:
-    number = int(part["id"])
-    elements = tuple(TensorType(_dims(t[2]), t[1]) for t in _TYPE.finditer(part["elements"] or ""))
+    number, dtype = int(part["id"]), part["dtype"]
+    written = {"vector": ("<...>", "elements"), "null": ("", "")}.get(dtype, ("[...]", "shape"))
+    for what in ("shape", "elements"):
+        if (part[what] is not None) != (what == written[1]):
+            raise ValueError(f"type {dtype}{part['shape'] or ''}{part['elements'] or ''}, expected {dtype}{written[0]}")
+    elements = tuple(map(_parse_type, part["elements"][1:-1].split(";"))) if (part["elements"] or "<>") != "<>" else ()
     name = _text(part["name"]) if part["name"] else ""
     memory = part["memory"] or "device"
     if memory not in get_args(Memory):
         raise ValueError(f"memory {memory!r}, expected one of {get_args(Memory)}")
     storage = int(part["storage"]) if part["storage"] else number
-    return Value(number, _dims((part["shape"] or "[]")[1:-1]), part["dtype"], storage, name, bool(part["persistable"]), memory, elements)  # type: ignore[arg-type]
+    return Value(number, _dims((part["shape"] or "[]")[1:-1]), dtype, storage, name, bool(part["persistable"]), memory, elements)  # type: ignore[arg-type]
+
+
+def _parse_type(text: str) -> TensorType:
+    part = _TYPE.fullmatch(text)
+    if part is None:
+        raise ValueError(f"element type {text!r}, expected one such as float32[2,3]")
+    return TensorType(_dims(part[2]), part[1])
 
 
 def _dims(text: str) -> tuple[int, ...]:

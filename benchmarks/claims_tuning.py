@@ -1,0 +1,68 @@
+"""Claims about runs that measured plans on their own steps."""
+
+from __future__ import annotations
+
+from claiming import Row, claim, raw, table
+
+TENTH = "schedule_1f1b.extra_live_bytes="
+"""What the plan with a tenth more memory is called, and its bytes."""
+KINDS = ("Paddle's baseline", "Interlace's plan", "the plan with schedule_1f1b.interleave=mixed", f"the plan with {TENTH}")
+NAMES = ("baseline", "`auto`", "`mixed`", "a tenth more memory")
+CLEAR = 0.02
+
+
+def _runs() -> list[Row]:
+    return [row for row in raw("h100/testbed_tuned.json")["runs"] if "trial" in row]
+
+
+def _results(row: Row) -> list[Row | None]:
+    """By kind of plan; None for one of which no step counted."""
+    found = [next((each for each in row["trial"]["results"] if each["name"].startswith(kind)), None) for kind in KINDS]
+    return [each if each and each["steps"] else None for each in found]
+
+
+def _gains(row: Row) -> dict[str, float]:
+    """Of each plan over the baseline of the same trial, by name."""
+    found = dict(zip(NAMES, _results(row), strict=True))
+    baseline = found["baseline"]
+    assert baseline is not None, row["case"]
+    return {name: baseline["median_ns"] / each["median_ns"] - 1 for name, each in found.items() if each}
+
+
+def _cell(each: Row | None) -> str:
+    return f"{each['median_ns'] / 1e6:.1f} ({each['spread_ns'] / 1e6:.1f}), {each['steps']}" if each else ""
+
+
+def _taken(row: Row) -> str:
+    return next(name for name, kind in zip(NAMES, KINDS, strict=True) if row["trial"]["taken"]["name"].startswith(kind))
+
+
+@claim
+def tuned() -> str:
+    """Steps of every plan of a trial and which one was taken."""
+    rows = []
+    for row in _runs():
+        cells = [_cell(each) for each in _results(row)]
+        predicted = [f"{each['predicted_ns'] / 1e6:.1f}" for each in _results(row) if each]
+        same = {True: "yes", False: "no", None: "no baseline beside it"}[row.get("parameters_equal_stock")]
+        gain = f"{100 * _gains(row)[_taken(row)]:+.1f} %"
+        rows.append([row["case"], *cells, ", ".join(predicted), _taken(row), gain, str(row["trial"]["steps"]), same])
+    head = ["case", *(f"{name}: ms (spread), steps" for name in NAMES), "predicted ms", "taken", "gain", "steps until taken", "same bits"]
+    return table(head, rows)
+
+
+@claim
+def tuned_in_short() -> str:
+    """What trials took, against the baseline, the default's plan and the fastest of all."""
+    runs = _runs()
+    over = [_gains(row)[_taken(row)] for row in runs]
+    default = [_gains(row)[_taken(row)] - _gains(row)["`auto`"] for row in runs]
+    behind = [max(_gains(row).values()) - _gains(row)[_taken(row)] for row in runs]
+    best = sum(each == 0 for each in behind)
+    clear = sum(each >= CLEAR for each in default)
+    return (
+        f"in {len(runs)} cases the plan that was taken gains {100 * min(over):.1f} to {100 * max(over):.1f} % over Paddle's baseline and "
+        f"{100 * min(default):.1f} to {100 * max(default):.1f} points over the plan that the simulator alone chose ({clear} cases: "
+        f"{100 * CLEAR:.0f} points or more); in {best} it has the lowest median of all that were tried, in the others it is "
+        f"{100 * max(behind):.1f} points behind at most, within the spread of the steps"
+    )
