@@ -26,11 +26,11 @@ from interlace.passes.base import option_name
 from interlace.planning.choice import Choice, Kept, Store, cache_folder, key_of
 from interlace.planning.peers import Peers, gather
 from interlace.planning.plan import Plan, options_text
-from interlace.planning.trial import PADDLES, Contender, Trial, options_of, told_of
+from interlace.planning.trial import PADDLES, Contender, Trial, Watch, options_of, told_of
 from interlace.planning.variants import is_open
 from interlace.planning.worker import digest_of
 from interlace.scheduler.hazards import RankComm
-from interlace.units import size
+from interlace.units import ms, size
 from interlace.version import VERSION
 
 VARIABLE = "INTERLACE_TUNE"
@@ -142,6 +142,8 @@ class Tuning:
         self.captured: Captured | None = None
         self.entrants: dict[str, Entrant] = {}
         self.digests: dict[str, str] = {}
+        self.watch = Watch()
+        self.is_again, self.failed = False, set[str]()
         self.shown = Plan.off("no plan was made")
         """The plan that reports show: the one that was made first until another one is taken."""
 
@@ -225,7 +227,8 @@ class Tuning:
             account.predicted_ns = (outcome.before.step_ns if outcome.before else 0) if contender.is_paddles else outcome.plan.step_ns
         entrant = self.entrants[contender.name] = Entrant(contender, mode, OneBuild(self.peers))
         if contender.name == CONFIGURED and not self.known and self.mode == "train":
-            self.trial.propose(proposed(self.config, mode.plan))
+            known = {*self.trial.accounts, *self.failed}
+            self.trial.propose([each for each in proposed(self.config, mode.plan) if each.name not in known])
         self._tell()
         return entrant
 
@@ -259,6 +262,9 @@ class Tuning:
                 continue
             self.use(entrant.mode)
             if self.trial.taken is not None and entrant.has_run:
+                if self._has_become_slow():
+                    self._try_again()
+                    continue
                 with self._executors(entrant):
                     return step()
             self.device.synchronize()
@@ -340,6 +346,30 @@ class Tuning:
 
     # ------------------------------------------------------------------------------------------------------------- deciding
 
+    def _has_become_slow(self) -> bool:
+        """Whether the plan that was taken takes longer than it did; asked at the start of a step."""
+        if self.mode != "train" or self.captured is None or not self.watch.starts(time.perf_counter_ns()):
+            return False
+        return self.watch.turn(gather(self.peers, "steps of the plan that was taken", self.watch.mine()))
+
+    def _try_again(self) -> None:
+        """Begin a trial of the plan that was taken against all others that can run."""
+        assert self.trial.taken is not None
+        self.failed |= {name for name, each in self.trial.accounts.items() if each.fault}
+        own = self.entrants.get(CONFIGURED)
+        others = [each.contender for each in self.trial.accounts.values()] + (proposed(self.config, own.mode.plan) if own else [])
+        known = [self.trial.taken, PADDLES, Contender(CONFIGURED, {}), *others]
+        again = {each.name: each for each in known if each.name not in self.failed}
+        before, now = ms(self.watch.before_ns), ms(self.watch.now_ns)
+        self.watch.restart()
+        if len(again) == 1:
+            return
+        if self.env.rank == 0:
+            say(f"{self.trial.taken.name} takes {now} a step where it took {before}: {len(again)} plans are tried again")
+        self.trial, self.known, self.is_again = Trial(list(again.values())), "", True
+        self.digests = {name: each for name, each in self.digests.items() if name in self.entrants}
+        self.reserved_bytes = self.device.reserved_bytes()
+
     def _count(self, took_ns: int) -> None:
         """Count a step; at the end of a turn all ranks tell their times."""
         trial = self.trial
@@ -361,7 +391,14 @@ class Tuning:
             del self.entrants[name]
         if gone:
             self.device.release_memory()
+        if trial.taken is not None:
+            self.watch.restart()
+            self._tell()
         if trial.taken is None or self.mode != "train" or self.known or self.store is None:
+            return
+        if self.is_again:
+            for line in told_of(trial).lines():
+                say(line)
             return
         choice = Choice(trial.taken, tuple(trial.results()), trial.steps)
         where = (

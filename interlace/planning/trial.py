@@ -26,6 +26,12 @@ CLEAR = 2.0
 """Standard errors of the difference of two medians by which a plan must be faster."""
 MEDIAN_ERROR = 0.93
 """Standard error of a median: so many interquartile ranges, divided by the root of the count (normal distribution)."""
+WINDOW = 100
+"""Steps over which a run looks whether the plan that was taken has become slow."""
+SLOWER, SLOW_WINDOWS = 1.15, 2
+"""Times its first window, in so many windows in a row, that a plan has become slow."""
+RARELY = 10
+"""Windows after a decision in which plans are not tried again; twice as many after each further one."""
 
 
 class Contender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -188,6 +194,48 @@ class Trial:
     def _begin_turn(self, now: Contender) -> None:
         self.now, self._mine = now, []
         self._left = COUNTED + (SKIPPED if self.accounts[now.name].has_run else FIRST_SKIPPED)
+
+
+class Watch:
+    """Whether a plan that was taken becomes slow later, from the times between the starts of a run's steps: nothing waits for the device.
+
+    Every rank keeps it, and with the same medians comes to the same decision.
+    """
+
+    def __init__(self) -> None:
+        self.rest = RARELY
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, with another plan."""
+        self._took_ns: list[int] = []
+        self._last_ns = self._windows = self._slow = self.before_ns = self.now_ns = 0
+
+    def starts(self, at_ns: int) -> bool:
+        """Note that a step starts; says whether a window is over, so that ranks have to tell their medians."""
+        if self._last_ns:
+            self._took_ns.append(at_ns - self._last_ns)
+        self._last_ns = at_ns
+        return len(self._took_ns) == WINDOW
+
+    def mine(self) -> int:
+        """Median of this rank's window that is over."""
+        return int(statistics.median(self._took_ns))
+
+    def turn(self, by_rank: Sequence[int]) -> bool:
+        """End a window, with what `mine` gives on every rank; says whether plans are to be tried again.
+
+        Afterwards `before_ns` has the step of the first window and `now_ns` that of this one, each as long as on the slowest rank.
+        """
+        self._took_ns, self._last_ns, self.now_ns = [], 0, max(by_rank)
+        self._windows += 1
+        if not self.before_ns:
+            self.before_ns = self.now_ns
+        self._slow = self._slow + 1 if self.now_ns > SLOWER * self.before_ns else 0
+        if self._slow < SLOW_WINDOWS or self._windows <= self.rest:
+            return False
+        self.rest *= 2
+        return True
 
 
 def middle(took_ns: Sequence[int]) -> tuple[int, int]:

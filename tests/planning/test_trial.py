@@ -11,7 +11,7 @@ import pytest
 from interlace.config import make_config
 from interlace.errors import ConfigError
 from interlace.planning.choice import Beginning, Choice, Store
-from interlace.planning.trial import COUNTED, MOST_TURNS, PADDLES, Contender, Trial, told_of
+from interlace.planning.trial import COUNTED, MOST_TURNS, PADDLES, RARELY, SLOW_WINDOWS, WINDOW, Contender, Trial, Watch, told_of
 
 OURS, FORM = Contender("ours", {}), Contender("form", {"schedule_1f1b": {"interleave": "mixed"}})
 
@@ -55,6 +55,38 @@ def test_plans_that_fail_are_dropped_and_paddles_own_is_left() -> None:
     assert alone.taken == OURS
     alone.drop("no")
     assert alone.taken == PADDLES
+
+
+def windows(watch: Watch, steps_ns: list[int], ranks: int = 2) -> list[int]:
+    """Windows of steps that take so long; the last rank is slower by one. Gives the numbers of those after which plans are tried again."""
+    now_ns, again = 1, []
+    for number, took_ns in enumerate(steps_ns):
+        while not watch.starts(now_ns):
+            now_ns += took_ns
+        if watch.turn([watch.mine() + rank for rank in range(ranks)]):
+            again.append(number)
+    return again
+
+
+def test_a_plan_that_became_slow_is_seen_once_it_stays_slow_and_rarely() -> None:
+    assert windows(Watch(), [100] * 40) == []
+    assert windows(Watch(), [100] * 20 + [130] + [100] * 20) == [], "one slow window"
+    assert windows(Watch(), [130] + [100] * 40) == [], "faster than at first"
+    slow = RARELY + 5
+    watch = Watch()
+    assert windows(watch, [100] * slow + [130] * SLOW_WINDOWS) == [slow + SLOW_WINDOWS - 1]
+    assert (watch.before_ns, watch.now_ns) == (101, 131), "as long as on the slowest rank"
+    watch.restart()
+    assert windows(watch, [100, *[130] * (2 * RARELY)]) == [2 * RARELY], "the next time after twice as long"
+
+
+def test_evaluations_between_steps_do_not_make_a_plan_slow() -> None:
+    watch, now_ns, again = Watch(), 1, 0
+    for number in range(WINDOW * 3 * RARELY):
+        if watch.starts(now_ns):
+            again += watch.turn([watch.mine()])
+        now_ns += 100 if number < WINDOW or number % 3 else 5_000
+    assert again == 0
 
 
 def test_a_choice_is_kept_and_a_run_that_ended_without_a_word_is_known(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 `slow`, `build`, `take`, `fail`: part of a plan's name; it is slow, or fails when it is planned, when the executor takes it, or at the end
 of its first step, when parameters are written already; on rank `on` alone where that is given. `die`: a step in which rank 1 ends.
+`later`: a step from which the plan that was taken by then is slow, on rank 1.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from interlace.planning import trial
 PLAY = json.loads(os.environ.get("TUNED_PLAY", "{}"))
 ENABLE = interlace.enable
 trial.FIRST_SKIPPED, trial.SKIPPED, trial.COUNTED, trial.TURNS, trial.MOST_TURNS = 1, 0, 2, 2, 2
+trial.WINDOW, trial.RARELY, trial.SLOWER = 4, 1, 4.0  # busy machines
 
 
 def is_played(kind: str, name: str) -> bool:
@@ -51,9 +53,18 @@ class Played(tuning.Tuning):
         def slow() -> Any:
             if is_played("slow", self.trial.now.name):
                 time.sleep(0.2)
+            if self.is_slow_later(self.trial.now.name):
+                time.sleep(0.5)
             return step()
 
-        return super().run(slow if PLAY.get("slow") else step)
+        return super().run(slow if PLAY.get("slow") or PLAY.get("later") else step)
+
+    def is_slow_later(self, name: str) -> bool:
+        """Whether this is the plan that was taken when it became slow."""
+        self.steps_run = getattr(self, "steps_run", -1) + 1
+        if self.steps_run == PLAY.get("later") and self.trial.taken is not None:
+            self.slowed = name
+        return dist.get_rank() == 1 and getattr(self, "slowed", "") == name
 
 
 def spoil(program: Any, kind: str) -> None:
