@@ -84,13 +84,13 @@ def test_all_plans_that_differ_in_kind_are_tried(tmp_path: Path, folder: Path) -
 
 def test_a_plan_that_becomes_slow_is_tried_against_the_others_again(tmp_path: Path) -> None:
     """On one rank alone; a run that knows the choice of an earlier one. The bits stay, and what was kept for later runs."""
-    words = "--steps 60"
+    words = "--steps 70"
     first = Run(tmp_path, "mp2, one micro-batch", {"slow": BASELINE}, words)
     kept = [path.read_bytes() for path in (tmp_path / "cache").glob("tuned-*.json")]
     run = Run(tmp_path, "mp2, one micro-batch", {"later": 10}, words)
     assert run.bits() == first.bits()
     head, *lines = run.trial()
-    assert head.startswith("plans measured in "), head
+    assert head.startswith(("plans measured in ", "plans are being measured, ")), head  # a noisy machine decides later
     taken = first.trial()[0].partition("steps of this run: ")[2].removesuffix(" is taken")
     assert taken in "".join(lines)
     assert taken not in head, "it stays slow"
