@@ -41,13 +41,25 @@ def printed(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 
 def test_one_unit_for_each_kind_of_figure(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Times are ms, memory is MiB and GiB (single bytes below one MiB)."""
+    """Times are ms, memory is KiB, MiB and GiB (single bytes below one KiB)."""
     text = printed(capsys, "plan", world / "dumps", "--config", world / "half.yaml", "-o", world / "again")
     text += printed(capsys, "check", world / "plan")
     text += printed(capsys, "show", world / "plan" / "rank0.ilp", "--why")
     text += printed(capsys, "show", world / "plan" / "rank0.ilp", "--costs")
     assert " ms" in text
     assert OTHER_UNITS.findall(text) == []
+
+
+@pytest.mark.parametrize("words", [("plan", "dumps", "-o", "sized"), ("check", "plan"), ("timeline", "plan", "-o", "sized.json")])
+def test_tables_show_memory_in_a_unit_that_fits(words: tuple[str, ...], world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a model of some KiB no peak is 0.000 GiB."""
+    command, *rest = words
+    lines = printed(capsys, command, *(word if word == "-o" else world / word for word in rest)).splitlines()
+    at, unit = next((k, found[1]) for k, line in enumerate(lines) if (found := re.search(r" peak (\w+)", line)))
+    assert unit in ("B", "KiB")
+    behind = len(lines[at]) - lines[at].index(f"peak {unit}") - len(f"peak {unit}")  # the columns are flush right
+    for line in lines[at + 1 : at + 3]:
+        assert float(line[: len(lines[at]) - behind].split()[-1]) > 0
 
 
 def test_a_plan_is_one_screen(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
