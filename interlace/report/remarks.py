@@ -120,7 +120,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     "job-in-plain-order": (
         "jobs of {job}",
         ", {when}",
-        ": operations stay in their plain order: no faster order fits into the memory",
+        ": operations stay in their plain order: no faster one was found within the memory that they may take",
     ),
     # the search
     "stages-not-known": ("the whole step was not simulated: the other stages' plans are not known here",),
