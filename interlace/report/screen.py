@@ -9,7 +9,7 @@ from interlace.passes.pipeline import PassReport
 from interlace.report.outcome import Outcome, StageStep
 from interlace.report.remarks import sentence
 from interlace.report.rules import Rule, rules
-from interlace.units import Unit, ms_figure, ranges, ranks_text
+from interlace.units import Unit, ranges, ranks_text
 
 COLUMNS = (("compute", "compute_ns"), ("exposed", "exposed_ns"), ("bubble", "bubble_ns"), ("host", "host_ns"), ("hidden", "hidden_ns"))
 MOST_RULES = 4
@@ -40,7 +40,7 @@ def imbalance_lines(outcome: Outcome | None) -> list[str]:
 
 def _cells(step_ns: int, stage: StageStep, unit: Unit) -> list[str]:
     times = [step_ns, *(getattr(stage, field) for _, field in COLUMNS)]
-    return [*(ms_figure(time) for time in times), unit.figure(stage.peak_bytes), unit.figure(stage.pinned_bytes)]
+    return [*(f"{time / 1e6:.3f}" for time in times), unit.figure(stage.peak_bytes), unit.figure(stage.pinned_bytes)]
 
 
 def rules_text(reports: Mapping[int, Sequence[PassReport]]) -> str:
