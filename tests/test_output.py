@@ -16,6 +16,7 @@ from interlace.errors import PlanError
 from interlace.ir import Program, load, save
 from interlace.ir.target import GPU
 from interlace.local.rank_report import Progress, RankReport, StepLoss
+from interlace.local.verdict import first_difference
 from interlace.scheduler.hazards import Finding, findings_text, require_safe
 from tests.strategies import World, programs
 
@@ -205,6 +206,14 @@ def test_losses_of_alike_ranks_share_their_lines() -> None:
         "ranks 0-1: no loss here (it is known on the last pipeline stage)",
     ]
     assert run._table_text(reports, reports).splitlines()[1].startswith("  2-3  train       1  4.5             4.5")
+
+
+def test_a_loss_that_is_not_finite_is_told_as_one() -> None:
+    """Not as one that was not fetched, nor as nothing before its bits."""
+    lost, found = (StepLoss("train", 1, "float32", (1,), bits, values) for bits, values in (("0000c07f", ()), ("00009040", (4.5,))))
+    one, other = ((RankReport(0, 1, (loss,)),) for loss in (lost, found))
+    assert run._table_text(one, other).splitlines()[1].split()[3:] == ["not", "finite", "4.5", "<--", "differs"]
+    assert "baseline not finite (float32[1], bits 0000c07f), interlace 4.5 (float32[1], bits 00009040)" in str(first_difference(one, other))
 
 
 def test_options_are_not_guessed_from_their_beginnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -372,7 +372,7 @@ class _Display:
 
 
 def _mean(loss: StepLoss) -> str:
-    return f"{sum(loss.values) / len(loss.values):.9g}" if loss.values else "-"
+    return f"{sum(loss.values) / len(loss.values):.9g}" if loss.values else "not finite" if loss.raw_hex else "-"
 
 
 def _losses_text(reports: tuple[RankReport, ...]) -> str:

@@ -244,4 +244,4 @@ def _exact(loss: StepLoss) -> str:
         return "no loss"
     shown = ", ".join(f"{value!r}" for value in loss.values[:4])
     more = ", ..." if len(loss.values) > 4 else ""
-    return f"{shown}{more} ({loss.dtype}{list(loss.shape)}, bits {loss.raw_hex[:32]})"
+    return f"{shown or 'not finite'}{more} ({loss.dtype}{list(loss.shape)}, bits {loss.raw_hex[:32]})"
