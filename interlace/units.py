@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 
 def ms(dur_ns: float) -> str:
     """Nanoseconds as text, short times with more digits.
@@ -25,13 +28,33 @@ def size(size_bytes: int) -> str:
     >>> [size((1 << 30) - 1), size((1 << 20) - 1), size(-3 << 19), size(-512)]
     ['1.000 GiB', '1.0 MiB', '-1.5 MiB', '-512 B']
     """
-    if abs(size_bytes) < 1 << 10:
-        return f"{size_bytes} B"
-    for shift, unit in ((10, "KiB"), (20, "MiB")):
-        figure = f"{size_bytes / (1 << shift):.1f}"
-        if abs(float(figure)) < 1 << 10:
-            return f"{figure} {unit}"
-    return f"{size_bytes / (1 << 30):.3f} GiB"
+    unit = Unit.of([size_bytes])
+    return f"{unit.figure(size_bytes)} {unit.name}"
+
+
+class Unit(NamedTuple):
+    """A unit of memory, and the decimals that figures in it have."""
+
+    name: str
+    bytes: int
+    decimals: int
+
+    def figure(self, size_bytes: float) -> str:
+        """Bytes in this unit, as text."""
+        return f"{size_bytes / self.bytes:.{self.decimals}f}"
+
+    @classmethod
+    def of(cls, sizes: Iterable[float]) -> Unit:
+        """The unit for sizes that are compared with each other: that of the largest as `size` tells it.
+
+        >>> [Unit.of(each).name for each in ([5 << 30, 512], [100, 3 << 10], [], [(1 << 30) - 1])]
+        ['GiB', 'KiB', 'B', 'GiB']
+        """
+        most = max((abs(each) for each in sizes), default=0)
+        return next((unit for unit in _UNITS if float(unit.figure(most)) < 1 << 10), _UNITS[-1])
+
+
+_UNITS = (Unit("B", 1, 0), Unit("KiB", 1 << 10, 1), Unit("MiB", 1 << 20, 1), Unit("GiB", 1 << 30, 3))
 
 
 def ranges(numbers: list[int] | tuple[int, ...] | range) -> str:

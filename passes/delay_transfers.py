@@ -62,5 +62,9 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
         if found.step_ns == found.before_ns:
             context.declined("no-transfer-waits-long", step_ns=found.before_ns)
             return program
-        context.applied("transfers-delayed", delayed=len(mine), transfers=count, step_ns=found.step_ns, before_ns=found.before_ns)
+        steps = {"step_ns": found.step_ns, "before_ns": found.before_ns}
+        if mine:
+            context.applied("transfers-delayed", delayed=len(mine), transfers=count, **steps)
+        else:
+            context.declined("transfers-delayed-elsewhere", transfers=count, **steps)
         return with_orders(program, mine)

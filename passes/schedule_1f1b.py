@@ -18,7 +18,7 @@ from interlace.scheduler.jobs.options import ScheduleOptions, numbers_text
 from interlace.scheduler.memory.saved import saved_bytes
 
 MOST_SLOTS = 12
-"""Slots of a stage that a report names; `interlace show --rows` has all."""
+"""Jobs of a stage that a report names by their slots; `interlace show --rows` has all."""
 
 
 @register
@@ -51,11 +51,12 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         if self._joins_optimizer(program):
             slots = with_optimizer(slots)
         kinds = {part.kind for slot in slots for part in slot.parts}
-        jobs = self._all_jobs(program, slots, kinds, form, context)
+        jobs_of = self._jobs_of(program, slots, kinds, form, context)
+        jobs = tuple(job for _, job in jobs_of)
         if program.pipeline.stage and program.pipeline.num_chunks == 1 and "R" not in kinds:
             jobs = receive_early(jobs, program, rows[program.pipeline.stage - 1])
-        more = {"more": len(slots) - MOST_SLOTS} if len(slots) > MOST_SLOTS else {}
-        context.applied("jobs-cut", jobs=len(jobs), slots=[str(slot) for slot in slots[:MOST_SLOTS]], **more)
+        more = {"more": len(jobs) - MOST_SLOTS} if len(jobs) > MOST_SLOTS else {}
+        context.applied("jobs-cut", jobs=len(jobs), slots=[slot for slot, _ in jobs_of[:MOST_SLOTS]], **more)
         return msgspec.structs.replace(program, jobs=jobs)
 
     def _joins_optimizer(self, program: Program) -> bool:
@@ -156,23 +157,27 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         if pipe.schedule != "VPP" and depth > plain:
             context.found("more-in-flight", Place(stage=pipe.stage), depth=depth, more=depth - plain, each_bytes=saved_bytes(program))
 
-    def _all_jobs(self, program: Program, slots: list[Slot], kinds: set[str], form: Form, context: Context) -> tuple[Job, ...]:
-        """The jobs of a stage's slots, those at its end ordered for sends of another weight where there is one."""
+    def _jobs_of(self, program: Program, slots: list[Slot], kinds: set[str], form: Form, context: Context) -> list[tuple[str, Job]]:
+        """The jobs of a stage's slots, each with the slot, or the part of it, that it runs; a slot without operations has none. Those at
+        the end are ordered for sends of another weight where there is one."""
         end = len(slots) if self.send_latency_weight_at_end is None else last_forward(slots)
         at_end = (
             self
             if self.send_latency_weight_at_end is None
             else msgspec.structs.replace(self, send_latency_weight=self.send_latency_weight_at_end)
         )
-        joins, jobs = any(len(slot.parts) > 1 for slot in slots), list[Job]()
+        joins, jobs = any(len(slot.parts) > 1 for slot in slots), list[tuple[str, Job]]()
         for each, some in ((self, slots[:end]), (at_end, slots[end:])):
             when = {"when": "at the end"} if each is not self else {}
             make = Jobs(program, each, context.cost, context.memo, context.memory_limit is not None)
             parts = make.parts(kinds)
             plans = make.plans(some, parts, form, joins)
             context.remarks += [plan.remark(_job_name(key, parts.chunked), **when) for key, plan in plans.items()]
-            jobs += [job for slot in some for job in make.of(slot, parts, plans) if job.items]
-        return tuple(jobs)
+            for slot in some:
+                made = make.of(slot, parts, plans)
+                names = [str(slot)] if len(made) == 1 else map(str, slot.parts)
+                jobs += [(name, job) for name, job in zip(names, made, strict=True) if job.items]
+        return jobs
 
 
 def _job_name(kinds: Kinds, chunked: bool) -> str:

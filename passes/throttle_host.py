@@ -54,8 +54,10 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
     def run(self, program: Program, context: Context) -> Program:
         if self.syncs == "outputs":
             waits = sync_at_outputs(program)
-            told = context.applied if waits else context.declined
-            told("waits-for-outputs", waits=len(waits), jobs=len(program.jobs))
+            if waits:
+                context.applied("waits-for-outputs", waits=len(waits), jobs=len(program.jobs))
+            else:
+                context.declined("no-outputs")
             return with_host_syncs(program, waits)
         if self.syncs == "job-ends":
             waits = sync_at_job_ends(program, jobs_with_side_work(program))

@@ -16,6 +16,7 @@ from interlace.errors import PlanError
 from interlace.ir import Program, load, save
 from interlace.ir.target import GPU
 from interlace.local.rank_report import Progress, RankReport, StepLoss
+from interlace.local.verdict import first_difference
 from interlace.scheduler.hazards import Finding, findings_text, require_safe
 from tests.strategies import World, programs
 
@@ -41,13 +42,25 @@ def printed(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 
 def test_one_unit_for_each_kind_of_figure(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Times are ms, memory is MiB and GiB (single bytes below one MiB)."""
+    """Times are ms, memory is KiB, MiB and GiB (single bytes below one KiB)."""
     text = printed(capsys, "plan", world / "dumps", "--config", world / "half.yaml", "-o", world / "again")
     text += printed(capsys, "check", world / "plan")
     text += printed(capsys, "show", world / "plan" / "rank0.ilp", "--why")
     text += printed(capsys, "show", world / "plan" / "rank0.ilp", "--costs")
     assert " ms" in text
     assert OTHER_UNITS.findall(text) == []
+
+
+@pytest.mark.parametrize("words", [("plan", "dumps", "-o", "sized"), ("check", "plan"), ("timeline", "plan", "-o", "sized.json")])
+def test_tables_show_memory_in_a_unit_that_fits(words: tuple[str, ...], world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a model of some KiB no peak is 0.000 GiB."""
+    command, *rest = words
+    lines = printed(capsys, command, *(word if word == "-o" else world / word for word in rest)).splitlines()
+    at, unit = next((k, found[1]) for k, line in enumerate(lines) if (found := re.search(r" peak (\w+)", line)))
+    assert unit in ("B", "KiB")
+    behind = len(lines[at]) - lines[at].index(f"peak {unit}") - len(f"peak {unit}")  # the columns are flush right
+    for line in lines[at + 1 : at + 3]:
+        assert float(line[: len(lines[at]) - behind].split()[-1]) > 0
 
 
 def test_a_plan_is_one_screen(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,6 +76,7 @@ def test_a_plan_is_one_screen(world: Path, capsys: pytest.CaptureFixture[str]) -
             found = [float(cell) for cell in lines[offset + 2 * place].split()[-8:]]
             names = ("compute_ns", "exposed_ns", "bubble_ns", "host_ns", "hidden_ns")
             assert found[:6] == pytest.approx([outcome[side]["step_ns"] / 1e6, *(stage[name] / 1e6 for name in names)], abs=1e-3)
+            assert all(re.fullmatch(r"\d+\.\d{3}", cell) for cell in lines[offset + 2 * place].split()[-8:-2])  # as all of a column
             assert sum(stage[name] for name in names[:4]) == outcome[side]["step_ns"]
     assert not re.search(r"(?<!\w)[#%]\d", text)
     assert "split-backward          matmul_grad: dX is matmul" in text
@@ -192,6 +206,14 @@ def test_losses_of_alike_ranks_share_their_lines() -> None:
         "ranks 0-1: no loss here (it is known on the last pipeline stage)",
     ]
     assert run._table_text(reports, reports).splitlines()[1].startswith("  2-3  train       1  4.5             4.5")
+
+
+def test_a_loss_that_is_not_finite_is_told_as_one() -> None:
+    """Not as one that was not fetched, nor as nothing before its bits."""
+    lost, found = (StepLoss("train", 1, "float32", (1,), bits, values) for bits, values in (("0000c07f", ()), ("00009040", (4.5,))))
+    one, other = ((RankReport(0, 1, (loss,)),) for loss in (lost, found))
+    assert run._table_text(one, other).splitlines()[1].split()[3:] == ["not", "finite", "4.5", "<--", "differs"]
+    assert "baseline not finite (float32[1], bits 0000c07f), interlace 4.5 (float32[1], bits 00009040)" in str(first_difference(one, other))
 
 
 def test_options_are_not_guessed_from_their_beginnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,18 @@ CASES: dict[str, tuple[LaunchResult | LaunchError, dict[str, Any], str, str]] = 
         "baseline-training-only",
     ),
     "baseline cannot": (DIED, {"baseline_training_only": DIED, "baseline_no_inplace": DIED}, "baseline failed", "baseline"),
-    "baseline repeats nothing": (WRONG, {"baseline_again": OTHER}, "baseline unsteady", "baseline-again"),
+    "baseline repeats nothing": (
+        WRONG,
+        {"baseline_again": OTHER, "baseline_training_only": OTHER, "baseline_no_inplace": WRONG},
+        "baseline unsteady",
+        "baseline-again",
+    ),
+    "baseline repeats nothing in place": (
+        WRONG,
+        {"baseline_again": OTHER, "baseline_training_only": OTHER, "baseline_no_inplace": TRAINED},
+        "same",
+        "baseline-no-inplace",
+    ),
     "baseline was wrong once": (WRONG, {"baseline_again": result(*GOOD)}, "same", "baseline-again"),
 }
 
@@ -166,7 +177,8 @@ def test_a_plan_is_not_blamed_for_an_evaluation_and_not_acquitted_by_one(name: s
     [
         ("evaluation kills baseline", 0, "SAME: 2 losses, 1 parameters"),
         ("ours", 1, "DIFFERENT: rank 0, train step 2: baseline 1.0"),
-        ("baseline cannot", 1, "NOTHING TO COMPARE WITH: baseline failed"),
+        ("baseline cannot", 1, "NOTHING TO COMPARE WITH: baseline failed, also in the forms that work around Paddle's known faults; "),
+        ("baseline repeats nothing", 1, "NOTHING TO COMPARE WITH: baseline unsteady, it does not repeat its own bits, and no form "),
     ],
 )
 def test_the_command_says_so(tmp_path: Path, monkeypatch: Any, capsys: Any, name: str, code: int, told: str) -> None:

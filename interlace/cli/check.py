@@ -160,19 +160,23 @@ def _finding_lines(findings: Sequence[Finding], in_full: bool, in_part: bool) ->
 
 
 def _time_lines(times: Sequence[dict[str, Any]], imbalance: str, setting: Setting) -> list[str]:
-    """One line for ranks that are alike, milliseconds and GiB; then how unequal stages are, what their compute waits for, how much of each
-    communication is hidden, and what memory holds."""
+    """One line for ranks that are alike; then how unequal stages are, what their compute waits for, how much of each communication is
+    hidden, and what memory holds."""
     from interlace.report.causes import held_text, waits_text
     from interlace.report.page.tables import communication_text
     from interlace.report.split import merged
+    from interlace.units import Unit
 
     if not times:
         return []
-    heads = [name.removesuffix("_ns").replace("_", " ") + " ms" for name in COLUMNS] + ["peak GiB", "pinned GiB"]
+    unit = Unit.of(row[name] for row in times for name in ("peak_bytes", "pinned_bytes"))
+    heads = [name.removesuffix("_ns").replace("_", " ") + " ms" for name in COLUMNS] + [f"peak {unit.name}", f"pinned {unit.name}"]
     bodies: dict[int, str] = {}
     causes: dict[int, str] = {}
     for row in times:
-        cells = [f"{row[name] / 1e6:16.3f}" for name in COLUMNS] + [f"{row[name] / 2**30:16.3f}" for name in ("peak_bytes", "pinned_bytes")]
+        cells = [f"{row[name] / 1e6:16.3f}" for name in COLUMNS] + [
+            f"{unit.figure(row[name]):>16}" for name in ("peak_bytes", "pinned_bytes")
+        ]
         waited = (
             f"compute waits for {waits_text(row['waits_for'])}\n      communication: {communication_text(row['communication'])}\n"
             f"      at the peak: {held_text(row['holds'])}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -134,16 +135,19 @@ def _require_all(programs: Sequence[Program], partial: bool) -> None:
 def simulated(
     paths: Sequence[str], setting: Setting, p2p: Literal["rendezvous", "buffered"] | None = None, *, partial: bool = False
 ) -> Result:
-    """A step of these plans; programs without jobs run in Paddle's baseline order.
+    """A step of these plans; programs without jobs run in Paddle's baseline order, by Paddle's own jobs.
 
     Raises:
         ProgramError, PlanError, Stall: As `require_world` and the simulator.
     """
+    from interlace.ir.target import with_paddles_jobs
     from interlace.planning.baseline import baseline_plan
 
     files = read_files(paths)
     require_world(files, partial)
     programs = sorted((program for _, program in files), key=lambda program: program.rank)
+    if not any(program.jobs for program in programs):
+        setting = replace(setting, target=with_paddles_jobs(setting.target))
     return setting.simulate([baseline_plan(program, setting.costs) for program in programs], p2p)
 
 

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 300.0
 _SAME, _DIFFERENT, _USER_ERROR = 0, 1, 2
 _SHOWN_STEPS = 20
+NO_BASELINE = {
+    "baseline failed": "baseline failed, also in the forms that work around Paddle's known faults",
+    "baseline unsteady": "baseline unsteady, it does not repeat its own bits, and no form that works around Paddle's known faults "
+    "gives Interlace's",
+}
 NOT_ASKED = (
     "no model asked for it: call interlace.enable(strategy) before dist.to_static gets the strategy, and see that nothing turns "
     "Interlace off (enable: false, every pass off, INTERLACE_DISABLE=1)"
@@ -223,7 +228,7 @@ def _verify(args: argparse.Namespace) -> int:
         logs = " and ".join(run.log_dir for name, run in found.runs.items() if name in (found.against, "interlace"))
         print(f"DIFFERENT: {found.difference}; logs in {logs}")
     else:
-        print(f"NOTHING TO COMPARE WITH: {found.verdict}, in no form of it that is known to run; Interlace's run came to its end")
+        print(f"NOTHING TO COMPARE WITH: {NO_BASELINE[found.verdict]}; Interlace's run came to its end")
     return _USER_ERROR if idle else _SAME if found.verdict == "same" else _DIFFERENT
 
 
@@ -367,7 +372,7 @@ class _Display:
 
 
 def _mean(loss: StepLoss) -> str:
-    return f"{sum(loss.values) / len(loss.values):.9g}" if loss.values else "-"
+    return f"{sum(loss.values) / len(loss.values):.9g}" if loss.values else "not finite" if loss.raw_hex else "-"
 
 
 def _losses_text(reports: tuple[RankReport, ...]) -> str:

@@ -1,7 +1,7 @@
 """Comparison of a run with Interlace with runs of unmodified Paddle, bit by bit.
 
 Unmodified Paddle has known faults. If the two runs differ, or the baseline's fails, the baseline runs again: unchanged, then with
-workarounds for these faults. The verdict is DIFFERENT only if all of these runs differ from Interlace's.
+workarounds for these faults. The verdict is DIFFERENT only if all of these runs differ from Interlace's, and the baseline repeats its bits.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def judge(baseline: LaunchResult | LaunchError, planned: LaunchResult | LaunchEr
         verdict = _again(baseline, planned, Verdict("different", runs, difference=difference), run)
     else:
         verdict = Verdict("baseline failed", runs, difference=str(baseline), faults=[f"unmodified Paddle's run failed: {_head(baseline)}"])
-    return verdict if verdict.verdict in ("same", "baseline unsteady") else _without_faults(planned, verdict, run)
+    return verdict if verdict.verdict == "same" else _without_faults(planned, verdict, run)
 
 
 def _why_it_failed(baseline: LaunchResult | LaunchError, planned: LaunchError, run: Run) -> str:
@@ -244,4 +244,4 @@ def _exact(loss: StepLoss) -> str:
         return "no loss"
     shown = ", ".join(f"{value!r}" for value in loss.values[:4])
     more = ", ..." if len(loss.values) > 4 else ""
-    return f"{shown}{more} ({loss.dtype}{list(loss.shape)}, bits {loss.raw_hex[:32]})"
+    return f"{shown or 'not finite'}{more} ({loss.dtype}{list(loss.shape)}, bits {loss.raw_hex[:32]})"

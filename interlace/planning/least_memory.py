@@ -5,7 +5,7 @@ from __future__ import annotations
 from interlace.errors import BudgetError
 from interlace.passes import Pipeline
 from interlace.planning.making import Making
-from interlace.planning.tasks import could_repeat, holders
+from interlace.planning.tasks import baseline_peak, could_repeat, holders
 from interlace.planning.variants import (
     in_paddles_order,
     is_open,
@@ -73,16 +73,19 @@ def _held_less(make: Making, draft: Made) -> Made:
 
 
 def refuse(make: Making, run: Made, budget: int) -> None:
-    """Raises BudgetError with what the fullest rank holds by what holds least."""
+    """Raises BudgetError with what the fullest rank holds by what holds least, and what Paddle's baseline does, counted alike."""
     peaks = make.world.bytes_over(run, 0)
     rank = peaks.index(max(peaks))
     (what,) = filter(None, make.world.map(holders, run.programs, ranks=[rank]))
     repeats = make.levels.are_open and not make.levels.collectives and any(make.world.map(could_repeat))
     where = f"rank {rank if make.world.is_whole else make.world.captured.rank}, stage {make.world.facts[rank].stage}"
     more = "; choose_recompute: {repeat_collectives: on} may hold less" if repeats else ""
+    baseline = max((each or 0 for each in make.world.known(baseline_peak)), default=0)
+    counted = ". Counted is what a GPU holds, however fast its host"
+    counted += f"; so counted, Paddle's baseline holds {baseline} bytes ({size(baseline)})" if baseline else ""
     raise BudgetError(
         f"memory_budget {size(budget)} ({budget} bytes) cannot be kept; the least feasible one is {peaks[rank]} bytes "
         f"({size(peaks[rank])}), which {where} holds with all recomputed and moved to the host that lowers it: "
-        f"{what}{more}",
+        f"{what}{more}{counted}",
         peaks[rank],
     )

@@ -203,7 +203,12 @@ def waits_text(rows: list[Wait], limit: int = 8) -> str:
 
 def held_text(rows: list[Held], limit: int = 4) -> str:
     """The largest in one line."""
-    found = (f"{_name(row.layer, row.kind)} {size(row.size_bytes)} in {_count(row.count, 'value')}" for row in rows[:limit])
+    found = (
+        f"parameters and optimizer state {size(row.size_bytes)}"  # which are one block here
+        if row.kind == "parameters"
+        else f"{_name(row.layer, row.kind)} {size(row.size_bytes)} in {_count(row.count, 'value')}"
+        for row in rows[:limit]
+    )
     return "; ".join(found) or "nothing"
 
 

@@ -120,7 +120,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     "job-in-plain-order": (
         "jobs of {job}",
         ", {when}",
-        ": operations stay in their plain order: no faster order fits into the memory",
+        ": operations stay in their plain order: no faster one was found within the memory that they may take",
     ),
     # the search
     "stages-not-known": ("the whole step was not simulated: the other stages' plans are not known here",),
@@ -217,6 +217,10 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         "{delayed} of {transfers} transfers are posted when their peer is about to be ready: whole step simulated {step_ns:ms}, "
         "{before_ns:ms} with all as early as they can",
     ),
+    "transfers-delayed-elsewhere": (
+        "none of this stage's {transfers} transfers is posted later; with those of other stages that are, whole step simulated "
+        "{step_ns:ms}, {before_ns:ms} with all as early as they can",
+    ),
     # lifetimes, events, waits of the host
     "lifetime-extended": ("its value{value:id} is kept alive", " until {waiter} has waited for it", " after {last}"),
     "lifetime-not-extended": (
@@ -237,6 +241,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     "events-inserted": ("{events} events between jobs", ", {known} of them from earlier passes"),
     "no-order-missing": ("no order between jobs is missing",),
     "waits-for-outputs": ("the host waits for outputs in {waits} of {jobs} jobs",),
+    "no-outputs": ("the host waits nowhere: no job computes an output",),
     "waits-at-job-ends": ("the host waits at the end of {waits} of {jobs} jobs, as asked",),
     "waits-inside-jobs": ("the host waits {waits:time} a step: " + _PEAKS,),
     "waits-not-simulated": (

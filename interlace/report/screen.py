@@ -9,7 +9,7 @@ from interlace.passes.pipeline import PassReport
 from interlace.report.outcome import Outcome, StageStep
 from interlace.report.remarks import sentence
 from interlace.report.rules import Rule, rules
-from interlace.units import ms_figure, ranges, ranks_text
+from interlace.units import Unit, ranges, ranks_text
 
 COLUMNS = (("compute", "compute_ns"), ("exposed", "exposed_ns"), ("bubble", "bubble_ns"), ("host", "host_ns"), ("hidden", "hidden_ns"))
 MOST_RULES = 4
@@ -18,8 +18,7 @@ MOST_LAYERS = 4
 
 
 def step_table(outcome: Outcome) -> str:
-    """The split of the step in ms and memory in GiB, by stage; the plan compared with stands under each."""
-    heads = ["step ms", *(name for name, _ in COLUMNS), "peak GiB", "pinned"]
+    """The split of the step in ms and memory in the unit that fits, by stage; the plan compared with stands under each."""
     sides = [("", outcome.plan)] + ([(outcome.against, outcome.before)] if outcome.before else [])
     rows = [
         (f"stage {mine.stage}, {ranks_text(mine.ranks)}" if not name else f"  {name}", step.step_ns, mine)
@@ -27,8 +26,10 @@ def step_table(outcome: Outcome) -> str:
         for name, step in sides
         for mine in step.stages[place : place + 1]
     ]
+    unit = Unit.of(size for _, _, each in rows for size in (each.peak_bytes, each.pinned_bytes))
+    heads = ["step ms", *(name for name, _ in COLUMNS), f"peak {unit.name}", "pinned"]
     width = max(len(label) for label, _, _ in rows)
-    lines = [(" " * width, heads), *((f"{label:<{width}}", _cells(step_ns, each)) for label, step_ns, each in rows)]
+    lines = [(" " * width, heads), *((f"{label:<{width}}", _cells(step_ns, each, unit)) for label, step_ns, each in rows)]
     return "\n".join(label + "".join(f"{cell:>10}" for cell in cells) for label, cells in lines)
 
 
@@ -37,9 +38,9 @@ def imbalance_lines(outcome: Outcome | None) -> list[str]:
     return list(filter(None, [outcome.plan.imbalance()])) if outcome else []
 
 
-def _cells(step_ns: int, stage: StageStep) -> list[str]:
+def _cells(step_ns: int, stage: StageStep, unit: Unit) -> list[str]:
     times = [step_ns, *(getattr(stage, field) for _, field in COLUMNS)]
-    return [*(ms_figure(time) for time in times), *(f"{size / 2**30:.3f}" for size in (stage.peak_bytes, stage.pinned_bytes))]
+    return [*(f"{time / 1e6:.3f}" for time in times), unit.figure(stage.peak_bytes), unit.figure(stage.pinned_bytes)]
 
 
 def rules_text(reports: Mapping[int, Sequence[PassReport]]) -> str:

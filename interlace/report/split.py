@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 
 from interlace.scheduler.simulate.simulator import RankTime, Result
-from interlace.units import ranges
+from interlace.units import Unit, ranges
 
 COLUMNS = (
     ("compute", "compute_ns"),
@@ -51,30 +51,31 @@ def split_text(results: Mapping[str, Result]) -> str:
         name: {number: rank for rank, program in zip(result.ranks, result.input.programs, strict=True) for number in program.ranks}
         for name, result in results.items()
     }
+    unit = Unit.of(size for table in found.values() for rank in table.values() for size in (rank.peak_bytes, rank.pinned_bytes))
 
     def shown(label: str, rank: int) -> list[str]:
-        return [_line(label, name, width, [found[name][rank]]) for name in names if rank in found[name]]
+        return [_line(label, name, width, [found[name][rank]], unit) for name in names if rank in found[name]]
 
     every = sorted({rank for table in found.values() for rank in table})
     labels = merged({rank: tuple(shown("", rank)) for rank in every})
     wide = max(5, *(len(label) for label, _ in labels))
     head = f"{'ranks':>{wide}}  {'plan':<{width}}  {'step':>9}" + "".join(f"  {label:>8}" for label, _ in COLUMNS)
-    lines = [head + f"  {'peak GiB':>8}  {'pinned':>8}"]
+    lines = [head + f"  {f'peak {unit.name}':>8}  {'pinned':>8}"]
     for label, rank in labels:
         lines += shown(label.rjust(wide), rank)
     if any(len(table) > 1 for table in found.values()):
-        lines += [_line("mean".rjust(wide), name, width, list(found[name].values())) for name in names]
+        lines += [_line("mean".rjust(wide), name, width, list(found[name].values()), unit) for name in names]
     return "\n".join([*lines, "", _LEGEND, *_change(results)])
 
 
-def _line(label: str, name: str, width: int, ranks: list[RankTime]) -> str:
+def _line(label: str, name: str, width: int, ranks: list[RankTime], unit: Unit) -> str:
     times = [sum(getattr(rank, column) for rank in ranks) / len(ranks) / 1e6 for _, column in COLUMNS]
     step = sum(rank.step_ns for rank in ranks) / len(ranks) / 1e6
     memory = [sum(rank.peak_bytes for rank in ranks), sum(rank.pinned_bytes for rank in ranks)]
     return (
         f"{label:>5}  {name:<{width}}  {step:9.3f}"
         + "".join(f"  {time:8.3f}" for time in times)
-        + "".join(f"  {size / len(ranks) / 2**30:8.3f}" for size in memory)
+        + "".join(f"  {unit.figure(size / len(ranks)):>8}" for size in memory)
     )
 
 

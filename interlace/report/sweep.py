@@ -19,6 +19,7 @@ import msgspec
 from interlace.errors import PlanError
 from interlace.files import read_file
 from interlace.ir.dump import write_whole
+from interlace.units import Unit
 
 SWEEP = "sweep.json"
 """The name of the file in a folder of plans."""
@@ -76,25 +77,29 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
               1.000  too little
            Paddle's   500.000      40.000     8.000
         """
-        rows = [["budget GiB", "step ms", "exposed ms", "peak GiB", "kept GiB", "recomputed GiB", "offloaded GiB"]]
-        rows += [[f"{ceil(each.budget_bytes * 1000 / 2**30) / 1000:.3f}", *_cells(each)] for each in self.points]
-        rows.append(["Paddle's", _ms(self.baseline.step_us), _ms(self.baseline.exposed_us), _gib(self.baseline.peak_bytes)])
+        sizes = [self.baseline.peak_bytes, *(each.budget_bytes for each in self.points), *(each.peak_bytes or 0 for each in self.points)]
+        unit = Unit.of(sizes)
+        heads = ("budget", "step ms", "exposed ms", "peak", "kept", "recomputed", "offloaded")
+        rows = [[head if head.endswith("ms") else f"{head} {unit.name}" for head in heads]]
+        rows += [[_rounded_up(each.budget_bytes, unit), *_cells(each, unit)] for each in self.points]
+        rows.append(["Paddle's", _ms(self.baseline.step_us), _ms(self.baseline.exposed_us), unit.figure(self.baseline.peak_bytes)])
         return "\n".join("".join(f"{cell:>{width}}" for cell, width in zip(row, WIDTHS, strict=False)) for row in rows)
 
 
-def _cells(each: Point) -> list[str]:
+def _cells(each: Point, unit: Unit) -> list[str]:
     if not each.feasible:
         return [f"  {each.why}"]
     parts = (each.peak_bytes, each.kept_bytes, each.recomputed_bytes, each.offloaded_bytes)
-    return [_ms(each.step_us), _ms(each.exposed_us), *map(_gib, parts)]
+    return [_ms(each.step_us), _ms(each.exposed_us), *("" if part is None else unit.figure(part) for part in parts)]
+
+
+def _rounded_up(size_bytes: int, unit: Unit) -> str:
+    scale = 10**unit.decimals
+    return unit.figure(ceil(size_bytes * scale / unit.bytes) / scale * unit.bytes)
 
 
 def _ms(time_us: float | None) -> str:
     return "" if time_us is None else f"{time_us / 1e3:.3f}"
-
-
-def _gib(size_bytes: int | None) -> str:
-    return "" if size_bytes is None else f"{size_bytes / 2**30:.3f}"
 
 
 def write_sweep(sweep: Sweep, folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from interlace.errors import BudgetError, PlanError
 from interlace.ir import Program
 from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.planning.baseline import baseline_plan
-from interlace.planning.budget import peak_bytes, say_budget
+from interlace.planning.budget import baseline_peak_bytes, peak_bytes, say_budget
 from interlace.planning.limits import Limit, budget_bytes
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.search import Search
@@ -27,6 +28,7 @@ from interlace.planning.world import World as Ranks
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.memory import throttle
 from interlace.scheduler.memory.live import order_peak
+from interlace.units import size
 from tests.remarks import rules_of
 from tests.scheduler.test_throttle import run_ahead_program
 from tests.strategies import World, programs, worlds
@@ -72,6 +74,18 @@ def test_a_refusal_names_the_least_that_can_be_kept_and_what_holds_it(world: Wor
     assert max(peak_bytes(plan.program, SLOW_COPIES) or 0 for plan in within(plain, least, SLOW_COPIES)) <= least
     with pytest.raises(BudgetError, match=f"the least feasible one is {least} bytes"):
         within(plain, least - 1, SLOW_COPIES)
+
+
+def test_a_refusal_gives_the_baseline_by_the_same_count() -> None:
+    """With a host that runs ahead it is more than the peak that step tables show; that very number is a budget that the baseline keeps."""
+    plain, waiting = programs(SMALL), GivenCosts({"comm": 100, "gemm": 50, "copy": 5, "default": 10, "host": 500})
+    with pytest.raises(BudgetError) as caught:
+        within(plain, 1, waiting)
+    told = re.search(r"however fast its host; so counted, Paddle's baseline holds (\d+) bytes \((.*)\)$", str(caught.value))
+    assert told is not None
+    held = max(baseline_peak_bytes(each, waiting) or 0 for each in plain)
+    assert (int(told[1]), told[2]) == (held, size(held))
+    assert held >= caught.value.least_bytes
 
 
 @pytest.mark.parametrize("given", [{"weight_delay": [0, 1], "inline_share": 0.25}, {"depth": [3, 1]}])

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, InterlaceError
-from interlace.ir import Program, parse, show
+from interlace.ir import Job, Program, parse, show
 from interlace.ir.effects import is_random
 from interlace.ir.schedule import SCHEDULES, Slot, joined, parse_rows, with_optimizer, zero_bubble
 from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context, Pass
 from interlace.planning.variants import baseline, draft, fallbacks
 from interlace.planning.variants import label as label_of
+from interlace.scheduler.jobs.parts import KIND_NAMES
 from tests.remarks import declined, rules_of
 from tests.scheduler.test_interleave import Sides, side_program
 from tests.strategies import World, programs
@@ -37,13 +38,28 @@ def ran(program: Program, memory_limit: int | None = None, **options: Any) -> tu
 
 
 def row_of(context: Context) -> str:
-    """The slots that a pass says it made jobs of."""
+    """The slots, or parts of them, that a pass says it made jobs of."""
     (cut,) = [each for each in context.remarks if each.rule == "jobs-cut"]
     return " ".join(cut.names["slots"]) + (" ..." if cut.numbers.get("more") else "")
 
 
-def text(slots: Sequence[Slot]) -> str:
-    return " ".join(map(str, slots[:12])) + (" ..." if len(slots) > 12 else "")
+def text(words: Sequence[object]) -> str:
+    return " ".join(map(str, words[:12])) + (" ..." if len(words) > 12 else "")
+
+
+def with_jobs(slots: Sequence[Slot], made: Program) -> list[str]:
+    """The slots of a row that the program has a job for, by the names of its jobs; each job belongs to one."""
+    names = [_slot_of(job) for job in made.jobs]
+    found = [str(each) for each in slots if str(each) in names]
+    assert sorted(found) == sorted(names)
+    return found
+
+
+def _slot_of(job: Job) -> str:
+    if job.kind == "pair":
+        return job.name.removeprefix("pair_").replace("_", "+")
+    kind = next(kind for kind, name in KIND_NAMES.items() if name == job.kind)
+    return "O" if kind == "O" else f"{job.micro_batch}{kind}"
 
 
 # ------------------------------------------------------------------------------------------------------- what goes together
@@ -303,7 +319,7 @@ def test_jobs_follow_the_row_of_the_form(pp: int, micro_batches: int, form: Any,
     row = rows.get(form, lambda: joined(stage, pp, micro_batches, weight_delay=weight_delay, warmup=depth, weight_delay_at_end=at_end))()
     if form != "off" and any(op.role == "optimize" and op.group >= 0 for op in program.ops):
         row = with_optimizer(row)
-    assert row_of(context) == text(row)
+    assert row_of(context) == text(with_jobs(row, made))
     listed = sorted(item for job in made.jobs for item in job.items)
     inside = {op_id for op_id, _ in listed}
     roles = {op.id: op.role for op in program.ops}
@@ -311,14 +327,26 @@ def test_jobs_follow_the_row_of_the_form(pp: int, micro_batches: int, form: Any,
     assert (made.ops, made.values) == (program.ops, program.values)
 
 
+@pytest.mark.parametrize("max_ops_per_job", [1, 4000])
+def test_what_is_listed_is_what_is_counted(max_ops_per_job: int) -> None:
+    """Not slots without operations, and not a slot whose parts stay jobs of their own."""
+    program = programs(World(pp=2, micro_batches=3))[0]
+    for form in ("off", "dx-first"):
+        made, context = ran(program, interleave=form, max_ops_per_job=max_ops_per_job, extra_live_bytes=1 << 20)
+        assert row_of(context).split() == [_slot_of(job) for job in made.jobs]
+        (cut,) = [each for each in context.remarks if each.rule == "jobs-cut"]
+        assert cut.numbers == {"jobs": len(made.jobs)}
+    assert any(job.kind == "pair" for job in made.jobs) == (max_ops_per_job == 4000)
+
+
 @pytest.mark.parametrize("options", [{"interleave": "mixed"}, {"interleave": "auto"}, {"interleave": "zb-h1"}])
 @pytest.mark.parametrize("schedule", ["FThenB", "none"])
 def test_a_schedule_that_never_alternates_keeps_its_own_order(schedule: str, options: dict[str, Any]) -> None:
     plain = programs(World(pp=2 if schedule == "FThenB" else 1, micro_batches=2, schedule="FThenB"))[0]
     program = parse(show(plain).replace("schedule=FThenB", f"schedule={schedule}"))
-    _, context = ran(program, **options)
+    made, context = ran(program, **options)
     assert [each.names["schedule"] for each in context.remarks if each.rule == "never-alternates"] == [schedule]
-    assert row_of(context) == text(SCHEDULES[schedule](0, program.pipeline.num_stages, 2, 1))
+    assert row_of(context) == text(with_jobs(SCHEDULES[schedule](0, program.pipeline.num_stages, 2, 1), made))
 
 
 def test_mixed_at_another_depth_is_declined_where_draws_would_change() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from interlace.cli import main
 from interlace.cost_model import CostModel, load_profile
-from interlace.ir import load, save
+from interlace.ir import load, parse, save
 from interlace.ir.target import GPU
 from interlace.planning.baseline import baseline_plan
 from interlace.report.measured import COUNTED, WARM_UP
@@ -241,6 +241,34 @@ def test_one_sentence_everywhere(made: Path, page: dict[str, Any], tmp_path: Pat
     assert capsys.readouterr().out.splitlines()[-1] == page["sentence"]
     assert {rank["sentence"] for rank in json.loads((tmp_path / "j").read_text(encoding="utf-8"))["ranks"]} == {page["sentence"]}
     assert page["sentence"].startswith("Paddle's baseline takes ")
+
+
+SHAPE_READ_LATER = """program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate
+#0 %0:float32[64] = pd_op.full() forward
+#1 %1:float32[64] = pd_op.exp(%0) forward
+#2 %2:vector<float32[64]> = builtin.combine(%1) forward
+#3 %3:float32[64] = pd_op.concat(%2) forward
+#4 %4:float32[256] = pd_op.full() backward
+#5 %5:vector<float32[64]> = pd_op.concat_grad(%2, %4) backward no_buffer=0
+"""
+
+
+def test_the_baseline_has_one_peak_everywhere(tmp_path: Path) -> None:
+    """Where Paddle's own jobs keep a tensor of which backward reads the shape alone, which a plan's jobs do not."""
+    (tmp_path / "dumps").mkdir()
+    save(parse(SHAPE_READ_LATER), tmp_path / "dumps" / "rank0.ilp")
+    assert main(["plan", str(tmp_path / "dumps"), "--device", "h200", "-o", str(tmp_path / "plan"), "--json", str(tmp_path / "j")]) == 0
+    found = {}
+    for name, words in {"plan": ["plan"], "beside": ["plan", "--beside", str(tmp_path / "dumps")], "alone": ["dumps"]}.items():
+        assert (
+            main(["report", str(tmp_path / words[0]), *words[1:], "-o", str(tmp_path / "r.html"), "--json", str(tmp_path / "r.json")]) == 0
+        )
+        shown = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+        found[name] = shown["plans"][0]["rows"][0]["memory"]["peak_bytes"]
+    (told,) = json.loads((tmp_path / "j").read_text(encoding="utf-8"))["ranks"]
+    assert set(found.values()) == {told["outcome"]["before"]["peak_bytes"]}
+    assert told["outcome"]["before"]["peak_bytes"] > told["outcome"]["plan"]["peak_bytes"]
 
 
 def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

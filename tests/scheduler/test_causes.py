@@ -121,4 +121,4 @@ job all forward 0: 0-4@0
 def test_layers_of_one_name_stand_together() -> None:
     parts = [("blocks.0.mlp", "gelu", 1 << 30, 1), ("blocks.1.mlp", "gelu", 1 << 29, 2), ("", "parameters", 1 << 28, 1)]
     rows = held(LiveBytes(*part) for part in parts)
-    assert held_text(rows) == "gelu (blocks.*.mlp) 1.500 GiB in 3 values; parameters 256.0 MiB in 1 value"
+    assert held_text(rows) == "gelu (blocks.*.mlp) 1.500 GiB in 3 values; parameters and optimizer state 256.0 MiB"

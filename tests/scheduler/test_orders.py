@@ -19,7 +19,7 @@ from interlace.passes import Context, DelayTransfers
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.simulate.simulator import simulate
-from interlace.scheduler.whole_step.orders import _recorders, find_orders, simulation, transfers_in_time, transfers_of, with_orders
+from interlace.scheduler.whole_step.orders import Orders, _recorders, find_orders, simulation, transfers_in_time, transfers_of, with_orders
 from interlace.units import ms
 from tests.proofs import KNOWN
 from tests.remarks import sentences
@@ -233,6 +233,15 @@ def test_what_is_not_known_is_said() -> None:
     single = planned(programs(World(pp=1, mp=2, micro_batches=4, layers=2)), SLOWED, "dx-first", NO_MARGIN)[0]
     assert "nothing is sent or received between stages" in said(single)
     assert DelayTransfers().run(single.program, Context(SLOWED)) is single.program
+
+
+def test_a_stage_that_delays_nothing_says_so() -> None:
+    """Where transfers of other stages are delayed it has done nothing."""
+    plan = planned(programs(World(pp=2, mp=1, micro_batches=4, layers=2)), SLOWED, "dx-first", "off")[0].program
+    context = Context(SLOWED, facts=(Orders(step_ns=90, before_ns=100), ()))
+    assert DelayTransfers().run(plan, context).jobs == plan.jobs
+    (told,) = context.remarks
+    assert (told.rule, told.kind) == ("transfers-delayed-elsewhere", "declined")
 
 
 @pytest.mark.parametrize("margin_ns", [0, 50, 200])

@@ -351,7 +351,7 @@ def test_the_host_waits_in_front_of_what_passes_the_limit(
 
 
 @pytest.mark.parametrize("has_output", [True, False])
-def test_waits_for_outputs_are_told_as_done_where_there_are_some(has_output: bool) -> None:
+def test_waits_for_outputs_are_told_where_there_are_some_and_else_why_there_are_none(has_output: bool) -> None:
     text = (
         """program rank=0 world=1 mode=train
 pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=accumulate
@@ -363,6 +363,6 @@ passes schedule-1f1b
     )
     made, (report,) = Pipeline((ThrottleHost(syncs="outputs"),)).run(parse(text + "job a forward 0: 1@0\n"), COST)
     (told,) = report.remarks
-    assert (told.rule, told.kind) == ("waits-for-outputs", "applied" if has_output else "declined")
-    assert told.numbers == {"waits": int(has_output), "jobs": 1}
+    assert (told.rule, told.kind) == (("waits-for-outputs", "applied") if has_output else ("no-outputs", "declined"))
+    assert told.numbers == ({"waits": 1, "jobs": 1} if has_output else {})
     assert made.jobs[0].host_waits == ((((1, 0), (1, 0)),) if has_output else ())

@@ -123,7 +123,7 @@ def test_splits_side_by_side(result: Result) -> None:
         "idle",
         "slowed",
         "peak",
-        "GiB",
+        "MiB",
         "pinned",
     ]
     assert [line.split()[0] for line in text.splitlines() if line.split()[1:2] == ["ours"]] == ["0-3", "mean"]  # equal ranks on one row

@@ -54,13 +54,23 @@ def test_pooling_that_draws_is_not_computed_again(tmp_path: Path) -> None:
     train(1, "conv,fractional --micro-batches 3 --optimizer Momentum", RECOMPUTED, tmp_path)
 
 
-def train(world: int, arguments: str, options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "world", "arguments"),
+    [("parallelized.py", 4, ""), ("encoder_decoder.py", 2, "--pp 2 --layers 2 --micro-batches 4 --clip-grad 1")],
+)
+def test_models_that_are_placed_otherwise(script: str, world: int, arguments: str, tmp_path: Path) -> None:
+    """By `dist.parallelize`, in a script that does not know Interlace; and a decoder that reads the other stage's result in each block."""
+    forced = {"schedule_1f1b": {"interleave": "mixed", "only_gains": False, "extra_live_bytes": "1GB"}, **OFFLOAD}
+    train(world, arguments, forced, tmp_path, SCRIPT.with_name(script))
+
+
+def train(world: int, arguments: str, options: dict[str, Any], tmp_path: Path, script: Path = SCRIPT) -> None:
     """Train as baseline does and with a plan, and compare every bit."""
     config, result = tmp_path / "config.yaml", tmp_path / "result.json"
     config.write_text(yaml.safe_dump({"device": "h200", **options}))
     command = [
         "run",
-        str(SCRIPT),
+        str(script),
         "--world",
         str(world),
         "--config",
@@ -76,8 +86,9 @@ def train(world: int, arguments: str, options: dict[str, Any], tmp_path: Path) -
     assert main(command) == 0
     report: dict[str, Any] = msgspec.json.decode(result.read_bytes())
     assert report["verdict"] == "same"
-    buffered = {"norm", "frozen", "conv", "placed"} & set(arguments.split()[0].split(","))
+    buffered = {"norm", "frozen", "conv", "placed"} & set(arguments.partition(" ")[0].split(","))
     ranks = report["runs"]["interlace"]["ranks"]
+    assert options is PLAIN or not all(rank["plan"]["is_paddles_order"] for rank in ranks)
     assert any(rank["state"]["buffer"] for rank in ranks) == bool(buffered)
     assert all(rank["plan"] and rank["parameters"] and rank["state"]["gradient buffer"] for rank in ranks)
     assert all(rank["state"]["optimizer state"] for rank in ranks)
