@@ -39,6 +39,10 @@ CONFIGURED = "Interlace's plan"
 MORE_MEMORY = 0.1
 """Part of what Paddle's baseline holds that a plan with more memory may hold besides; less gains little, more may not be there."""
 
+ROOM, POOLS = 0.9, 2.0
+"""Part of the device's memory that a trial may come to use, and what pools may take for each byte that a plan holds more than the
+baseline: on two H100 0.9 to 1.9 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
+
 
 class Runnable(Protocol):
     """What an engine runs in one mode (`hook.Mode`)."""
@@ -217,6 +221,10 @@ class Tuning:
                 self.trial.drop(f"the same plan as {twin}")
                 self._settle_if_taken()
                 return None
+            if contender.name != CONFIGURED and (why := self._why_no_room(mode.plan)):
+                self.trial.drop(why)
+                self._settle_if_taken()
+                return None
             if self.shown.why_off:
                 self.shown = mode.plan
         took_ns = gather(self.peers, "time to build", time.perf_counter_ns() - start_ns)
@@ -244,6 +252,15 @@ class Tuning:
         outcome, budget = self.shown.outcome, self.shown.memory_budget
         held_bytes = outcome.before.peak_bytes if outcome is not None and outcome.before is not None else 0
         return f"it holds {size(held_bytes)}, more than the memory budget of {size(budget)}" if 0 < budget < held_bytes else ""
+
+    def _why_no_room(self, plan: Plan) -> str:
+        """Why a plan that holds more than Paddle's baseline is not tried: the device of a rank has too little memory left for it."""
+        outcome = plan.outcome
+        more = outcome.plan.peak_bytes - outcome.before.peak_bytes if outcome is not None and outcome.before is not None else 0
+        for reserved, total in gather(self.peers, "device memory", (self.device.reserved_bytes(), self.device.total_bytes())):
+            if more > 0 and 0 < ROOM * total < reserved + POOLS * more:
+                return f"it holds {size(more)} more than Paddle's baseline; of {size(total)} of device memory {size(reserved)} are in use"
+        return ""
 
     def _twin(self, contender: Contender, plan: Plan) -> str:
         """The name of a plan that is the same on every rank; empty where there is none."""

@@ -82,6 +82,15 @@ def test_all_plans_that_differ_in_kind_are_tried(tmp_path: Path, folder: Path) -
     assert [line for line in run.trial() if MEMORY in line]
 
 
+@pytest.mark.parametrize(("memory", "is_dropped"), [(300_000, True), (300_000_000, False)])
+def test_a_plan_with_more_memory_is_tried_where_every_device_has_it(memory: int, is_dropped: bool, tmp_path: Path, folder: Path) -> None:
+    run = Run(tmp_path, "pp2", {"slow": BASELINE, "memory": memory})
+    assert run.bits() == baseline("pp2", folder)
+    dropped = [line for line in run.trial() if "more than Paddle's baseline; of" in line]
+    assert bool(dropped) == is_dropped, run.trial()
+    assert all(FORM in line or MEMORY in line for line in dropped), dropped
+
+
 def test_a_plan_that_becomes_slow_is_tried_against_the_others_again(tmp_path: Path) -> None:
     """On one rank alone; a run that knows the choice of an earlier one. The bits stay, and what was kept for later runs."""
     words = "--steps 70"

@@ -2,6 +2,7 @@
 
 `slow`, `build`, `take`, `fail`: part of a plan's name; it is slow, or fails when it is planned, when the executor takes it, or at the end
 of its first step, when parameters are written already; on rank `on` alone where that is given. `die`: a step in which rank 1 ends.
+`memory`: bytes of the device's memory on the last rank, of which half are in use.
 `later`: a step from which the plan that was taken by then is slow, on rank 1.
 """
 
@@ -48,6 +49,12 @@ class Played(tuning.Tuning):
             if is_played(kind, contender.name):
                 spoil(made.lowered.jobs[-1].program, kind)
         return made
+
+    def _why_no_room(self, plan: Any) -> str:
+        if PLAY.get("memory") and dist.get_rank() == dist.get_world_size() - 1:
+            kind = type(self.device)
+            kind.total_bytes, kind.reserved_bytes = lambda _: PLAY["memory"], lambda _: PLAY["memory"] // 2
+        return super()._why_no_room(plan)
 
     def run(self, step: Any) -> Any:
         def slow() -> Any:

@@ -50,6 +50,10 @@ class Device:
         """Device memory that Paddle's allocator holds; 0 where that is not known."""
         return 0
 
+    def total_bytes(self) -> int:
+        """Memory of the device; 0 where that is not known."""
+        return 0
+
     def release_memory(self) -> None:
         """Give back what the allocator holds and nobody uses, where it keeps such memory."""
 

@@ -33,6 +33,10 @@ class GpuDevice(Device):
         """As Paddle counts it."""
         return int(paddle.device.cuda.memory_reserved(self.place))
 
+    def total_bytes(self) -> int:
+        """As the driver has it."""
+        return int(paddle.device.cuda.get_device_properties(self.place).total_memory)
+
     def release_memory(self) -> None:
         """Free idle blocks of all streams' pools."""
         paddle.device.cuda.empty_cache()
