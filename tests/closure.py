@@ -221,9 +221,9 @@ class Closure:
         for result, operand in (*producer.inplace, *producer.views):
             if producer.results[result] == value:
                 return self._beside(producer.operands[operand])
-        if producer.name in BOUNDARY or producer.name == SPLIT:
+        if producer.name in BOUNDARY:
             return []
-        if producer.name == COMBINE:
+        if producer.name in (COMBINE, SPLIT):
             return [other for part in producer.operands for other in self._beside(part)]
         given = [v for v in producer.operands if v >= 0] if effect_of(producer) == "unknown" else []
         return [other for v in given for other in (v, *self._beside(v))]
