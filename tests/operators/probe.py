@@ -103,7 +103,7 @@ def _in_processes(made: Definition, tries: int, calls: int) -> Seen:
     """Call it in a process, and in another one behind the call that ended it."""
     first, count = 0, 0
     shared, written = set[tuple[str, str]](), set[str]()
-    for _ in range(4):
+    for _ in range(12):
         read, write = os.pipe()
         child = os.fork()
         if not child:

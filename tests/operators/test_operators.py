@@ -134,7 +134,7 @@ def test_called_operators_share_and_write_no_more_than_is_said() -> None:
         shared = (
             [] if key in operators.MAY_SHARE_ANY else [pair for pair in each.shared if pair not in {*listed, *made.inplace, *made.views}]
         )
-        wrong = [operand for operand in (*(o for _, o in shared), *(o for o in each.written if o not in writable))]
+        wrong = [*(operand for _, operand in shared), *(operand for operand in each.written if operand not in writable)]
         unsaid |= {(key, operand): each for operand in wrong if (key, operand) not in DYNAMIC_ONLY}
     assert unsaid == {}
 
