@@ -210,7 +210,7 @@ class Storages:
         if op.num_blocks:
             return list(written)
         said = {op.operands[operand] for _, operand in (*op.inplace, *op.views)}
-        return [value for value in written if value not in said and not self.is_persistable(value)]
+        return [value for value in written if value not in said and not all(storage.persistable for storage in self.of(value))]
 
     def written_parts(self, op: Op, value: int) -> tuple[Part, ...]:
         """The tensors of one of an operation's `writes` that it writes: of a result that may be in memory of others, its own.
@@ -219,7 +219,8 @@ class Storages:
         and does not keep it behind others that read the operand's variable.
         """
         if op.results and value in self._hidden_writes(op):
-            return tuple(part._replace(variable=op.results[0]) for part in self.parts[value])
+            mine = (part for part in self.parts[value] if op.num_blocks or not self.storages[part.storage].persistable)
+            return tuple(part._replace(variable=op.results[0]) for part in mine)
         unsure = value in op.results and may_lie_in(op, op.results.index(value))
         num_own = len(self.values[value].elements) if self.values[value].dtype == "vector" else 1
         return self.parts[value][:num_own] if unsure else self.parts[value]

@@ -184,3 +184,15 @@ def test_a_result_in_place_may_be_in_the_memory_of_another_operand() -> None:
     assert table.numbers(2) == (0, 1)
     assert {part.variable for part in table.parts[2]} == {0}
     assert [part.storage for part in table.written_parts(table.program.ops[2], 2)] == [0]
+
+
+def test_an_unknown_operation_writes_what_is_given_to_it_though_that_may_be_in_what_lasts() -> None:
+    """Its operand is not what lasts; what lasts it writes only where it says so."""
+    table = storages("""#0 %0:float32[4]!"p" = builtin.parameter() forward
+#1 %1:float32[4] = custom_op.mine(%0) forward
+#2 %2:float32[4] = custom_op.mine(%1) forward
+""")
+    assert table.numbers(1) == (1, 0)
+    assert [[part.storage for part in table.written_parts(op, 1)] for op in table.program.ops[2:]] == [[1]]
+    assert table.writes(table.program.ops[2]) == [2, 1]
+    assert table.writes(table.program.ops[1]) == [1]
