@@ -151,10 +151,10 @@ class Storages:
         shared = ABSENT if op.num_blocks else next((op.operands[o] for r, o in (*op.inplace, *op.views) if r == k), ABSENT)
         own = self._own(op, value) if shared == ABSENT else self._of_operand(value, shared, k not in dict(op.inplace))
         others = () if value.dtype in ("null", "stack") else may_lie_in(op, k)
-        given = {(part.storage, part.root): part for o in others for part in self.parts[op.operands[o]]}
+        places = dict.fromkeys((part.storage, part.root) for o in others for part in self.parts[op.operands[o]])
         known = {part.storage for part in own}
         variable = own[0].variable if shared != ABSENT and own else value.id
-        return (*own, *(Part(storage, variable, root, value.id) for storage, root in given if storage not in known))
+        return (*own, *(Part(storage, variable, root, value.id) for storage, root in places if storage not in known))
 
     def _of_operand(self, value: Value, shared: int, is_view: bool) -> tuple[Part, ...]:
         """A result in an operand's memory, of which the executor has a variable of its own where it is a view."""
