@@ -199,11 +199,13 @@ class Closure:
         viewed = {op.results[r] for r, _ in op.views}
         read, written = self.rank.content_operands(op), {*(set(op.results) - viewed), *self._hidden(op)}
         beside = [other for value in read for other in self._beside(value)]
-        written |= {other for value in written - {*op.results} | self._in_place(op) for other in self._beside(value)}
+        written |= {*self._written_beside(op)}
         return Access(self._ids([*read, *beside], m), self._ids(written, m), self._names(read, m), self._names(op.results, m))
 
-    def _in_place(self, op: Op) -> set[int]:
-        return {op.results[r] for r, _ in op.inplace}
+    def _written_beside(self, op: Op) -> list[int]:
+        """Values in whose memory what it writes may be; what lasts an unknown operation writes only where it says so."""
+        said = [other for r, _ in op.inplace for other in self._beside(op.results[r])]
+        return said + [other for value in self._hidden(op) for other in self._beside(value) if not self._is_kept(other)]
 
     def _hidden(self, op: Op) -> list[int]:
         """Operands that are written though no result says so: a loop's condition, and whatever an unknown operation is given for a step."""
@@ -221,9 +223,9 @@ class Closure:
         for result, operand in (*producer.inplace, *producer.views):
             if producer.results[result] == value:
                 return self._beside(producer.operands[operand])
-        if producer.name in BOUNDARY or producer.name == SPLIT:
+        if producer.name in BOUNDARY:
             return []
-        if producer.name == COMBINE:
+        if producer.name in (COMBINE, SPLIT):
             return [other for part in producer.operands for other in self._beside(part)]
         given = [v for v in producer.operands if v >= 0] if effect_of(producer) == "unknown" else []
         return [other for v in given for other in (v, *self._beside(v))]
@@ -390,8 +392,7 @@ class Closure:
         viewed = {op.results[r] for r, _ in op.views}
         if writes:
             own = [v for v in op.results if v not in viewed] + self._hidden(op)
-            hidden = [other for v in {*self._hidden(op)} | self._in_place(op) for other in self._beside(v)]
-            return [held for value in (*own, *hidden) for held in self._contents(value, m)]
+            return [held for value in (*own, *self._written_beside(op)) for held in self._contents(value, m)]
         read = self.rank.content_operands(op)
         values = [*read, *(other for v in read for other in self._beside(v))]
         return [held for value in values for held in self._contents(value, m)]
@@ -491,8 +492,10 @@ def sequential(program: Program, left_out: Iterable[Item] = ()) -> list[Item]:
 
 
 def draws_in_turn(program: Program) -> bool:
-    """Whether random numbers are drawn in the order of the micro-batches; draws of a backward are not looked at."""
-    drawing = {op.id for op in program.ops if is_random(op) and op.role == "forward"}
+    """Whether random numbers are drawn in the order of the micro-batches; draws of a backward are looked at where micro-batches come one
+    after the other in Paddle's own schedule."""
+    in_turn = program.pipeline.schedule == "accumulate"
+    drawing = {op.id for op in program.ops if is_random(op) and (in_turn or op.role == "forward")}
     order = [item for item in items_of(program) if item[0] in drawing]
     return order == [item for item in sequential(program) if item[0] in drawing]
 

@@ -99,13 +99,16 @@ def may_lie_in(op: Op, result: int) -> tuple[int, ...]:
 
     >>> may_lie_in(Op(1, "pd_op.if", (0, 1, 2), (3,), "forward", views=((0, 1), (0, 2)), num_blocks=2), 0)
     (1, 2)
+    >>> may_lie_in(Op(1, "pd_op.values_coo_sp", (0,), (1,), "forward"), 0)
+    (0,)
     """
     if op.num_blocks:
         return tuple(dict.fromkeys(o for r, o in (*op.views, *op.inplace) if r == result))
-    if result in dict((*op.inplace, *op.views)):
-        return ()
-    if is_boundary(op) or effect_of(op) != "unknown":
-        return tuple(o for lists in (operators.MAY_SHARE, operators.MAY_WRITE) for k, o in _given(op, lists) if k == result)
+    listed = (o for lists in (operators.MAY_SHARE, operators.MAY_WRITE) for k, o in _given(op, lists) if k == result)
+    said = [o for r, o in (*op.inplace, *op.views) if r == result]
+    known = is_boundary(op) or effect_of(op) != "unknown"
+    if said or (known and operators.key(op.name) not in operators.MAY_SHARE_ANY):
+        return tuple(o for o in listed if o not in said)
     return tuple(k for k, value in enumerate(op.operands) if value != ABSENT)
 
 

@@ -222,12 +222,37 @@ WRITES = _pairs("""
 """Operators, each with a result and an operand, if given, whose memory it takes and writes without saying so."""
 
 MAY_SHARE = _pairs("""
-    array_pop:1:0 array_to_tensor:0:0 array_to_tensor:1:0 c_split:0:0 einsum:1:0 set_value_with_tensor_grad:0:0
-    set_value_with_tensor_grad:0:1 set_value_with_tensor_grad:0:2 set_value_with_tensor_grad:0:3 set_value_with_tensor_grad:0:4
-    set_value_with_tensor_grad:1:0 set_value_with_tensor_grad:1:1 set_value_with_tensor_grad:1:2 set_value_with_tensor_grad:1:3
-    set_value_with_tensor_grad:1:4 tensor_to_array:0:0 tensor_to_array:0:1
+    set:0:1
 """)
-"""Operators, each with a result and an operand whose memory it may take, unwritten: their kernels let some tensor share another's."""
+"""Operators, each with a result and an operand whose memory it may take, unwritten."""
+
+MAY_SHARE_ANY = names("""
+    abs_coo_grad_sp abs_coo_sp abs_csr_grad_sp abs_csr_sp add_coo_coo_grad_sp add_coo_coo_sp add_coo_dense_grad_sp add_coo_dense_sp
+    add_csr_csr_grad_sp add_csr_csr_sp array_pop array_to_tensor asin_coo_grad_sp asin_coo_sp asin_csr_grad_sp asin_csr_sp
+    asinh_coo_grad_sp asinh_coo_sp asinh_csr_grad_sp asinh_csr_sp atan_coo_grad_sp atan_coo_sp atan_csr_grad_sp atan_csr_sp
+    atanh_coo_grad_sp atanh_coo_sp atanh_csr_grad_sp atanh_csr_sp batch_norm_grad_sp batch_norm_sp c_split cast_coo_grad_sp cast_coo_sp
+    cast_csr_grad_sp cast_csr_sp cholesky_grad cholesky_solve cholesky_solve_grad coalesce_sp conv3d_grad_sp conv3d_sp coo_to_csr_sp
+    csr_to_coo_sp csr_to_dense_sp dense_to_coo_sp dense_to_csr_sp det_grad divide_coo_coo_grad_sp divide_coo_coo_sp
+    divide_csr_csr_grad_sp divide_csr_csr_sp divide_double_grad divide_scalar_coo_sp divide_scalar_csr_sp eig_grad eigh_grad
+    eigvalsh_grad einsum expm1_coo_grad_sp expm1_coo_sp expm1_csr_grad_sp expm1_csr_sp fused_elemwise_add_activation_grad indices_sp
+    isnan_coo_sp isnan_csr_sp leaky_relu_coo_grad_sp leaky_relu_coo_sp leaky_relu_csr_grad_sp leaky_relu_csr_sp legacy_matmul_grad
+    linear_v2_grad log1p_coo_grad_sp log1p_coo_sp log1p_csr_grad_sp log1p_csr_sp lrn lu lu_grad lu_solve lu_solve_grad mask_as_coo_sp
+    mask_as_csr_grad_sp mask_as_csr_sp matmul_double_grad matmul_triple_grad maxpool_grad_sp maxpool_sp median_grad multi_dot
+    multi_dot_grad multiply_coo_coo_grad_sp multiply_coo_coo_sp multiply_csr_csr_grad_sp multiply_csr_csr_sp multiply_double_grad
+    multiply_triple_grad nanmedian_grad overlap_add overlap_add_grad pow_coo_grad_sp pow_coo_sp pow_csr_grad_sp pow_csr_sp
+    pow_double_grad pow_triple_grad qr qr_grad relu6_coo_grad_sp relu6_coo_sp relu6_csr_grad_sp relu6_csr_sp relu_coo_grad_sp
+    relu_coo_sp relu_csr_grad_sp relu_csr_sp reshape_coo_grad_sp reshape_coo_sp reshape_csr_grad_sp reshape_csr_sp scale_coo_sp
+    scale_csr_sp set_value_with_tensor_grad sin_coo_grad_sp sin_coo_sp sin_csr_grad_sp sin_csr_sp sinh_coo_grad_sp sinh_coo_sp
+    sinh_csr_grad_sp sinh_csr_sp slice_coo_grad_sp slice_coo_sp slice_csr_grad_sp slice_csr_sp softmax_coo_grad_sp softmax_coo_sp
+    softmax_csr_grad_sp softmax_csr_sp solve solve_grad sparse_coo_tensor_grad_sp sparse_coo_tensor_sp spectral_norm spectral_norm_grad
+    sqrt_coo_grad_sp sqrt_coo_sp sqrt_csr_grad_sp sqrt_csr_sp square_coo_grad_sp square_coo_sp square_csr_grad_sp square_csr_sp
+    subtract_coo_coo_grad_sp subtract_coo_coo_sp subtract_csr_csr_grad_sp subtract_csr_csr_sp subtract_double_grad sum_coo_grad_sp
+    sum_coo_sp sum_csr_grad_sp sum_csr_sp svd svdvals_grad tan_coo_grad_sp tan_coo_sp tan_csr_grad_sp tan_csr_sp tanh_coo_grad_sp
+    tanh_coo_sp tanh_csr_grad_sp tanh_csr_sp tensor_to_array to_dense_grad_sp transpose_coo_grad_sp transpose_coo_sp
+    transpose_csr_grad_sp transpose_csr_sp values_coo_sp values_csr_sp values_grad_sp warpctc
+""")
+"""Operators whose results may be in the memory of any operand, unwritten: their kernels let some tensor share another's, and nobody has
+judged which. Those of sparse tensors are among them, whose parts are tensors."""
 
 MAY_WRITE = _pairs("""
     add_group_norm_silu:1:1 block_multihead_attention_xpu:1:0 block_multihead_attention_xpu:2:1 block_multihead_attention_xpu:3:2

@@ -82,7 +82,7 @@ class Storages:
 
     Attributes:
         storages: All, in the order of the program.
-        parts: Value id -> its tensors: one, or those of a vector; of one that may be in memory of others, its own first.
+        parts: Value id -> its tensors: one, or those of a vector; behind them those in whose memory they may be.
         values: Value by id.
     """
 
@@ -142,29 +142,27 @@ class Storages:
 
     def _parts(self, op: Op, k: int, value: Value) -> tuple[Part, ...]:
         if op.name == COMBINE:
-            return tuple(part for v in op.operands if v != ABSENT for part in self.parts[v])
-        if op.name == SPLIT and len(self.parts[op.operands[0]]) == len(op.results):
-            part = self.parts[op.operands[0]][k]._replace(value=value.id)
-            self._number.setdefault(value.storage, part.storage)
-            return (part,)
-        others = () if value.dtype in ("vector", "null", "stack") else may_lie_in(op, k)
-        if others or op.num_blocks:
-            return self._own_or(op, value, [op.operands[o] for o in others])
-        shared = next((op.operands[o] for r, o in (*op.inplace, *op.views) if r == k), ABSENT)
-        if shared != ABSENT:
-            own = k not in dict(op.inplace)
-            tensor = value.dtype != "vector"
-            return tuple(
-                Part(part.storage, value.id if own else part.variable, part.root, value.id if tensor else part.value)
-                for part in self.parts[shared]
-            )
-        return self._own(op, value)
+            given = [self.parts[v] for v in op.operands if v != ABSENT]
+            return (*(parts[0] for parts in given if parts), *(part for parts in given for part in parts[1:]))
+        if op.name == SPLIT and len(self.parts[op.operands[0]]) >= len(op.results):
+            parts = self.parts[op.operands[0]]
+            self._number.setdefault(value.storage, parts[k].storage)
+            return tuple(part._replace(value=value.id) for part in (parts[k], *parts[len(op.results) :]))
+        shared = ABSENT if op.num_blocks else next((op.operands[o] for r, o in (*op.inplace, *op.views) if r == k), ABSENT)
+        own = self._own(op, value) if shared == ABSENT else self._of_operand(value, shared, k not in dict(op.inplace))
+        others = () if value.dtype in ("null", "stack") else may_lie_in(op, k)
+        places = dict.fromkeys((part.storage, part.root) for o in others for part in self.parts[op.operands[o]])
+        known = {part.storage for part in own}
+        variable = own[0].variable if shared != ABSENT and own else value.id
+        return (*own, *(Part(storage, variable, root, value.id) for storage, root in places if storage not in known))
 
-    def _own_or(self, op: Op, value: Value, others: Sequence[int]) -> tuple[Part, ...]:
-        """Where a value may be: in memory of its own, or in that of tensors that the operation is given."""
-        own = self._own(op, value)
-        given = {(part.storage, part.root): part for other in others for part in self.parts[other]}
-        return (*own, *(Part(storage, value.id, root, value.id) for storage, root in given if storage != own[0].storage))
+    def _of_operand(self, value: Value, shared: int, is_view: bool) -> tuple[Part, ...]:
+        """A result in an operand's memory, of which the executor has a variable of its own where it is a view."""
+        tensor = value.dtype != "vector"
+        return tuple(
+            Part(part.storage, value.id if is_view else part.variable, part.root, value.id if tensor else part.value)
+            for part in self.parts[shared]
+        )
 
     def _own(self, op: Op, value: Value) -> tuple[Part, ...]:
         if value.dtype == "vector":
@@ -212,7 +210,7 @@ class Storages:
         if op.num_blocks:
             return list(written)
         said = {op.operands[operand] for _, operand in (*op.inplace, *op.views)}
-        return [value for value in written if value not in said and not self.is_persistable(value)]
+        return [value for value in written if value not in said and not all(storage.persistable for storage in self.of(value))]
 
     def written_parts(self, op: Op, value: int) -> tuple[Part, ...]:
         """The tensors of one of an operation's `writes` that it writes: of a result that may be in memory of others, its own.
@@ -221,9 +219,11 @@ class Storages:
         and does not keep it behind others that read the operand's variable.
         """
         if op.results and value in self._hidden_writes(op):
-            return tuple(part._replace(variable=op.results[0]) for part in self.parts[value])
+            mine = (part for part in self.parts[value] if op.num_blocks or not self.storages[part.storage].persistable)
+            return tuple(part._replace(variable=op.results[0]) for part in mine)
         unsure = value in op.results and may_lie_in(op, op.results.index(value))
-        return self.parts[value][:1] if unsure else self.parts[value]
+        num_own = len(self.values[value].elements) if self.values[value].dtype == "vector" else 1
+        return self.parts[value][:num_own] if unsure else self.parts[value]
 
     def cleared_buffers(self) -> set[int]:
         """Numbers of the fused buffers of which an operation writes over a tensor."""

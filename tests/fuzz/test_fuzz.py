@@ -157,3 +157,14 @@ job one forward 0: {}
 """
     assert Closure(program(text.format("1-4@0"))).unwritten() == []
     assert Closure(program(text.format("1-2@0 4@0 3@0"))).unwritten() != []
+
+
+def test_the_oracle_looks_at_draws_of_backward_where_micro_batches_come_in_turn() -> None:
+    text = """
+#0 %0:float32[4]"x" = pd_op.data() forward
+#1 %1:float32[4] = pd_op.dropout(%0) forward
+#2 %2:float32[4] = pd_op.dropout(%0) backward
+job one forward 0: {}
+"""
+    in_turn, together = (program(text.format(items), count=2) for items in ("1-2@0 1-2@1", "1@0 1@1 2@0 2@1"))
+    assert [is_unsafe([plan], CPU) for plan in (in_turn, together)] == [False, True]

@@ -145,3 +145,54 @@ def test_a_result_that_is_only_kept_from_collection_exists_for_each_micro_batch(
         program = parse(KEPT.replace("NAME", name))
         assert Storages(program).is_once(1) == (not count)
         assert len(collect_items(program)) == count
+
+
+def test_what_may_be_in_memory_of_others_may_be_there_behind_a_vector_too() -> None:
+    """Put together and taken apart again, it is not in memory that nobody else knows."""
+    table = storages("""#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[2] = pd_op.full() forward
+#2 %2:float32[4] = custom_op.mine(%0) forward
+#3 %3:vector<float32[4];float32[2]> = builtin.combine(%2, %1) forward
+#4 %4:float32[4], %5:float32[2] = builtin.split(%3) forward
+""")
+    assert table.numbers(2) == (2, 0)
+    assert table.numbers(3) == (2, 1, 0)
+    assert table.numbers(4) == (2, 0)
+    assert table.numbers(5)[0] == 1
+
+
+def test_elements_of_a_kernels_vector_may_be_in_memory_of_what_it_is_given() -> None:
+    """As the operands that einsum keeps for backward, and its result where nothing is left to compute."""
+    table = storages("""#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[4] = pd_op.full() forward
+#2 %2:vector<float32[4];float32[4]> = builtin.combine(%0, %1) forward
+#3 %3:float32[4], %4:vector<float32[4];float32[4]> = pd_op.einsum(%2) forward
+#4 %5:float32[4], %6:float32[4] = builtin.split(%4) forward
+""")
+    assert table.numbers(3) == (2, 0, 1)
+    assert table.numbers(4) == (3, 4, 0, 1)
+    assert (table.numbers(5), table.numbers(6)) == ((3, 0, 1), (4, 0, 1))
+    assert [part.storage for part in table.written_parts(table.program.ops[3], 4)] == [3, 4]
+
+
+def test_a_result_in_place_may_be_in_the_memory_of_another_operand() -> None:
+    """`set_` gives its first operand's variable the memory of the second."""
+    table = storages("""#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[4] = pd_op.full() forward
+#2 %2:float32[4]~0 = pd_op.set_(%0, %1) forward inplace=0:0
+""")
+    assert table.numbers(2) == (0, 1)
+    assert {part.variable for part in table.parts[2]} == {0}
+    assert [part.storage for part in table.written_parts(table.program.ops[2], 2)] == [0]
+
+
+def test_an_unknown_operation_writes_what_is_given_to_it_though_that_may_be_in_what_lasts() -> None:
+    """Its operand is not what lasts; what lasts it writes only where it says so."""
+    table = storages("""#0 %0:float32[4]!"p" = builtin.parameter() forward
+#1 %1:float32[4] = custom_op.mine(%0) forward
+#2 %2:float32[4] = custom_op.mine(%1) forward
+""")
+    assert table.numbers(1) == (1, 0)
+    assert [[part.storage for part in table.written_parts(op, 1)] for op in table.program.ops[2:]] == [[1]]
+    assert table.writes(table.program.ops[2]) == [2, 1]
+    assert table.writes(table.program.ops[1]) == [1]

@@ -64,9 +64,11 @@ SHARED = {
         "view_slice": "0:0",
     },
     "WRITES": {"fused_linear_param_grad_add": "0:2"},
-    "MAY_SHARE": {"einsum": "1:0"},
+    "MAY_SHARE": {"set": "0:1"},
 }
 """Results and operands that share memory though no definition says so, as the kernels' sources do it."""
+PAIRS = ("VIEWS", "WRITES", "MAY_SHARE", "MAY_WRITE")
+"""Lists of `operators` that say which result and which operand."""
 APART = operators.names("""
     affine_grid affine_grid_grad as_strided_grad auc baddbmm_grad batch_norm_double_grad bilinear bilinear_grad bipartite_match box_clip
     c_concat c_embedding c_embedding_grad c_softmax_with_cross_entropy c_softmax_with_cross_entropy_grad coalesce_tensor conv2d
@@ -79,12 +81,14 @@ APART = operators.names("""
     matmul_with_flatten matmul_with_flatten_grad matrix_nms matrix_rank matrix_rank_atol_rtol matrix_rank_tol multiclass_nms3 nms
     quantize_linear rnn rnn_grad row_conv row_conv_grad segment_pool segment_pool_grad send_u_recv send_u_recv_grad send_ue_recv
     send_ue_recv_grad sequence_conv sequence_conv_grad sequence_expand_grad sequence_pool sequence_pool_grad slogdet_grad
-    slogdet_v2_grad softmax softmax_coo_grad_sp softmax_coo_sp softmax_grad svd_grad unfold unfold_grad unique unique_consecutive
+    slogdet_v2_grad softmax softmax_grad svd_grad unfold unfold_grad unique unique_consecutive
     viterbi_decode
+    all any check_finite_and_unscale frame frame_grad index_put index_put_grad instance_norm masked_fill masked_fill_grad masked_select
+    masked_select_grad matmul_grad median nanmedian roll set_value set_value_with_tensor std_grad var_grad
     fused_attention fused_rotary_position_embedding
 """)
-"""Operators whose kernels cut and shape tensors for their own use only, or whose results are only named like operands: all results have
-memory of their own, but for what they are declared to write in place."""
+"""Operators whose kernels cut, assign and shape tensors for their own use only, or whose results are only named like operands: all results
+have memory of their own, but for what they are declared to write in place."""
 
 
 def class_of(definition: Definition, drawing: set[str], acting: set[str]) -> str:
@@ -125,22 +129,21 @@ def sharing_of(definition: Definition, cutting: set[str], known: set[str]) -> tu
     for which, kinds in SHARED.items():
         if kind in kinds:
             return which, (kinds[kind],)
+    if definition.kernel in known:
+        return ("MAY_SHARE_ANY", ()) if definition.kernel in cutting else ("", ())
     results = [(k, name) for k, name in enumerate(definition.results) if name not in said]
     pairs = [(k, name, o, operand) for k, name in results for o, operand in enumerate(definition.operands)]
-    if definition.kernel in known:
-        which, pairs = "MAY_SHARE", pairs if definition.kernel in cutting else []
-    else:
-        which, pairs = "MAY_WRITE", [pair for pair in pairs if pair[1] in (f"{pair[3]}_out", f"out_{pair[3]}")]
-    return which, tuple(f"{k}:{o}" for k, _, o, _ in pairs)
+    return "MAY_WRITE", tuple(f"{k}:{o}" for k, name, o, operand in pairs if name in (f"{operand}_out", f"out_{operand}"))
 
 
 def sharing() -> dict[str, set[str]]:
-    """List -> `operator:result:operand`, as `operators` has them."""
+    """List -> `operator:result:operand`, or `operator` alone, as `operators` has them."""
     cutting, known = set(wheel.reaching(wheel.SHARES, False)), set(wheel.kernels())
-    found: dict[str, set[str]] = {"VIEWS": set(), "WRITES": set(), "MAY_SHARE": set(), "MAY_WRITE": set(), "": set()}
+    found: dict[str, set[str]] = {name: set() for name in (*PAIRS, "MAY_SHARE_ANY", "")}
     for definition in wheel.definitions().values():
         which, pairs = sharing_of(definition, cutting, known)
-        found[which].update(f"{operators.key(definition.name)}:{pair}" for pair in pairs)
+        key = operators.key(definition.name)
+        found[which].update(f"{key}:{pair}" for pair in pairs) if which in PAIRS else found[which].add(key)
     del found[""]
     return found
 
@@ -168,7 +171,7 @@ def text(classes: dict[str, set[str]], shared: dict[str, set[str]]) -> str:
     """The module with these lists."""
     source = FILE.read_text()
     lists = {f"{name.upper()} = names": keys for name, keys in classes.items()}
-    lists |= {f"{name} = _pairs": pairs for name, pairs in shared.items()}
+    lists |= {f"{name} = {'_pairs' if name in PAIRS else 'names'}": keys for name, keys in shared.items()}
     for name, keys in lists.items():
         rows = textwrap.fill(" ".join(sorted(keys)), 136, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
         head = f'{name}("""\n'

@@ -12,7 +12,7 @@ from interlace.errors import ProgramError
 from interlace.ir import Op, kinds, operators
 from interlace.ir.effects import ONLY_ABOVE_0, ONLY_AT_0
 from interlace.scheduler.memory.executor import REUSING
-from tests.operators import table, wheel
+from tests.operators import probe, table, wheel
 
 pytestmark = pytest.mark.paddle
 LISTS = {"draws": operators.DRAWS, "acts": operators.ACTS, "controls": operators.CONTROLS, "computes": operators.COMPUTES}
@@ -31,9 +31,9 @@ def test_every_operator_of_the_wheel_is_in_one_list() -> None:
 
 def test_every_operator_that_may_share_memory_without_saying_so_is_listed() -> None:
     """All of the wheel: by the code of its kernel, or by the names of its results where the wheel has no code."""
-    lists = {name: getattr(operators, name) for name in ("VIEWS", "WRITES", "MAY_SHARE", "MAY_WRITE")}
+    lists = {name: getattr(operators, name) for name in table.PAIRS}
     mine = {name: {f"{key}:{r}:{o}" for key, pairs in found.items() for r, o in pairs} for name, found in lists.items()}
-    assert mine == table.sharing()
+    assert mine | {"MAY_SHARE_ANY": operators.MAY_SHARE_ANY} == table.sharing()
     judged = {kind for judged in table.SHARED.values() for kind in judged} | table.APART
     assert judged <= {operators.key(name) for name in wheel.definitions()}
 
@@ -41,7 +41,7 @@ def test_every_operator_that_may_share_memory_without_saying_so_is_listed() -> N
 def test_an_operator_whose_sharing_nobody_has_judged_may_share() -> None:
     """With any operand where its kernel lets tensors share memory, with its namesake where it has no code; with none otherwise."""
     made = wheel.Definition("pd_op.new", ("x", "state"), (), ("out", "state_out"), "new")
-    assert table.sharing_of(made, {"new"}, {"new"}) == ("MAY_SHARE", ("0:0", "0:1", "1:0", "1:1"))
+    assert table.sharing_of(made, {"new"}, {"new"}) == ("MAY_SHARE_ANY", ())
     assert table.sharing_of(made, set(), set()) == ("MAY_WRITE", ("1:1",))
     assert table.sharing_of(made, set(), {"new"})[1] == ()
     said = wheel.Definition("pd_op.new_", ("x", "state"), (), ("out", "state_out"), "new", (("state_out", "state"),))
@@ -109,6 +109,47 @@ def test_attributes_that_keep_an_operator_from_drawing_exist() -> None:
     for kind, attribute in (ONLY_ABOVE_0 | ONLY_AT_0).items():
         assert attribute in wheel.definitions()[f"pd_op.{kind}"].attributes
         assert kind in operators.DRAWS
+
+
+DYNAMIC_ONLY = {
+    *((name, "x") for name in ("reshape", "flatten", "squeeze", "unsqueeze")),
+    ("batch_norm", "mean"),
+    ("batch_norm", "variance"),
+}
+"""What these share when they are called without a program; a program has views and results in place of their own names."""
+
+
+@pytest.mark.slow
+def test_called_operators_share_and_write_no_more_than_is_said() -> None:
+    """All of the wheel that can be called with guessed operands: more than half of them."""
+    names = probe.callable_operators()
+    seen = probe.seen(names, 60, 6)
+    assert len([each for each in seen.values() if each.calls]) > 600
+    unsaid = {}
+    for name, each in seen.items():
+        made, key = wheel.definitions()[name], operators.key(name)
+        lists = (operators.VIEWS, operators.WRITES, operators.MAY_SHARE, operators.MAY_WRITE)
+        listed = {(made.results[r], made.operands[o]) for pairs in lists for r, o in pairs.get(key, ())}
+        writable = {made.operands[o] for pairs in lists[1::2] for _, o in pairs.get(key, ())} | {operand for _, operand in made.inplace}
+        shared = (
+            [] if key in operators.MAY_SHARE_ANY else [pair for pair in each.shared if pair not in {*listed, *made.inplace, *made.views}]
+        )
+        wrong = [*(operand for _, operand in shared), *(operand for operand in each.written if operand not in writable)]
+        unsaid |= {(key, operand): each for operand in wrong if (key, operand) not in DYNAMIC_ONLY}
+    assert unsaid == {}
+
+
+def test_calling_an_operator_tells_what_it_shares_and_writes() -> None:
+    """By itself, and through an operand that is no result; of several tensors too."""
+    seen = probe.seen(["pd_op.view_slice", "pd_op.einsum", "pd_op.set", "pd_op.add", "pd_op.increment_"], 60, 20)
+    assert seen["pd_op.view_slice"].shared == [("out", "input")]
+    assert not seen["pd_op.view_slice"].written
+    assert seen["pd_op.einsum"].shared == [("inner_cache", "x"), ("out", "x")]
+    assert seen["pd_op.set"].shared == [("out", "source")]
+    assert seen["pd_op.increment_"].written == ["x"]
+    assert seen["pd_op.add"].calls > 5
+    assert not seen["pd_op.add"].shared
+    assert not seen["pd_op.add"].written
 
 
 LAYERS = """

@@ -33,6 +33,7 @@ std::string Pair(const std::pair<std::string, std::string> &pair) {
 
 extern "C" const char *interlace_definitions() {
   auto named = [](auto &each) { return Quoted(each.name); };
+  auto typed = [](auto &each) { return Quoted(each.type_name); };
   text = List_(pir::IrContext::Instance()->registered_op_info_map(), [&](auto &entry) {
     std::string head = "{\"name\":" + Quoted(entry.first);
     auto *yaml = entry.second.template GetInterfaceImpl<paddle::dialect::OpYamlInfoInterface>();
@@ -40,7 +41,9 @@ extern "C" const char *interlace_definitions() {
     auto [inputs, attributes, outputs, run_time, forward] = yaml->get_op_info_(entry.first);
     return head + ",\"operands\":" + List_(inputs, named) + ",\"attributes\":" + List_(attributes, named) + ",\"results\":" +
            List_(outputs, named) + ",\"kernel\":" + Quoted(run_time.kernel_func) + ",\"inplace\":" +
-           List_(run_time.inplace, Pair) + ",\"views\":" + List_(run_time.view, Pair) + "}";
+           List_(run_time.inplace, Pair) + ",\"views\":" + List_(run_time.view, Pair) + ",\"operand_types\":" +
+           List_(inputs, typed) + ",\"attribute_types\":" + List_(attributes, typed) + ",\"optional\":" +
+           List_(inputs, [](auto &each) { return std::string(each.optional ? "true" : "false"); }) + "}";
   });
   return text.c_str();
 }

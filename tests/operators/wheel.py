@@ -33,13 +33,17 @@ ACTS = re.compile(
     r"|_ZNSt13basic_filebufIcSt11char_traitsIcEE(4open|5close)|_ZNSt14basic_[io]fstream|_ZNSt13basic_fstream"
 )
 """Output, files and connections."""
-SHARES = re.compile(r"_ZNK?3phi11DenseTensor(13ShareDataWith|15ShareBufferWith|20ShareDataNoCheckWith|11ResetHolder|5Slice)")
-"""How a tensor gets the memory of another one."""
+SHARES = re.compile(
+    r"_ZNK?3phi11DenseTensor(13ShareDataWith|15ShareBufferWith|20ShareDataNoCheckWith|11ResetHolder|5Slice|aSERKS0_|aSEOS0_)"
+    r"|_ZN3phi11DenseTensorC[12]ERKSt10shared_ptr"
+)
+"""How a tensor gets the memory of another one: by name, by assignment, or made over it."""
 NOT_THROUGH = re.compile(
     r"enforce|Enforce|ErrorSummary|LogMessage|phi3jit7GenBase8dumpCode|_ZN6paddle12experimental|_ZN3phi9Generator|^PD_"
-    r"|_ZN3phi7dynload|CurGlobalRank"
+    r"|_ZN3phi7dynload|CurGlobalRank|_ZN3phi10CastKernel"
 )
-"""Functions on the way that are about errors, logs and settings: through them everything leads everywhere."""
+"""Functions on the way that are about errors, logs and settings: through them everything leads everywhere. A cast shares memory only where
+its operand has no shape yet."""
 NAMES = ("interlace_definitions", "interlace_kernels")
 """Functions of `wheel.cc`."""
 Ints = NDArray[np.int64]
@@ -53,6 +57,8 @@ class Definition(msgspec.Struct, frozen=True):
         operands, attributes, results: Their names.
         kernel: Name of its kernel; empty where it has none.
         inplace, views: Results and the operands whose memory they take.
+        operand_types, attribute_types: Names of Paddle's types; an operand may have one of an attribute's, and be given as one.
+        optional: Operands that may be left out.
     """
 
     name: str
@@ -62,6 +68,9 @@ class Definition(msgspec.Struct, frozen=True):
     kernel: str = ""
     inplace: tuple[tuple[str, str], ...] = ()
     views: tuple[tuple[str, str], ...] = ()
+    operand_types: tuple[str, ...] = ()
+    attribute_types: tuple[str, ...] = ()
+    optional: tuple[bool, ...] = ()
 
 
 class Kernel(msgspec.Struct, frozen=True, array_like=True):

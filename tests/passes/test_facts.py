@@ -1,0 +1,83 @@
+"""A user's pass that says of Paddle's operations what they are not is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from interlace.config import make_config
+from interlace.cost_model import GivenCosts
+from interlace.errors import PassError
+from interlace.ir import Program
+from interlace.ir.kinds import SHADOW_OUTPUT
+from interlace.passes import Pass, register
+from interlace.passes.base import Context
+from interlace.planning.plan import make_plans
+from tests.strategies import World, programs
+
+COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10})
+
+
+def of_op(program: Program, chosen: Callable[[Any], bool], **fields: Any) -> Program:
+    """The program with other fields of its first operation of a kind."""
+    first = next(op for op in program.ops if chosen(op))
+    return program.with_ops([msgspec.structs.replace(op, **fields) if op is first else op for op in program.ops])
+
+
+def of_values(program: Program, chosen: Callable[[Any], bool], **fields: Any) -> Program:
+    """The program with other fields of values of a kind."""
+    return program.with_ops(program.ops, [msgspec.structs.replace(value, **fields) if chosen(value) else value for value in program.values])
+
+
+def apart(program: Program) -> Program:
+    """What an operation writes in place is said to be in memory of its own."""
+    written = next(op for op in program.ops if op.inplace)
+    made = of_values(program, lambda value: value.id in written.results, storage=max(value.id for value in program.values) + 1)
+    return of_op(made, lambda op: op.id == written.id, inplace=())
+
+
+def fewer(program: Program) -> Program:
+    return msgspec.structs.replace(program, pipeline=msgspec.structs.replace(program.pipeline, num_micro_batches=1))
+
+
+LIES: dict[str, tuple[Callable[[Program], Program], str]] = {
+    "in place": (apart, "has inplace (), expected ((0, 0),)"),
+    "role": (
+        lambda program: of_op(program, lambda op: op.kind == "matmul_grad", role="optimize"),
+        "has role 'optimize', expected 'backward'",
+    ),
+    "unread": (lambda program: of_op(program, lambda op: op.kind == "matmul", no_buffer=(0, 1)), "has no_buffer (0, 1), expected ()"),
+    "lasting": (
+        lambda program: of_values(program, lambda value: value.persistable, persistable=False),
+        "has persistable False, expected True",
+    ),
+    "micro-batches": (fewer, "the step is now "),
+    "output": (
+        lambda program: program.with_ops([op for op in program.ops if op.name != SHADOW_OUTPUT]),
+        "inputs and outputs of the program stay",
+    ),
+}
+
+
+@register
+class Lies(Pass, frozen=True, kw_only=True):
+    """Say what is not so."""
+
+    name = "lies"
+    what: str = ""
+
+    def run(self, program: Program, context: Context) -> Program:
+        return LIES[self.what][0](program)
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_a_pass_that_says_what_paddle_does_not_is_refused(what: str) -> None:
+    """Lowering takes operations as Paddle has them: a proof of anything else proves nothing."""
+    given = programs(World(dp=2, micro_batches=2, schedule="accumulate"))
+    with pytest.raises(PassError) as found:
+        make_plans(given, make_config({"schedule_1f1b": {"interleave": "off"}, "lies": {"what": what}}), COSTS, "gpu")
+    assert str(found.value).startswith("pass 'lies': ")
+    assert LIES[what][1] in str(found.value)
