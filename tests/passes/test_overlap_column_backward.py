@@ -329,6 +329,29 @@ def test_a_reduction_that_leads_to_a_gradients_sum_alone_goes_with_it(kind: str)
     assert (9 in Backward(Graph(parse(text))).sinks) == (kind != "tanh")
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=4, max_size=9),
+    st.sets(st.integers(1, 9), min_size=1, max_size=2),
+    st.sets(st.integers(1, 9), max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_chain_has_what_follows_its_heads_and_what_only_the_chain_needs(
+    drawn: list[tuple[int, int]], heads: set[int], left_out: set[int]
+) -> None:
+    text = 'program rank=0 world=1 mode=train\n#0 %0:float32[4]"x" = pd_op.data() forward\n'
+    operands = {k: {max(0, k - back) for back in reads} for k, reads in enumerate(drawn, 1)}
+    for k, reads in operands.items():
+        text += f"#{k} %{k}:float32[4] = pd_op.add_n({', '.join(f'%{value}' for value in sorted(reads))}) backward\n"
+    within = set(operands) - left_out
+    expected, before = heads & within, None
+    while expected != before:
+        before = set(expected)
+        followers = {k for k in within if operands[k] & before}
+        makers = {value for k in before for value in operands[k] & within}
+        expected |= followers | {maker for maker in makers if all(k in before for k in operands if maker in operands[k])}
+    assert Backward(Graph(parse(text))).chain_of(heads, within) == expected
+
+
 @pytest.mark.parametrize("kind", ["matmul_grad", "bmm_grad", "linear_grad", "linear_v2_grad", "fused_gemm_epilogue_grad", "conv2d_grad"])
 def test_the_gradient_of_a_product_gives_dx_first(kind: str) -> None:
     backward = Backward(Graph(parse(LAYER.replace("pd_op.matmul_grad", f"pd_op.{kind}"))))
