@@ -208,8 +208,7 @@ class _Lowering:
         """Cut an input by micro-batch; returns the last operation that does."""
         value = self.graph.values[op.results[0]]
         source = self.captured.source_ops[op.origin].result(0)
-        batch = -1 if value.shape and value.shape[0] < 0 else (value.shape[0] * self.count if value.shape else 0)
-        shape = [batch, *value.shape[1:]] if value.shape and self.count > 1 else list(value.shape)
+        shape = [size if size < 0 or k else size * self.count for k, size in enumerate(value.shape)]
         self.fed[value.name] = tuple(shape)
         fed = paddle._C_ops.data(value.name, shape, source.dtype, self.device.undefined())
         if not value.shape or self.count == 1:

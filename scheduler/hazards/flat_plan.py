@@ -203,15 +203,15 @@ class _Writers:
 
 
 def _take_baseline_order(plan: FlatPlan) -> None:
-    """Take the version of accesses to state shared by forward and backward from Paddle's own schedule.
+    """Take the version of accesses to state shared by parts of the step from Paddle's own schedule.
 
-    Such state is persistable, written in one of them and used in the other (a buffer that forward updates and backward reads).
-    Only Paddle's order of jobs says which write each access finds, and with it the bits that a plan must keep.
+    Such state is persistable, written in one part (forward or backward of a model chunk) and used in another (a buffer that forward
+    updates and backward reads). Only Paddle's order of jobs says which write each access finds, and with it the bits that a plan must keep.
     """
     program, pipe = plan.program, plan.program.pipeline
     if pipe.schedule not in PIPELINES:
         return
-    shared = _shared_by_halves(plan)
+    shared = _shared_by_parts(plan)
     if not shared:
         return
     parts: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -230,8 +230,8 @@ def _take_baseline_order(plan: FlatPlan) -> None:
             writer.update((access.base, (position, part.micro_batch)) for access in plan.writes[position] if access.base in shared)
 
 
-def _shared_by_halves(plan: FlatPlan) -> dict[int, list[int]]:
-    """Base of a persistable storage -> operations of forward and backward that use it, if both do and one of them writes it.
+def _shared_by_parts(plan: FlatPlan) -> dict[int, list[int]]:
+    """Base of a persistable storage -> operations of forward and backward that use it, if those of several parts do and one writes it.
 
     Storages that several values use in turn are left out.
     """
@@ -246,8 +246,9 @@ def _shared_by_halves(plan: FlatPlan) -> dict[int, list[int]]:
                 users[access.base].append(position)
                 roots[access.base].add(access.root)
         written.update(access.base for access in plan.writes[position] if inside)
-    roles = {base: {plan.program.ops[position].role for position in positions} for base, positions in users.items()}
-    found = {base for base in written & users.keys() if len(roles[base]) > 1 and len(roots[base]) == 1}
+    ops = plan.program.ops
+    parts = {base: {(ops[position].role, ops[position].chunk) for position in positions} for base, positions in users.items()}
+    found = {base for base in written & users.keys() if len(parts[base]) > 1 and len(roots[base]) == 1}
     return {base: users[base] for base in sorted(found)}
 
 

@@ -41,14 +41,18 @@ class Build:
         return made
 
 
-def small_program(rows: int = 2, ring_ranks: tuple[int, ...] = (0, 1), alias: bool = False) -> Any:
-    """x @ w, all_reduce, gelu, mean; gradients; `g += dW`; `w -= g`. With `alias`, gelu and its gradient read the sum by a second name."""
+def small_program(rows: int = 2, ring_ranks: tuple[int, ...] = (0, 1), alias: bool = False, scaled: bool = False) -> Any:
+    """x @ w, all_reduce, gelu, mean; gradients; `g += dW`; `w -= g`. With `alias`, gelu and its gradient read the sum by a second name.
+
+    With `scaled` a number is fed besides, with which the product is multiplied.
+    """
     build = Build()
     ring = new_process_group(list(ring_ranks)).id
     with paddle.static.program_guard(build.main):
         w, g = (build.data(name, [4, 4], persistable=True) for name in "wg")
         x = build.data("x", [rows, 4])
         h = C.matmul(x, w, False, False)
+        h = C.multiply(h, build.data("by", [])) if scaled else h
         r = C.all_reduce(h, ring, 0)
         s = C.share_data_(r) if alias else r
         a = C.gelu(s, False)

@@ -11,6 +11,7 @@ from interlace.bridge.feeds import different_feed, matching_feed  # noqa: E402
 from interlace.bridge.lower import Lowered, lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.errors import PlanError  # noqa: E402
+from interlace.ir import Pipeline  # noqa: E402
 from tests.bridge.small import captured_small, planned  # noqa: E402
 
 pytestmark = pytest.mark.paddle
@@ -27,6 +28,15 @@ def batch(*shape: int) -> dict[str, np.ndarray]:
 def test_a_lowered_program_knows_its_batch() -> None:
     captured = captured_small()
     assert lower(captured, planned(captured), CpuDevice(paddle.CPUPlace())).fed == {"x": (6, 4)}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("rows", [2, -1])
+def test_a_batch_has_the_rows_of_all_micro_batches(rows: int, count: int) -> None:
+    """Unknown ones stay unknown. A number has none: each micro-batch gets it as it is."""
+    captured = captured_small(Pipeline(num_micro_batches=count, schedule="accumulate"), rows=rows, scaled=True)
+    found = lower(captured, planned(captured), CpuDevice(paddle.CPUPlace()))
+    assert found.fed == {"x": (max(-1, rows * count), 4), "by": ()}
 
 
 @pytest.mark.parametrize("data", [batch(8, 4), [batch(8, 4)], [None, {}], {"any": np.zeros((3, 4))}, None])

@@ -4,10 +4,10 @@
 nothing (read it); the share that is found says how well the tests hold the files. It belongs to no `make` target: what is drawn is
 judged by hand. Take a seed that was never used, for the tests that were written after a draw find its faults:
 
-    python -m tests.mutants.sample --seed 33311 --count 21 --only passes/ scheduler/hazards scheduler/memory bridge/lower.py
+    python -m tests.mutants.sample --seed 52003 --count 40 --only passes/ scheduler/hazards scheduler/memory bridge/lower.py
 
-All of these change something. The tests found 14 (67 %) when the draw was made: 5 of 9 in passes, 6 of 7 in hazards, 2 of 3 in memory, 1 of
-2 in lower.py.
+Two of these change nothing. Of the others the tests found 37 (97 %) when the draw was made; of those of the two draws before it (seeds
+52001 and 52002, 40 and 50 faults), after which tests were written, 35 of 39 (90 %) and 42 of 47 (89 %).
 """
 
 from __future__ import annotations

@@ -197,20 +197,24 @@ def test_what_is_no_plain_part_of_a_plain_gathering_stays(was: str, now: str) ->
     assert [program.ops for program in narrowed(texts)[0]] == [parse(each).ops for each in texts]
 
 
-def test_gatherings_of_one_group_are_told_apart_by_their_place_and_their_dim() -> None:
-    """The second of two gatherings of a group keeps another part on one rank: the first is exchanged, the second is not."""
+@pytest.mark.parametrize("kept_first", [0, 1])
+def test_gatherings_of_one_group_are_told_apart_by_their_place_and_their_dim(kept_first: int) -> None:
+    """Two gatherings of a group; of one of them a rank keeps another part. It stays, before the other or behind, which is exchanged."""
     texts = []
     for rank in (0, 1):
-        part = 1 - rank if rank else rank
+        second = rank if kept_first else 0
         texts.append(
-            text(rank, (0, 1), (4, 1), 0, 1)
+            text(rank, (0, 1), (4, 2), 0, 1, part=0 if kept_first else rank)
             + f"""
-#11 %11:float32[8,1] = pd_op.all_gather(%0) forward group=7 {{"nranks":2,"ring_id":7}}
-#12 %12:int64[1] = pd_op.full_int_array() forward {{"value":[{4 * part}]}}
-#13 %13:int64[1] = pd_op.full_int_array() forward {{"value":[{4 * part + 4}]}}
-#14 %14:float32[4,1] = pd_op.slice(%11, %12, %13) forward {{"axes":[0],"decrease_axis":[]}}
+#11 %11:float32[8,2] = pd_op.all_gather(%0) forward group=7 {{"nranks":2,"ring_id":7}}
+#12 %12:int64[1] = pd_op.full_int_array() forward {{"value":[{second}]}}
+#13 %13:int64[1] = pd_op.full_int_array() forward {{"value":[{second + 1}]}}
+#14 %14:float32[8,1] = pd_op.slice(%11, %12, %13) forward {{"axes":[1],"decrease_axis":[]}}
 """
         )
-    for program in narrowed(texts)[0]:
+    programs, reports = narrowed(texts)
+    for program in programs:
         kinds = [op.kind for op in program.ops if op.group == 7]
-        assert kinds == ["all_to_all", "all_gather"]
+        assert kinds == (["all_gather", "all_to_all"] if kept_first else ["all_to_all", "all_gather"])
+    assert sorted(rules_of(reports[0].remarks)) == ["gather-narrowed", "peers-keep-more"]
+    assert rules_of(reports[1].remarks) == ["gather-narrowed"]

@@ -207,6 +207,32 @@ def test_a_later_term_of_a_weights_sum_goes_with_the_earlier_one() -> None:
     assert not [each for each in declined(context) if each.place.op == 6]
 
 
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=6), st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_behind_dx_only_what_is_communicated_comes_first(between: list[tuple[int, int]], sent: int) -> None:
+    """Of operations between dX and its collective those that this needs, through others too; the rest runs beside it, in the old order."""
+    made, lines = [4], []
+    for k, reads in enumerate(between, 20):
+        first, second = (made[read % len(made)] for read in reads)
+        lines.append(f"#{k} %{k}:float32[4,8] = pd_op.add(%{first}, %{second}) backward\n")
+        made.append(k)
+    text = LAYER.replace("#6 ", "".join(lines) + "#6 ").replace("all_reduce(%4)", f"all_reduce(%{made[sent % len(made)]})")
+    text = text.replace("grad(%2, %7)", f"grad({', '.join(f'%{value}' for value in (2, 7, *made))})")
+    text = text.replace("#8 ", '#9 pd_op.send_v2(%8) backward group=18 {"peer":1}\n#8 ')  # no part of a weight's gradient
+    split, result, _ = overlapped(parse(text), only_gains=False, borrow=False)
+    producer = {value: op for op in split.ops for value in op.results}
+    needed: set[int] = set()
+    rest = [6]
+    while rest:
+        op = Graph(split).ops[rest.pop()]
+        needed.add(op.id)
+        rest += [producer[value].id for value in op.operands if value in producer]
+    order = [op.id for op in split.ops]
+    first, last = order.index(producer[4].id), order.index(6) + 1
+    expected = sorted(order[first:last], key=lambda op: op not in needed)
+    assert [op.id for op in result.ops] == [*order[:first], *expected, *order[last:]]
+
+
 def test_a_draw_in_a_weight_gradient_stays_where_it_stands() -> None:
     """Sinks of dW. The generator's draws keep their place, though only the sum reads this one."""
     draw = "#9 %9:float32[8,16] = pd_op.dropout(%5) backward\n"
@@ -301,6 +327,29 @@ def test_a_reduction_that_leads_to_a_gradients_sum_alone_goes_with_it(kind: str)
     between = f'#9 %9:float32[8,16] = pd_op.all_reduce(%5) backward group=18 {{"ring_id":18}}\n{then}\n'
     text = LAYER.replace("#5 ", f"{between}#5 ").replace("add_(%1, %5)", "add_(%1, %10)")
     assert (9 in Backward(Graph(parse(text))).sinks) == (kind != "tanh")
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=4, max_size=9),
+    st.sets(st.integers(1, 9), min_size=1, max_size=2),
+    st.sets(st.integers(1, 9), max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_chain_has_what_follows_its_heads_and_what_only_the_chain_needs(
+    drawn: list[tuple[int, int]], heads: set[int], left_out: set[int]
+) -> None:
+    text = 'program rank=0 world=1 mode=train\n#0 %0:float32[4]"x" = pd_op.data() forward\n'
+    operands = {k: {max(0, k - back) for back in reads} for k, reads in enumerate(drawn, 1)}
+    for k, reads in operands.items():
+        text += f"#{k} %{k}:float32[4] = pd_op.add_n({', '.join(f'%{value}' for value in sorted(reads))}) backward\n"
+    within = set(operands) - left_out
+    expected, before = heads & within, None
+    while expected != before:
+        before = set(expected)
+        followers = {k for k in within if operands[k] & before}
+        makers = {value for k in before for value in operands[k] & within}
+        expected |= followers | {maker for maker in makers if all(k in before for k in operands if maker in operands[k])}
+    assert Backward(Graph(parse(text))).chain_of(heads, within) == expected
 
 
 @pytest.mark.parametrize("kind", ["matmul_grad", "bmm_grad", "linear_grad", "linear_v2_grad", "fused_gemm_epilogue_grad", "conv2d_grad"])

@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from interlace.config import make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir import Program, parse
+from interlace.ir.kinds import BOUNDARY
 from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.passes import InsertEvents, Pipeline, ReturnMemory
 from interlace.planning.plan import make_plans
@@ -20,7 +22,7 @@ from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
-from tests.closure import Closure
+from tests.closure import Closure, collected
 from tests.default_passes import STREAMS
 from tests.interpreter import assert_same
 from tests.strategies import World, plan, programs, worlds
@@ -115,6 +117,42 @@ def test_what_no_stream_of_its_own_waits_for_stays_and_is_told() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        '%3:float32[1024,1024]!"v" = builtin.parameter()',
+        "%3:float32[2] = pd_op.exp(%1)",
+        '%3:float32[1024,1024]"y" = pd_op.data()',
+        "%3:float32[1024,1024]^pinned = pd_op.memcpy_d2h(%1)",
+    ],
+    ids=["parameter", "small", "input", "on the host"],
+)
+@pytest.mark.parametrize("order", ["%2, %3", "%3, %2"])
+def test_a_block_of_a_vector_is_given_back_whatever_else_is_in_it(other: str, order: str) -> None:
+    """Of what the other stream reads last in one vector, the block of this step's computation, and none that stays or is small."""
+    program = parse(f"""program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=accumulate
+passes schedule-1f1b
+#0 %0:float32[1024,1024]!"w" = builtin.parameter() forward
+#1 %1:float32[1024,1024]"x" = pd_op.data() forward
+#2 %2:float32[1024,1024] = pd_op.matmul(%1, %0) forward
+#3 {other} forward
+#4 %4:vector<float32[1024,1024];float32[1024,1024]> = builtin.combine({order}) forward
+#5 %5:float32[2] = pd_op.add_n(%4) forward stream="side"
+#6 %6:float32[2] = pd_op.exp(%1) forward
+#7 %7:float32[2] = pd_op.exp(%5) forward
+#8 %8:float32[2] = pd_op.exp(%7) forward
+#9 %9:float32[1024,1024] = pd_op.relu(%2) forward
+job a forward 0: {"" if "builtin" in other or "data" in other else "3@0 "}2@0 9@0 4-8@0
+""")
+    found, (report,) = Pipeline((ReturnMemory(),)).run(program, COST)
+    (reader,) = (op for op in found.ops if op.kind == "share_data")
+    assert (reader.operands, reader.stream, reader.role) == ((2,), "", "forward")
+    items = found.jobs[0].items
+    assert items[items.index((reader.id, 0)) - 1] == (7, 0)
+    assert [(each.rule, each.numbers) for each in report.remarks] == [("memory-returned", {"blocks": 1})]
+
+
 @pytest.mark.parametrize(("min_bytes", "some"), [(BLOCK, True), (BLOCK + 1, False)])
 def test_small_blocks_are_left_to_the_allocator(min_bytes: int, some: bool) -> None:
     found, _ = Pipeline((STREAMS[0], ReturnMemory(min_bytes=min_bytes))).run(summed(), COST)
@@ -161,3 +199,61 @@ def test_of_any_safe_plan_another_is_made_that_holds_no_more(world: World) -> No
     for before, after in zip(plans, found, strict=True):
         assert Closure(after).freed_early() == []
         assert in_order(after).peak() <= in_order(before).peak()
+
+
+@settings(max_examples=8, deadline=None)
+@given(worlds(max_pp=2, max_micro_batches=3, max_layers=2, streams=True, offload=False), st.sampled_from([0, 9, 32]))
+@example(WRITTEN_OVER, 0)
+@example(World(pp=2, mp=2, streams=True, gather=True), 0)
+def test_a_block_is_given_back_at_the_first_operation_of_its_stream_that_waits(world: World, min_bytes: int) -> None:
+    """By the closure without events, variable by variable; of each block that another stream uses last it is told what became of it."""
+    for each in plan(world):
+        before = msgspec.structs.replace(each, passes=("schedule-1f1b",), events=())
+        after, (report, *_) = Pipeline((ReturnMemory(min_bytes=min_bytes),)).run(before, H200)
+        closure, far = Closure(before), _used_last_elsewhere(before, min_bytes)
+        told = {remark.rule: remark for remark in report.remarks}
+        done, left = (told[rule].numbers["blocks"] if rule in told else 0 for rule in ("memory-returned", "returned-by-the-host"))
+        unusual = told.keys() - {"memory-returned", "returned-by-the-host"}
+        assert done + left == len(far) if not unusual else done + left <= len(far)
+        readers = {op.id: op for op in after.ops if op.id not in {op.id for op in before.ops}}
+        found = 0
+        for job in after.jobs:
+            for at, item in enumerate(job.items):
+                if item[0] in readers:
+                    behind = closure.place[next(other for other in reversed(job.items[:at]) if other[0] not in readers)]
+                    (value,) = readers[item[0]].operands
+                    (name,) = closure.names(value, item[1])
+                    if behind != closure.place[closure.rank.producer[value].id, item[1]]:  # there a reader changes nothing
+                        assert behind == _first_that_waits(closure, *far[name])
+                        found += 1
+        assert found == done
+
+
+def _used_last_elsewhere(program: Program, min_bytes: int) -> dict[Any, tuple[int, int]]:
+    """Variable of a block -> its first and its last use, where these are on two streams."""
+    closure = Closure(program)
+    collects = {op for op, _ in collected(program)}  # what they read is given back as others are
+    ends = {v for op in program.ops if op.name in BOUNDARY and op.id not in collects for v in (*op.operands, *op.results)}
+    kept = {id(cell) for v in ends for m in range(program.pipeline.num_micro_batches) for cell in closure.rank.cells_of(v, m)}
+    first, last, cell_of, written = {}, {}, {}, {}
+    for place in (closure.place[item] for job in program.jobs for item in job.items):
+        access = closure.access[place]
+        written.update(dict.fromkeys(access.writes, place))
+        for value in closure._named(place):
+            m = closure.items[place][1]
+            for cell, name in zip(closure.rank.cells_of(value, m), closure.names(value, m), strict=True):
+                if closure.lasting(id(cell)) or id(cell) in kept or closure.rank.values[name[0]].size_bytes < min_bytes:
+                    continue
+                first.setdefault(id(cell), place)
+                last[name], cell_of[name] = place, id(cell)
+    return {
+        name: (first[cell], last[name])
+        for name, cell in cell_of.items()
+        if closure.stream[first[cell]] != closure.stream[last[name]] and written[cell] <= last[name]
+    }
+
+
+def _first_that_waits(closure: Closure, made: int, last: int) -> int:
+    """The first operation of the block's stream, in the job of the last use, that starts when the last use is over."""
+    mine = (k for k in range(last + 1, closure.count) if closure.stream[k] == closure.stream[made] and closure.job[k] == closure.job[last])
+    return next(k for k in mine if closure.ordered(last, k))

@@ -199,6 +199,43 @@ job o optimizer 0: 1-3@0
     assert made.jobs[-1].items[-1] == (join.id, 0)
 
 
+GATHERED = """
+#0 %0:float32[4]!"w" = builtin.parameter() forward
+#1 %1:float32[4]!"v" = builtin.parameter() forward
+#2 %2:float32[4]!"u" = builtin.parameter() forward
+#3 %3:float32[2]"x" = pd_op.data() forward
+#4 %4:float32[2] = pd_op.exp(%3) forward
+#5 %5:float32[2] = pd_op.exp(%4) backward
+#6 %6:float32[2] = pd_op.full() optimize
+#7 %7:float32[4]~0! = pd_op.all_gather_(%6, %0) optimize group=7 stream="one" inplace=0:1
+#8 %8:float32[4]~1! = pd_op.all_gather_(%6, %1) optimize group=7 stream="one" inplace=0:1
+#9 %9:float32[4]~2! = pd_op.all_gather_(%6, %2) optimize group=7 stream="two" inplace=0:1
+#10 %10:float32[2] = pd_op.tanh(%6) optimize
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "behind", "joined"),
+    [
+        ("", "", [8, 9]),  # the last of each stream: what it wrote before is complete then
+        ("#11 %11:float32[4] = pd_op.exp(%8) optimize\n", " 11@0", [9]),  # computation waits for it anyway
+        ('#11 %11:float32[4] = pd_op.exp(%8) optimize stream="one"\n', " 11@0", [8, 9]),
+        ("#11 builtin.shadow_output(%8) optimize\n", "", [8, 9]),
+        ("#11 %11:float32[4] = pd_op.exp(%7) optimize\n", " 11@0", [8, 9]),
+    ],
+    ids=["alone", "read by computation", "read by its own stream", "an output", "another value read"],
+)
+def test_at_the_end_of_the_step_computation_waits_for_each_side_stream_once(more: str, behind: str, joined: list[int]) -> None:
+    """The reader belongs to the optimizer, runs once a step, behind all else, on the stream that computes."""
+    jobs = "".join(f"job f{m} forward {m}: 4@{m}\njob b{m} backward {m}: 5@{m}\n" for m in range(2))
+    made = assigned(f"{GATHERED}{more}{jobs}job o optimizer 0: 6-10@0{behind}\n", count=2)
+    require_proved(made)
+    readers = [op for op in made.ops if op.kind == "share_data" and op.operands != (6,)]  # that one is held by other readers
+    assert [op.operands for op in readers] == [(value,) for value in joined]
+    assert {(op.role, op.stream, op.priority) for op in readers} == {("optimize", "", 0)}
+    assert made.jobs[-1].items[-len(readers) :] == tuple((op.id, 0) for op in readers)
+
+
 CROSSED = """
 #0 %0:float32[2]"x" = pd_op.data() forward
 #1 %1:float32[2] = pd_op.exp(%0) forward

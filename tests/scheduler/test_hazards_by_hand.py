@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from interlace.ir import Program, parse
+from interlace.ir import Pipeline, Program, parse
+from interlace.ir.schedule import find_schedule
 from interlace.ir.target import GPU, Target
 from interlace.scheduler.hazards import check
 from interlace.scheduler.hazards.communication import shared_streams, wrong_groups
@@ -102,6 +105,61 @@ def test_the_next_step_finds_done_what_the_host_waited_for_in_this_one(waits: bo
     jobs = "".join(f"job j{k} forward 0: {k}@0\n" for k in range(1, 5))
     events = "event a 1@0 -> 2@0\nevent b 2@0 -> 3@0\n"
     assert kinds([rank(0, ops, jobs + events)], msgspec.structs.replace(GPU, name="host", job_end_waits=waits)) == found
+
+
+# ------------------------------------------------------------------------------------------------- state of several parts
+
+Part = tuple[str, int, int]
+"""A letter for forward or backward, the chunk, the micro-batch."""
+
+
+def own_order(schedule: str, chunks: int, micro_batches: int) -> list[Part]:
+    """The parts of the first of two stages in Paddle's own schedule."""
+    slots = find_schedule(schedule)(0, 2, micro_batches, chunks)
+    return [(part.kind, part.chunk, part.micro_batch) for slot in slots for part in slot.parts if part.kind in "FB"]
+
+
+def last_writes(order: list[Part], uses: dict[tuple[str, int], str]) -> dict[Part, Part | None]:
+    """Of each part that uses the state, the part that wrote it last."""
+    found, last = {}, None
+    for part in order:
+        if uses[part[:2]] != "none":
+            found[part] = last
+        last = part if uses[part[:2]] == "write" else last
+    return found
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_state_is_found_as_in_paddles_own_schedule(data: st.DataObject) -> None:
+    """Whichever parts of the step read and write it, forward and backward, of one chunk and of another: every use behind the same write."""
+    schedule = data.draw(st.sampled_from(["1F1B", "FThenB", "VPP"]))
+    chunks = 2 if schedule == "VPP" else 1
+    own = own_order(schedule, chunks, 4)
+    parts = [("F", k) for k in range(chunks)] + [("B", k) for k in reversed(range(chunks))]
+    uses = {part: data.draw(st.sampled_from(["write", "read", "none"])) for part in parts}
+    ops, state = "", 0
+    number = {part: k for k, part in enumerate(parts, 1)}
+    for (half, chunk), k in number.items():
+        role = f"{'forward' if half == 'F' else 'backward'} chunk={chunk}"
+        match uses[half, chunk]:
+            case "write":
+                ops += f"#{k} %{k}:float32[4]~0! = pd_op.relu_(%{state}) {role} inplace=0:0\n"
+                state = k
+            case "read":
+                ops += f"#{k} %{k}:float32[4] = pd_op.exp(%{state}) {role}\n"
+            case "none":
+                ops += f"#{k} %{k}:float32[4] = pd_op.full() {role}\n"
+    order = list(own)
+    for at in data.draw(st.lists(st.integers(0, len(own) - 2), max_size=3)):
+        order[at : at + 2] = order[at + 1], order[at]
+    names = {"F": "forward", "B": "backward"}
+    jobs = "".join(f"job j{k} {names[half]} {m}: {number[half, chunk]}@{m}\n" for k, (half, chunk, m) in enumerate(order))
+    program = rank(0, ops, jobs, micro_batches=4)
+    program = msgspec.structs.replace(program, pipeline=Pipeline(0, 2, 4, chunks, schedule))
+    found = kinds([program])
+    assert found <= {"wrong-version", "read-before-write"}
+    assert bool(found) == (last_writes(order, uses) != last_writes(own, uses))
 
 
 # ------------------------------------------------------------------------------------------------------ partners that differ

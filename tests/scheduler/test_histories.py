@@ -100,6 +100,31 @@ def test_calls_of_one_place_stand_for_one_captured_call(own: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("orders", "own", "elsewhere", "blamed"),
+    [
+        ("abcd", "one two three", "", "three"),
+        ("abcc", "one two three", "", "two"),
+        ("abcc", "one three", "", "one"),  # the second changed them too, and is none of the user's
+        ("abbb", "one two three", "two three", "one"),
+        ("aaaa", "one three", "two three", "one' or 'three"),  # none changed them: one of the user's it is
+        ("aabb", "one", "one", "one"),
+        ("abab", "", "", "one' or 'two' or 'three"),
+    ],
+)
+def test_of_a_users_passes_the_last_that_changed_these_calls_is_named(orders: str, own: str, elsewhere: str, blamed: str) -> None:
+    """Those that changed the calls of another group only are none of them. `orders`: of the one group, the same on both ranks."""
+    for strayed in (0, 1):
+        both = []
+        for rank in (0, 1):
+            made = history(rank, orders, own=tuple(own.split()))
+            other = tuple((name, (*found, *(Change(8, COLLECTIVE, name),) * (name in elsewhere))) for name, found in made.steps)
+            strange = (stray(0, 1), stray(1, 0)) if rank == strayed else ()
+            both.append(msgspec.structs.replace(made, steps=other, strays=strange))
+        (found,) = breaks(both)
+        assert (found.name, found.line[0][0], found.ranks) == (blamed, (0, 1, 2), (0, 1))
+
+
+@pytest.mark.parametrize(
     ("one", "two", "alike", "apart"),
     [
         (stray(0, None), stray(0, None), True, True),  # what they carry is equal; on ranks with other programs too, alone in their place

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from interlace.scheduler.memory import live as memory
 from interlace.scheduler.memory.throttle import (
     HostSync,
     _Alone,
+    _Search,
     gpu_peak,
     jobs_with_side_work,
     plan_host_syncs,
@@ -288,6 +291,38 @@ def test_jobs_that_use_memory_of_a_micro_batch_beside_computation(beside: str, f
     made = parse(text.replace(line, beside + ' stream="auto_parallel_mp"'))
     assert bool(jobs_with_side_work(made)) == found
     assert "forward_11" not in jobs_with_side_work(made)  # the last one
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=1, max_size=6), min_size=1, max_size=4),
+    st.frozensets(st.integers(0, 3)),
+    st.integers(1, 12),
+    st.integers(1, 30),
+)
+@settings(max_examples=40, deadline=None)
+def test_waits_stand_so_far_apart_and_look_so_far_back(
+    drawn: list[list[tuple[bool, int]]], chosen: frozenset[int], back: int, apart: int
+) -> None:
+    """Of the chosen jobs each op instance may wait for the last computation of its job that is over so long before it ends."""
+    text, first = 'program rank=0 world=2 mode=train\ngroup 7 = 0,1\n#0 %0:float32[4]"x" = pd_op.data() forward\n', [0]
+    for job in drawn:
+        for number, (is_computation, _) in enumerate(job, first[-1] + 1):
+            text += f"#{number} %{number}:float32[4] = pd_op.{'exp(%0)' if is_computation else 'recv_v2()'} forward"
+            text += "\n" if is_computation else ' group=7 stream="side" {"peer":1}\n'
+        first.append(first[-1] + len(job))
+    text += "".join(f"job j{k} forward 0: {begin + 1}-{end}@0\n" for k, (begin, end) in enumerate(pairwise(first)))
+    clock = np.cumsum([dur if is_computation else 0 for job in drawn for is_computation, dur in job])
+    targets, waits, due = np.full(len(clock), -1), {f"j{k}": [] for k in range(len(drawn))}, apart
+    for k, (begin, end) in enumerate(pairwise(first)):
+        for item in range(begin, end):
+            over = [at for at in range(begin, end) if drawn[k][at - begin][0] and clock[at] <= clock[item] - back]
+            targets[item] = max(over, default=-1) if k in chosen else -1
+            if targets[item] >= 0 and clock[item] >= due:
+                waits[f"j{k}"].append(((item + 1, 0), (int(targets[item]) + 1, 0)))
+                due = clock[item] + apart
+    search = _Search(parse(text), COST, frozenset(f"j{k}" for k in chosen))
+    assert search._targets(clock, back).tolist() == targets.tolist()
+    assert search._waits_looking_back(clock, targets, apart) == {name: tuple(each) for name, each in waits.items()}
 
 
 def test_waits_at_the_peak_join_those_that_there_are() -> None:
