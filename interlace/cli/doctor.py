@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
         help="check this machine and its Paddle",
-        description="Check what plans rely on: versions, internals of Paddle, flags, streams, events, memory, copies, times of the profile.",
+        description="Check what plans rely on: versions, internals and flags of Paddle, streams, events, memory, copies, times of the profile.",
         epilog="Exit code 1 if a rule does not hold. What was not checked is listed with the reason, and counts neither way.",
     )
     parser.add_argument(
@@ -54,32 +54,25 @@ def _prepared(target: str) -> Iterator[None]:
     Raises:
         ConfigError: It is not there.
     """
-    from interlace.errors import ConfigError
     from interlace.installed import require_paddle
+    from interlace.temporary import temporary_folder
 
     require_paddle()
     own = _own(target)
     if own is not None:
-        from interlace.temporary import temporary_folder
-
         own.require()
         with temporary_folder() as folder, contextlib.closing(own.install(0, 1, str(folder), 60.0)):
-            import paddle
+            from interlace.bridge.doctor.place import use_place
 
-            paddle.set_device(f"{paddle.device.get_all_custom_device_type()[0]}:0")
+            use_place("custom")
             yield
         return
     with postponed():
-        import paddle
+        from interlace.bridge.calibrate import import_paddle
+        from interlace.bridge.doctor.place import use_place
 
-        paddle.disable_signal_handler()
-    has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
-    custom = paddle.device.get_all_custom_device_type()
-    places = {"gpu": "gpu:0" if has_gpu else "", "custom": f"{custom[0]}:0" if custom else "", "cpu": "cpu"}
-    wanted = target or next(name for name, place in places.items() if place)
-    if not places[wanted]:
-        raise ConfigError(f"--target {wanted}: this Paddle sees no such device; expected one of {[each for each in places if places[each]]}")
-    paddle.set_device(places[wanted])
+        import_paddle()
+    use_place(target)
     yield
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from interlace.bridge.doctor.behaviour import Behaviour
-from interlace.bridge.doctor.internals import internals
+from interlace.bridge.doctor.internals import check_internals
 from interlace.bridge.doctor.lab import settings
 from interlace.bridge.doctor.times import check_profile
-from interlace.bridge.doctor.versions import check_flags, check_versions, versions
+from interlace.bridge.doctor.versions import check_flags, check_versions, installed_versions
 from interlace.bridge.profiles import default_profile, known_name
 from interlace.bridge.targets import Device, choose_device
 from interlace.cost_model import load_profile
@@ -29,14 +29,14 @@ def examine(profile: str = "", device: Device | None = None) -> Examination:
     device = device or choose_device()
     name = profile or default_profile(device)
     loaded = load_profile(name)
-    checks = [*check_versions(device, loaded), *internals(), *check_flags(device)]
+    checks = [*check_versions(device, loaded), *check_internals(), *check_flags(device)]
     with settings():
         behaviour = Behaviour(device)
         checks += behaviour.checks()
         checks.append(_collectives())
         lab = None if device.target.serial else behaviour.lab
         checks += check_profile(device, lab, name, loaded, bool(profile))
-    return Examination(known_name(device) or str(device.place), device.target.name, versions(), tuple(checks))
+    return Examination(known_name(device) or str(device.place), device.target.name, installed_versions(), tuple(checks))
 
 
 def _collectives() -> Check:

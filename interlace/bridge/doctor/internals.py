@@ -53,11 +53,13 @@ KNOWN = (
     ),
     Internals("a copy of what a step writes", "paddle.base.core.DenseTensor", "_copy_from _is_initialized _numel _dtype _place", (TUNE,)),
     Internals("agreement of ranks", "paddle.base.core", "create_or_get_global_tcp_store", (EVERYTHING,)),
-    Internals("the place", "paddle.base.framework", "_current_expected_place_", (EVERYTHING,)),
+    Internals("the place", "paddle.base.framework", "_current_expected_place_ get_flags", (EVERYTHING,)),
     Internals("jobs", "paddle.base.core", "Job Plan Place Scope StandaloneExecutor CPUPlace DataType", (EVERYTHING,)),
     Internals("jobs", "paddle.base.core.Job", "set_micro_batch_id set_skip_gc_vars micro_batch_id type", (EVERYTHING,)),
     Internals("jobs", "paddle.base.core.Plan", "job_list job_types ir_program", (EVERYTHING,)),
-    Internals("reading programs", "paddle.base.libpaddle.pir", "get_attrs_map_json get_op_inplace_info get_used_external_value", (EVERYTHING,)),
+    Internals(
+        "reading programs", "paddle.base.libpaddle.pir", "get_attrs_map_json get_op_inplace_info get_used_external_value", (EVERYTHING,)
+    ),
     Internals("reading programs", "paddle.pir", "Value is_fake_value", (EVERYTHING,)),
     Internals(
         "reading programs",
@@ -66,9 +68,16 @@ KNOWN = (
         (EVERYTHING,),
     ),
     Internals("building programs", "paddle.base.libpaddle.pir", "CloneOptions IrMapping PassManager fake_value", (EVERYTHING,)),
-    Internals("building programs", "paddle.pir", "set_insertion_point set_insertion_point_after set_insertion_point_to_block_end", (EVERYTHING,)),
+    Internals(
+        "building programs", "paddle.pir", "set_insertion_point set_insertion_point_after set_insertion_point_to_block_end", (EVERYTHING,)
+    ),
     Internals("building programs", "paddle.base.libpaddle.pir.Block", "add_kwarg kwargs ops", (EVERYTHING,)),
-    Internals("building programs", "paddle.base.libpaddle.pir.Operation", "clone erase operand set_bool_attr set_int_attr set_str_attr", (EVERYTHING,)),
+    Internals(
+        "building programs",
+        "paddle.base.libpaddle.pir.Operation",
+        "clone erase operand set_bool_attr set_int_attr set_str_attr",
+        (EVERYTHING,),
+    ),
     Internals(
         "building programs",
         "paddle._C_ops",
@@ -88,12 +97,19 @@ KNOWN = (
     Internals("groups of CPU ranks", "paddle.distributed.collective", "_new_process_group_impl", (RANKS,)),
     Internals("groups of CPU ranks", "paddle.distributed.parallel", "_new_process_group_impl", (RANKS,)),
     Internals("groups of CPU ranks", "paddle.distributed.communication.group._GroupManager", "group_map_by_id", (RANKS,)),
-    Internals("groups of CPU ranks", "paddle.distributed.auto_parallel.static.process_group", "ProcessGroup get_process_group new_process_group", (RANKS,)),
+    Internals(
+        "groups of CPU ranks",
+        "paddle.distributed.auto_parallel.static.process_group",
+        "ProcessGroup get_process_group new_process_group",
+        (RANKS,),
+    ),
     Internals("groups of CPU ranks", "paddle.distributed.auto_parallel.static.process_group.ProcessGroup", "instantiate", (RANKS,)),
     Internals("dynamic graph of CPU ranks", "paddle.base.core", "eager reshard", (RANKS,)),
     Internals("engine of CPU ranks", ENGINE, "remove_unuseful_comm_op_pass", (RANKS,)),
     Internals("engine of CPU ranks", "paddle.base.executor", "_StandaloneExecutor", (RANKS,)),
-    Internals("fused buffers of CPU ranks", "paddle.distributed.fleet.utils.tensor_fusion_helper", "__current_device_type__ alignment", (RANKS,)),
+    Internals(
+        "fused buffers of CPU ranks", "paddle.distributed.fleet.utils.tensor_fusion_helper", "__current_device_type__ alignment", (RANKS,)
+    ),
     Internals("half precision of CPU ranks", "paddle.sysconfig", "get_include get_lib", (RANKS,)),
     Internals("half precision of CPU ranks", "paddle.version", "commit", (RANKS,)),
     Internals("dumps", "paddle.distributed.auto_parallel.api", "DistModel ShardingStage3 get_placement_with_sharding", (RANKS,)),
@@ -103,7 +119,7 @@ KNOWN = (
 )
 
 
-def internals() -> list[Check]:
+def check_internals() -> list[Check]:
     """A check for each purpose: all its names are there, or those that are not."""
     by_purpose: dict[tuple[str, tuple[Feature, ...]], list[str]] = {}
     counts: dict[tuple[str, tuple[Feature, ...]], int] = {}

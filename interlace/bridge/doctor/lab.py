@@ -108,7 +108,7 @@ class Lab:
             each = (several - once) / 4
             if each >= LEAST_OP_S or size == SIZES[-1]:
                 break
-        self.slow = Slow(size, max(4, round(SLOW_S / max(each, 1e-5))))
+        self.slow = Slow(size, max(12, round(SLOW_S / max(each, 1e-5))))
         self.slow_s = self._slow_s(self.slow)
 
     def _slow_s(self, slow: Slow) -> float:
@@ -119,7 +119,12 @@ class Lab:
         return min(step.run().done_s for _ in range(3))
 
     def step(
-        self, jobs: Sequence[Callable[[Any, Any], object]], size: int = 0, events: bool = True, waits: Sequence[tuple[str, str]] = (), watched: bool = True
+        self,
+        jobs: Sequence[Callable[[Any, Any], object]],
+        size: int = 0,
+        events: bool = True,
+        waits: Sequence[tuple[str, str]] = (),
+        watched: bool = True,
     ) -> Step:
         """A step of these jobs, each of which adds its operations to the program.
 
@@ -205,7 +210,7 @@ class Step:
         self.fill = 3.0 - self.fill
         self._feed("x", np.full((self.size, self.size), self.fill, "float32"))
         self.device.synchronize()
-        fed = [name for name in ("x", "one") if name in self.lowered.fed]
+        fed: list[str] = [name for name in ("x", "one") if name in self.lowered.fed]
         with _watching(self.buffers(), then or {}) as came_s:
             start = time.perf_counter()
             self.executor.run(fed, False)

@@ -9,6 +9,7 @@ import paddle
 
 from interlace.bridge.calibrate import DTYPES, Bench, Case, cases
 from interlace.bridge.doctor.lab import STREAMS, Lab, on
+from interlace.bridge.guard import fault_of
 from interlace.bridge.profiles import known_name
 from interlace.bridge.targets import Device
 from interlace.cost_model import CostModel
@@ -73,7 +74,7 @@ def _operations(device: Device, costs: CostModel) -> Iterator[Check]:
         try:
             each_ns = [bench.op_ns(case)[0] - host_ns for _ in range(TRIES)]
         except Exception as error:
-            yield Check(title, _us(expected.dur_ns), f"not measured: {' '.join(str(error).split())[:160]}", "not checked", (TIMES,), GROUP)
+            yield Check(title, _us(expected.dur_ns), f"not measured: {fault_of(error).text[:200]}", "not checked", (TIMES,), GROUP)
             continue
         yield _held(title, expected.dur_ns, each_ns, expected.rel_error)
 

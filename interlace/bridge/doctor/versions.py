@@ -60,7 +60,7 @@ CHECKED = (
 )
 
 
-def versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Of what is installed here, by name."""
     found = {"interlace": VERSION, "paddle": paddle_version(), "python": platform.python_version()}
     if paddle.is_compiled_with_cuda():
@@ -114,7 +114,14 @@ def _shown(value: Any) -> str:
 def _set_by_runs() -> Check:
     unknown = [name for name in SET if _flag(name) is None]
     found = f"this build of Paddle has no {', '.join(unknown)}" if unknown else "known"
-    return Check("flags that runs set", ", ".join(name.removeprefix("FLAGS_") for name in SET), found, "fails" if unknown else "holds", (EVERYTHING,), FLAGS)
+    return Check(
+        "flags that runs set",
+        ", ".join(name.removeprefix("FLAGS_") for name in SET),
+        found,
+        "fails" if unknown else "holds",
+        (EVERYTHING,),
+        FLAGS,
+    )
 
 
 def _flag(name: str) -> Any:
