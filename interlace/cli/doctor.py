@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
         help="check this machine and its Paddle",
-        description="Check what plans rely on: versions, internals and flags of Paddle, streams, events, memory, copies, times of the profile.",
+        description="Check what plans rely on: versions, internals and flags of Paddle, streams, events, memory, copies, times.",
         epilog="Exit code 1 if a rule does not hold. What was not checked is listed with the reason, and counts neither way.",
     )
     parser.add_argument(
@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
 
     check_file("--json", args.json)
     with _prepared(args.target), Alive("doctor", "running small programs through Paddle"):
-        from interlace.bridge.doctor import examine
+        from interlace.bridge.doctor.examine import examine
 
         found = examine(args.device)
     write_json(args.json, found)

@@ -13,7 +13,11 @@ import paddle
 import pytest
 
 from interlace.bridge.doctor import internals, times, versions
+from interlace.bridge.doctor.behaviour import Behaviour
+from interlace.bridge.doctor.examine import examine
+from interlace.bridge.doctor.lab import Lab
 from interlace.bridge.targets.cpu import CpuDevice
+from interlace.bridge.targets.custom import CustomDevice
 from interlace.bridge.targets.gpu import GpuDevice
 from interlace.cli import main
 from interlace.cost_model import load_profile
@@ -186,3 +190,20 @@ def test_targets_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--target gpu: this Paddle sees no such device; expected one of ['cpu']" in capsys.readouterr().err
     assert main(["doctor", "--target", "cpu", "--device", "nothing"]) == 2
     assert "no device profile 'nothing'" in capsys.readouterr().err
+
+
+def test_a_paddle_without_an_internal_ends_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot even be imported is a row beside the internal that is missing, and no traceback."""
+    monkeypatch.delattr("paddle.base.executor._ExecutorCache")
+    for name in [name for name in sys.modules if name in ("interlace.bridge.guard", "interlace.bridge.doctor.behaviour")]:
+        monkeypatch.delitem(sys.modules, name)
+    found = examine()
+    assert {each.rule for each in found.failed} == {"several plans in a run", "small programs"}
+
+
+def test_a_device_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Behaviour(CustomDevice(paddle.CPUPlace()))
+    monkeypatch.setattr(Lab, "prepare", lambda lab: 1 // 0)
+    first, *others = rows.checks()
+    assert (first.rule, first.verdict, first.found) == ("small programs", "fails", "ZeroDivisionError: integer division or modulo by zero")
+    assert {(each.verdict, each.found) for each in others} == {("not checked", "no small program could be run")}

@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 
 from interlace.bridge.doctor.lab import SMALL, STREAMS, Lab, Seen, Step, keep, on
-from interlace.bridge.guard import fault_of
+from interlace.bridge.guard import attempt, fault_of
 from interlace.bridge.targets import Device
 from interlace.report.checks import EVERYTHING, MEMORY, OFFLOAD, OVERLAP, PRIORITIES, RETURN, THROTTLE, TIMES, Check, Feature, Verdict
 
@@ -29,6 +29,7 @@ WAITED = 0.8
 AHEAD = 0.85
 """Of two equal pieces of work the favoured one ends within this share of the other's time."""
 NUM_BLOCKS = 64
+NO_PROGRAM = "no small program could be run"
 MARK = 7.0
 
 
@@ -38,12 +39,14 @@ class Behaviour:
 
     Attributes:
         device: On which all run.
+        runs: Whether small programs run at all.
         side_by_side: Whether streams run side by side; without that nothing can be early, and the order of things cannot be checked.
     """
 
     device: Device
     lab: Lab = field(init=False)
     side_by_side: bool = False
+    runs: bool = True
 
     def __post_init__(self) -> None:
         self.lab = Lab(self.device)
@@ -51,7 +54,12 @@ class Behaviour:
     def checks(self, only: Collection[str] = ()) -> list[Check]:
         """All of them, or those of some rules, in an order in which later ones know what earlier ones found."""
         if not self.device.target.serial and not self.lab.slow_s:
-            self.lab.prepare()
+            _, failure = attempt(self.lab.prepare)
+            if failure is not None:
+                self.runs = False
+                row = Check("small programs", "can be built and run", fault_of(failure).text[:200], "fails", (EVERYTHING,), GROUP)
+                rest = [(each, each.expected(self.device)) for each in RULES]
+                return [row, *(Check(each.name, said, NO_PROGRAM, "not checked", each.rests, GROUP) for each, said in rest)]
         return [self._made(each) for each in RULES if not only or each.name in only]
 
     def _made(self, rule: Rule) -> Check:
@@ -286,8 +294,6 @@ class Behaviour:
             return "not checked", "memory is collected by events on this target"
         self.device.release_memory()
         before = self.device.reserved_bytes()
-        if not before:
-            return "not checked", "Paddle does not tell how much memory this device has reserved"
         block = 4 * self.lab.slow.size**2
 
         def chain(x: Any, one: Any) -> None:
@@ -295,8 +301,12 @@ class Behaviour:
             for _ in range(NUM_BLOCKS):
                 value = paddle._C_ops.scale(value, 1.0, 0.0, True)
 
-        self.lab.step([chain])
-        grew = self.device.reserved_bytes() - before
+        step = self.lab.step([chain])
+        reserved = self.device.reserved_bytes()
+        if not reserved:
+            return "not checked", "Paddle does not tell how much memory this device has reserved"
+        step.run()
+        grew = max(reserved, self.device.reserved_bytes()) - before
         return _by(grew <= NUM_BLOCKS // 2 * block), f"{grew / block:.0f} blocks more for {NUM_BLOCKS + self.lab.slow.count} results"
 
     def _slow(self, stream: str) -> Callable[[Any, Any], None]:
