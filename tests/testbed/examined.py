@@ -1,4 +1,5 @@
 """`interlace doctor`'s checks of the device under switches of the testbed: `python examined.py NAME...` prints JSON.
+`python examined.py RANK WORLD FOLDER` looks at collectives with other ranks that meet in the folder.
 
 Each name is a set of switches in words, or `as it is`; the values are verdicts by rule.
 """
@@ -12,6 +13,7 @@ import tempfile
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from interlace.cost_model.profile import DeviceProfile
 from testbed import delays, device
@@ -48,7 +50,26 @@ def sure(profile: DeviceProfile) -> DeviceProfile:
     return msgspec.structs.replace(profile, ops=tuple(msgspec.structs.replace(each, spread_ns=0) for each in profile.ops))
 
 
+def together(rank: int, world: int, folder: str) -> None:
+    with contextlib.closing(TARGET.install(rank, world, folder, 60.0)) as transport:
+        import paddle
+
+        paddle.set_device(f"{device.NAME}:0")
+        from interlace.bridge.doctor.behaviour import Behaviour
+        from interlace.bridge.doctor.lab import settings
+        from interlace.bridge.targets import choose_device
+
+        with settings():
+            (check,) = Behaviour(choose_device()).checks({"collectives"})
+        device.synchronize()
+        transport.all_reduce(np.ones(1, np.float32), "sum", 0, range(world))  # all leave together
+    print("RESULTS " + json.dumps([check.verdict, check.found]), flush=True)
+
+
 def main() -> None:
+    if len(sys.argv) == 4 and sys.argv[1].isdigit():
+        together(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+        return
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(TARGET.install(0, 1, folder, 60.0)):
         import paddle

@@ -35,10 +35,14 @@ RESTS = {
 }
 
 
-def _examined(*names: str, switches: str = "") -> dict[str, Any]:
+def _environment() -> dict[str, str]:
     from testbed.gpus import python_path
 
-    env = {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1"}
+
+
+def _examined(*names: str, switches: str = "") -> dict[str, Any]:
+    env = _environment()
     if switches:
         env["TESTBED_SWITCHES"] = switches
     script = Path(__file__).with_name("examined.py")
@@ -55,7 +59,8 @@ def examined(plugin: Path) -> dict[str, Any]:
 
 
 def test_all_rules_hold_as_it_is(examined: dict[str, Any]) -> None:
-    assert {rule: found for rule, (verdict, found, _) in examined["as it is"].items() if verdict != "holds"} == {}
+    left = {rule: (verdict, found) for rule, (verdict, found, _) in examined["as it is"].items() if verdict != "holds"}
+    assert left == {"collectives": ("not checked", "there is one rank: nothing to communicate with")}
     assert {rule: examined["as it is"][rule][2] for rule in RESTS} == RESTS
 
 
@@ -66,7 +71,7 @@ def test_the_other_behaviour_fails_its_rules(examined: dict[str, Any], switch: s
 
 
 def test_every_rule_has_a_switch_that_fails_it(examined: dict[str, Any]) -> None:
-    assert set().union(*FAILS.values()) | {"named streams"} == set(examined["as it is"])
+    assert set().union(*FAILS.values()) | {"named streams", "collectives"} == set(examined["as it is"])
 
 
 def test_one_stream_for_all(plugin: Path) -> None:
@@ -76,6 +81,24 @@ def test_one_stream_for_all(plugin: Path) -> None:
     assert {(verdict, text) for verdict, text, _ in found.values()} == {
         ("not checked", "streams do not run side by side here, so that nothing is early")
     }
+
+
+@pytest.mark.parametrize(("switches", "verdict"), [("", "holds"), (ONE, "fails")])
+def test_collectives_beside_computation(plugin: Path, tmp_path: Path, switches: str, verdict: str) -> None:
+    from tests.testbed.variant import need_ranks
+
+    need_ranks(2)
+    env = {**_environment(), **({"TESTBED_SWITCHES": switches} if switches else {})}
+    script = os.fspath(Path(__file__).with_name("examined.py"))
+    words = [[sys.executable, script, str(rank), "2", os.fspath(tmp_path)] for rank in range(2)]
+    ranks = [subprocess.Popen(each, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for each in words]
+    try:
+        said = [rank.communicate(timeout=200) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    found = [json.loads(line.removeprefix("RESULTS ")) for out, _ in said for line in out.splitlines() if line.startswith("RESULTS ")]
+    assert [each[0] for each in found] == [verdict] * 2, (found, said[0][1][-2000:])
 
 
 def test_times_that_are_off_fail(plugin: Path) -> None:
@@ -90,9 +113,7 @@ def test_times_that_are_off_fail(plugin: Path) -> None:
 
 def test_the_command(plugin: Path, tmp_path: Path) -> None:
     """A rule that fails names what rests on it and the line that does without; the exit code is 1."""
-    from testbed.gpus import python_path
-
-    env = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "TESTBED_SWITCHES": "pageable=1"}
+    env = {**_environment(), "TESTBED_SWITCHES": "pageable=1"}
     words = [sys.executable, "-m", "interlace", "doctor", "--target", "testbed", "--json", os.fspath(tmp_path / "found.json")]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1, done.stderr[-3000:]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle.distributed.auto_parallel.static.process_group import new_process_group
 
 from interlace.bridge.doctor.lab import SMALL, STREAMS, Lab, Seen, Step, keep, on
 from interlace.bridge.guard import attempt, fault_of
@@ -20,7 +21,7 @@ from interlace.report.checks import EVERYTHING, MEMORY, OFFLOAD, OVERLAP, PRIORI
 
 GROUP = "the device and the executor"
 A, B, C, D = STREAMS
-LOW, HIGH = "interlace_check_low", "interlace_check_high"
+LOW, HIGH, RING = "interlace_check_low", "interlace_check_high", "interlace_check_ring"
 TRIES = 3
 AT_ONCE = 0.5
 """The host, or an operation, did not wait for slow work if it took at most this share of it."""
@@ -158,6 +159,28 @@ class Behaviour:
         return _by(
             _share_of_high(seen) <= AHEAD
         ), f"the low one ended after {_ms(seen.came_s[0])}, the high one after {_ms(seen.came_s[1])}"
+
+    def collectives(self) -> tuple[Verdict, str]:
+        """An all_reduce of all ranks is issued behind slow computation; every rank comes here and runs the same number of steps."""
+        world = paddle.distributed.ParallelEnv().world_size
+        if world < 2:
+            return "not checked", "there is one rank: nothing to communicate with"
+        group = new_process_group(list(range(world)))
+        group.instantiate()
+
+        def reduce(x: Any, one: Any) -> None:
+            total = on(paddle._C_ops.all_reduce(on(_corner(x), A), group.id, 0), RING)
+            on(paddle._C_ops.memcpy_d2h(total, 0), B)
+
+        step = self.lab.step([self._slow(""), reduce])
+        seen = [step.run() for _ in range(TRIES)]
+        total = float(step.buffers()[0][-1])
+        if total != world * step.fill:
+            return "fails", f"the sum over {world} ranks was {total}, expected {world * step.fill}"
+        best = min(seen, key=lambda each: each.came_s.get(0, each.done_s) / each.done_s)
+        came_s = best.came_s.get(0, best.done_s)
+        found = f"the sum over {world} ranks, issued behind {_ms(best.done_s)} of computation, was there after {_ms(came_s)}"
+        return _by(came_s <= AT_ONCE * best.done_s), found
 
     # ---------------------------------------------------------------------------------------------------------------- host
 
@@ -339,6 +362,7 @@ RULES = (
     Rule("order inside a job", Behaviour.inside, _says("the executor orders streams by what they read"), (EVERYTHING,)),
     Rule("order across jobs", Behaviour.across, _says("events order streams, and nothing else does"), (EVERYTHING,)),
     Rule("priorities of streams", Behaviour.priorities, _says("work of higher priority goes first"), (PRIORITIES,)),
+    Rule("collectives", Behaviour.collectives, _says("run beside computation"), (OVERLAP,)),
     Rule(
         "the host at the end of a job",
         Behaviour.host,

@@ -6,7 +6,7 @@ import platform
 
 from interlace.bridge.doctor.internals import check_internals
 from interlace.installed import paddle_version
-from interlace.report.checks import EVERYTHING, OVERLAP, Check, Examination
+from interlace.report.checks import EVERYTHING, Check, Examination
 from interlace.version import VERSION
 
 DEVICE = "the device and the executor"
@@ -49,12 +49,6 @@ def _examine(profile: str, internals: list[Check]) -> Examination:
     with settings():
         behaviour = Behaviour(device)
         checks += behaviour.checks()
-        checks.append(_collectives())
         lab = None if device.target.serial or not behaviour.runs else behaviour.lab
         checks += check_profile(device, lab, name, loaded, bool(profile))
     return Examination(known_name(device) or str(device.place), device.target.name, installed_versions(), tuple(checks))
-
-
-def _collectives() -> Check:
-    found = "there is one rank: nothing to communicate with"
-    return Check("collectives", "run beside computation", found, "not checked", (OVERLAP,), DEVICE)
