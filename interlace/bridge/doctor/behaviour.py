@@ -172,8 +172,11 @@ class Behaviour:
             total = on(paddle._C_ops.all_reduce(on(_corner(x), A), group.id, 0), RING)
             on(paddle._C_ops.memcpy_d2h(total, 0), B)
 
-        step = self.lab.step([self._slow(""), reduce])
-        seen = [step.run() for _ in range(TRIES)]
+        meet, step = self.lab.step([reduce]), self.lab.step([self._slow(""), reduce])
+        seen = []
+        for _ in range(2 * TRIES):
+            meet.run()  # ranks start together
+            seen.append(step.run())
         total = float(step.buffers()[0][-1])
         if total != world * step.fill:
             return "fails", f"the sum over {world} ranks was {total}, expected {world * step.fill}"
