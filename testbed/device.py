@@ -193,7 +193,7 @@ def new_streams(priority: int) -> Iterator[None]:
 
 
 def stream_priorities() -> list[int]:
-    """Of every stream, by number; with host threads they change nothing."""
+    """Of every stream, by number."""
     return [plugin().tb_stream_priority(number) for number in range(plugin().tb_stream_count())]
 
 

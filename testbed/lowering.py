@@ -21,6 +21,12 @@ class TestbedDevice(CustomDevice):
     target: ClassVar[Target] = RULES
     labels_all: ClassVar[bool] = True
     tunes: ClassVar[bool] = False
+    passes_priorities: ClassVar[bool] = True
+
+    def reserved_bytes(self) -> int:
+        from testbed.device import memory
+
+        return memory().reserved
 
     def label(self, built: Any, text: str) -> None:
         built.set_str_attr("interlace_at", text)

@@ -23,7 +23,7 @@ from datetime import date
 from math import prod
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,6 +44,9 @@ from interlace.installed import require_paddle
 from interlace.ir.program import DTYPE_BYTES
 from interlace.temporary import temporary_folder
 from interlace.version import VERSION
+
+if TYPE_CHECKING:
+    from interlace.bridge.targets import Device
 
 DTYPES = {"cpu": "float32", "gpu": "bfloat16"}
 TINY = 4
@@ -67,17 +70,24 @@ class Case:
 
 @dataclass(slots=True)
 class Bench:
-    """Runs programs on one device; about `budget_s` is spent on each figure, the median of `num_runs`."""
+    """Runs programs on one device; about `budget_s` is spent on each figure, the median of `num_runs`.
+
+    `on` is a device that programs are built for otherwise than Paddle builds them.
+    """
 
     device: str
     budget_s: float
     num_runs: int
+    on: Device | None = None
     place: Any = field(init=False)
 
     def __post_init__(self) -> None:
         import paddle
         from paddle.base import core
 
+        if self.on is not None:
+            self.place = self.on.place_attribute()
+            return
         self.place = core.Place()
         self.place.set_place(paddle.CUDAPlace(0) if self.device == "gpu" else paddle.CPUPlace())
 
@@ -91,6 +101,8 @@ class Bench:
             program = paddle.static.Program()
             with paddle.static.program_guard(program, paddle.static.Program()):
                 build()
+            if self.on is not None:
+                self.on.finish(program, f"job{number}")
             programs[f"job{number}"] = program
         scope = core.Scope()
         with paddle.static.scope_guard(scope):
@@ -105,7 +117,9 @@ class Bench:
         return time.perf_counter() - start
 
     def _sync(self) -> None:
-        if self.device == "gpu":
+        if self.on is not None:
+            self.on.synchronize()
+        elif self.device == "gpu":
             import paddle
 
             paddle.device.synchronize()

@@ -26,13 +26,14 @@ def costs_for(config: Config, device: Device, profile: str = "") -> tuple[CostMo
     Raises:
         ConfigError: There is no such profile, or it is of another GPU and `force_device` is off.
     """
-    name = profile or config.device or _default(device)
+    name = profile or config.device or default_profile(device)
     loaded = load_profile(name)
     require_own_gpu(loaded, config, device, f"{'device' if profile or config.device else 'no device is chosen, so'} {name!r}")
     return CostModel(loaded), name
 
 
-def _default(device: Device) -> str:
+def default_profile(device: Device) -> str:
+    """Name of the profile that plans for a device are made with unless the user names another."""
     if device.target is CPU:
         return "cpu"
     return (profile_of(known_name(device)) if device.target is GPU else "") or DEFAULT

@@ -18,7 +18,11 @@
   X(refuse_pinned_after, -1, -1, "planted fault: pinned allocations after this many fail; negative for never")       \
   X(pageable, 0, 0, "pinned memory is ordinary memory: copies are staged and block the host")                        \
   X(pinned_slab, 64, 2048, "pinned buffers are cut from allocations of so many MiB; 0: each is one of its own")      \
-  X(priorities, 1, 1, "a stream has the priority that its first operation asks for, as on the GPU place")
+  X(priorities, 1, 1, "a stream has the priority that its first operation asks for, as on the GPU place")          \
+  X(one_stream, 0, 0, "all streams that Paddle makes from now on are one")                                           \
+  X(sync_waits, 1, 1, "sync_calc_stream holds the host until its stream is done")                                    \
+  X(free_at_end, 0, 0, "a freed block is kept until its own stream is done with it, as where events collect memory") \
+  X(pinned_kept, 1, 1, "a copy out uses the pinned buffer again that its variable has")
 
 #define TB_EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -199,6 +199,7 @@ void Pool::give_back(Block* block) {
   note(block->workspace ? "workspace_free" : "free", stream_number(stream_), block->ptr_, block->asked);
   std::set<Stream> readers = std::move(block->readers_);
   if (switches.record == 1 && block->last_ && block->last_ != stream_) readers = {block->last_};
+  if (switches.free_at_end && readers.empty()) readers = {stream_};
   trap_freed(block->ptr_, readers.empty() ? nullptr : *readers.begin());
   std::lock_guard<std::mutex> guard(mutex_);
   if (readers.empty() || !switches.hold) {

@@ -215,7 +215,7 @@ void slice_any(Op& op, const DenseTensor& x, const Dims& axes, const IntArray& s
 void to_host(Op& op, const DenseTensor& x, bool pinned, DenseTensor* out) {
   size_t size = bytes_of(x);
   if (pinned) {  // what the variable has from the step before serves again, as on the GPU place
-    bool kept = out->Holder() && out->Holder()->size() >= size && is_pinned(out->Holder()->ptr());
+    bool kept = switches.pinned_kept && out->Holder() && out->Holder()->size() >= size && is_pinned(out->Holder()->ptr());
     if (!kept) out->ResetHolder(pinned_make(size));
     out->set_type(x.dtype());
   }
@@ -321,7 +321,7 @@ void MemcpyD2HKernel(const Context& c, const DenseTensor& x, int to, DenseTensor
 template <typename T, typename Context>
 void SyncStreamKernel(const Context& c, const DenseTensor& x, DenseTensor*) {
   Op op(c, "sync_calc_stream", {&x});
-  stream_sync(op.stream);
+  if (switches.sync_waits) stream_sync(op.stream);
 }
 
 template <typename T, typename Context>

@@ -21,7 +21,7 @@ void device_memory(size_t* total, size_t* available);
 // Lives as long as the process: blocks that Paddle frees last still name their stream. Priority 0 is normal, lower runs first.
 Stream stream_create(int priority = 0);
 int stream_count();
-int stream_priority(int number);  // as it was given; with host threads it changes nothing
+int stream_priority(int number);  // as it was given
 void stream_sync(Stream stream);
 bool stream_done(Stream stream);
 void stream_callback(Stream stream, std::function<void()> call);

@@ -104,6 +104,22 @@ const char* copy_name(Copy kind) {
   return kind == Copy::host_to_device ? "copy_h2d" : kind == Copy::device_to_host ? "copy_d2h" : "copy_d2d";
 }
 
+// Computation of streams with normal priority begins only while streams with a higher one have none to do, or one of them waits.
+std::atomic<int> favoured{0}, waiting{0};
+
+class Waiting {
+ public:
+  explicit Waiting(bool counts) : counts_(counts) { waiting += counts_; }
+  ~Waiting() { waiting -= counts_; }
+
+ private:
+  const int counts_;
+};
+
+void give_way() {
+  while (favoured && !waiting) pause_us(20);
+}
+
 }  // namespace
 
 int device_count() { return 1; }
@@ -176,7 +192,12 @@ void stream_wait(Stream stream, Event event) {  // of an event that was never re
     std::lock_guard<std::mutex> guard(state->mutex);
     until = state->recorded;
   }
-  if (until) of(stream)->push([state, until] { state->wait(until); });
+  bool counts = of(stream)->priority < 0;
+  if (!until) return;
+  of(stream)->push([state, until, counts] {
+    Waiting here(counts);
+    state->wait(until);
+  });
 }
 
 void* device_allocate(size_t size) {
@@ -210,13 +231,17 @@ bool is_pinned(const void* address) {
 }
 
 void enqueue(Stream stream, Work work, const char* name, std::function<void()> run) {
-  int number = of(stream)->number, us = delay_us(number, work, name);
+  int number = of(stream)->number, priority = of(stream)->priority, us = delay_us(number, work, name);
   bool traced = tracing();
   long op = current_op();
+  if (work == Work::compute && priority < 0) ++favoured;
   of(stream)->push([=, run = std::move(run)] {
     if (us) pause_us(us);
+    if (work == Work::compute && priority >= 0) give_way();
     double begin = traced ? now_us() : 0;
+    Waiting may_wait(work == Work::collective && priority < 0);
     run();
+    if (work == Work::compute && priority < 0) --favoured;
     if (traced) interval(name, number, begin, now_us(), op);
   });
 }

@@ -140,7 +140,7 @@ def test_pinned_buffers_are_cut_from_slabs(scenes: Scenes) -> None:
 
 
 def test_streams_have_the_priority_that_is_asked_for(scenes: Scenes) -> None:
-    """Plain lowering. On host threads the priority is kept and changes nothing."""
+    """Plain lowering."""
     found = scenes["stream_priorities"]
     assert found.pop("two under one name").startswith(
         "TestbedError: job forward: pd_op.scale asks for priority 0 on stream 'twice', whose first operation asked for -1; "

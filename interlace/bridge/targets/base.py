@@ -21,12 +21,14 @@ class Device:
         target: The rules of this kind of device.
         labels_all: Whether every operation gets a label, and not only communication.
         tunes: Whether plans are measured there by default (`tune: auto`).
+        passes_priorities: Whether the device gets the priority that operations ask for their stream.
     """
 
     place: Any
     target: ClassVar[Target]
     labels_all: ClassVar[bool] = False
     tunes: ClassVar[bool] = True
+    passes_priorities: ClassVar[bool] = False
 
     def place_attribute(self) -> Any:
         """Paddle's attribute form of the place that the executor runs on."""

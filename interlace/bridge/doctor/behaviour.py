@@ -1,0 +1,437 @@
+"""What the device and Paddle's executor do with streams, events, memory and copies, each rule by a small step that shows it.
+
+Where a rule says that something is in order, the same step without what orders it must go wrong: otherwise its being right shows nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.distributed.auto_parallel.static.process_group import new_process_group
+
+from interlace.bridge.doctor.lab import SMALL, STREAMS, Lab, Seen, Step, keep, on
+from interlace.bridge.guard import attempt, fault_of
+from interlace.bridge.targets import Device
+from interlace.report.checks import EVERYTHING, MEMORY, OFFLOAD, OVERLAP, PRIORITIES, RETURN, THROTTLE, TIMES, Check, Feature, Verdict
+
+GROUP = "the device and the executor"
+A, B, C, D = STREAMS
+LOW, HIGH, RING = "interlace_check_low", "interlace_check_high", "interlace_check_ring"
+TRIES = 3
+AT_ONCE = 0.5
+"""The host, or an operation, did not wait for slow work if it took at most this share of it."""
+WAITED = 0.8
+"""It did if it took at least this share."""
+AHEAD = 0.85
+"""Of two equal pieces of work the favoured one ends within this share of the other's time."""
+NUM_BLOCKS = 64
+NO_PROGRAM = "no small program could be run"
+MARK = 7.0
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """Checks of one device.
+
+    Attributes:
+        device: On which all run.
+        runs: Whether small programs run at all.
+        side_by_side: Whether streams run side by side; without that nothing can be early, and the order of things cannot be checked.
+    """
+
+    device: Device
+    lab: Lab = field(init=False)
+    side_by_side: bool = False
+    runs: bool = True
+
+    def __post_init__(self) -> None:
+        self.lab = Lab(self.device)
+
+    def checks(self, only: Collection[str] = ()) -> list[Check]:
+        """All of them, or those of some rules, in an order in which later ones know what earlier ones found."""
+        if not self.device.target.serial and not self.lab.slow_s:
+            _, failure = attempt(self.lab.prepare)
+            if failure is not None:
+                self.runs = False
+                row = Check("small programs", "can be built and run", fault_of(failure).text[:200], "fails", (EVERYTHING,), GROUP)
+                rest = [(each, each.expected(self.device)) for each in RULES]
+                return [row, *(Check(each.name, said, NO_PROGRAM, "not checked", each.rests, GROUP) for each, said in rest)]
+        return [self._made(each) for each in RULES if not only or each.name in only]
+
+    def _made(self, rule: Rule) -> Check:
+        target = self.device.target
+        expected = rule.expected(self.device)
+        verdict: Verdict
+        if target.serial and not rule.on_serial:
+            verdict, found = "not checked", "operations run one after another here: no streams"
+        else:
+            try:
+                verdict, found = rule.look(self)
+            except Exception as error:
+                verdict, found = "fails", fault_of(error).text[:200]
+        return Check(rule.name, expected, found, verdict, rule.rests, GROUP)
+
+    # ------------------------------------------------------------------------------------------------------------- streams
+
+    def streams(self) -> tuple[Verdict, str]:
+        """Work of one stream, compute at first, is slow; a small operation of another one, and its copy out, are issued behind it."""
+
+        def quick(x: Any, one: Any) -> None:
+            on(paddle._C_ops.memcpy_d2h(_same(x, A), 0), B)
+
+        for stream in ("", C):  # behind compute the host may wait at the end of the job
+            step = self.lab.step([self._slow(stream), quick])
+            seen = min((step.run() for _ in range(TRIES)), key=lambda each: each.came_s.get(0, each.done_s) / each.done_s)
+            came_s = seen.came_s.get(0, seen.done_s)
+            self.side_by_side = came_s <= AT_ONCE * seen.done_s
+            if self.side_by_side:
+                break
+        other = "another stream's work" if stream else "computation"
+        return _by(self.side_by_side), f"a stream's work, issued behind {_ms(seen.done_s)} of {other}, was there after {_ms(came_s)}"
+
+    def inside(self) -> tuple[Verdict, str]:
+        """A slow stream gives what compute reads in the same job."""
+        if not self.side_by_side:
+            return NOTHING_EARLY
+
+        def build(x: Any, one: Any) -> None:
+            keep(_same(self.lab.slow(x, one, A), ""), "out")
+
+        return _right(self.lab.step([build]), 1.0)
+
+    def across(self) -> tuple[Verdict, str]:
+        """A slow stream gives what compute reads in a later job, which waits for an event, or does not."""
+        if not self.side_by_side:
+            return NOTHING_EARLY
+        return self._ordered(self._handed_over)
+
+    def _handed_over(self, events: bool) -> Step:
+        made: list[Any] = []
+
+        def give(x: Any, one: Any) -> None:
+            made.append(self.lab.slow(x, one, A))
+
+        def read(x: Any, one: Any) -> None:
+            keep(_same(made[0], ""), "out")
+
+        return self.lab.step([give, read], events=events)
+
+    def _ordered(self, build: Callable[[bool], Step]) -> tuple[Verdict, str]:
+        """With events right; without them wrong, or they did not order it."""
+        with_events = _right(build(True), 1.0)
+        if with_events[0] == "fails":
+            return with_events
+        without = _right(build(False), 1.0)
+        if without[0] == "holds":
+            return "not checked", "right with events and without: something else ordered it"
+        return "holds", "right with events, wrong without"
+
+    def priorities(self) -> tuple[Verdict, str]:
+        """Two streams with the same slow work; that of the one with the higher priority is issued last."""
+        if not self.device.passes_priorities:
+            return "not checked", "Paddle passes no priority on to custom devices"
+
+        own: list[Any] = []
+
+        def slow(x: Any, one: Any, stream: str, priority: int) -> Any:
+            for _ in range(self.lab.slow.count):
+                x = on(paddle._C_ops.matmul(x, one, False, False), stream)
+                if priority:
+                    x.get_defining_op().set_int_attr("stream_priority", priority)
+            return x
+
+        def low(x: Any, one: Any) -> None:
+            own.extend((_same(x, ""), _same(one, "")))  # the last reader of a block waits for all others
+            on(paddle._C_ops.memcpy_d2h(slow(x, one, LOW, 0), 0), B)
+
+        def high(x: Any, one: Any) -> None:
+            on(paddle._C_ops.memcpy_d2h(slow(own[0], own[1], HIGH, -1), 0), D)
+
+        step = self.lab.step([low, high])
+        seen = sorted((step.run() for _ in range(TRIES)), key=_share_of_high)[TRIES // 2]
+        if len(seen.came_s) < 2:
+            return "not checked", "copies out told nothing of their time"
+        return _by(
+            _share_of_high(seen) <= AHEAD
+        ), f"the low one ended after {_ms(seen.came_s[0])}, the high one after {_ms(seen.came_s[1])}"
+
+    def collectives(self) -> tuple[Verdict, str]:
+        """An all_reduce of all ranks is issued behind slow computation; every rank comes here and runs the same number of steps."""
+        world = paddle.distributed.ParallelEnv().world_size
+        if world < 2:
+            return "not checked", "there is one rank: nothing to communicate with"
+        group = new_process_group(list(range(world)))
+        group.instantiate()
+
+        def reduce(x: Any, one: Any) -> None:
+            total = on(paddle._C_ops.all_reduce(on(_corner(x), A), group.id, 0), RING)
+            on(paddle._C_ops.memcpy_d2h(total, 0), B)
+
+        meet, step = self.lab.step([reduce]), self.lab.step([self._slow(""), reduce])
+        seen = []
+        for _ in range(2 * TRIES):
+            meet.run()  # ranks start together
+            seen.append(step.run())
+        total = float(step.buffers()[0][-1])
+        if total != world * step.fill:
+            return "fails", f"the sum over {world} ranks was {total}, expected {world * step.fill}"
+        best = min(seen, key=lambda each: each.came_s.get(0, each.done_s) / each.done_s)
+        came_s = best.came_s.get(0, best.done_s)
+        found = f"the sum over {world} ranks, issued behind {_ms(best.done_s)} of computation, was there after {_ms(came_s)}"
+        return _by(came_s <= AT_ONCE * best.done_s), found
+
+    # ---------------------------------------------------------------------------------------------------------------- host
+
+    def host(self) -> tuple[Verdict, str]:
+        """A job of slow computation: is the host done with it long before the device?"""
+        step = self.lab.step([self._slow("")])
+        seen = _least_busy(step)
+        ahead = seen.issued_s <= AT_ONCE * seen.done_s
+        return _by(ahead != self.device.target.job_end_waits), _busy(seen)
+
+    def host_waits(self) -> tuple[Verdict, str]:
+        """The host is told to wait for slow computation."""
+        if not self.device.target.host_runs_ahead:
+            return "not checked", "the host waits anyway on this target"
+        step = self.lab.step([self._slow("")], waits=[("pd_op.matmul", "pd_op.matmul")])
+        seen = _least_busy(step)
+        return _by(seen.issued_s >= WAITED * seen.done_s), _busy(seen)
+
+    # -------------------------------------------------------------------------------------------------------------- copies
+
+    def copy_out(self) -> tuple[Verdict, str]:
+        """A copy out behind slow work: is the host done long before?"""
+
+        def build(x: Any, one: Any) -> None:
+            on(paddle._C_ops.memcpy_d2h(self.lab.slow(x, one, A), 0), B)
+
+        seen = _least_busy(self.lab.step([build]))
+        return _by(seen.issued_s <= AT_ONCE * seen.done_s), _busy(seen)
+
+    def pinned(self) -> tuple[Verdict, str]:
+        """A copy in is queued behind slow work; meanwhile the host changes the buffer. Only from pinned memory that change arrives."""
+        made: list[Any] = []
+
+        def out(x: Any, one: Any) -> None:
+            made.append(on(paddle._C_ops.memcpy_d2h(_same(x, A), 0), B))
+
+        def back(x: Any, one: Any) -> None:
+            self.lab.slow(x, one, C)
+            value = on(paddle._C_ops.memcpy_h2d(made[0], 1), C)
+            on(paddle._C_ops.memcpy_d2h(value, 0), D)
+
+        def change(buffer: np.ndarray) -> None:
+            time.sleep(self.lab.slow_s / 20)  # the copy out may be about to end
+            buffer[-SMALL:] = MARK
+
+        step = self.lab.step([out, back])
+        found = ""
+        for _ in range(TRIES):
+            seen = step.run({0: change})
+            arrived = float(step.buffers()[1][-1])
+            if arrived == MARK and seen.issued_s <= AT_ONCE * seen.done_s:
+                return "holds", "a change that the host made before the copy's turn arrived"
+            if arrived == MARK:
+                found = f"the host waits for a copy in: {_busy(seen)}"
+            elif arrived == step.fill:
+                found = "a copy in took what was there when it was issued, as from pageable memory"
+            else:
+                found = f"a copy in gave {arrived}, expected {MARK}"
+        return "fails", found
+
+    def pinned_kept(self) -> tuple[Verdict, str]:
+        """Whether a buffer that no job collects is the same one in each step."""
+
+        def build(x: Any, one: Any) -> None:
+            on(paddle._C_ops.memcpy_d2h(_same(x, A), 0), B)
+
+        step = self.lab.step([build])
+        found = set()
+        for _ in range(TRIES):
+            step.run()
+            found.add(tuple(step.addresses()))
+        return _by(len(found) == 1), f"{len(found)} buffer{'s' if len(found) > 1 else ''} in {TRIES} steps"
+
+    def round_trip(self) -> tuple[Verdict, str]:
+        """A slow value goes out in one job and comes back in another; events alone order the copies."""
+        made: list[Any] = []
+        slow = self.lab.slow if not self.device.target.serial else lambda x, one, stream: _same(x, stream)
+
+        def out(x: Any, one: Any) -> None:
+            made[:] = [on(paddle._C_ops.memcpy_d2h(slow(x, one, A), 0), B)]
+
+        def back(x: Any, one: Any) -> None:
+            keep(_same(on(paddle._C_ops.memcpy_h2d(made[0], 1), C), ""), "out")
+
+        return _right(self.lab.step([out, back], size=0 if not self.device.target.serial else SMALL), 1.0)
+
+    # -------------------------------------------------------------------------------------------------------------- memory
+
+    def kept_for_last(self) -> tuple[Verdict, str]:
+        """The last reader of a block is late on another stream; what is issued next takes blocks of that size."""
+        if not self.side_by_side:
+            return NOTHING_EARLY
+        return _right(self._freed(is_last=True), 3.0)
+
+    def not_kept_for_others(self) -> tuple[Verdict, str]:
+        """The same, where compute reads the block once more, early."""
+        if not self.side_by_side:
+            return NOTHING_EARLY
+        verdict, found = _right(self._freed(is_last=False), 3.0)
+        if self.device.target.free == "issue":
+            early = verdict == "fails"
+            return _by(early), "the block was given again meanwhile" if early else "the block was kept"
+        return verdict, found
+
+    def _freed(self, is_last: bool) -> Step:
+        """A block that a slow stream reads late, and the blocks of so many results on the compute stream.
+
+        An event of a plan would let a last reader of compute wait for the slow stream, as would the executor in one job.
+        """
+
+        made: list[Any] = []
+
+        def give(x: Any, one: Any) -> None:
+            made.append(paddle._C_ops.scale(_corner(x), 3.0, 0.0, True))
+
+        def read(x: Any, one: Any) -> None:
+            self.lab.slow(x, one, A)
+            keep(_same(made[0], A), "out")
+
+        def others(x: Any, one: Any) -> None:
+            if not is_last:
+                _same(made[0], "")
+            small = _corner(x)
+            blocks = [paddle._C_ops.scale(small, 10.0 + k, 0.0, True) for k in range(NUM_BLOCKS)]
+            total = blocks[-1]
+            for each in blocks[-2::-1]:
+                total = paddle._C_ops.add(total, each)
+
+        return self.lab.step([give, read, others], events=is_last)
+
+    def given_at_issue(self) -> tuple[Verdict, str]:
+        """A chain of operations behind slow work, each result read by the next alone: how much memory does the host take for it?"""
+        if self.device.target.free != "issue":
+            return "not checked", "memory is collected by events on this target"
+        self.device.release_memory()
+        before = self.device.reserved_bytes()
+        block = 4 * self.lab.slow.size**2
+
+        def chain(x: Any, one: Any) -> None:
+            value = self.lab.slow(x, one)
+            for _ in range(NUM_BLOCKS):
+                value = paddle._C_ops.scale(value, 1.0, 0.0, True)
+
+        step = self.lab.step([chain])
+        reserved = self.device.reserved_bytes()
+        if not reserved:
+            return "not checked", "Paddle does not tell how much memory this device has reserved"
+        step.run()
+        grew = max(reserved, self.device.reserved_bytes()) - before
+        return _by(grew <= NUM_BLOCKS // 2 * block), f"{grew / block:.0f} blocks more for {NUM_BLOCKS + self.lab.slow.count} results"
+
+    def _slow(self, stream: str) -> Callable[[Any, Any], None]:
+        def build(x: Any, one: Any) -> None:
+            self.lab.slow(x, one, stream)
+
+        return build
+
+
+NOTHING_EARLY: tuple[Verdict, str] = ("not checked", "streams do not run side by side here, so that nothing is early")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of docs/gpu-place.md: how it is looked at, what it says on a device, what rests on it."""
+
+    name: str
+    look: Callable[[Behaviour], tuple[Verdict, str]]
+    expected: Callable[[Device], str]
+    rests: tuple[Feature, ...]
+    on_serial: bool = False
+
+
+def _says(text: str) -> Callable[[Device], str]:
+    return lambda device: text
+
+
+RULES = (
+    Rule("named streams", Behaviour.streams, _says("run beside computation"), (OVERLAP, OFFLOAD)),
+    Rule("order inside a job", Behaviour.inside, _says("the executor orders streams by what they read"), (EVERYTHING,)),
+    Rule("order across jobs", Behaviour.across, _says("events order streams, and nothing else does"), (EVERYTHING,)),
+    Rule("priorities of streams", Behaviour.priorities, _says("work of higher priority goes first"), (PRIORITIES,)),
+    Rule("collectives", Behaviour.collectives, _says("run beside computation"), (OVERLAP,)),
+    Rule(
+        "the host at the end of a job",
+        Behaviour.host,
+        lambda device: "waits for computation" if device.target.job_end_waits else "goes on",
+        (TIMES, MEMORY),
+    ),
+    Rule("waits of the host", Behaviour.host_waits, _says("where the plan says so it waits"), (THROTTLE, MEMORY)),
+    Rule("copy out", Behaviour.copy_out, _says("the host goes on"), (OFFLOAD,)),
+    Rule("pinned memory", Behaviour.pinned, _says("copies read it when it is their turn"), (OFFLOAD,)),
+    Rule("pinned buffers that are kept", Behaviour.pinned_kept, _says("one and the same in each step"), (OFFLOAD,)),
+    Rule("copies out and back", Behaviour.round_trip, _says("give the same value, ordered by events"), (OFFLOAD,), on_serial=True),
+    Rule(
+        "a block whose last reader is on another stream",
+        Behaviour.kept_for_last,
+        _says("is kept until that reader is done"),
+        (OVERLAP, OFFLOAD),
+    ),
+    Rule(
+        "a block whose last reader is on its own stream",
+        Behaviour.not_kept_for_others,
+        lambda device: (
+            "is given again though another stream still reads it" if device.target.free == "issue" else "is kept until all readers are done"
+        ),
+        (MEMORY,),
+    ),
+    Rule(
+        "a block freed while the device is behind", Behaviour.given_at_issue, _says("is given again in the host's order"), (RETURN, MEMORY)
+    ),
+)
+
+
+def _same(value: Any, stream: str) -> Any:
+    """The same numbers in other memory."""
+    return on(paddle._C_ops.scale(value, 1.0, 0.0, True), stream)
+
+
+def _corner(x: Any) -> Any:
+    return paddle._C_ops.slice(x, [0, 1], [0, 0], [SMALL, SMALL], [1, 1], [])
+
+
+def _by(holds: bool) -> Verdict:
+    return "holds" if holds else "fails"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _busy(seen: Seen) -> str:
+    return f"the host was busy for {_ms(seen.issued_s)} of {_ms(seen.done_s)}"
+
+
+def _least_busy(step: Step) -> Seen:
+    """Of some runs the one in which the host was done first: what else the machine does may keep it."""
+    return min((step.run() for _ in range(TRIES)), key=lambda each: each.issued_s / each.done_s)
+
+
+def _share_of_high(seen: Seen) -> float:
+    return seen.came_s[1] / seen.came_s[0] if len(seen.came_s) == 2 else 1.0
+
+
+def _right(step: Step, factor: float) -> tuple[Verdict, str]:
+    """Whether the output is that multiple of what was fed, in each of some runs."""
+    for number in range(1, TRIES + 1):
+        out = step.run().outputs["out"]
+        if not np.array_equal(out, np.full_like(out, factor * step.fill)):
+            bad = out[out != factor * step.fill]
+            return "fails", f"step {number} gave {bad.flat[0]} in {bad.size} of {out.size} places, expected {factor * step.fill}"
+    return "holds", f"right in {TRIES} of {TRIES} steps"

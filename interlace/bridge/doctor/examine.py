@@ -1,0 +1,54 @@
+"""All checks of a machine. The bridge is imported after Paddle's internals were looked for: without one of them it may not be possible."""
+
+from __future__ import annotations
+
+import platform
+
+from interlace.bridge.doctor.internals import check_internals
+from interlace.installed import paddle_version
+from interlace.report.checks import EVERYTHING, Check, Examination
+from interlace.version import VERSION
+
+DEVICE = "the device and the executor"
+
+
+def examine(profile: str = "") -> Examination:
+    """All checks of the device that Paddle's executor uses in this process.
+
+    Args:
+        profile: Name or path of a device profile; empty for the one that plans would be made with.
+
+    Raises:
+        ConfigError: There is no such profile.
+        PlanError: A device whose rules Interlace does not know.
+    """
+    internals = check_internals()
+    try:
+        return _examine(profile, internals)
+    except (ImportError, AttributeError) as error:
+        if all(each.verdict == "holds" for each in internals):
+            raise
+        versions = {"interlace": VERSION, "paddle": paddle_version(), "python": platform.python_version()}
+        row = Check("small programs", "can be built and run", str(error), "fails", (EVERYTHING,), DEVICE)
+        return Examination("a device", "unknown", versions, (*internals, row))
+
+
+def _examine(profile: str, internals: list[Check]) -> Examination:
+    from interlace.bridge.doctor.behaviour import Behaviour
+    from interlace.bridge.doctor.lab import settings
+    from interlace.bridge.doctor.times import check_profile
+    from interlace.bridge.doctor.versions import check_flags, check_versions, installed_versions
+    from interlace.bridge.profiles import default_profile, known_name
+    from interlace.bridge.targets import choose_device
+    from interlace.cost_model import load_profile
+
+    device = choose_device()
+    name = profile or default_profile(device)
+    loaded = load_profile(name)
+    checks = [*check_versions(device, loaded), *internals, *check_flags(device)]
+    with settings():
+        behaviour = Behaviour(device)
+        checks += behaviour.checks()
+        lab = None if device.target.serial or not behaviour.runs else behaviour.lab
+        checks += check_profile(device, lab, name, loaded, bool(profile))
+    return Examination(known_name(device) or str(device.place), device.target.name, installed_versions(), tuple(checks))

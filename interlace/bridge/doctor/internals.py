@@ -1,0 +1,181 @@
+"""What the bridge uses of Paddle that Paddle does not promise to keep: each by name, with what depends on it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from interlace.report.checks import EVERYTHING, OFFLOAD, OVERLAP, RANKS, RETURN, THROTTLE, TUNE, Check, Feature
+
+GROUP = "internals of Paddle"
+
+
+@dataclass(frozen=True, slots=True)
+class Internals:
+    """Names of one kind, each below `owner`; `name/3` must take so many parameters.
+
+    Attributes:
+        what: What they are for.
+        owner: A module, or a class of one.
+        names: Below it.
+        rests: What depends on them.
+    """
+
+    what: str
+    owner: str
+    names: str
+    rests: tuple[Feature, ...]
+
+
+ENGINE = "paddle.distributed.auto_parallel.static.engine"
+KNOWN = (
+    Internals("the hook in the engine", ENGINE, "pipeline_pass/3", (EVERYTHING,)),
+    Internals("the hook in the engine", f"{ENGINE}.Engine", "_parallel_pir/2 run to_mode _build _initialize", (EVERYTHING,)),
+    Internals("the hook in the engine", "paddle.distributed.auto_parallel.static.pir_pass", "get_pp_stage_by_pp_degree", (EVERYTHING,)),
+    Internals("fused passes", "paddle.distributed.auto_parallel.static.pir_pass", "eliminate_transpose_by_reshape", (EVERYTHING,)),
+    Internals("groups", "paddle.distributed.auto_parallel.static.process_group", "get_all_process_groups", (EVERYTHING,)),
+    Internals(
+        "the mesh",
+        "paddle.distributed.auto_parallel.static.dist_context",
+        "get_default_distributed_context",
+        (EVERYTHING,),
+    ),
+    Internals("user passes of Paddle", "paddle.distributed.passes.pass_base", "PassBase", (EVERYTHING,)),
+    Internals("several plans in a run", "paddle.base.executor", "_ExecutorCache", (TUNE,)),
+    Internals("several plans in a run", "paddle.base.executor._ExecutorCache", "_get_pir_program_and_executor/2", (TUNE,)),
+    Internals(
+        "a copy of what a step writes",
+        "paddle.base.core",
+        "DenseTensor size_of_dtype default_cpu_generator",
+        (TUNE,),
+    ),
+    Internals("a copy of what a step writes", "paddle.base.core.DenseTensor", "_copy_from _is_initialized _numel _dtype _place", (TUNE,)),
+    Internals("agreement of ranks", "paddle.base.core", "create_or_get_global_tcp_store", (EVERYTHING,)),
+    Internals("the place", "paddle.base.framework", "_current_expected_place_ get_flags", (EVERYTHING,)),
+    Internals("jobs", "paddle.base.core", "Job Plan Place Scope StandaloneExecutor CPUPlace DataType", (EVERYTHING,)),
+    Internals("jobs", "paddle.base.core.Job", "set_micro_batch_id set_skip_gc_vars micro_batch_id type", (EVERYTHING,)),
+    Internals("jobs", "paddle.base.core.Plan", "job_list job_types ir_program", (EVERYTHING,)),
+    Internals(
+        "reading programs", "paddle.base.libpaddle.pir", "get_attrs_map_json get_op_inplace_info get_used_external_value", (EVERYTHING,)
+    ),
+    Internals("reading programs", "paddle.pir", "Value is_fake_value", (EVERYTHING,)),
+    Internals(
+        "reading programs",
+        "paddle.base.libpaddle.pir.Operation",
+        "attrs blocks has_attr id int_attr is_no_need_buffer name num_results operand_source operands_source result results str_attr",
+        (EVERYTHING,),
+    ),
+    Internals("building programs", "paddle.base.libpaddle.pir", "CloneOptions IrMapping PassManager fake_value", (EVERYTHING,)),
+    Internals(
+        "building programs", "paddle.pir", "set_insertion_point set_insertion_point_after set_insertion_point_to_block_end", (EVERYTHING,)
+    ),
+    Internals("building programs", "paddle.base.libpaddle.pir.Block", "add_kwarg kwargs ops", (EVERYTHING,)),
+    Internals(
+        "building programs",
+        "paddle.base.libpaddle.pir.Operation",
+        "clone erase operand set_bool_attr set_int_attr set_str_attr",
+        (EVERYTHING,),
+    ),
+    Internals(
+        "building programs",
+        "paddle._C_ops",
+        "all_to_all assign bmm_grad cast data full full_int_array matmul matmul_grad reshape set_persistable_value slice "
+        "split_with_num stack transpose",
+        (EVERYTHING,),
+    ),
+    Internals("streams", "paddle.base.libpaddle.pir.Operation", "set_execution_stream set_scheduling_priority", (OVERLAP, OFFLOAD)),
+    Internals("events between jobs", "paddle.base.libpaddle.pir.Operation", "set_str_array_attr", (EVERYTHING,)),
+    Internals("copies to and from the host", "paddle._C_ops", "memcpy memcpy_d2h memcpy_h2d", (OFFLOAD,)),
+    Internals("last readers", "paddle._C_ops", "share_data", (OVERLAP, RETURN)),
+    Internals("the host's waits", "paddle._C_ops", "sync_calc_stream_", (THROTTLE,)),
+    Internals("communication of CPU ranks", "paddle.static.python_op", "register_op", (RANKS,)),
+    Internals("communication of CPU ranks", "paddle.static", "MetaTensor", (RANKS,)),
+    Internals("communication of CPU ranks", "paddle._C_ops", "assign_out_ scale", (RANKS,)),
+    Internals("communication of CPU ranks", "paddle._legacy_C_ops", "barrier", (RANKS,)),
+    Internals("groups of CPU ranks", "paddle.distributed.collective", "_new_process_group_impl", (RANKS,)),
+    Internals("groups of CPU ranks", "paddle.distributed.parallel", "_new_process_group_impl", (RANKS,)),
+    Internals("groups of CPU ranks", "paddle.distributed.communication.group._GroupManager", "group_map_by_id", (RANKS,)),
+    Internals(
+        "groups of CPU ranks",
+        "paddle.distributed.auto_parallel.static.process_group",
+        "ProcessGroup get_process_group new_process_group",
+        (RANKS,),
+    ),
+    Internals("groups of CPU ranks", "paddle.distributed.auto_parallel.static.process_group.ProcessGroup", "instantiate", (RANKS,)),
+    Internals("dynamic graph of CPU ranks", "paddle.base.core", "eager reshard", (RANKS,)),
+    Internals("engine of CPU ranks", ENGINE, "remove_unuseful_comm_op_pass", (RANKS,)),
+    Internals("engine of CPU ranks", "paddle.base.executor", "_StandaloneExecutor", (RANKS,)),
+    Internals(
+        "fused buffers of CPU ranks", "paddle.distributed.fleet.utils.tensor_fusion_helper", "__current_device_type__ alignment", (RANKS,)
+    ),
+    Internals("half precision of CPU ranks", "paddle.sysconfig", "get_include get_lib", (RANKS,)),
+    Internals("half precision of CPU ranks", "paddle.version", "commit", (RANKS,)),
+    Internals("dumps", "paddle.distributed.auto_parallel.api", "DistModel ShardingStage3 get_placement_with_sharding", (RANKS,)),
+    Internals("dumps", "paddle.distributed.auto_parallel.api.DistModel", "__call__", (RANKS,)),
+    Internals("dumps", "paddle.distributed.auto_parallel.api.ShardingStage3", "_shard_parameter", (RANKS,)),
+    Internals("dumps", "paddle.nn.initializer.lazy_init", "lazy_init_helper", (RANKS,)),
+)
+
+
+def check_internals() -> list[Check]:
+    """A check for each purpose: all its names are there, or those that are not."""
+    by_purpose: dict[tuple[str, tuple[Feature, ...]], list[str]] = {}
+    counts: dict[tuple[str, tuple[Feature, ...]], int] = {}
+    for each in KNOWN:
+        key = each.what, each.rests
+        found = by_purpose.setdefault(key, [])
+        counts[key] = counts.get(key, 0) + len(each.names.split())
+        found += _missing(each)
+    return [
+        Check(
+            what,
+            f"{counts[what, rests]} name{'s' * (counts[what, rests] > 1)} of Paddle",
+            "; ".join(missing) if missing else "all there",
+            "fails" if missing else "holds",
+            rests,
+            GROUP,
+        )
+        for (what, rests), missing in by_purpose.items()
+    ]
+
+
+def names() -> set[str]:
+    """Every name that is looked for, in full."""
+    return {f"{each.owner}.{name.partition('/')[0]}" for each in KNOWN for name in each.names.split()}
+
+
+def _missing(each: Internals) -> list[str]:
+    """What is not there, or takes other parameters."""
+    try:
+        owner = resolve(each.owner)
+    except (ImportError, AttributeError) as error:
+        return [f"{each.owner}: {error}"]
+    missing = []
+    for name in each.names.split():
+        plain, _, asked = name.partition("/")
+        if not hasattr(owner, plain):
+            missing.append(f"no {each.owner}.{plain}")
+            continue
+        if asked and len(given := inspect.signature(getattr(owner, plain)).parameters) != int(asked):
+            missing.append(f"{each.owner}.{plain} takes ({', '.join(given)}), expected {asked} parameters")
+    return missing
+
+
+def resolve(path: str) -> Any:
+    """What a dotted name leads to, through modules and then their attributes.
+
+    Raises:
+        ImportError, AttributeError: Nothing.
+    """
+    words = path.split(".")
+    for end in range(len(words), 0, -1):
+        try:
+            found = importlib.import_module(".".join(words[:end]))
+        except ModuleNotFoundError:
+            continue
+        for word in words[end:]:
+            found = getattr(found, word)
+        return found
+    raise ImportError(f"no module {words[0]}")

@@ -1,0 +1,295 @@
+"""Small programs that show how a device and Paddle's executor behave: captured, cut into jobs and lowered as training steps are.
+
+Nothing but Paddle is asked: what ran when is told by how long the host was busy, by when bytes arrive in pinned buffers, which a
+thread watches meanwhile, and by whether values are right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import paddle
+from paddle.base import core
+
+from interlace.bridge.capture import Captured, capture
+from interlace.bridge.lower import Lowered, lower
+from interlace.bridge.targets import Device
+from interlace.bridge.targets.base import PINNED_PREFIX
+from interlace.ir import Event, Job, OpInstance, Pipeline, Program
+from interlace.ir.kinds import SHADOW_OUTPUT, is_boundary
+from interlace.passes.insert_events import events_of
+
+SLOW_S = 0.04
+"""How long slow work takes at least: far longer than the host needs to issue a program."""
+LEAST_OP_S = 0.001
+"""One operation of it: far longer than the host needs to issue one."""
+SIZES = (128, 256, 512, 1024, 2048, 4096, 8192)
+"""Rows and columns of the products that slow work is made of, the first that is long enough."""
+SMALL = 64
+POLL_S = 0.0002
+MOST_S = 2.0
+"""How long bytes are waited for."""
+OUT, BACK = "pd_op.memcpy_d2h", "pd_op.memcpy_h2d"
+STREAMS = ("interlace_check_a", "interlace_check_b", "interlace_check_c", "interlace_check_d")
+"""Names of streams, few: each takes resources for the life of the process."""
+FLAGS = (
+    "FLAGS_new_executor_sequential_run",
+    "FLAGS_pir_apply_inplace_pass",
+    "FLAGS_fast_eager_deletion_mode",
+)
+"""Flags that are put back afterwards."""
+
+
+def on(value: Any, stream: str) -> Any:
+    """Put what computes a value on a stream; the empty name is the compute stream."""
+    if stream:
+        value.get_defining_op().set_execution_stream(stream)
+    return value
+
+
+def keep(value: Any, name: str) -> Any:
+    """Make a value an output of the step."""
+    paddle._C_ops.set_persistable_value(value, name)
+    return value
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one step showed.
+
+    Attributes:
+        issued_s: How long the host was busy.
+        done_s: When the device had done all of it.
+        came_s: When the first bytes of a pinned buffer changed, by its number in program order.
+        outputs: By name.
+    """
+
+    issued_s: float
+    done_s: float
+    came_s: dict[int, float]
+    outputs: dict[str, np.ndarray]
+
+
+@dataclass(slots=True)
+class Slow:
+    """Work that takes long, and gives what it was given: products with the identity."""
+
+    size: int = SIZES[0]
+    count: int = 1
+
+    def __call__(self, x: Any, one: Any, stream: str = "") -> Any:
+        """Add it to a program; `one` is the identity."""
+        for _ in range(self.count):
+            x = on(paddle._C_ops.matmul(x, one, False, False), stream)
+        return x
+
+
+@dataclass(slots=True)
+class Lab:
+    """A device to make experiments on."""
+
+    device: Device
+    slow: Slow = field(default_factory=Slow)
+    slow_s: float = 0.0
+
+    def prepare(self) -> None:
+        """Find out how much work is slow here."""
+        for size in SIZES:
+            once = self._slow_s(Slow(size, 1))
+            several = self._slow_s(Slow(size, 5))
+            each = (several - once) / 4
+            if each >= LEAST_OP_S or size == SIZES[-1]:
+                break
+        self.slow = Slow(size, max(12, round(SLOW_S / max(each, 1e-5))))
+        self.slow_s = self._slow_s(self.slow)
+
+    def _slow_s(self, slow: Slow) -> float:
+        def build(x: Any, one: Any) -> None:
+            slow(x, one)
+
+        step = self.step([build], size=slow.size)
+        return min(step.run().done_s for _ in range(3))
+
+    def step(
+        self,
+        jobs: Sequence[Callable[[Any, Any], object]],
+        size: int = 0,
+        events: bool = True,
+        waits: Sequence[tuple[str, str]] = (),
+        watched: bool = True,
+    ) -> Step:
+        """A step of these jobs, each of which adds its operations to the program.
+
+        Args:
+            jobs: Get the fed matrix, all of whose elements are the same, and the identity.
+            size: Rows and columns of both; 0 for those of slow work.
+            events: Whether jobs are ordered by events as in a plan; without, only as the executor does by itself.
+            waits: Kinds of operations: after issuing the last of the first kind the host waits for the last of the second.
+            watched: Whether arrivals in pinned buffers are watched.
+        """
+        size = size or self.slow.size
+        captured, program = _planned(jobs, size)
+        program = msgspec.structs.replace(program, events=events_of(program))
+        if not events:
+            program = msgspec.structs.replace(program, events=_at_the_ends(program))
+        if waits:
+            last = {op.name: (op.id, 0) for op in program.ops if op.name in {name for pair in waits for name in pair}}
+            pairs = tuple((last[first], last[second]) for first, second in waits)
+            job = msgspec.structs.replace(program.jobs[-1], host_waits=pairs)
+            program = msgspec.structs.replace(program, jobs=(*program.jobs[:-1], job))
+        return Step(self.device, captured, program, size, watched)
+
+
+def _planned(jobs: Sequence[Callable[[Any, Any], object]], size: int) -> tuple[Captured, Program]:
+    """The program cut into its jobs; its copies are as passes add them."""
+    main, ends = paddle.static.Program(), []
+    with paddle.static.program_guard(main, paddle.static.Program()):
+        x, one = (paddle.static.data(name, [size, size], "float32") for name in ("x", "one"))
+        for build in jobs:
+            build(x, one)
+            ends.append(len(main.global_block().ops))
+        if unread := [op.result(0) for op in main.global_block().ops if op.name() == OUT and op.result(0).use_empty()]:
+            for host in unread:  # a buffer has a name only if another job reads it
+                on(paddle._C_ops.memcpy_h2d(host, 1), STREAMS[-1])
+            ends.append(len(main.global_block().ops))
+    for op in main.global_block().ops:
+        op.op_role = 0
+    captured = capture(main, Pipeline())
+    ops = [msgspec.structs.replace(op, origin=-1, attrs={}) if op.name in (OUT, BACK) else op for op in captured.program.ops]
+    pinned = {op.results[0] for op in ops if op.name == OUT}
+    values = [msgspec.structs.replace(value, memory="pinned") if value.id in pinned else value for value in captured.program.values]
+    items: list[list[OpInstance]] = [[] for _ in ends]
+    for k, op in enumerate(ops):
+        if not is_boundary(op):
+            items[next(number for number, end in enumerate(ends) if k < end)].append((op.id, 0))
+    made = tuple(Job(f"check{number}", "forward", 0, tuple(part)) for number, part in enumerate(items))
+    return captured, msgspec.structs.replace(captured.program, ops=tuple(ops), values=tuple(values), jobs=made)
+
+
+def _at_the_ends(program: Program) -> tuple[Event, ...]:
+    """Events of the jobs that cut the batch and collect outputs, which no job of ours is in."""
+    inner = {item for job in program.jobs for item in job.items}
+    waits = [tuple(item for item in event.waits if event.record not in inner or item not in inner) for event in program.events]
+    return tuple(msgspec.structs.replace(event, waits=rest) for event, rest in zip(program.events, waits, strict=True) if rest)
+
+
+class Step:
+    """A lowered step, which runs as often as one likes."""
+
+    def __init__(self, device: Device, captured: Captured, program: Program, size: int, watched: bool = True) -> None:
+        self.device, self.size = device, size
+        device.prepare()
+        self.lowered: Lowered = lower(captured, program, device)
+        names = {name for job in self.lowered.jobs for name in job.names if name.startswith(PINNED_PREFIX)}
+        self.pinned = sorted(names, key=_number) if watched else []
+        for job in self.lowered.jobs:
+            for op in job.program.global_block().ops:
+                if op.name() == SHADOW_OUTPUT and op.str_attr("output_name") in {*self.lowered.outputs, *names}:
+                    op.operand_source(0).persistable = True  # so that it lies in the scope that is read here
+        self.scope = core.Scope()
+        self.executor = core.StandaloneExecutor(device.place_attribute(), self.lowered.plan, self.scope)
+        self.fill = 1.0
+        self._feed("one", np.eye(size, dtype="float32"))
+        self.run()  # what the first run makes and compiles is no part of the behaviour
+
+    def _feed(self, name: str, array: np.ndarray) -> None:
+        if name in self.lowered.fed:
+            self.scope.var(name).get_tensor().set(array, self.device.place)
+
+    def run(self, then: Mapping[int, Callable[[np.ndarray], None]] | None = None) -> Seen:
+        """Run with new contents, which `fill` is; `then` is done to a pinned buffer as soon as bytes arrive in it."""
+        self.device.synchronize()
+        self.fill = 3.0 - self.fill
+        self._feed("x", np.full((self.size, self.size), self.fill, "float32"))
+        self.device.synchronize()
+        fed: list[str] = [name for name in ("x", "one") if name in self.lowered.fed]
+        with _watching(self.buffers(), then or {}) as came_s:
+            start = time.perf_counter()
+            self.executor.run(fed, False)
+            issued = time.perf_counter()
+            while len(came_s) < len(self.pinned) and time.perf_counter() < issued + MOST_S:
+                time.sleep(POLL_S)  # Paddle's own wait would keep the interpreter from the thread that watches
+            self.device.synchronize()
+            done = time.perf_counter()
+        outputs = {name: np.array(self.scope.find_var(name).get_tensor()) for name in self.lowered.outputs}
+        return Seen(issued - start, done - start, {k: at - start for k, at in came_s.items()}, outputs)
+
+    def buffers(self) -> list[np.ndarray]:
+        """What the pinned buffers hold; none before the first run."""
+        found = []
+        for name in self.pinned:
+            variable = self.scope.find_var(name)
+            tensor = variable.get_tensor() if variable is not None else None
+            if tensor is None or not tensor._is_initialized():
+                return []
+            address = ctypes.cast(tensor._ptr(), ctypes.POINTER(ctypes.c_float))
+            found.append(np.ctypeslib.as_array(address, shape=(int(tensor._numel()),)))
+        return found
+
+    def addresses(self) -> list[int]:
+        """Where the pinned buffers lie."""
+        return [int(self.scope.find_var(name).get_tensor()._ptr()) for name in self.pinned]
+
+
+def _number(name: str) -> tuple[int, str]:
+    digits = name.removeprefix(PINNED_PREFIX).partition("@")[0]
+    return int(digits), name
+
+
+@contextlib.contextmanager
+def _watching(buffers: Sequence[np.ndarray], then: Mapping[int, Callable[[np.ndarray], None]]) -> Iterator[dict[int, float]]:
+    """Times at which the last element of buffers changed, while the block runs."""
+    came: dict[int, float] = {}
+    before, over = [float(each[-1]) for each in buffers], threading.Event()
+
+    def look() -> None:
+        for k, each in enumerate(buffers):
+            if k not in came and float(each[-1]) != before[k]:
+                came[k] = time.perf_counter()
+                if k in then:
+                    then[k](each)
+
+    def watch() -> None:
+        while not over.is_set():
+            look()
+            time.sleep(POLL_S)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield came
+    finally:
+        over.set()
+        thread.join()
+        look()
+
+
+@contextlib.contextmanager
+def settings() -> Iterator[None]:
+    """Static mode and issue in program order, as the auto-parallel engine sets it; put back afterwards."""
+    known = [name for name in FLAGS if _known(name)]
+    before, dynamic = paddle.get_flags(known), paddle.in_dynamic_mode()
+    paddle.set_flags({FLAGS[0]: True})
+    paddle.enable_static()
+    try:
+        yield
+    finally:
+        paddle.set_flags(before)
+        if dynamic:
+            paddle.disable_static()
+
+
+def _known(name: str) -> bool:
+    try:
+        paddle.get_flags([name])
+    except ValueError:
+        return False
+    return True

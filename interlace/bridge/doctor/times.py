@@ -1,0 +1,134 @@
+"""Whether the profile is of this device, and a dozen of its times against measured ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import paddle
+
+from interlace.bridge.calibrate import DTYPES, Bench, Case, cases
+from interlace.bridge.doctor.lab import STREAMS, Lab, on
+from interlace.bridge.guard import fault_of
+from interlace.bridge.profiles import known_name
+from interlace.bridge.targets import Device
+from interlace.cost_model import CostModel
+from interlace.cost_model.profile import DeviceProfile
+from interlace.cost_model.work import Part
+from interlace.ir.target import GPU
+from interlace.report.checks import OFFLOAD, TIMES, Check, Verdict
+from interlace.units import size
+
+GROUP = "the profile"
+KINDS = ("gemm", "gemm_batched", "add", "multiply", "scale", "gelu", "copy", "cast", "softmax", "softmax_grad", "layer_norm")
+"""Kinds of operations that are measured: the largest of each that a quick calibration measures."""
+TOLERANCE = 0.3
+"""Share by which a time may be off; twice the error that the profile itself expects where that is more."""
+COPY_ROWS = 1024
+NUM_COPIES = 8
+TRIES = 3
+MOST = 1.0
+"""A profile that expects itself to be off by this share says nothing that could be wrong."""
+
+
+def check_profile(device: Device, lab: Lab | None, name: str, profile: DeviceProfile, is_asked: bool) -> list[Check]:
+    """Name of the device, and times.
+
+    Args:
+        device: In use.
+        lab: With which copies are measured; None on devices without pinned memory.
+        name: Of the profile.
+        profile: It.
+        is_asked: Whether the user named it.
+    """
+    own = known_name(device)
+    same = own.strip().casefold() == profile.device.casefold()
+    verdict: Verdict
+    if same:
+        verdict, found = "holds", own
+    elif device.target is GPU:
+        verdict, found = "fails", f"{own or 'a GPU without a name'}; measure it with `interlace calibrate -o FILE`"
+    else:
+        verdict, found = "not checked", f"{own or 'this device has no name that Paddle tells'}; it may stand for others"
+    rows = [Check(f"device of the profile {name}", profile.device, found, verdict, (TIMES,), GROUP)]
+    if not same and not (is_asked and device.target is not GPU):
+        why = f"the profile is of {profile.device}"
+        return [*rows, Check("its times", "as measured here", why, "not checked", (TIMES,), GROUP)]
+    costs = CostModel(profile)
+    return [*rows, *_operations(device, costs), *_copies(device, lab, costs)]
+
+
+def _operations(device: Device, costs: CostModel) -> Iterator[Check]:
+    kind = "gpu" if device.target is GPU else "cpu"
+    largest: dict[str, Case] = {}
+    for case in cases(kind, quick=True):
+        if case.part.dtype == DTYPES[kind] or case.part.kind == "cast":
+            largest["copy" if case.part.kind == "assign" else case.part.kind] = case
+    bench = Bench(kind, 0.02, 5, on=device)
+    host_ns = costs.profile.host.op_ns if device.target.serial else 0
+    for name in KINDS:
+        case = largest[name]
+        part = Part(name, case.part.family, case.part.dtype, case.part.dims, case.part.flops, case.part.size_bytes)
+        title = f"{name} {'x'.join(str(each) for _, each in part.dims)} {part.dtype}"
+        expected = costs.part_time(part)
+        try:
+            each_ns = [bench.op_ns(case)[0] - host_ns for _ in range(TRIES)]
+        except Exception as error:
+            yield Check(title, _us(expected.dur_ns), f"not measured: {fault_of(error).text[:200]}", "not checked", (TIMES,), GROUP)
+            continue
+        yield _held(title, expected.dur_ns, each_ns, expected.rel_error)
+
+
+def _copies(device: Device, lab: Lab | None, costs: CostModel) -> Iterator[Check]:
+    """Copies of one direction in a row."""
+    for way in ("d2h", "h2d"):
+        title = f"copy {'out' if way == 'd2h' else 'in'} of {size(4 * COPY_ROWS**2)}"
+        if lab is None or not costs.profile.copies:
+            why = "one memory: nothing is copied" if device.target.serial else "the profile has no copies"
+            yield Check(title, "as the profile's", why, "not checked", (TIMES, OFFLOAD), GROUP)
+            continue
+        expected = costs.part_time(Part(way, "copy", "", (), 0, 4 * COPY_ROWS**2))
+        once, several = (_copies_s(lab, way, count) for count in (1, 1 + NUM_COPIES))
+        each_ns = [(long - short) / NUM_COPIES * 1e9 for short, long in zip(once, several, strict=True)]
+        yield _held(title, expected.dur_ns, each_ns, expected.rel_error)
+
+
+def _copies_s(lab: Lab, way: str, count: int) -> list[float]:
+    """Times of so many copies, the shortest first."""
+
+    def build(x: object, one: object) -> None:
+        for _ in range(count if way == "d2h" else 1):
+            host = on(paddle._C_ops.memcpy_d2h(x, 0), STREAMS[1])
+            made.append(host)
+
+    def back(x: object, one: object) -> None:
+        for _ in range(count if way == "h2d" else 1):
+            on(paddle._C_ops.memcpy_h2d(made[0], 1), STREAMS[2])
+
+    made: list[object] = []
+    step = lab.step([build, back], size=COPY_ROWS, watched=False)
+    return sorted(step.run().done_s for _ in range(2 * TRIES))[:TRIES]
+
+
+def _held(title: str, expected_ns: float, each_ns: Sequence[float], rel_error: float) -> Check:
+    """Measured times against the one that is expected: wrong where all of them are off."""
+    most = max(TOLERANCE, 2 * rel_error)
+    expected, found = f"{_us(expected_ns)} (+-{most:.0%})", f"{_us(min(each_ns))} to {_us(max(each_ns))}"
+    verdict: Verdict = "fails"
+    if most >= MOST:
+        verdict, found = "not checked", f"{found}; the profile's time is itself uncertain"
+    elif max(each_ns) - min(each_ns) > most * expected_ns and (load := _others()):
+        verdict, found = "not checked", f"{found}; {load}"
+    elif any(abs(each - expected_ns) <= most * expected_ns for each in each_ns):
+        verdict = "holds"
+    return Check(title, expected, found, verdict, (TIMES,), GROUP)
+
+
+def _others() -> str:
+    """What else this machine does; empty where it has cores to spare."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return f"others use this machine (load {load:.1f} on {cores} cores)" if load > cores else ""
+
+
+def _us(dur_ns: float) -> str:
+    return f"{dur_ns / 1e3:.0f} us"

@@ -1,0 +1,137 @@
+"""What `interlace doctor` found on a machine: a row for each rule that plans rely on, as a table and as data."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+Verdict = Literal["holds", "fails", "not checked"]
+WIDTHS = (11, 34, 38, 44)
+"""Columns of the table, the last one open: verdict, rule, expected, found, what rests on it."""
+LAST = 40
+HEADS = ("", "rule", "expected", "found", "rests on it")
+
+
+class Feature(msgspec.Struct, frozen=True):
+    """A part of Interlace that relies on rules.
+
+    Attributes:
+        name: In a user's words.
+        off: The line of a configuration that does without it; empty where there is none.
+    """
+
+    name: str
+    off: str = ""
+
+
+EVERYTHING = Feature("every plan", "enable: false")
+RANKS = Feature("runs on CPU ranks and dumps")
+TUNE = Feature("trial and fallback", "tune: off")
+OVERLAP = Feature("overlap on named streams", "name_streams: off")
+OFFLOAD = Feature("offload", "offload_activations: off")
+THROTTLE = Feature("waits of the host", "throttle_host: off")
+RETURN = Feature("return-memory", "return_memory: off")
+TIMES = Feature("predicted times", "tune: on")
+MEMORY = Feature("predicted memory", "memory_budget: null")
+PRIORITIES = Feature("priority of communication", "name_streams: {priority: 0}")
+
+
+class Check(msgspec.Struct, frozen=True):
+    """A rule, held against the machine.
+
+    Attributes:
+        rule: Its name.
+        expected: What the rule says.
+        found: What was seen; where nothing could be seen, why.
+        verdict: `not checked` is never a pass: the rule is as unknown as before.
+        rests: What relies on the rule.
+        group: The heading that it stands under.
+    """
+
+    rule: str
+    expected: str
+    found: str
+    verdict: Verdict
+    rests: tuple[Feature, ...] = ()
+    group: str = ""
+
+
+class Examination(msgspec.Struct, frozen=True):
+    """All checks of one machine.
+
+    Attributes:
+        device: What was examined.
+        target: Whose rules were expected there.
+        versions: Of what is installed.
+    """
+
+    device: str
+    target: str
+    versions: dict[str, str]
+    checks: tuple[Check, ...]
+
+    def of(self, verdict: Verdict) -> list[Check]:
+        """Those with this verdict."""
+        return [each for each in self.checks if each.verdict == verdict]
+
+    @property
+    def failed(self) -> list[Check]:
+        """Rules that do not hold here."""
+        return self.of("fails")
+
+    def features(self) -> dict[Feature, list[str]]:
+        """What relies on rules that do not hold, and on which."""
+        found: dict[Feature, list[str]] = {}
+        for each in self.failed:
+            for feature in each.rests:
+                found.setdefault(feature, []).append(each.rule)
+        return found
+
+
+def table(found: Examination) -> str:
+    """The examination as text.
+
+    >>> row = Check("copies out", "asynchronous", "the host waits", "fails", (OFFLOAD,), "copies")
+    >>> print(table(Examination("a GPU", "gpu", {"paddle": "3.3.1"}, (row,))).splitlines()[-1])
+    offload rests on: copies out. Without it: `offload_activations: off`
+    """
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    lines = [f"{found.device}, rules of the {found.target} target; {versions}", *_row(HEADS)]
+    group = ""
+    for each in found.checks:
+        if each.group != group:
+            group = each.group
+            lines += ["", f"{group}:"]
+        rests = ", ".join(feature.name for feature in each.rests)
+        lines += _row((each.verdict, each.rule, each.expected, each.found, rests))
+    lines += ["", summary(found), *consequences(found)]
+    return "\n".join(lines)
+
+
+def summary(found: Examination) -> str:
+    """How many rules hold, fail and were not checked."""
+    counts = (("hold", "holds"), ("fail", "fails"), ("not checked", "not checked"))
+    return f"{len(found.checks)} rules: " + ", ".join(f"{len(found.of(verdict))} {word}" for word, verdict in counts)  # type: ignore[arg-type]
+
+
+def consequences(found: Examination) -> list[str]:
+    """What to turn off, a line each."""
+    lines = []
+    for feature, rules in found.features().items():
+        advice = f"Without it: `{feature.off}`" if feature.off else "No option does without it"
+        lines.append(f"{feature.name} rests on: {'; '.join(rules)}. {advice}")
+    return lines
+
+
+def _row(cells: Sequence[str]) -> list[str]:
+    """One row, its cells wrapped."""
+    wrapped = [textwrap.wrap(cell, width) or [""] for cell, width in zip(cells, (*WIDTHS, LAST), strict=True)]
+    height = max(map(len, wrapped))
+    rows = []
+    for k in range(height):
+        parts = [(cell[k] if k < len(cell) else "").ljust(width) for cell, width in zip(wrapped, (*WIDTHS, LAST), strict=True)]
+        rows.append("  ".join(parts).rstrip())
+    return rows

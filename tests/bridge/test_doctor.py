@@ -1,0 +1,209 @@
+"""`interlace doctor` on the CPU, and its checks of versions, internals and flags."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import paddle
+import pytest
+
+from interlace.bridge.doctor import internals, times, versions
+from interlace.bridge.doctor.behaviour import Behaviour
+from interlace.bridge.doctor.examine import examine
+from interlace.bridge.doctor.lab import Lab
+from interlace.bridge.targets.cpu import CpuDevice
+from interlace.bridge.targets.custom import CustomDevice
+from interlace.bridge.targets.gpu import GpuDevice
+from interlace.cli import main
+from interlace.cost_model import load_profile
+from interlace.report.checks import OFFLOAD, OVERLAP, Check, Examination, consequences, table
+from tests.modules import package_modules
+
+pytestmark = pytest.mark.paddle
+ROOTS = ("interlace.bridge", "interlace.cpu", "interlace.local")
+PUBLIC = {
+    "paddle",
+    "paddle.amp",
+    "paddle.base",
+    "paddle.device",
+    "paddle.device.cuda",
+    "paddle.distributed",
+    "paddle.distributed.fleet",
+    "paddle.nn",
+    "paddle.static",
+}
+"""Folders of Paddle whose names without an underscore it documents."""
+OF_A_BUILD = {"paddle.base.core.default_cuda_generator", "paddle.base.core.default_custom_device_generator"}
+"""What only builds for such devices have; used there only."""
+OURS = {"paddle.distributed.auto_parallel.static.process_group._interlace_table"}
+
+
+def used_names() -> Iterator[str]:
+    """Every name of Paddle that our modules import, or reach by dots from one that they import."""
+    for name, path in package_modules().items():
+        if not name.startswith(ROOTS) or name.startswith("interlace.bridge.doctor"):
+            continue
+        tree, known = ast.parse(path.read_text(encoding="utf-8")), {"paddle": "paddle"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "paddle":
+                known.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+        yield from known.values()
+        for node in ast.walk(tree):
+            words = ast.unparse(node).split(".") if isinstance(node, ast.Attribute) else [""]
+            if words[0] in known and all(word.isidentifier() for word in words):
+                yield ".".join([known[words[0]], *words[1:]])
+
+
+def is_public(name: str) -> bool:
+    owner, _, last = name.rpartition(".")
+    return name not in sys.modules and owner in PUBLIC and (not last.startswith("_") or last.endswith("__"))
+
+
+def test_every_internal_that_is_used_is_looked_for() -> None:
+    """By itself, or as the owner of what is looked for."""
+    known = internals.names()
+    owners = {owner for name in known for owner in _prefixes(name)}
+    missing = {name for name in used_names() if not _prefixes(name, True) & known and name not in owners and not is_public(name)}
+    left = {name for name in missing if not any(is_public(each) for each in _prefixes(name))}
+    assert {name for name in left if name not in sys.modules} == OF_A_BUILD | OURS
+
+
+def _prefixes(name: str, with_itself: bool = False) -> set[str]:
+    words = name.split(".")
+    return {".".join(words[:k]) for k in range(1, len(words) + with_itself)}
+
+
+def test_internals_are_there() -> None:
+    assert [each for each in internals.check_internals() if each.verdict != "holds"] == []
+
+
+def test_an_internal_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = (
+        internals.Internals("copies", "paddle._C_ops", "memcpy memcpy_elsewhere", (OFFLOAD,)),
+        internals.Internals("streams", "paddle.no_such_module", "anything", (OVERLAP,)),
+        internals.Internals("hooks", "paddle.distributed.auto_parallel.static.engine.Engine", "_parallel_pir/3", (OVERLAP,)),
+    )
+    monkeypatch.setattr(internals, "KNOWN", gone)
+    first, second, third = internals.check_internals()
+    assert (first.verdict, first.found, first.rests) == ("fails", "no paddle._C_ops.memcpy_elsewhere", (OFFLOAD,))
+    assert (second.verdict, second.found) == ("fails", "paddle.no_such_module: module 'paddle' has no attribute 'no_such_module'")
+    assert third.found.endswith("Engine._parallel_pir takes (self, mode), expected 3 parameters")
+
+
+def test_a_version_that_nobody_tested_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, profile = CpuDevice(paddle.CPUPlace()), load_profile("h200")
+    assert versions.check_versions(device, profile)[0].verdict == "holds"
+    monkeypatch.setattr(paddle, "__version__", "3.4.0")
+    row = versions.check_versions(device, profile)[0]
+    assert (row.verdict, row.expected) == ("not checked", "3.3.1")
+    assert row.found.startswith("3.4.0, which nobody has tested")
+
+
+def test_drivers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    device, profile = GpuDevice(SimpleNamespace()), load_profile("h200")
+    monkeypatch.setattr(versions, "DRIVER", tmp_path / "version")
+    assert versions.check_versions(device, profile)[1].found == "Linux does not tell which it is"
+    for version, verdict in (("580.159.04", "holds"), ("590.1", "not checked")):
+        (tmp_path / "version").write_text(f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build\nGCC\n")
+        assert versions.check_versions(device, profile)[1].verdict == verdict
+
+
+def test_flags() -> None:
+    device = CpuDevice(paddle.CPUPlace())
+    before = {row.rule: row.verdict for row in versions.check_flags(device)}
+    paddle.set_flags({"FLAGS_benchmark": True})
+    try:
+        after = {row.rule: row for row in versions.check_flags(device)}
+    finally:
+        paddle.set_flags({"FLAGS_benchmark": False})
+    assert "fails" not in before.values()
+    assert after["benchmark"].verdict == "fails"
+    assert after["benchmark"].found == "True: the host waits after each operation"
+    assert [rule for rule, row in after.items() if row.verdict == "fails"] == ["benchmark"]
+
+
+def test_flags_of_gpus() -> None:
+    device = GpuDevice(SimpleNamespace())
+    rows = {row.rule: row for row in versions.check_flags(device, {"CUDA_LAUNCH_BLOCKING": "1"})}
+    assert rows["CUDA_LAUNCH_BLOCKING"].verdict == "fails"
+    assert rows["allocator_strategy"].verdict == "holds"
+
+
+@pytest.mark.parametrize(
+    ("each_ns", "rel_error", "verdict"),
+    [
+        ([100.0, 105.0, 110.0], 0.05, "holds"),
+        ([129.0, 250.0, 300.0], 0.05, "holds"),
+        ([160.0, 165.0, 170.0], 0.05, "fails"),
+        ([40.0, 45.0, 50.0], 0.05, "fails"),
+        ([160.0, 165.0, 170.0], 0.4, "holds"),
+        ([160.0, 165.0, 170.0], 0.6, "not checked"),
+    ],
+)
+def test_times(each_ns: list[float], rel_error: float, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "_others", lambda: "")
+    assert times._held("gemm", 100.0, each_ns, rel_error).verdict == verdict
+
+
+def test_times_beside_others_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "_others", lambda: "others use this machine")
+    assert times._held("gemm", 100.0, [160.0, 300.0], 0.05).verdict == "not checked"
+    assert times._held("gemm", 100.0, [160.0, 165.0], 0.05).verdict == "fails"
+
+
+def test_what_fails_names_what_to_do_without() -> None:
+    rows = (
+        Check("copy out", "the host goes on", "it waits", "fails", (OFFLOAD,)),
+        Check("named streams", "side by side", "one after another", "fails", (OVERLAP, OFFLOAD)),
+        Check("collectives", "run beside computation", "one rank", "not checked", (OVERLAP,)),
+    )
+    found = Examination("a GPU", "gpu", {}, rows)
+    assert consequences(found) == [
+        "offload rests on: copy out; named streams. Without it: `offload_activations: off`",
+        "overlap on named streams rests on: named streams. Without it: `name_streams: off`",
+    ]
+    assert "3 rules: 0 hold, 2 fail, 1 not checked" in table(found)
+
+
+def test_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that needs streams is checked there, and each says why."""
+    monkeypatch.setattr(times, "KINDS", ("add",))
+    monkeypatch.setattr(times, "_others", lambda: "others use this machine")
+    main(["doctor", "--target", "cpu", "--device", "h200", "--json", str(tmp_path / "found.json")])
+    printed = capsys.readouterr().out
+    found = {each["rule"]: each for each in json.loads((tmp_path / "found.json").read_text())["checks"]}
+    assert found["copies out and back"]["verdict"] == "holds"
+    for rule in ("named streams", "order across jobs", "copy out", "pinned memory", "waits of the host"):
+        assert (found[rule]["verdict"], found[rule]["found"]) == ("not checked", "operations run one after another here: no streams")
+    assert found["collectives"]["verdict"] == "not checked"
+    assert all(each["found"] for each in found.values())
+    assert "rules of the cpu target" in printed
+
+
+def test_targets_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--target", "gpu"]) == 2
+    assert "--target gpu: this Paddle sees no such device; expected one of ['cpu']" in capsys.readouterr().err
+    assert main(["doctor", "--target", "cpu", "--device", "nothing"]) == 2
+    assert "no device profile 'nothing'" in capsys.readouterr().err
+
+
+def test_a_paddle_without_an_internal_ends_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot even be imported is a row beside the internal that is missing, and no traceback."""
+    monkeypatch.delattr("paddle.base.executor._ExecutorCache")
+    for name in [name for name in sys.modules if name in ("interlace.bridge.guard", "interlace.bridge.doctor.behaviour")]:
+        monkeypatch.delitem(sys.modules, name)
+    found = examine()
+    assert {each.rule for each in found.failed} == {"several plans in a run", "small programs"}
+
+
+def test_a_device_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Behaviour(CustomDevice(paddle.CPUPlace()))
+    monkeypatch.setattr(Lab, "prepare", lambda lab: 1 // 0)
+    first, *others = rows.checks()
+    assert (first.rule, first.verdict, first.found) == ("small programs", "fails", "ZeroDivisionError: integer division or modulo by zero")
+    assert {(each.verdict, each.found) for each in others} == {("not checked", "no small program could be run")}
