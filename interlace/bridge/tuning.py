@@ -29,6 +29,8 @@ from interlace.planning.plan import Plan, options_text
 from interlace.planning.trial import PADDLES, Contender, Trial, options_of, told_of
 from interlace.planning.variants import is_open
 from interlace.planning.worker import digest_of
+from interlace.report.measured import trial_lines
+from interlace.report.plan import PlanReport
 from interlace.scheduler.hazards import RankComm
 from interlace.units import size
 from interlace.version import VERSION
@@ -43,7 +45,7 @@ MORE_MEMORY = 0.1
 class Runnable(Protocol):
     """What an engine runs in one mode (`hook.Mode`)."""
 
-    plan: Plan
+    report: PlanReport
     lowered: Any
     to_compare: RankComm | None
 
@@ -59,7 +61,7 @@ class Making(Protocol):
         """Plan, prove and lower it; `is_first`: Paddle's engine goes on with the programs before anything runs."""
         ...
 
-    def paddles(self, plan: Plan, is_first: bool) -> Runnable:
+    def paddles(self, report: PlanReport, is_first: bool) -> Runnable:
         """Paddle's baseline, beside a plan of ours that says why; `is_first`: it is the engine's first plan of the mode."""
         ...
 
@@ -142,7 +144,7 @@ class Tuning:
         self.captured: Captured | None = None
         self.entrants: dict[str, Entrant] = {}
         self.digests: dict[str, str] = {}
-        self.shown = Plan.off("no plan was made")
+        self.shown = PlanReport(Plan.off("no plan was made"))
         """The plan that reports show: the one that was made first until another one is taken."""
 
     # ------------------------------------------------------------------------------------------------------------- building
@@ -156,7 +158,7 @@ class Tuning:
             self.trial = Trial(self._contenders())
         else:
             self._require_ours(verdict, failure)
-            self.shown = Plan.off(f"the program could not be captured: {verdict.text(self.env.world_size)}")
+            self.shown = PlanReport(Plan.off(f"the program could not be captured: {verdict.text(self.env.world_size)}"))
             self._say_fault(CONFIGURED, "capturing the program", failure, verdict)
         while (entrant := self._entrant(is_first=True)) is None:
             pass
@@ -183,7 +185,7 @@ class Tuning:
         if kept.choice is not None and kept.choice.taken.name not in kept.ended:
             self.known = kept.path
             if kept.choice.taken.is_paddles:
-                self.shown = Plan.off("Paddle's baseline was the fastest that an earlier run measured")
+                self.shown = PlanReport(Plan.off("Paddle's baseline was the fastest that an earlier run measured"))
             say_once(
                 f"{kept.choice.taken.name} is taken, the fastest of {len(kept.choice.results)} that an earlier run measured ({kept.path})"
             )
@@ -211,34 +213,34 @@ class Tuning:
                 self._drop(contender, "planning, proving and lowering it", failure, verdict)
                 return None
             mode = made
-            if twin := self._twin(contender, mode.plan):
+            if twin := self._twin(contender, mode.report.plan):
                 self.trial.drop(f"the same plan as {twin}")
                 self._settle_if_taken()
                 return None
-            if self.shown.why_off:
-                self.shown = mode.plan
+            if self.shown.plan.why_off:
+                self.shown = mode.report
         took_ns = gather(self.peers, "time to build", time.perf_counter_ns() - start_ns)
         account = self.trial.account
         account.build_ns = 0 if contender.is_paddles and is_first else max(took_ns)
-        if mode.plan.outcome is not None:
-            outcome = mode.plan.outcome
+        if mode.report.plan.outcome is not None:
+            outcome = mode.report.plan.outcome
             account.predicted_ns = (outcome.before.step_ns if outcome.before else 0) if contender.is_paddles else outcome.plan.step_ns
         entrant = self.entrants[contender.name] = Entrant(contender, mode, OneBuild(self.peers))
         if contender.name == CONFIGURED and not self.known and self.mode == "train":
-            self.trial.propose(proposed(self.config, mode.plan))
+            self.trial.propose(proposed(self.config, mode.report.plan))
         self._tell()
         return entrant
 
     def _built(self, contender: Contender, is_first: bool) -> Runnable:
         made = self.making.build(changed(self.config, contender.options or {}), is_first)
         if made.to_compare is not None:
-            require_agreement(made.plan, made.to_compare, self.device.target)
+            require_agreement(made.report.plan, made.to_compare, self.device.target)
             made.to_compare = None
         return made
 
     def _why_too_large(self) -> str:
         """Why Paddle's baseline is not tried: it holds more than the memory budget, as simulated."""
-        outcome, budget = self.shown.outcome, self.shown.memory_budget
+        outcome, budget = self.shown.plan.outcome, self.shown.plan.memory_budget
         held_bytes = outcome.before.peak_bytes if outcome is not None and outcome.before is not None else 0
         return f"it holds {size(held_bytes)}, more than the memory budget of {size(budget)}" if 0 < budget < held_bytes else ""
 
@@ -367,7 +369,7 @@ class Tuning:
         where = (
             f"; kept in {self.store.choice_path}" if self.store.write(choice) else f"; {self.folder} cannot be written, so it is not kept"
         )
-        for line in told_of(trial).lines():
+        for line in trial_lines(told_of(trial)):
             say(line)
         say(f"the next run of the same programs takes it without a trial{where}")
 
@@ -375,15 +377,15 @@ class Tuning:
         """Let the plans that reports show tell of the trial."""
         told = told_of(self.trial, self.known) if len(self.trial.accounts) > 1 or self.known else None
         if self.trial.taken is not None and self.trial.taken.name in self.entrants and not self.trial.taken.is_paddles:
-            self.shown = self.entrants[self.trial.taken.name].mode.plan
-        for plan in {id(each): each for each in (self.shown, *(each.mode.plan for each in self.entrants.values()))}.values():
-            plan.measured.trial = told
+            self.shown = self.entrants[self.trial.taken.name].mode.report
+        for report in (self.shown, *(each.mode.report for each in self.entrants.values())):
+            report.measured.trial = told
 
     def _drop(self, contender: Contender, where: str, failure: Exception | None, verdict: Verdict) -> None:
         self._say_fault(contender.name, where, failure, verdict)
         self.trial.drop(f"{where}: {verdict.text(self.env.world_size)}")
-        if self.shown.why_off:
-            self.shown = Plan.off(f"{contender.name} failed: {where}: {verdict.text(self.env.world_size)}")
+        if self.shown.plan.why_off:
+            self.shown = PlanReport(Plan.off(f"{contender.name} failed: {where}: {verdict.text(self.env.world_size)}"))
         self._settle_if_taken()
         self._tell()
 

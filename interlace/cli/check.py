@@ -95,8 +95,9 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
     none."""
     from interlace.errors import PlanError
     from interlace.ir.equivalent_ranks import missing_ranks
+    from interlace.planning.outcome import Step
     from interlace.report.causes import held, waits
-    from interlace.report.outcome import Step
+    from interlace.report.outcome import imbalance
     from interlace.report.page.tables import communication_of
 
     try:
@@ -115,7 +116,7 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
         }
         for at, rank in enumerate(result.ranks)
     ]
-    return times, "" if missing_ranks(programs) else Step.of(result).imbalance(), ""
+    return times, "" if missing_ranks(programs) else imbalance(Step.of(result)), ""
 
 
 def _power(programs: Sequence[Program], setting: Setting) -> dict[str, Any]:

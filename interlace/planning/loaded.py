@@ -126,7 +126,6 @@ def read_plan(folder: Path, rank: int) -> Plan:
         set_digest=record.set_digest,
         loaded_from=os.fspath(folder),
         outcome=record.outcome,
-        compared_late=lambda: compared_in(folder),
         memory_budget=record.memory_budget,
         memory_limit=record.memory_limit,
     )

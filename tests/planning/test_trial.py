@@ -12,6 +12,7 @@ from interlace.config import make_config
 from interlace.errors import ConfigError
 from interlace.planning.choice import Beginning, Choice, Store
 from interlace.planning.trial import COUNTED, MOST_TURNS, PADDLES, Contender, Trial, told_of
+from interlace.report.measured import trial_lines
 
 OURS, FORM = Contender("ours", {}), Contender("form", {"schedule_1f1b": {"interleave": "mixed"}})
 
@@ -73,7 +74,7 @@ def test_a_choice_is_kept_and_a_run_that_ended_without_a_word_is_known(tmp_path:
 
 
 def test_the_lines_tell_what_was_measured() -> None:
-    lines = told_of(decided(Trial([OURS, PADDLES]), {"ours": 80, PADDLES.name: 100})).lines()
+    lines = trial_lines(told_of(decided(Trial([OURS, PADDLES]), {"ours": 80, PADDLES.name: 100})))
     assert lines[0].endswith("ours is taken")
     assert len(lines) == 3
 
