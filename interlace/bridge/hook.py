@@ -31,6 +31,7 @@ from interlace.ir import Pipeline, Program
 from interlace.notice import say, say_once
 from interlace.outside import Outside, asked_outside
 from interlace.passes.insert_events import fetching
+from interlace.planning.baseline import BASELINE_ORDER
 from interlace.planning.loaded import load_plan
 from interlace.planning.peers import gather
 from interlace.planning.plan import Plan, make_plan
@@ -39,7 +40,6 @@ from interlace.report.plan import PlanReport
 from interlace.scheduler.hazards import RankComm, require_safe, require_straight
 
 DISABLE_VARIABLE = "INTERLACE_DISABLE"
-PADDLES_OWN = {"split_backward": "off", "overlap_column_backward": "off", "schedule_1f1b": {"interleave": "off"}}
 SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
 """Paddle's own stream names of sends and receives by schedule; others use `send_stream_<ring>` and `recv_stream`."""
 
@@ -364,7 +364,7 @@ def _plan(program: Program, config: Config, device: Device) -> Plan:
             plan = load_plan(folder, program, peers)
             require_own_gpu(load_profile(plan.profile), config, device, f"{folder} was planned with {plan.profile!r}")
             return plan
-        config = make_config(PADDLES_OWN)
+        config = make_config(BASELINE_ORDER)
     return make_plan(program, config, *costs_for(config, device), peers)
 
 

@@ -40,6 +40,7 @@ from interlace.ir.schedule import SCHEDULES
 from interlace.passes import REGISTRY
 from interlace.passes.base import option_name
 from interlace.passes.insert_events import fetching
+from interlace.planning.baseline import BASELINE_ORDER
 from interlace.planning.plan import Plan, make_plan
 from interlace.registration import PREFIX
 from interlace.report.plan import PlanReport
@@ -230,8 +231,4 @@ class OffloadPass(SchedulePass):
 
     key = "offload_activations"
     name = PREFIX + key
-    others: ClassVar[Mapping[str, Any]] = {
-        "split_backward": "off",
-        "overlap_column_backward": "off",
-        "schedule_1f1b": {"interleave": "off"},
-    }
+    others = BASELINE_ORDER
