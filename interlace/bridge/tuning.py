@@ -1,4 +1,4 @@
-"""The plans of one mode of an engine: in training those that a trial compares, elsewhere one; and Paddle's own where one of ours fails."""
+"""The plans of one mode of an engine: in training those of a trial, elsewhere one; Paddle's baseline where one of ours fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from interlace.errors import PlanError
 from interlace.notice import say, say_once
 from interlace.passes import REGISTRY, Schedule1F1B
 from interlace.passes.base import option_name
-from interlace.planning.choice import Choice, Kept, Store, cache_folder, key_of
+from interlace.planning.choice import Kept, Store, TrialOutcome, cache_folder, key_of
 from interlace.planning.peers import Peers, gather
 from interlace.planning.plan import Plan, options_text
 from interlace.planning.trial import PADDLES, Contender, Trial, options_of, told_of
@@ -365,7 +365,7 @@ class Tuning:
             self.device.release_memory()
         if trial.taken is None or self.mode != "train" or self.known or self.store is None:
             return
-        choice = Choice(trial.taken, tuple(trial.results()), trial.steps)
+        choice = TrialOutcome(trial.taken, tuple(trial.results()), trial.steps)
         where = (
             f"; kept in {self.store.choice_path}" if self.store.write(choice) else f"; {self.folder} cannot be written, so it is not kept"
         )
@@ -394,7 +394,7 @@ class Tuning:
         if self.env.rank == verdict.rank:
             say(
                 f"{name} failed ({where}): {verdict.text(self.env.world_size)}. Training goes on with another plan, in the end Paddle's "
-                f"own; nothing of the step is lost. Please report it with {path or 'the log of this rank'} and the dump of the script "
+                f"baseline; nothing of the step is lost. Please report it with {path or 'the log of this rank'} and the dump of the script "
                 "(`interlace dump`)"
             )
 

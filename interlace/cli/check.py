@@ -161,7 +161,7 @@ def _finding_lines(findings: Sequence[Finding], in_full: bool, in_part: bool) ->
 
 
 def _time_lines(times: Sequence[dict[str, Any]], imbalance: str, setting: Setting) -> list[str]:
-    """One line for ranks that are alike, milliseconds and GiB; then how unequal stages are, what their compute waits for, how much of each
+    """One line for equivalent ranks, milliseconds and GiB; then how unequal stages are, what their compute waits for, how much of each
     communication is hidden, and what memory holds."""
     from interlace.report.causes import held_text, waits_text
     from interlace.report.page.tables import communication_text

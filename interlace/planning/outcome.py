@@ -18,7 +18,7 @@ NOT_COMPARED = (
 
 
 class StageStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The step of ranks of a stage that are alike; parts as `scheduler/simulate/simulator.py` defines them."""
+    """The step of equivalent ranks of a stage; parts as `scheduler/simulate/simulator.py` defines them."""
 
     stage: int
     ranks: tuple[int, ...]

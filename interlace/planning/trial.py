@@ -158,7 +158,7 @@ class Trial:
         self._begin_turn(self.rival if self.now is self.holder else self.holder)
 
     def drop(self, fault: str) -> None:
-        """The plan `now` cannot run: the others go on without it, in the end Paddle's own."""
+        """The plan `now` cannot run: the others go on without it, in the end Paddle's baseline."""
         self.account.fault = fault
         other = self.rival if self.now is self.holder else self.holder
         if other is None:

@@ -57,7 +57,7 @@ class PlanReport:
         return "\n".join([head, *imbalance_lines(plan.outcome), *reports_text(plan.reports, limit), self.sentence(), *trial])
 
     def sentence(self) -> str:
-        """Paddle's own step and this plan's, in one sentence, measured too once steps have run; or why they are not compared."""
+        """The step of Paddle's baseline and this plan's, in one sentence, measured once steps have run; or why they are not compared."""
         measured = self.measured.clause()
         if self.plan.outcome:
             return outcome_sentence(self.plan.outcome, measured)
@@ -68,7 +68,7 @@ class PlanReport:
         return self.measured.beside(self.plan.outcome.plan.step_ns if self.plan.outcome else None, self.plan.profile)
 
     def report(self, path: str | Path) -> Path | None:
-        """Write the page of this plan, one HTML file: the whole step as a picture, beside Paddle's own; times are simulated.
+        """Write the page of this plan, one HTML file: the whole step as a picture, beside Paddle's baseline; times are simulated.
 
         Rank 0 writes it, for all ranks; on the others nothing happens. Where Interlace is off a line on standard error says that there
         is none, so that a script runs either way.
@@ -114,8 +114,8 @@ class PlanReport:
 
 def page_of(compared: Comparison, costs: CostModel, measured: str = "", sweep: Sweep | None = None) -> Page:
     """The data of a plan's page; `measured` says what a step really took. Raises PlanError where a step would never end."""
-    alike = compared.equivalent_ranks()
-    baseline, plan = (Simulated(name, result, alike) for name, result in zip((BASELINE, OURS), compared.results(costs), strict=True))
+    ranks = compared.equivalent_ranks()
+    baseline, plan = (Simulated(name, result, ranks) for name, result in zip((BASELINE, OURS), compared.results(costs), strict=True))
     reports = {member.plan.rank: member.reports for member in compared.members}
     given = Given(compared.profile, costs, target_of(compared.profile).name)
     return build_page(plan, baseline, reports, given, compared.memory_budget, measured, sweep)

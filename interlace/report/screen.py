@@ -1,4 +1,4 @@
-"""What `interlace plan` prints: the step by stage beside Paddle's own, then what was done and declined, by rule; one screen."""
+"""What `interlace plan` prints: the step by stage beside that of the baseline, then what was done and declined, by rule; one screen."""
 
 from __future__ import annotations
 

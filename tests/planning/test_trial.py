@@ -10,7 +10,7 @@ import pytest
 
 from interlace.config import make_config
 from interlace.errors import ConfigError
-from interlace.planning.choice import Beginning, Choice, Store
+from interlace.planning.choice import Beginning, Store, TrialOutcome
 from interlace.planning.trial import COUNTED, MOST_TURNS, PADDLES, Contender, Trial, told_of
 from interlace.report.measured import trial_lines
 
@@ -59,7 +59,7 @@ def test_plans_that_fail_are_dropped_and_paddles_own_is_left() -> None:
 
 
 def test_a_choice_is_kept_and_a_run_that_ended_without_a_word_is_known(tmp_path: Path) -> None:
-    store, choice = Store(tmp_path / "cache", "key"), Choice(OURS, steps=7)
+    store, choice = Store(tmp_path / "cache", "key"), TrialOutcome(OURS, steps=7)
     assert store.read().choice is None
     assert store.write(choice)
     assert store.read().choice == choice

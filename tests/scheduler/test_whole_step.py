@@ -236,7 +236,7 @@ def test_part_of_the_weight_gradients_trails_where_all_of_them_do_not_fit(micro_
 def test_what_trails_by_all_micro_batches_of_a_short_step_fits_a_long_one() -> None:
     """Ranked by 16 micro-batches, of which the last ones have no forward beside them any more; in a step of 40 most have."""
     search = search_module._Search(stages(2, 40), 40, 1000 + 15 * OPERANDS + HELD, True, 1)
-    fitted = search._fitted(1, search_module.Choice(16, 1, True, 0.0, 0, "dx-first", early_at_end=True))
+    fitted = search._fitted(1, search_module.StageSchedule(16, 1, True, 0.0, 0, "dx-first", early_at_end=True))
     assert fitted.weight_delay == 14
     assert 1000 + peak_bytes(costs_of(joined(1, 2, 40, weight_delay=15), times(1, 1))) > search.limit
 
@@ -347,7 +347,7 @@ def test_jobs_of_a_stage_are_those_of_its_choice_and_fit_by_all_micro_batches(mi
     given = [StageTimes(stage, ways[level], 5000 - 700 * level) for stage in (0, 1) for level in (0, 1)]
     for k, (weight_delay, more) in enumerate(weight_delays):
         for level, early, at_end in itertools.product((0, 1), (True, False), (True, False)):
-            choice = search_module.Choice(weight_delay, 1, early, 0.0, level, "dx-first", at_end, more)
+            choice = search_module.StageSchedule(weight_delay, 1, early, 0.0, level, "dx-first", at_end, more)
             tables = orders[level][not early], orders[level][not at_end]
             plain = search_module._plain_row(1, 2, num, chunks)
             always = 5000 - 700 * level - peak_bytes(costs_of(plain, orders[level][0]))

@@ -61,7 +61,7 @@ class Split(_Part, frozen=True):
 
 
 class Row(_Part, frozen=True):
-    """A rank in one plan; it stands for ranks that are alike.
+    """A rank in one plan; it represents equivalent ranks.
 
     Attributes:
         jobs: Name as schedules write it, start and end of its computation, kind of job.
