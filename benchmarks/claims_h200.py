@@ -99,7 +99,7 @@ def gains_in_readme() -> str:
     rows = [place for place in by_place(pairs(forms)) if place != "one GPU"]
     cells = {(form, place): f"{span(pair.gain for pair in here)} ({len(here)})" for form in forms for place, here in found[form].items()}
     return table(
-        ["gain over Paddle's plan (cases)", *(f"`{form}`" for form in forms)],
+        ["gain over the baseline (cases)", *(f"`{form}`" for form in forms)],
         ([place, *(cells.get((form, place), "not measured") for form in forms)] for place in rows),
     )
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from interlace.cost_model.base import How
 from interlace.cost_model.curves import Curve, line
-from interlace.cost_model.profile import CommSample, CopySample, DeviceProfile
+from interlace.cost_model.profile import CommSample, CopySample
 
 SAME_ERROR = 0.10
 """Least expected error at the very size and group that was measured: of eight collectives of 16 MiB that two programs measured on
@@ -46,16 +46,6 @@ class Found(NamedTuple):
     detail: str
 
 
-class Fit(NamedTuple):
-    """Latency (ns) and bandwidth (bytes/s of the full tensor) of a collective in one group size; derived from samples."""
-
-    kind: str
-    group_size: int
-    ctas: int
-    latency_ns: float
-    bytes_per_s: float
-
-
 def traffic(kind: str, ranks: int) -> float:
     """Bytes through each rank's link for a byte of tensor, in a ring.
 
@@ -65,18 +55,6 @@ def traffic(kind: str, ranks: int) -> float:
     if kind in ("broadcast", "reduce", "send_recv"):
         return 1.0
     return (2.0 if kind in ("all_reduce", "barrier") else 1.0) * (ranks - 1) / ranks
-
-
-def fits(profile: DeviceProfile) -> list[Fit]:
-    """Latency and bandwidth of every measured collective and exchange."""
-    groups: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
-    for sample in (*profile.collectives, *profile.p2p):
-        groups.setdefault((sample.kind, sample.group_size, sample.ctas), []).append((sample.size_bytes, sample.dur_ns))
-    found = []
-    for (kind, ranks, ctas), points in sorted(groups.items()):
-        latency, slope = line(points)
-        found.append(Fit(kind, ranks, ctas, latency, 1e9 / slope))
-    return found
 
 
 class CommTimes:

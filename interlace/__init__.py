@@ -19,7 +19,7 @@ from interlace.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from interlace import passes as passes
-    from interlace.planning.plan import Plan
+    from interlace.report.plan import PlanReport
 
 __all__ = ["__version__", "enable", "plan_of"]
 
@@ -64,7 +64,7 @@ def enable(strategy: Any, config: str | PathLike[str] | Mapping[str, Any] | None
     enable_in_paddle(strategy, flags)
 
 
-def plan_of(model: Any, mode: str = "train") -> Plan:
+def plan_of(model: Any, mode: str = "train") -> PlanReport:
     """The plan of a model that `paddle.distributed.to_static` gave.
 
     Raises:
@@ -75,8 +75,9 @@ def plan_of(model: Any, mode: str = "train") -> Plan:
     require_paddle()
     if "interlace.bridge.hook" not in sys.modules and other_paddle():
         from interlace.planning.plan import Plan
+        from interlace.report.plan import PlanReport
 
-        return Plan.off(other_paddle())
+        return PlanReport(Plan.off(other_paddle()))
     from interlace.bridge.hook import plan_of as plan_in_paddle
 
     return plan_in_paddle(model, mode)

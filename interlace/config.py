@@ -76,12 +76,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             before.
         dump: Folder for the dumps of every rank; empty for none. When: you want to inspect the plan of a training run, or load it in later
             runs.
-        tune: Measure plans on the run's own first training steps, Paddle's own among them, and go on with the fastest; where a plan
-            fails, go on with Paddle's own. `auto`: on GPUs, not on CPUs. When: leave it on; off where every run must take the same plan
-            from its first step. Details: all plans give the same bits, so no step is lost. Plans that hold more than Paddle's are tried
-            where a tenth of the device stays free, and within `memory_budget`; off keeps to the memory of Paddle's. The choice is kept for
-            later runs of the same program, device, configuration and versions in the folder of `dump` or `plan`, else in the one that the
-            environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
+        tune: Measure plans on the run's own first training steps, Paddle's baseline among them, and go on with the fastest; where a plan
+            fails, go on with Paddle's baseline. `auto`: on GPUs, not on CPUs. When: leave it on; off where every run must take the same
+            plan from its first step. Details: all plans give the same bits, so no step is lost. Plans that hold more than the baseline are
+            tried where a tenth of the device stays free, and within `memory_budget`; off keeps to the memory of the baseline. The choice is
+            kept for later runs of the same program, device, configuration and versions in the folder of `dump` or `plan`, else in the one
+            that the environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
         plan: Folder of plans that `interlace plan` or `dump` wrote, of which each rank loads its own instead of planning; empty for none.
             When: many runs of one job: planning is done once, and all runs have the same plan. Details: the plans hold the options of
             passes and the profile, so none of these can be given together with `plan`.
@@ -348,8 +348,8 @@ def parse_budget(value: Any) -> int | float | None:
         )
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found <= (most if isinstance(found, float) else MOST_SIZE):
         raise ConfigError(
-            f"found {value!r}, expected bytes with their unit, above 0, such as 70GB, or a fraction of what Paddle's own "
-            "plan holds, such as 0.8 or 80%"
+            f"found {value!r}, expected bytes with their unit, above 0, such as 70GB, or a fraction of what Paddle's "
+            "baseline holds, such as 0.8 or 80%"
         )
     return found
 

@@ -14,7 +14,7 @@ from interlace.ir import Program
 from interlace.ir.remarks import remark
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.weight_gradients import check_unscheduled
-from interlace.scheduler.recompute.choices import LEVELS, Choices
+from interlace.scheduler.recompute.choices import LEVELS, RecomputeLevels
 from interlace.scheduler.recompute.copies import Recomputation, recomputes
 from interlace.scheduler.recompute.early_repeats import with_early_repeats
 from interlace.scheduler.recompute.repeats import ADDED, with_repeats
@@ -78,7 +78,7 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
 
     @property
     def level_index(self) -> int | tuple[int, ...] | None:
-        """The level as `Choices` numbers them, 0 to `LEVELS`."""
+        """The level as `RecomputeLevels` numbers them, 0 to `LEVELS`."""
         if isinstance(self.level, tuple):
             return tuple(round(each * LEVELS) for each in self.level)
         return None if self.level is None else round(self.level * LEVELS)
@@ -210,12 +210,12 @@ def recomputation(program: Program, costs: Costs, memo: dict[object, object], *,
     return found
 
 
-def choices(program: Program, costs: Costs, memo: dict[object, object], collectives: bool = False) -> Choices:
+def choices(program: Program, costs: Costs, memo: dict[object, object], collectives: bool = False) -> RecomputeLevels:
     """What is recomputed at each level, additions among it; worked out once for the same program. Arguments as `recomputation`."""
     known = memo.get(("choices", collectives))
     if isinstance(known, tuple) and known[0] is program:
-        chosen: Choices = known[1]
+        chosen: RecomputeLevels = known[1]
         return chosen
-    found = Choices(recomputation(program, costs, memo, adds=True, collectives=collectives))
+    found = RecomputeLevels(recomputation(program, costs, memo, adds=True, collectives=collectives))
     memo["choices", collectives] = (program, found)
     return found

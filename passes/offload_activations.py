@@ -16,10 +16,10 @@ from interlace.scheduler.offload import (
     COPY_BACK,
     COPY_OUT,
     PINNED,
-    Choice,
     Measured,
     Move,
     Names,
+    OffloadOptions,
     OffloadPlan,
     agree,
     measure,
@@ -28,7 +28,7 @@ from interlace.scheduler.offload import (
 
 
 @register
-class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
+class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
     """Copy chosen saved activations to pinned memory after forward, and back before backward reads them.
 
     Contract: needs a schedule; keeps every value, every operation and the order of all op instances; adds copies. A copy to the

@@ -100,7 +100,7 @@ def test_new_pass_example() -> None:
     baseline = new_pass.train(main_program, startup, [loss])
     main_program, startup, loss = new_pass.build()
     context = new_pass.plan(main_program, startup, loss)
-    assert [report.name for report in context.get_attr("interlace_schedule_1f1b").reports][-1] == "throttle-host"
+    assert [report.name for report in context.get_attr("interlace_schedule_1f1b").plan.reports][-1] == "throttle-host"
     assert new_pass.train(main_program, startup, context.get_attr("fetch_list"), context.get_attr("plan")) == baseline
 
 

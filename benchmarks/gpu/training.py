@@ -96,7 +96,7 @@ BASELINE, AGAIN = Plan("stock", None), Plan("stock-again", None)
 COLUMN, DX, MIXED, ZB = (
     Plan(name, _pairs(form)) for name, form in (("column", "off"), ("dx-first", "dx-first"), ("mixed", "mixed"), ("zb-h1", "zb-h1"))
 )
-LAGS = tuple(
+WEIGHT_DELAYS = tuple(
     Plan(name, _pairs(f"dx-first, weight_delay: {weight_delay}"))
     for name, weight_delay in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]"), ("lag-2", "2"))
 )
@@ -195,13 +195,13 @@ def cases(gpus: int) -> list[Case]:
     """What is run on so many GPUs, what matters most first."""
     models, widths = ("gpt", "llama"), [mp for mp in (2, 4) if mp <= gpus]
     found = [
-        _layers(model, 2048, mp, batch=4, plans=(*ALL, LAGS[0], LAGS[3], *AUTO, TUNED, *FREE, AGAIN, *LEVEL[:2], *PINNED))
+        _layers(model, 2048, mp, batch=4, plans=(*ALL, WEIGHT_DELAYS[0], WEIGHT_DELAYS[3], *AUTO, TUNED, *FREE, AGAIN, *LEVEL[:2], *PINNED))
         for mp in widths
         for model in models
     ]
     found += [_layers("llama", 2048, mp, batch=4, plans=SOME, more=("--fused",)) for mp in widths]
     found += [
-        _layers(model, 2048, mp, batch=4, plans=(*FORMS[:3], LAGS[0], LAGS[3], *AUTO), more=("--sequence-parallel",))
+        _layers(model, 2048, mp, batch=4, plans=(*FORMS[:3], WEIGHT_DELAYS[0], WEIGHT_DELAYS[3], *AUTO), more=("--sequence-parallel",))
         for mp in widths
         for model in models
     ]
@@ -209,11 +209,17 @@ def cases(gpus: int) -> list[Case]:
     found += [_layers(model, 2048, mp) for mp in widths for model in models]
     if gpus > 1:
         found += [
-            _layers(model, 2048, 1, 2, plans=(BASELINE, ZB, DX, MIXED, *LAGS[:3], *AUTO, TUNED, *DELAYS, *LEVEL, COLUMN, *OFFLOADS, AGAIN))
+            _layers(
+                model,
+                2048,
+                1,
+                2,
+                plans=(BASELINE, ZB, DX, MIXED, *WEIGHT_DELAYS[:3], *AUTO, TUNED, *DELAYS, *LEVEL, COLUMN, *OFFLOADS, AGAIN),
+            )
             for model in models
         ]
         found += [
-            _layers(model, seq, 1, 2, plans=(*FORMS, *LAGS[:3], *AUTO), micro_batches=count)
+            _layers(model, seq, 1, 2, plans=(*FORMS, *WEIGHT_DELAYS[:3], *AUTO), micro_batches=count)
             for seq, count in ((4096, 8), (2048, 4), (4096, 4))
             for model in models
         ]

@@ -15,7 +15,7 @@ from interlace.bridge.blocks import Pairs, inplace_pairs, inside
 from interlace.bridge.layers import LayerNames, name_layers
 from interlace.errors import ProgramError
 from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value, describe, operators
-from interlace.ir.kinds import DATA, INSIDE, KEYWORD, SHARE_VAR, STACK_CREATE, is_known_comm, ring_of
+from interlace.ir.kinds import INSIDE, KEYWORD, SHARE_VAR, STACK_CREATE, is_known_comm, ring_of
 from interlace.ir.program import Role
 
 ROLES: dict[int, Role] = {0: "forward", 1: "backward", 2: "optimize"}
@@ -394,9 +394,3 @@ def _groups(ids: set[int]) -> tuple[Group, ...]:
         raise ProgramError(f"communication group {unknown[0]} is used by an operation but Paddle knows no ranks for it")
     used = {known[ring] for ring in ids}
     return tuple(Group(ring, ranks) for ring, ranks in sorted(known.items()) if ring in ids or (ring and ranks in used))
-
-
-def feeds(program: Program) -> list[Value]:
-    """The inputs that are fed in each step (not parameters, not optimizer state)."""
-    by_id = {value.id: value for value in program.values}
-    return [by_id[op.results[0]] for op in program.ops if op.name == DATA and not by_id[op.results[0]].persistable]

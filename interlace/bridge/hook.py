@@ -31,23 +31,26 @@ from interlace.ir import Pipeline, Program
 from interlace.notice import say, say_once
 from interlace.outside import Outside, asked_outside
 from interlace.passes.insert_events import fetching
+from interlace.planning.baseline import BASELINE_ORDER
 from interlace.planning.loaded import load_plan
 from interlace.planning.peers import gather
 from interlace.planning.plan import Plan, make_plan
+from interlace.report.measured import Measured
+from interlace.report.plan import PlanReport
 from interlace.scheduler.hazards import RankComm, require_safe, require_straight
 
 DISABLE_VARIABLE = "INTERLACE_DISABLE"
-PADDLES_OWN = {"split_backward": "off", "overlap_column_backward": "off", "schedule_1f1b": {"interleave": "off"}}
 SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
 """Paddle's own stream names of sends and receives by schedule; others use `send_stream_<ring>` and `recv_stream`."""
 
 
 @dataclass(slots=True)
 class Mode:
-    """What an engine runs in one mode: the plan, the captured program, and the lowered plan; `to_compare` is the communication that the
-    proof with the other ranks needs, until the first step. With `is_paddles` it runs Paddle's baseline, which is `lowered` then."""
+    """What an engine runs in one mode: the plan with what it tells, the captured program, and the lowered plan; `to_compare` is the
+    communication that the proof with the other ranks needs, until the first step. With `is_paddles` it runs Paddle's baseline, which is
+    `lowered` then."""
 
-    plan: Plan
+    report: PlanReport
     captured: Captured | None
     lowered: Any
     user_values: Any
@@ -66,7 +69,7 @@ class State:
 
 
 _building: list[tuple[Any, str, State]] = []
-_last_plan: list[Plan] = []
+_last_plan: list[PlanReport] = []
 _capture_only: list[Callable[[Program], None]] = []
 
 
@@ -93,16 +96,16 @@ def _what(given: Any) -> str:
     return f"the class {given.__qualname__}" if isinstance(given, type) else f"{type(given).__module__}.{type(given).__qualname__}"
 
 
-def plan_of(model: Any, mode: str = "train") -> Plan:
+def plan_of(model: Any, mode: str = "train") -> PlanReport:
     """See `interlace.plan_of`."""
     engine = getattr(model, "_engine", model)
     state = getattr(engine, "_interlace", None)
     if state is None:
-        return Plan.off(_why_off(model, engine))
+        return PlanReport(Plan.off(_why_off(model, engine)))
     if mode not in state.modes:
         raise PlanError(f"the model has no {mode} plan; built so far: {sorted(state.modes)}; call model.{mode}() first")
-    plan: Plan = state.tunings[mode].shown if mode in state.tunings else state.modes[mode].plan
-    return plan
+    found: PlanReport = state.tunings[mode].shown if mode in state.tunings else state.modes[mode].report
+    return found
 
 
 def _why_off(model: Any, engine: Any) -> str:
@@ -308,21 +311,21 @@ class _Making:
         lowered = lower(self.captured, plan.program, device)
         if not is_first:
             _run_fused_passes(self.engine, lowered)
+        report = PlanReport(plan, Measured(known_name(device), load_profile(plan.profile).device))
         if self.mode == "train":
-            plan.measured.device, plan.measured.profile_device = known_name(device), load_profile(plan.profile).device
-            _last_plan[:] = [plan]
+            _last_plan[:] = [report]
             if is_first:
-                say_once(plan.sentence())
-        return Mode(plan, self.captured, lowered, self.mapping, to_compare=comm)
+                say_once(report.sentence())
+        return Mode(report, self.captured, lowered, self.mapping, to_compare=comm)
 
-    def paddles(self, plan: Plan, is_first: bool) -> Mode:
+    def paddles(self, report: PlanReport, is_first: bool) -> Mode:
         """See `tuning.Making`."""
         own = self.baseline(self.dense if is_first else self.unchanged)
         if not is_first:
             if self.engine._strategy.pipeline.enable:
                 _run_fused_passes(self.engine, own)
             _prepare(choose_device(), own, self.dense, self.mode)
-        return Mode(plan, None, own, None, is_paddles=True)
+        return Mode(report, None, own, None, is_paddles=True)
 
 
 def _prepare(device: Device, own: Any, dense: Any, mode: str) -> None:
@@ -361,7 +364,7 @@ def _plan(program: Program, config: Config, device: Device) -> Plan:
             plan = load_plan(folder, program, peers)
             require_own_gpu(load_profile(plan.profile), config, device, f"{folder} was planned with {plan.profile!r}")
             return plan
-        config = make_config(PADDLES_OWN)
+        config = make_config(BASELINE_ORDER)
     return make_plan(program, config, *costs_for(config, device), peers)
 
 
@@ -388,7 +391,7 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
                 raise PlanError("values are fetched, which Paddle's baseline cannot give with several micro-batches; set tune: off")
         elif mode is not None:
             if mode.to_compare is not None:
-                require_agreement(mode.plan, mode.to_compare, choose_device().target)
+                require_agreement(mode.report.plan, mode.to_compare, choose_device().target)
                 mode.to_compare = None
             engine._pir_fetch_values = _translate(engine, mode, asked, state.config.check)
             engine._job_plan = mode.lowered
@@ -410,21 +413,21 @@ def _fed(engine: Any, state: State, args: Sequence[Any], kwargs: Mapping[str, An
 def _timed(engine: Any, state: State) -> Iterator[None]:
     """Measure the step, if it is one of the first of training; after the last of them the log says what a step took."""
     mode = state.modes.get(engine._mode)
-    if mode is None or mode.is_paddles or engine._mode != "train" or not mode.plan.measured.is_open:
+    if mode is None or mode.is_paddles or engine._mode != "train" or not mode.report.measured.is_open:
         yield
         return
     start_ns = time.perf_counter_ns()
     yield
     choose_device().synchronize()
-    mode.plan.measured.took_ns.append(time.perf_counter_ns() - start_ns)
-    if not mode.plan.measured.is_open:
-        say_once(mode.plan.measured_line())
+    mode.report.measured.took_ns.append(time.perf_counter_ns() - start_ns)
+    if not mode.report.measured.is_open:
+        say_once(mode.report.measured_line())
 
 
 def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[Any]:
     ids = tuple(_value_id(mode, value) for value in asked)
     if ids != mode.fetches and mode.captured is not None:
-        device, program = choose_device(), fetching(mode.plan.program, ids)
+        device, program = choose_device(), fetching(mode.report.plan.program, ids)
         if check:
             require_safe([program], device.target)
         mode.lowered = lower(mode.captured, program, device)
@@ -445,4 +448,4 @@ def _value_id(mode: Mode, value: Any) -> int:
 
 def last_plan_summary() -> dict[str, Any] | None:
     """Machine-readable summary of the last training plan made in this process; None before one is made."""
-    return {**_last_plan[-1].summary(), "is_paddles_order": _last_plan[-1].is_paddles_order()} if _last_plan else None
+    return {**_last_plan[-1].summary(), "is_paddles_order": _last_plan[-1].plan.is_paddles_order()} if _last_plan else None

@@ -40,8 +40,10 @@ from interlace.ir.schedule import SCHEDULES
 from interlace.passes import REGISTRY
 from interlace.passes.base import option_name
 from interlace.passes.insert_events import fetching
+from interlace.planning.baseline import BASELINE_ORDER
 from interlace.planning.plan import Plan, make_plan
 from interlace.registration import PREFIX
+from interlace.report.plan import PlanReport
 from interlace.report.remarks import sentence
 from interlace.scheduler.hazards import require_safe
 
@@ -134,7 +136,7 @@ class RewritePass(_Pass):
         ops = list(main_program.global_block().ops)
         write_back(Captured(found, main_program, ops, {}), plan.program, device, roles=not derived)
         self._warn(plan, self.on)
-        context.set_attr(self.name, plan)
+        context.set_attr(self.name, PlanReport(plan))
 
     def _config(self) -> Config:
         off = {option_name(name): "off" for name, kind in REGISTRY.items() if kind.is_default}
@@ -181,7 +183,7 @@ class SchedulePass(_Pass):
         device.prepare()
         lowered = lower(captured, program, device)
         self._warn(plan)
-        context.set_attr(self.name, plan)
+        context.set_attr(self.name, PlanReport(plan))
         context.set_attr("plan", lowered)
         context.set_attr("fetch_list", [lowered.fetched[value] for value in fetches])
 
@@ -229,8 +231,4 @@ class OffloadPass(SchedulePass):
 
     key = "offload_activations"
     name = PREFIX + key
-    others: ClassVar[Mapping[str, Any]] = {
-        "split_backward": "off",
-        "overlap_column_backward": "off",
-        "schedule_1f1b": {"interleave": "off"},
-    }
+    others = BASELINE_ORDER

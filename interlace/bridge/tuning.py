@@ -1,4 +1,4 @@
-"""The plans of one mode of an engine: in training those that a trial compares, elsewhere one; and Paddle's own where one of ours fails."""
+"""The plans of one mode of an engine: in training those of a trial, elsewhere one; Paddle's baseline where one of ours fails."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from interlace.errors import PlanError
 from interlace.notice import say, say_once
 from interlace.passes import REGISTRY, Schedule1F1B
 from interlace.passes.base import option_name
-from interlace.planning.choice import Choice, Kept, Store, cache_folder, key_of
+from interlace.planning.choice import Kept, Store, TrialOutcome, cache_folder, key_of
 from interlace.planning.peers import Peers, gather
 from interlace.planning.plan import Plan, options_text
 from interlace.planning.trial import PADDLES, Contender, Trial, Watch, options_of, told_of
 from interlace.planning.variants import is_open
 from interlace.planning.worker import digest_of
+from interlace.report.measured import trial_lines
+from interlace.report.plan import PlanReport
 from interlace.scheduler.hazards import RankComm
 from interlace.units import ms, size
 from interlace.version import VERSION
@@ -47,7 +49,7 @@ baseline: on two H100 0.9 to 1.9 (`benchmarks/results/h100/testbed_two_gpus.json
 class Runnable(Protocol):
     """What an engine runs in one mode (`hook.Mode`)."""
 
-    plan: Plan
+    report: PlanReport
     lowered: Any
     to_compare: RankComm | None
 
@@ -63,7 +65,7 @@ class Making(Protocol):
         """Plan, prove and lower it; `is_first`: Paddle's engine goes on with the programs before anything runs."""
         ...
 
-    def paddles(self, plan: Plan, is_first: bool) -> Runnable:
+    def paddles(self, report: PlanReport, is_first: bool) -> Runnable:
         """Paddle's baseline, beside a plan of ours that says why; `is_first`: it is the engine's first plan of the mode."""
         ...
 
@@ -148,7 +150,7 @@ class Tuning:
         self.digests: dict[str, str] = {}
         self.watch = Watch()
         self.is_again, self.failed = False, set[str]()
-        self.shown = Plan.off("no plan was made")
+        self.shown = PlanReport(Plan.off("no plan was made"))
         """The plan that reports show: the one that was made first until another one is taken."""
 
     # ------------------------------------------------------------------------------------------------------------- building
@@ -162,7 +164,7 @@ class Tuning:
             self.trial = Trial(self._contenders())
         else:
             self._require_ours(verdict, failure)
-            self.shown = Plan.off(f"the program could not be captured: {verdict.text(self.env.world_size)}")
+            self.shown = PlanReport(Plan.off(f"the program could not be captured: {verdict.text(self.env.world_size)}"))
             self._say_fault(CONFIGURED, "capturing the program", failure, verdict)
         while (entrant := self._entrant(is_first=True)) is None:
             pass
@@ -189,7 +191,7 @@ class Tuning:
         if kept.choice is not None and kept.choice.taken.name not in kept.ended:
             self.known = kept.path
             if kept.choice.taken.is_paddles:
-                self.shown = Plan.off("Paddle's baseline was the fastest that an earlier run measured")
+                self.shown = PlanReport(Plan.off("Paddle's baseline was the fastest that an earlier run measured"))
             say_once(
                 f"{kept.choice.taken.name} is taken, the fastest of {len(kept.choice.results)} that an earlier run measured ({kept.path})"
             )
@@ -217,39 +219,39 @@ class Tuning:
                 self._drop(contender, "planning, proving and lowering it", failure, verdict)
                 return None
             mode = made
-            if twin := self._twin(contender, mode.plan):
+            if twin := self._twin(contender, mode.report.plan):
                 self.trial.drop(f"the same plan as {twin}")
                 self._settle_if_taken()
                 return None
-            if contender.name != CONFIGURED and (why := self._why_no_room(mode.plan)):
+            if contender.name != CONFIGURED and (why := self._why_no_room(mode.report.plan)):
                 self.trial.drop(why)
                 self._settle_if_taken()
                 return None
-            if self.shown.why_off:
-                self.shown = mode.plan
+            if self.shown.plan.why_off:
+                self.shown = mode.report
         took_ns = gather(self.peers, "time to build", time.perf_counter_ns() - start_ns)
         account = self.trial.account
         account.build_ns = 0 if contender.is_paddles and is_first else max(took_ns)
-        if mode.plan.outcome is not None:
-            outcome = mode.plan.outcome
+        if mode.report.plan.outcome is not None:
+            outcome = mode.report.plan.outcome
             account.predicted_ns = (outcome.before.step_ns if outcome.before else 0) if contender.is_paddles else outcome.plan.step_ns
         entrant = self.entrants[contender.name] = Entrant(contender, mode, OneBuild(self.peers))
         if contender.name == CONFIGURED and not self.known and self.mode == "train":
             known = {*self.trial.accounts, *self.failed}
-            self.trial.propose([each for each in proposed(self.config, mode.plan) if each.name not in known])
+            self.trial.propose([each for each in proposed(self.config, mode.report.plan) if each.name not in known])
         self._tell()
         return entrant
 
     def _built(self, contender: Contender, is_first: bool) -> Runnable:
         made = self.making.build(changed(self.config, contender.options or {}), is_first)
         if made.to_compare is not None:
-            require_agreement(made.plan, made.to_compare, self.device.target)
+            require_agreement(made.report.plan, made.to_compare, self.device.target)
             made.to_compare = None
         return made
 
     def _why_too_large(self) -> str:
         """Why Paddle's baseline is not tried: it holds more than the memory budget, as simulated."""
-        outcome, budget = self.shown.outcome, self.shown.memory_budget
+        outcome, budget = self.shown.plan.outcome, self.shown.plan.memory_budget
         held_bytes = outcome.before.peak_bytes if outcome is not None and outcome.before is not None else 0
         return f"it holds {size(held_bytes)}, more than the memory budget of {size(budget)}" if 0 < budget < held_bytes else ""
 
@@ -374,7 +376,7 @@ class Tuning:
         assert self.trial.taken is not None
         self.failed |= {name for name, each in self.trial.accounts.items() if each.fault}
         own = self.entrants.get(CONFIGURED)
-        others = [each.contender for each in self.trial.accounts.values()] + (proposed(self.config, own.mode.plan) if own else [])
+        others = [each.contender for each in self.trial.accounts.values()] + (proposed(self.config, own.mode.report.plan) if own else [])
         known = [self.trial.taken, PADDLES, Contender(CONFIGURED, {}), *others]
         again = {each.name: each for each in known if each.name not in self.failed}
         before, now = ms(self.watch.before_ns), ms(self.watch.now_ns)
@@ -414,14 +416,14 @@ class Tuning:
         if trial.taken is None or self.mode != "train" or self.known or self.store is None:
             return
         if self.is_again:
-            for line in told_of(trial).lines():
+            for line in trial_lines(told_of(trial)):
                 say(line)
             return
-        choice = Choice(trial.taken, tuple(trial.results()), trial.steps)
+        choice = TrialOutcome(trial.taken, tuple(trial.results()), trial.steps)
         where = (
             f"; kept in {self.store.choice_path}" if self.store.write(choice) else f"; {self.folder} cannot be written, so it is not kept"
         )
-        for line in told_of(trial).lines():
+        for line in trial_lines(told_of(trial)):
             say(line)
         say(f"the next run of the same programs takes it without a trial{where}")
 
@@ -429,15 +431,15 @@ class Tuning:
         """Let the plans that reports show tell of the trial."""
         told = told_of(self.trial, self.known) if len(self.trial.accounts) > 1 or self.known else None
         if self.trial.taken is not None and self.trial.taken.name in self.entrants and not self.trial.taken.is_paddles:
-            self.shown = self.entrants[self.trial.taken.name].mode.plan
-        for plan in {id(each): each for each in (self.shown, *(each.mode.plan for each in self.entrants.values()))}.values():
-            plan.measured.trial = told
+            self.shown = self.entrants[self.trial.taken.name].mode.report
+        for report in (self.shown, *(each.mode.report for each in self.entrants.values())):
+            report.measured.trial = told
 
     def _drop(self, contender: Contender, where: str, failure: Exception | None, verdict: Verdict) -> None:
         self._say_fault(contender.name, where, failure, verdict)
         self.trial.drop(f"{where}: {verdict.text(self.env.world_size)}")
-        if self.shown.why_off:
-            self.shown = Plan.off(f"{contender.name} failed: {where}: {verdict.text(self.env.world_size)}")
+        if self.shown.plan.why_off:
+            self.shown = PlanReport(Plan.off(f"{contender.name} failed: {where}: {verdict.text(self.env.world_size)}"))
         self._settle_if_taken()
         self._tell()
 
@@ -446,7 +448,7 @@ class Tuning:
         if self.env.rank == verdict.rank:
             say(
                 f"{name} failed ({where}): {verdict.text(self.env.world_size)}. Training goes on with another plan, in the end Paddle's "
-                f"own; nothing of the step is lost. Please report it with {path or 'the log of this rank'} and the dump of the script "
+                f"baseline; nothing of the step is lost. Please report it with {path or 'the log of this rank'} and the dump of the script "
                 "(`interlace dump`)"
             )
 

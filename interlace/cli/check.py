@@ -95,8 +95,9 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
     none."""
     from interlace.errors import PlanError
     from interlace.ir.equivalent_ranks import missing_ranks
+    from interlace.planning.outcome import Step
     from interlace.report.causes import held, waits
-    from interlace.report.outcome import Step
+    from interlace.report.outcome import imbalance
     from interlace.report.page.tables import communication_of
 
     try:
@@ -115,7 +116,7 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
         }
         for at, rank in enumerate(result.ranks)
     ]
-    return times, "" if missing_ranks(programs) else Step.of(result).imbalance(), ""
+    return times, "" if missing_ranks(programs) else imbalance(Step.of(result)), ""
 
 
 def _power(programs: Sequence[Program], setting: Setting) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def _finding_lines(findings: Sequence[Finding], in_full: bool, in_part: bool) ->
 
 
 def _time_lines(times: Sequence[dict[str, Any]], imbalance: str, setting: Setting) -> list[str]:
-    """One line for ranks that are alike; then how unequal stages are, what their compute waits for, how much of each communication is
+    """One line for equivalent ranks; then how unequal stages are, what their compute waits for, how much of each communication is
     hidden, and what memory holds."""
     from interlace.report.causes import held_text, waits_text
     from interlace.report.page.tables import communication_text

@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     if args.rank is None and not args.stages:
         check_no_others("-o", args.output, [_name(args, rank) for rank in ranks])
     if args.stages:
-        check_no_others("-o", args.output, _stand_ins_before(args))
+        check_no_others("-o", args.output, _representatives_before(args))
     alone = "" if args.rank is None else _name(args, args.rank)
     building = "building the program of one rank of each stage" if args.stages else f"building the program of {len(ranks)} rank(s)"
     with Alive("dump", building) as alive, staged(_folder(args), alone) as folder:
@@ -96,7 +96,7 @@ def _folder(args: argparse.Namespace) -> Path:
     return folder
 
 
-def _stand_ins_before(args: argparse.Namespace) -> list[str]:
+def _representatives_before(args: argparse.Namespace) -> list[str]:
     """Names of files that this `--stages` may write, as far as is known before a program is built: of the stages that programs in the
     folder tell of, else of any number of stages into which the world divides."""
     from interlace.errors import InterlaceError
@@ -116,7 +116,7 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
         What was compared, in words.
 
     Raises:
-        ProgramError: The stages are not told by the program, or a stage's first and last rank are not alike.
+        ProgramError: The stages are not told by the program, or a stage's first and last rank are not equivalent.
     """
     import msgspec
 
@@ -141,7 +141,7 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
     each = f", one for each stage of {len(stages[0])} rank{'s' * (len(stages[0]) > 1)}"
     if lasts:
         return f"{each}; of each stage the last rank is like the first (attributes of operations were not compared)"
-    return each + ("" if len(stages[0]) == 1 else "; that ranks of a stage are alike was not looked at (--compare)")
+    return each + ("" if len(stages[0]) == 1 else "; that ranks of a stage are equivalent was not looked at (--compare)")
 
 
 def _build_all(

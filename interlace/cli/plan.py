@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from interlace.config import Config
     from interlace.cost_model import CostModel
     from interlace.ir import Program
+    from interlace.planning.curve import Point, Sweep
     from interlace.planning.plan import Plan
-    from interlace.report.sweep import Point, Sweep
 
 POINTS = 6
 
@@ -38,8 +38,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--memory-budget",
         metavar="SIZE",
-        help="device memory per rank, such as 70GB, or a share of what Paddle's own "
-        "plan holds, such as 0.8 or 80%%; overrides that of --config",
+        help="device memory per rank, such as 70GB, or a share of what Paddle's "
+        "baseline holds, such as 0.8 or 80%%; overrides that of --config",
     )
     parser.add_argument("--sweep", action="store_true", help="also plan for several budgets; writes step time against budget to sweep.json")
     parser.add_argument("--points", type=int, metavar="N", help=f"number of budgets for --sweep (default {POINTS})")
@@ -55,11 +55,13 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cost_model import CostModel, load_profile
     from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
     from interlace.errors import ConfigError
-    from interlace.planning.plan import make_plans, summary_text
+    from interlace.planning.curve import SWEEP, write_sweep
+    from interlace.planning.plan import make_plans
     from interlace.planning.processes import usable_processes
     from interlace.planning.rows import CONFIG, ROWS, write_rows
     from interlace.planning.sweep import FEWEST
-    from interlace.report.sweep import SWEEP, write_sweep
+    from interlace.report.plan import PlanReport, summary_text
+    from interlace.report.sweep import sweep_text
     from interlace.temporary import claimed
     from interlace.units import ranks_text, size
 
@@ -107,7 +109,7 @@ def main(args: argparse.Namespace) -> int:
             write_sweep(curve, folder)
     costs = [cost.table(plan.program) for plan in plans]
     summaries = [
-        {**plan.summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)}
+        {**PlanReport(plan).summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)}
         for plan, rows in zip(plans, costs, strict=True)
     ]
     write_json(args.json, {"ranks": summaries})
@@ -120,8 +122,8 @@ def main(args: argparse.Namespace) -> int:
     if has_rows:
         print(f"schedule, a row for each stage: {args.output / ROWS}; edited, it is planned with --config {args.output / CONFIG}")
     if curve is not None:
-        print(f"step time against memory budget, also in {args.output / SWEEP}:\n{curve.text()}")
-    print(plans[0].sentence())
+        print(f"step time against memory budget, also in {args.output / SWEEP}:\n{sweep_text(curve)}")
+    print(PlanReport(plans[0]).sentence())
     return 0
 
 
@@ -131,8 +133,8 @@ def _check_places(args: argparse.Namespace, config: Config, files: Sequence[tupl
 
     from interlace.cli.outputs import check_apart, check_no_others
     from interlace.ir.dump import SUFFIX
+    from interlace.planning.curve import SWEEP
     from interlace.planning.rows import CONFIG, ROWS
-    from interlace.report.sweep import SWEEP
 
     out: Path = args.output
     names = [f"rank{program.rank}{SUFFIX}" for _, program in files]

@@ -12,9 +12,9 @@ from interlace.cli.plans import add_partial
 from interlace.cli.target import Setting, add_options
 
 if TYPE_CHECKING:
+    from interlace.planning.curve import Sweep
     from interlace.planning.plan import Record
     from interlace.report.page.build import Simulated
-    from interlace.report.sweep import Sweep
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -109,7 +109,7 @@ def _compared(files: Sequence[Path], captured: bool, args: argparse.Namespace, s
 
 def _sweep(files: Sequence[Path]) -> Sweep | None:
     """The curve of step time against memory that lies beside the plans; None where there is none, or they lie in several folders."""
-    from interlace.report.sweep import read_sweep
+    from interlace.planning.curve import read_sweep
 
     folders = {path.parent for path in files}
     return read_sweep(folders.pop()) if len(folders) == 1 else None

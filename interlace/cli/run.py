@@ -60,8 +60,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--memory-budget",
         metavar="SIZE",
-        help="device memory per rank, such as 70GB, or a share of what Paddle's own "
-        "plan holds, such as 0.8 or 80%%; overrides that of --config, or "
+        help="device memory per rank, such as 70GB, or a share of what Paddle's "
+        "baseline holds, such as 0.8 or 80%%; overrides that of --config, or "
         "else of the script",
     )
     add_import(parser)

@@ -31,7 +31,7 @@ def first_difference(found: Program, expected: Program) -> str:
 
 
 def first_unlike(found: Program, expected: Program) -> str:
-    """The first thing in which ranks that should be alike differ; empty where one can stand for the other.
+    """The first thing in which ranks that should be equivalent differ; empty where one can stand for the other.
 
     Compared are the pipeline, operations in order with their operands, layers and roles, shapes, dtypes and storage of values, and how many
     ranks each communication joins. Not compared are attributes, which hold a rank's own place (`start_index` of its part of a table).
@@ -41,7 +41,7 @@ def first_unlike(found: Program, expected: Program) -> str:
 
 
 def without_place(program: Program) -> Program:
-    """The program with the sizes of groups in the place of their numbers, and without attributes: equal for ranks that are alike."""
+    """The program with the sizes of groups in the place of their numbers, and without attributes: equal for equivalent ranks."""
     sizes = {group.id: len(group.ranks) for group in program.groups}
     return program.with_ops([msgspec.structs.replace(op, attrs={}, group=sizes.get(op.group, op.group), stream="") for op in program.ops])
 

@@ -1,4 +1,4 @@
-"""Ranks of a stage that do the same: which of them are alike, and worlds of which one rank of each stage is given
+"""Ranks of a stage that do the same: which of them are equivalent, and worlds of which one rank of each stage is given
 (`Program.equivalent_ranks`)."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def groups_within_stage(program: Program) -> set[int]:
 
 
 def sends_within_stage(program: Program) -> Op | None:
-    """The first send or receive whose partner lies on the same stage; ranks of a stage that do this are not alike."""
+    """The first send or receive whose partner lies on the same stage; ranks of a stage that do this are not equivalent."""
     within = groups_within_stage(program)
     return next((op for op in program.ops if is_p2p(op) and op.group in within), None)
 

@@ -220,7 +220,8 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=T
         jobs, events: The schedule; empty before a schedule pass.
         notes: What capture found and could not express, one line each.
         paddle: Version of Paddle that built it.
-        alike: Higher ranks that have no program of their own here: this one stands for theirs, which differ in the ranks of groups only.
+        equivalent_ranks: Higher ranks that have no program of their own here: this one represents them, as theirs
+            differ in the ranks of groups only.
     """
 
     ops: tuple[Op, ...]

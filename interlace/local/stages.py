@@ -44,6 +44,6 @@ def require_alike(first: Program, last: Program) -> None:
     told = first_unlike(last, first)
     if told:
         raise ProgramError(
-            f"--stages: {ranks_text((first.rank, last.rank))} of stage {first.pipeline.stage} are not alike: {told} (as "
+            f"--stages: {ranks_text((first.rank, last.rank))} of stage {first.pipeline.stage} are not equivalent: {told} (as "
             f"rank {first.rank} has it); dump all ranks, without --stages"
         )

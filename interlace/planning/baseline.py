@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from interlace.cost_model import Costs
@@ -11,6 +14,9 @@ from interlace.planning.variants import baseline
 
 BASELINE = "Paddle's baseline"
 """What reports call it."""
+BASELINE_ORDER: Mapping[str, Any] = {"split_backward": "off", "overlap_column_backward": "off", "schedule_1f1b": {"interleave": "off"}}
+"""Options with which jobs and their operations keep Paddle's baseline order, whatever other passes do. What runs them as Paddle itself
+does is the preset `baseline`."""
 
 
 def is_paddles_order(captured: Program, planned: Program, costs: Costs) -> bool:

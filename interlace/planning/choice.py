@@ -19,7 +19,7 @@ from interlace.planning.trial import Contender, Result
 CACHE_VARIABLE = "INTERLACE_CACHE"
 
 
-class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TrialOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The plan that a trial took, and what it found of all of them."""
 
     taken: Contender
@@ -44,7 +44,7 @@ class Kept(msgspec.Struct, frozen=True):
         ended: Names of plans in whose first step a run ended without a word.
     """
 
-    choice: Choice | None = None
+    choice: TrialOutcome | None = None
     path: str = ""
     ended: tuple[str, ...] = ()
 
@@ -64,14 +64,14 @@ class Store:
         """What is known; files that cannot be read count as none."""
         kept = Kept()
         with suppress(OSError, msgspec.DecodeError):
-            choice = msgspec.json.decode(self.choice_path.read_bytes(), type=Choice)
+            choice = msgspec.json.decode(self.choice_path.read_bytes(), type=TrialOutcome)
             kept = Kept(choice, os.fspath(self.choice_path))
         with suppress(OSError, msgspec.DecodeError):
             begun = msgspec.json.decode(self.beginning_path.read_bytes(), type=list[Beginning])
             kept = msgspec.structs.replace(kept, ended=tuple(each.name for each in begun if not _is_alive(each)))
         return kept
 
-    def write(self, choice: Choice) -> bool:
+    def write(self, choice: TrialOutcome) -> bool:
         """Keep a choice; says whether that was possible."""
         return _write(self.choice_path, choice)
 

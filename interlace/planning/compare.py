@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from interlace.cost_model import CostModel, Costs
+from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.target import target_of, with_paddles_jobs
 from interlace.passes.pipeline import PassReport
 from interlace.planning.baseline import BASELINE
+from interlace.planning.outcome import Outcome, Step, errors_of
 from interlace.planning.tasks import baseline_program, finished_plan
 from interlace.planning.world import World
-from interlace.report.outcome import Outcome, Step, errors_of
-from interlace.report.sweep import Sweep
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
 
@@ -46,28 +45,18 @@ class Comparison:
     def outcome(self, costs: Costs) -> Outcome | None:
         """Both steps; None where one would never end (`interlace check` shows where)."""
         try:
-            baseline, plan = self._results(costs)
+            baseline, plan = self.results(costs)
         except PlanError:
             return None
         errors = errors_of(costs, plan.input.programs)
-        return Outcome(Step.of(plan, self._alike()), self.profile, Step.of(baseline, self._alike()), BASELINE, errors)
+        return Outcome(Step.of(plan, self.equivalent_ranks()), self.profile, Step.of(baseline, self.equivalent_ranks()), BASELINE, errors)
 
-    def page(self, costs: CostModel, measured: str = "", sweep: Sweep | None = None) -> Any:
-        """The data of the plan's page; `measured` says what a step really took. Raises PlanError where a step would never end."""
-        from interlace.report.page.build import OURS, Given, Simulated, build_page
-
-        alike = self._alike()
-        baseline, plan = (Simulated(name, result, alike) for name, result in zip((BASELINE, OURS), self._results(costs), strict=True))
-        reports = {member.plan.rank: member.reports for member in self.members}
-        return build_page(
-            plan, baseline, reports, Given(self.profile, costs, target_of(self.profile).name), self.memory_budget, measured, sweep
-        )
-
-    def _alike(self) -> dict[int, list[int]]:
+    def equivalent_ranks(self) -> dict[int, list[int]]:
         """Member's rank -> the ranks that it stands for."""
         return {rank: [each for each, other in self.representative.items() if other == rank] for rank in self.representative.values()}
 
-    def _results(self, costs: Costs) -> tuple[Result, Result]:
+    def results(self, costs: Costs) -> tuple[Result, Result]:
+        """Simulated steps of the baseline and of the plan. Raises PlanError where one would never end."""
         target = target_of(self.profile)
         options = Options.of(target, peers_ready=not self.representative, representative=self.representative)
         baseline = simulate([each.baseline for each in self.members], costs, options, target=with_paddles_jobs(target))

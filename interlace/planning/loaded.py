@@ -83,7 +83,7 @@ def _made_again(plan: Plan, captured: Program, peers: Peers | None) -> Plan:
 
 
 def _first_unlike_plan(found: Program, expected: Program) -> str:
-    """The first thing in which the plans of two ranks that are alike differ. Stream names hold numbers of groups: who shares one counts."""
+    """The first thing in which the plans of two equivalent ranks differ. Stream names hold numbers of groups: who shares one counts."""
     for k, (job, other) in enumerate(zip_longest(found.jobs, expected.jobs)):
         if job != other:
             mine, theirs = (f"{each.name} of {len(each.items)} operations" if each else "no job" for each in (job, other))
@@ -126,7 +126,6 @@ def read_plan(folder: Path, rank: int) -> Plan:
         set_digest=record.set_digest,
         loaded_from=os.fspath(folder),
         outcome=record.outcome,
-        compared_late=lambda: compared_in(folder),
         memory_budget=record.memory_budget,
         memory_limit=record.memory_limit,
     )

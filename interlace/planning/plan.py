@@ -1,9 +1,9 @@
-"""From a captured program to a plan, and what a plan tells."""
+"""From a captured program to a plan, and its files."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,25 +17,20 @@ from interlace.files import read_file
 from interlace.ir import Job, Program, load, save
 from interlace.ir.dump import MOST_BYTES, SUFFIX, find_dumps, write_whole
 from interlace.ir.equivalent_ranks import seats
-from interlace.notice import say_once
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import is_built_in
 from interlace.planning.baseline import is_paddles_order
 from interlace.planning.compare import Comparison, compare
 from interlace.planning.limits import budget_bytes
 from interlace.planning.orders import captured_orders, require_one_order
+from interlace.planning.outcome import Outcome
 from interlace.planning.peers import Peers
 from interlace.planning.processes import world_of
 from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits, finish, finished_plan
 from interlace.planning.worker import Spec, Worker, digest_of, spec_of
 from interlace.planning.world import World, decide
-from interlace.report.measured import Measured
-from interlace.report.outcome import Outcome
-from interlace.report.screen import imbalance_lines, reports_text, rules_text, step_table
-from interlace.report.sweep import read_sweep
 from interlace.scheduler.hazards.pass_orders import Change
-from interlace.units import ranks_text
 
 RECORD = 2
 """Version of the layout of `Record`; raised with every change of it. 2 has remarks, 1 had lines of text."""
@@ -99,8 +94,6 @@ class Plan:
         outcome: The whole step by Paddle's baseline and by this one, simulated; None where the other stages' plans are not known here,
             or a step would never end.
         compared: What was simulated for that; on rank 0 alone.
-        compared_late: Gives it where the plan was read from a folder.
-        measured: How long the first training steps with it took in this process.
         memory_budget: Device bytes that it was to stay under; 0 without a budget.
         memory_limit: Device bytes that passes might use in the order of operations: the budget, less what side streams hold on a GPU.
             0 also where the plan made without a budget keeps it and is the fastest.
@@ -116,8 +109,6 @@ class Plan:
     loaded_from: str = ""
     outcome: Outcome | None = None
     compared: Comparison | None = None
-    compared_late: Callable[[], Comparison] | None = field(default=None, compare=False)
-    measured: Measured = field(default_factory=Measured, compare=False)
     memory_budget: int = 0
     memory_limit: int = 0
 
@@ -132,62 +123,6 @@ class Plan:
         """Jobs in the order the executor runs them."""
         return self.program.jobs
 
-    def explain(self, limit: int = 8) -> str:
-        """What was done and declined and why, by rule, at most `limit` of each sort a pass; last, what it brings."""
-        if self.why_off:
-            return "\n".join([f"Interlace is off ({self.why_off}): Paddle's plan is untouched", *self._trial_lines()])
-        loaded = f", loaded from {self.loaded_from}" if self.loaded_from else ""
-        head = f"{heading([self.program], self.profile)}{loaded}"
-        return "\n".join([head, *imbalance_lines(self.outcome), *reports_text(self.reports, limit), self.sentence(), *self._trial_lines()])
-
-    def _trial_lines(self) -> list[str]:
-        return self.measured.trial.lines() if self.measured.trial else []
-
-    def sentence(self) -> str:
-        """Paddle's own step and this plan's, in one sentence, measured too once steps have run; or why they are not compared."""
-        measured = self.measured.clause()
-        return (
-            self.outcome.sentence(measured)
-            if self.outcome
-            else (
-                "Not compared with Paddle's baseline: the other stages' plans are not known here, or a step would never end; "
-                f"`interlace check` on the plans of all ranks says what stands in the way.{f' A step was {measured}.' if measured else ''}"
-            )
-        )
-
-    def measured_line(self) -> str:
-        """The measured step beside the predicted one, with what to do where they do not fit; empty until the first steps have run."""
-        return self.measured.beside(self.outcome.plan.step_ns if self.outcome else None, self.profile)
-
-    def report(self, path: str | Path) -> Path | None:
-        """Write the page of this plan, one HTML file: the whole step as a picture, beside Paddle's own; times are simulated.
-
-        Rank 0 writes it, for all ranks; on the others nothing happens. Where Interlace is off a line on standard error says that there
-        is none, so that a script runs either way.
-
-        Returns:
-            The file's path; None where nothing is written.
-
-        Raises:
-            PlanError: The other stages' plans are not known here, or a step cannot be simulated.
-        """
-        from interlace.report.page.write import write_page
-
-        if self.why_off:
-            say_once(f"no {path}: Interlace is off ({self.why_off}), there is no plan to show")
-            return None
-        if self.program.rank:
-            return None
-        compared = self.compared_late() if self.compared_late else self.compared
-        sweep = read_sweep(Path(self.loaded_from)) if self.loaded_from else None
-        if compared is None:
-            raise PlanError(
-                "no page of rank 0 alone, the other stages' plans are not known here; `interlace report` writes it from the "
-                "plans of all ranks"
-            )
-        write_page(compared.page(CostModel(load_profile(self.profile)), self.measured.clause(), sweep), path)
-        return Path(path)
-
     def dump(self, path: str | Path) -> list[Path]:
         """Write the planned program, the captured one and the options and reports below a folder; gives the files' paths."""
         if self.why_off:
@@ -200,21 +135,6 @@ class Plan:
     def fingerprint(self) -> str:
         """Profile and options in one line; equal on ranks that plan alike."""
         return options_text(self.profile, self.passes)
-
-    def summary(self) -> dict[str, object]:
-        """What each pass did, for machines."""
-        pipe = self.program.pipeline
-        return {
-            "rank": self.program.rank,
-            "stage": pipe.stage,
-            "profile": self.profile,
-            "ops": len(self.program.ops),
-            "jobs": len(self.program.jobs),
-            "passes": [_said(report) for report in self.reports],
-            "outcome": msgspec.to_builtins(self.outcome),
-            "measured_step_ns": self.measured.step_ns,
-            "sentence": self.sentence(),
-        }
 
     def is_paddles_order(self) -> bool:
         """Whether operations run as Paddle built them, in its own order, so that a run on CPU ranks compares nothing of this plan."""
@@ -238,11 +158,6 @@ class Plan:
         )
 
 
-def _said(report: PassReport) -> dict[str, Any]:
-    """What a report says to a reader."""
-    return {name: each for name, each in msgspec.to_builtins(report).items() if name != "orders"}
-
-
 def options_text(profile: str, passes: Sequence[Pass]) -> str:
     """Profile and options in one line."""
     return msgspec.json.encode([profile, [[each.name, msgspec.to_builtins(each)] for each in passes]]).decode()
@@ -251,25 +166,6 @@ def options_text(profile: str, passes: Sequence[Pass]) -> str:
 def digest_of_set(digests: Sequence[str]) -> str:
     """Of the plans of several ranks, from the digest of each in the order of ranks."""
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:32]
-
-
-def heading(programs: Sequence[Program], profile: str) -> str:
-    """Which ranks these are, and of what, in one line."""
-    pipe, stages = programs[0].pipeline, {program.pipeline.stage for program in programs}
-    where = f"stage {pipe.stage} of {pipe.num_stages}" if len(stages) == 1 else f"{len(stages)} of {pipe.num_stages} stages"
-    ranks = sorted(rank for program in programs for rank in program.ranks)
-    return (
-        f"{ranks_text(ranks)} of {programs[0].world}, {where}, {pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, "
-        f"profile {profile}"
-    )
-
-
-def summary_text(plans: Sequence[Plan], trust: str) -> str:
-    """All plans on one screen: the step by stage, what was done and declined by rule, how well times are known."""
-    head = heading([plan.program for plan in plans], plans[0].profile)
-    reports = {plan.program.pipeline.stage: plan.reports for plan in reversed(plans)}
-    table = [step_table(plans[0].outcome), *imbalance_lines(plans[0].outcome)] if plans[0].outcome else []
-    return "\n".join([head, *table, rules_text(reports), trust])
 
 
 class Decided(msgspec.Struct, frozen=True):

@@ -15,9 +15,9 @@ from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import is_copy
 from interlace.passes.choose_recompute import recomputation
 from interlace.planning.budget import baseline_peak_bytes, peak_bytes
+from interlace.planning.curve import Base, Point, Sweep
+from interlace.planning.outcome import NOT_COMPARED, Outcome
 from interlace.planning.plan import Plan, make_plans
-from interlace.report.outcome import Outcome
-from interlace.report.sweep import Base, Point, Sweep
 from interlace.scheduler.memory.saved import saved_bytes
 
 FEWEST = 2
@@ -150,7 +150,7 @@ def _point(budget: int, made: Sequence[Plan], cost: CostModel) -> Point:
 
 def _outcome(plans: Sequence[Plan]) -> Outcome:
     if plans[0].outcome is None:
-        raise PlanError(plans[0].sentence())
+        raise PlanError(NOT_COMPARED)
     return plans[0].outcome
 
 

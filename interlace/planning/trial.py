@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from interlace.planning.baseline import BASELINE
-from interlace.units import ms
 
 FIRST_SKIPPED, SKIPPED, COUNTED = 3, 1, 4
 """Steps of a turn: not counted in a plan's first turn (the executor builds it, allocators fill) and in later ones (caches), and counted."""
@@ -165,7 +164,7 @@ class Trial:
         self._begin_turn(self.rival if self.now is self.holder else self.holder)
 
     def drop(self, fault: str) -> None:
-        """The plan `now` cannot run: the others go on without it, in the end Paddle's own."""
+        """The plan `now` cannot run: the others go on without it, in the end Paddle's baseline."""
         self.account.fault = fault
         other = self.rival if self.now is self.holder else self.holder
         if other is None:
@@ -277,27 +276,6 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     taken: str = ""
     steps: int = 0
     known: str = ""
-
-    def lines(self) -> list[str]:
-        """One line for each plan, below one that says what was decided."""
-        if self.known:
-            head = f"plans measured: {self.taken} was the fastest in an earlier run ({self.known}); delete that file to try again"
-        elif self.taken:
-            head = f"plans measured in {self.steps} steps of this run: {self.taken} is taken"
-        else:
-            head = f"plans are being measured, {self.steps} steps so far"
-        return [head, *(f"  {each}" for each in map(_line, self.results))]
-
-
-def _line(each: Result) -> str:
-    if each.fault:
-        return f"{each.name}: dropped: {each.fault}"
-    predicted = f", predicted {ms(each.predicted_ns)}" if each.predicted_ns else ""
-    built = f"; built in {each.build_ns / 1e9:.1f} s" if each.build_ns else ""
-    held = f", {each.device_bytes / (1 << 20):.0f} MiB more of device memory" if each.device_bytes else ""
-    if not each.steps:
-        return f"{each.name}: no step counted yet{predicted}{built}"
-    return f"{each.name}: {ms(each.median_ns)} a step, half of {each.steps} steps within {ms(each.spread_ns)}{predicted}{built}{held}"
 
 
 def told_of(trial: Trial, known: str = "") -> Told:

@@ -1,4 +1,4 @@
-"""Other forms of a pass that planning compares, by what the pass decides (`Pass.decides`); of a pass that decides nothing there is one."""
+"""Variants of a pass that planning compares, by what the pass decides (`Pass.decides`); of a pass that decides nothing there is one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def baseline(each: Pass) -> Pass | None:
 
 
 def alternatives(each: Pass) -> tuple[Pass, ...]:
-    """Other forms of a pass, to be compared where the whole step is simulated. Of the host: waits at the ends of jobs; receives are then
+    """Variants of a pass, to be compared where the whole step is simulated. Of the host: waits at the ends of jobs; receives are then
     posted when they are due, and one that waits slows products."""
     if each.decides != "host-waits" or cast("ThrottleHost", each).syncs != "auto":
         return ()
@@ -63,13 +63,13 @@ def alternatives(each: Pass) -> tuple[Pass, ...]:
 
 
 def fallbacks(each: Pass) -> tuple[Pass, ...]:
-    """Milder forms of a pass, the plainest last, to take where the step would be slower than with the plainest. Of pairs `dx-first`, then
-    `off`; a schedule file and `zb-h1` have none, they are used as given."""
+    """Milder variants of a pass, the plainest last, to take where the step would be slower than with the plainest. Of pairs `dx-first`,
+    then `off`; a schedule file and `zb-h1` have none, they are used as given."""
     return milder(cast("Schedule1F1B", each)) if each.decides == "schedule" else ()
 
 
 def label(each: Pass) -> str:
-    """A form in a few words, where reports compare it with another."""
+    """A variant in a few words, where reports compare it with another."""
     if each.decides == "schedule":
         return schedule_label(cast("Schedule1F1B", each))
     return f"throttle_host: {{syncs: {cast('ThrottleHost', each).syncs}}}" if each.decides == "host-waits" else each.name
@@ -182,9 +182,9 @@ def drafted(made: Pipeline) -> Pipeline:
     return Pipeline(tuple(kept), is_draft=True)
 
 
-def with_schedule(made: Pipeline, form: Schedule1F1B) -> Pipeline:
+def with_schedule(made: Pipeline, schedule: Schedule1F1B) -> Pipeline:
     """The passes with this schedule."""
-    return Pipeline(tuple(form if each.decides == "schedule" else each for each in made.passes))
+    return Pipeline(tuple(schedule if each.decides == "schedule" else each for each in made.passes))
 
 
 def recomputing(made: Pipeline, index: int | Numbers) -> Pipeline:
@@ -213,5 +213,5 @@ def paddles_own(asked: Pipeline, within_budget: bool = True) -> Pipeline:
 
 def paddles_streams(asked: Pipeline) -> Pipeline:
     """Paddle's own jobs and streams, with the passes that follow the budget."""
-    forms = (each if each.follows_budget else baseline(each) for each in asked.passes)
-    return Pipeline(tuple(each for each in forms if each is not None))
+    variants = (each if each.follows_budget else baseline(each) for each in asked.passes)
+    return Pipeline(tuple(each for each in variants if each is not None))

@@ -1,11 +1,11 @@
-"""The first training steps as they were measured, beside the step that was predicted."""
+"""The first training steps as they were measured, beside the step that was predicted, and a trial of several plans."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
 
-from interlace.planning.trial import Told
+from interlace.planning.trial import Result, Told
 from interlace.units import ms, ms_figure
 
 WARM_UP = 3
@@ -87,3 +87,27 @@ class Measured:
             f"{same}`interlace calibrate -o my-device.json` measures this machine, and `device: my-device.json` plans with it; if they "
             "still differ, look for other work on the device or its host"
         )
+
+
+def trial_lines(told: Told | None) -> list[str]:
+    """One line for each plan, below one that says what was decided; none without a trial."""
+    if told is None:
+        return []
+    if told.known:
+        head = f"plans measured: {told.taken} was the fastest in an earlier run ({told.known}); delete that file to try again"
+    elif told.taken:
+        head = f"plans measured in {told.steps} steps of this run: {told.taken} is taken"
+    else:
+        head = f"plans are being measured, {told.steps} steps so far"
+    return [head, *(f"  {each}" for each in map(_line, told.results))]
+
+
+def _line(each: Result) -> str:
+    if each.fault:
+        return f"{each.name}: dropped: {each.fault}"
+    predicted = f", predicted {ms(each.predicted_ns)}" if each.predicted_ns else ""
+    built = f"; built in {each.build_ns / 1e9:.1f} s" if each.build_ns else ""
+    held = f", {each.device_bytes / (1 << 20):.0f} MiB more of device memory" if each.device_bytes else ""
+    if not each.steps:
+        return f"{each.name}: no step counted yet{predicted}{built}"
+    return f"{each.name}: {ms(each.median_ns)} a step, half of {each.steps} steps within {ms(each.spread_ns)}{predicted}{built}{held}"

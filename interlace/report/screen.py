@@ -1,4 +1,4 @@
-"""What `interlace plan` prints: the step by stage beside Paddle's own, then what was done and declined, by rule; one screen."""
+"""What `interlace plan` prints: the step by stage beside that of the baseline, then what was done and declined, by rule; one screen."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from interlace.ir.remarks import Remark
 from interlace.passes.pipeline import PassReport
-from interlace.report.outcome import Outcome, StageStep
+from interlace.planning.outcome import Outcome, StageStep
+from interlace.report.outcome import imbalance
 from interlace.report.remarks import sentence
 from interlace.report.rules import Rule, rules
 from interlace.units import Unit, ranges, ranks_text
@@ -35,7 +36,7 @@ def step_table(outcome: Outcome) -> str:
 
 def imbalance_lines(outcome: Outcome | None) -> list[str]:
     """What an even split over the stages would bring, where it would."""
-    return list(filter(None, [outcome.plan.imbalance()])) if outcome else []
+    return list(filter(None, [imbalance(outcome.plan)])) if outcome else []
 
 
 def _cells(step_ns: int, stage: StageStep, unit: Unit) -> list[str]:

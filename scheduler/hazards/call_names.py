@@ -8,16 +8,16 @@ import msgspec
 
 from interlace.scheduler.hazards.finding import Where, stream_text, where
 from interlace.scheduler.hazards.flat_plan import HOST
-from interlace.scheduler.hazards.happens_before import NEVER, Trace
+from interlace.scheduler.hazards.happens_before import NO_ITEM, Trace
 from interlace.scheduler.hazards.skeleton import call_items
 
 
 class CallQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A request for the name of a rank's call, by number, and of an earlier call that it waits for (`NEVER`: none)."""
+    """A request for the name of a rank's call, by number, and of an earlier call that it waits for (`NO_ITEM`: none)."""
 
     rank: int
     call: int
-    earlier: int = NEVER
+    earlier: int = NO_ITEM
 
 
 class CallAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ def answer_queries(trace: Trace, rank: int, queries: Sequence[CallQuery]) -> lis
 
 def _answer(trace: Trace, rank: int, items: list[int], ask: CallQuery) -> CallAnswer:
     item = items[ask.call]
-    if ask.earlier == NEVER:
+    if ask.earlier == NO_ITEM:
         return CallAnswer(_where(trace, item, rank))
     earlier = items[ask.earlier]
     return CallAnswer(_where(trace, item, rank), _where(trace, earlier, rank), _reason(trace, earlier, item))
@@ -66,7 +66,7 @@ def _reason(trace: Trace, earlier: int, item: int) -> str:
 def _path(trace: Trace, earlier: int, item: int) -> list[str]:
     """The op instances and reasons that order one stream after another, from the later one back."""
     plan = trace.plan
-    previous: list[int] = [NEVER] * len(plan.streams)
+    previous: list[int] = [NO_ITEM] * len(plan.streams)
     before: dict[int, int] = {}
     for k in range(item + 1):
         if plan.stream[k] != HOST:
@@ -80,7 +80,7 @@ def _path(trace: Trace, earlier: int, item: int) -> list[str]:
                 return _hops(trace, came, at, item)
             continue
         for source, why in [*trace.joins.get(at, ()), (before[at], "")]:
-            if source != NEVER and source not in came and source != item:
+            if source != NO_ITEM and source not in came and source != item:
                 came[source] = (at, why)
                 queue.append(source)
     return []

@@ -18,7 +18,7 @@ from interlace.ir.target import UNBOUNDED, Target
 from interlace.scheduler.hazards.call_names import CallAnswer, CallQuery
 from interlace.scheduler.hazards.channels import NOBODY, World
 from interlace.scheduler.hazards.finding import Finding
-from interlace.scheduler.hazards.happens_before import NEVER
+from interlace.scheduler.hazards.happens_before import NO_ITEM
 from interlace.scheduler.hazards.skeleton import Channel, Skeleton
 
 Node = int
@@ -27,7 +27,7 @@ Endpoint = tuple[int, Channel]
 
 
 class Edge(NamedTuple):
-    """A wait: because of `call`, which its actor issues after `earlier` (`NEVER`: a receive waits for its send), for a node."""
+    """A wait: because of `call`, which its actor issues after `earlier` (`NO_ITEM`: a receive waits for its send), for a node."""
 
     node: Node
     actor: int
@@ -100,7 +100,7 @@ def _waits(
                 ]
     for (sender, source), (at, call) in sent:
         if allowed is None or (call in allowed[at] and source in allowed[sender]):
-            waits.edges[_root(node, first[at] + call)].append(Edge(_root(node, first[sender] + source), at, NEVER, call))
+            waits.edges[_root(node, first[at] + call)].append(Edge(_root(node, first[sender] + source), at, NO_ITEM, call))
     return waits
 
 
@@ -165,11 +165,11 @@ def _shortened(steps: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Join consecutive waits of one rank into one; waits of a receive for its send stay."""
     short: list[tuple[int, int, int]] = []
     for k, earlier, item in steps:
-        if short and short[-1][:2] == (k, item) and earlier != NEVER:
+        if short and short[-1][:2] == (k, item) and earlier != NO_ITEM:
             short[-1] = (k, earlier, short[-1][2])
         else:
             short.append((k, earlier, item))
-    if len(short) > 2 and short[-1][:2] == (short[0][0], short[0][2]) and short[0][1] != NEVER:
+    if len(short) > 2 and short[-1][:2] == (short[0][0], short[0][2]) and short[0][1] != NO_ITEM:
         k, _, item = short.pop()
         short[0] = (k, short[0][1], item)
     return short

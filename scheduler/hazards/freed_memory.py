@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from interlace.ir.target import Target
 from interlace.scheduler.hazards.flat_plan import HOST
-from interlace.scheduler.hazards.happens_before import NEVER, Fault, Trace
+from interlace.scheduler.hazards.happens_before import NO_ITEM, Fault, Trace
 
 
 def freed_in_use(trace: Trace, target: Target) -> list[Fault]:
@@ -80,5 +80,5 @@ def _reaches_next_step(trace: Trace, use: int, item: int) -> bool:
     stream = streams[use]
     if stream in (HOST, streams[item]) or trace.host[stream] >= use:
         return True
-    reached = [s for s, known in enumerate(trace.clock[item]) if known != NEVER or s == streams[item]]
+    reached = [s for s, known in enumerate(trace.clock[item]) if known != NO_ITEM or s == streams[item]]
     return any(s == stream or trace.tip[s][stream] >= use for s in reached)

@@ -18,18 +18,19 @@ from interlace.ir.target import Target
 from interlace.scheduler.hazards.flat_plan import HOST, Access, FlatPlan, Version
 
 Clock = tuple[int, ...]
-NEVER = -1
+NO_ITEM = -1
+"""In the place of the index of an op instance: nothing of a stream is known to have run, or nothing wrote."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """An access out of order: `second` is the access, `first` the other one (or `NEVER`), as indices in host order."""
+    """An access out of order: `second` is the access, `first` the other one (or `NO_ITEM`), as indices in host order."""
 
     kind: str
     first: int
     second: int
     key: int
-    expected: int = NEVER
+    expected: int = NO_ITEM
 
 
 @dataclass(slots=True)
@@ -100,8 +101,8 @@ class Tracer:
     def __init__(self, plan: FlatPlan, target: Target, supply: bool = False) -> None:
         self.plan, self.target, self.supply = plan, target, supply
         count = len(plan.streams)
-        never = (NEVER,) * count
-        self.trace = Trace(plan, tip=[never] * count, host=never, last=[NEVER] * count)
+        never = (NO_ITEM,) * count
+        self.trace = Trace(plan, tip=[never] * count, host=never, last=[NO_ITEM] * count)
         self.seen: list[Clock] = [never] * count
         self.on_host = {value.id for value in plan.program.values if value.memory == "host"}
         self.blocks = [self._blocks(op) for op in plan.program.ops]
@@ -137,13 +138,13 @@ class Tracer:
         plan, waits = self.plan, defaultdict(list)
         takes = [takes_events(op) for op in plan.program.ops]
         for event in plan.program.events:
-            record = plan.index.get(event.record, NEVER)
+            record = plan.index.get(event.record, NO_ITEM)
             for item in event.waits:
-                wait = plan.index.get(item, NEVER)
-                if record == NEVER or wait == NEVER or record >= wait:
-                    self.trace.faults.append(Fault("event-order", record, wait, NEVER))
+                wait = plan.index.get(item, NO_ITEM)
+                if record == NO_ITEM or wait == NO_ITEM or record >= wait:
+                    self.trace.faults.append(Fault("event-order", record, wait, NO_ITEM))
                 elif not self.target.serial and not takes[plan.op[record]]:
-                    self.trace.faults.append(Fault("no-event", record, wait, NEVER))
+                    self.trace.faults.append(Fault("no-event", record, wait, NO_ITEM))
                 elif takes[plan.op[wait]]:
                     waits[wait].append((record, f"event {event.name}"))
         return waits
@@ -168,7 +169,7 @@ class Tracer:
 
     def _start_job(self) -> None:
         trace = self.trace
-        if self.target.job_end_waits and trace.last[0] != NEVER:
+        if self.target.job_end_waits and trace.last[0] != NO_ITEM:
             trace.host = self._joined(trace.host, trace.last[0])
 
     def _joined(self, clock: Clock, item: int) -> Clock:
@@ -192,14 +193,14 @@ class Tracer:
         writer_of, readers_of, op_of, stream_of = trace.writer, trace.readers, plan.op, plan.stream
         for base, stride, expected, writes, plain, constant, access in self.rows[position]:
             key = base + stride * micro_batch
-            writer = writer_of.get(key, NEVER)
-            if constant and writer == NEVER and key in readers_of and stream_of[readers_of[key][-1]] == stream:
+            writer = writer_of.get(key, NO_ITEM)
+            if constant and writer == NO_ITEM and key in readers_of and stream_of[readers_of[key][-1]] == stream:
                 readers_of[key][-1] = item
             elif not plain or key in trace.users:
                 clock = self._access(item, stream, access, key, writes, clock, late)
-            elif writes and writer == NEVER:
+            elif writes and writer == NO_ITEM:
                 writer_of[key] = item
-            elif not writes and writer != NEVER and stream_of[writer] == stream and op_of[writer] == expected:
+            elif not writes and writer != NO_ITEM and stream_of[writer] == stream and op_of[writer] == expected:
                 readers_of[key] = [item]  # no other stream has used the storage, otherwise it would be in `users`
             else:
                 clock = self._access(item, stream, access, key, writes, clock, late)
@@ -242,8 +243,8 @@ class Tracer:
         if op.origin < 0 or op.kind not in self.target.loses_waits:
             return False  # a copy that a pass added is lowered to the device's own asynchronous one
         keys = [self._place(access, self.plan.micro_batch[item])[0] for access in self.plan.reads[position]]
-        makers = [self.trace.writer.get(key, NEVER) for key in keys]
-        return not any(maker != NEVER and self.plan.job[maker] == self.plan.job[item] for maker in makers)
+        makers = [self.trace.writer.get(key, NO_ITEM) for key in keys]
+        return not any(maker != NO_ITEM and self.plan.job[maker] == self.plan.job[item] for maker in makers)
 
     def _access(
         self, item: int, stream: int, access: Access, key: int, writes: bool, clock: Clock, late: list[tuple[str, int, int]]
@@ -257,7 +258,7 @@ class Tracer:
         key, name = self._place(access, self.plan.micro_batch[item])
         if self.plan.omitted:
             access, expected, version = self._resolved(access, item)
-        writer = trace.writer.get(key, NEVER)
+        writer = trace.writer.get(key, NO_ITEM)
         if writer == item:  # of another of its operands in the same storage, behind all that it reads
             pass
         elif version == Version.BASELINE:
@@ -271,7 +272,7 @@ class Tracer:
             clock = self._known_by_variable(item, stream, name, writes, clock)
         others: Iterable[int] = (writer, *trace.readers.get(key, ())) if writes else (writer,)
         for other in others:
-            if other in (NEVER, item) or streams[other] in (stream, HOST) or clock[streams[other]] >= other:
+            if other in (NO_ITEM, item) or streams[other] in (stream, HOST) or clock[streams[other]] >= other:
                 continue
             if not several and jobs[other] == jobs[item] and self._ordered_in_job(key):
                 clock = self._learn(item, stream, clock, other, "data")
@@ -283,9 +284,9 @@ class Tracer:
     def _known_by_variable(self, item: int, stream: int, name: tuple[int, int], defines: bool, clock: Clock) -> Clock:
         """Add what the executor orders inside a job if several variables name one storage: users of the same variable."""
         jobs, streams = self.plan.job, self.plan.stream
-        producer = self.defined_by.get(name, NEVER)
+        producer = self.defined_by.get(name, NO_ITEM)
         for other in (producer, *self.used.get(name, {}).values()) if defines else (producer,):
-            if other not in (NEVER, item) and jobs[other] == jobs[item]:
+            if other not in (NO_ITEM, item) and jobs[other] == jobs[item]:
                 clock = self._learn(item, stream, clock, other, "data")
         if defines:
             self.defined_by[name] = item
@@ -326,7 +327,7 @@ class Tracer:
         """The item that writes before an access in Paddle's own schedule."""
         plan = self.plan
         found = plan.baseline.get((plan.op[item], access.base, plan.micro_batch[item]))
-        return NEVER if found is None else plan.index.get((plan.program.ops[found[0]].id, found[1]), NEVER)
+        return NO_ITEM if found is None else plan.index.get((plan.program.ops[found[0]].id, found[1]), NO_ITEM)
 
     def _right_version(self, item: int, writer: int, expected: int, version: Version) -> bool:
         plan = self.plan
@@ -335,8 +336,8 @@ class Tracer:
         if version == Version.PREVIOUS and plan.micro_batch[item] == 0:
             version = Version.INITIAL
         if version == Version.INITIAL:
-            return writer == NEVER
-        if writer == NEVER or plan.op[writer] != expected:
+            return writer == NO_ITEM
+        if writer == NO_ITEM or plan.op[writer] != expected:
             return False
         if version == Version.ONCE:
             return True
@@ -349,14 +350,14 @@ class Tracer:
             return Fault("wrong-version", writer, item, key)
         wanted = plan.micro_batch[item] if version in (Version.SAME, Version.ONCE) else plan.num_micro_batches - 1
         wanted -= version == Version.PREVIOUS
-        source = plan.index.get((plan.program.ops[expected].id, wanted), NEVER)
-        kind = "wrong-version" if writer != NEVER else "read-before-write"
-        return Fault(kind, writer if writer != NEVER else source, item, key, source)
+        source = plan.index.get((plan.program.ops[expected].id, wanted), NO_ITEM)
+        kind = "wrong-version" if writer != NO_ITEM else "read-before-write"
+        return Fault(kind, writer if writer != NO_ITEM else source, item, key, source)
 
     def _note(self, item: int, stream: int, name: tuple[int, int], writes: bool, writer: int) -> None:
         trace, streams, key = self.trace, self.plan.stream, name[0]
         storage = self.plan.storage(key)
-        if storage.lasting and writer == NEVER:
+        if storage.lasting and writer == NO_ITEM:
             if writes:
                 trace.first_write[key] = item
             else:
@@ -383,6 +384,6 @@ class Tracer:
         users = trace.users.get(key)
         if users is not None:
             users[stream] = item
-        elif writer != NEVER and streams[writer] not in (stream, HOST):
+        elif writer != NO_ITEM and streams[writer] not in (stream, HOST):
             owned = [r for r in trace.readers.get(key, ()) if streams[r] == streams[writer]]
             trace.users[key] = {streams[writer]: max([writer, *owned]), stream: item}

@@ -8,7 +8,7 @@ from interlace.ir import ABSENT, Op, Program, describe
 from interlace.ir.effects import why_ordered
 from interlace.ir.kinds import takes_events
 from interlace.scheduler.hazards.finding import Finding, Kind, item_text, where
-from interlace.scheduler.hazards.happens_before import NEVER, Fault, Trace
+from interlace.scheduler.hazards.happens_before import NO_ITEM, Fault, Trace
 
 Text = tuple[Kind, str, str]
 
@@ -22,7 +22,7 @@ class Words:
 
     def item(self, item: int) -> str:
         """An op instance by operation, layer, micro-batch and stream."""
-        if item == NEVER:
+        if item == NO_ITEM:
             return "an operation that no job runs"
         plan = self.trace.plan
         return item_text(plan.program.ops[plan.op[item]], plan.micro_batch[item])
@@ -57,7 +57,7 @@ class Words:
     def storage(self) -> str:
         """One of the values in the storage, by its name or by the operation that produces it."""
         plan, count = self.trace.plan, self.trace.plan.num_micro_batches
-        ops = [plan.op[k] for k in (self.fault.second, self.fault.first) if k != NEVER]
+        ops = [plan.op[k] for k in (self.fault.second, self.fault.first) if k != NO_ITEM]
         accesses = [access for op in ops for access in (*plan.reads[op], *plan.writes[op])]
         named = (t.root if t.value == ABSENT else t.value for t in accesses)  # an element that no operation takes out: its vector
         value = next((v for t, v in zip(accesses, named, strict=True) if t.base // count == self.fault.key // count), None)
@@ -84,7 +84,7 @@ def _value_text(program: Program, value: int) -> str:
 def finding_of(trace: Trace, fault: Fault, rank: int) -> Finding:
     """A fault of a rank as a finding."""
     plan = trace.plan
-    shown = [item for item in dict.fromkeys((fault.first, fault.second, fault.expected)) if item != NEVER]
+    shown = [item for item in dict.fromkeys((fault.first, fault.second, fault.expected)) if item != NO_ITEM]
     items = tuple(where(rank, plan.program.ops[plan.op[item]], plan.micro_batch[item]) for item in shown)
     kind, message, remedy = _TEXTS[fault.kind](Words(trace, fault))
     return Finding(kind, (rank,), items, f"rank {rank}: {message}", remedy)
@@ -113,7 +113,7 @@ def _lost_wait(w: Words) -> str:
 
 
 def _early_read(w: Words) -> Text:
-    come = "comes later in host order" if w.fault.expected != NEVER else "gives its contents"
+    come = "comes later in host order" if w.fault.expected != NO_ITEM else "gives its contents"
     return (
         "read-before-write",
         f"{w.second} uses {w.storage}, and {w.item(w.fault.expected)} {come}",
@@ -122,7 +122,7 @@ def _early_read(w: Words) -> Text:
 
 
 def _version(w: Words) -> Text:
-    expected = f"the contents of {w.item(w.fault.expected)}" if w.fault.expected != NEVER else "what the step starts with"
+    expected = f"the contents of {w.item(w.fault.expected)}" if w.fault.expected != NO_ITEM else "what the step starts with"
     message = f"{w.second} must find {expected} in {w.storage}, and finds those of {w.first}"
     mend = "keep reads and writes of one storage in the order of Paddle's own schedule, as schedule_1f1b: {interleave: off} does"
     return "wrong-version", message, mend

@@ -23,7 +23,7 @@ from interlace.ir.kinds import is_comm, is_p2p, is_send
 from interlace.ir.target import Target
 from interlace.scheduler.hazards.communication import Signature, signature
 from interlace.scheduler.hazards.flat_plan import FlatPlan
-from interlace.scheduler.hazards.happens_before import NEVER, Trace
+from interlace.scheduler.hazards.happens_before import NO_ITEM, Trace
 
 ROLES = ("forward", "backward", "optimize")
 COLLECTIVE = 0
@@ -227,14 +227,14 @@ def _waits(trace: Trace, items: Sequence[int], target: Target) -> list[list[int]
         clock, stream = trace.clock[item], plan.stream[item]
         sources = [_last_at(earlier, clock[s] if s != stream else item) for s, earlier in enumerate(by_stream)]
         group = plan.program.ops[plan.op[item]].group
-        sources.append(ring.get(group, NEVER) if target.ring_is_serial else NEVER)
-        found.append([number[source] for source in dict.fromkeys(sources) if source != NEVER])
+        sources.append(ring.get(group, NO_ITEM) if target.ring_is_serial else NO_ITEM)
+        found.append([number[source] for source in dict.fromkeys(sources) if source != NO_ITEM])
         ring[group] = item
         by_stream[stream].append(item)
     return found
 
 
 def _last_at(items: list[int], bound: int) -> int:
-    """The last entry of an ascending list that is not above a bound; NEVER if there is none."""
+    """The last entry of an ascending list that is not above a bound; NO_ITEM if there is none."""
     count = bisect_right(items, bound)
-    return items[count - 1] if count else NEVER
+    return items[count - 1] if count else NO_ITEM

@@ -2,6 +2,9 @@
 
 `PairMemory` is exact for a finished order. Here an operation that launches nothing belongs to every node that needs it, so that
 what it reads is live as long as the readers of its result need it.
+
+`Walk` runs a complete order; `local_search.Search` works out the same for the part of an order that a move changes, which is what makes
+a move cheap (`test_local_search.py` compares them at every index).
 """
 
 from __future__ import annotations

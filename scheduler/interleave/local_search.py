@@ -253,7 +253,8 @@ class Search:
         return found[::-1]
 
     def _live(self, first: int, window: Sequence[int], live: int) -> tuple[list[int], bool]:
-        """Live bytes before each index of a window and after it, and whether its peak is within the cap."""
+        """Live bytes before each index of a window and after it, and whether its peak is within the cap; as `live_bytes.Walk` finds them
+        for the whole order."""
         table, place = self.table, self.position
         size, live_after = table.size, table.live_after
         live_bytes, fits = [], True

@@ -62,7 +62,7 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), instead of
             `weight_delay` and `depth`. When: you have your own schedule, or changed the one that `interlace plan` wrote. Details: jobs of
             several parts are ordered as with `dx-first`, or with `mixed` if `interleave` says so.
-        extra_live_bytes: Bytes by which a stage may exceed the memory of Paddle's baseline. When: the device has memory that Paddle's plan
+        extra_live_bytes: Bytes by which a stage may exceed the memory of Paddle's baseline. When: the device has memory that the baseline
             leaves free: some GB allow more communication to be hidden. Details: a job may exceed the live memory of its plain order (all
             parts one after another) by the same amount. A difference of one percent of the stage's memory is always allowed. What
             `extend-lifetimes` later keeps alive for side streams is not counted here, but a `memory_budget` counts it.

@@ -308,11 +308,6 @@ def needed_at_once(program: Program) -> int:
     return lifetimes(program).base["device"] + most
 
 
-def peak(program: Program) -> list[LiveBytes]:
-    """What is live at the peak of device memory if op instances run one after the other."""
-    return in_order(program).at_peak()
-
-
 @dataclass(slots=True)
 class Placed:
     """The instances of an order of op instances, whenever these run. All `[instances]` unless said otherwise; op instances are indices in

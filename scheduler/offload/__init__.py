@@ -11,17 +11,17 @@ Source: NVIDIA/Megatron-LM#1752 (modules chosen by hand), DeepSpeed DeepCompile 
 from interlace.scheduler.offload.decision import Kept, Move, OffloadPlan, Transfer
 from interlace.scheduler.offload.measures import COPY_BACK, COPY_OUT, PINNED, Measured, agree, measure
 from interlace.scheduler.offload.planner import plan_offload
-from interlace.scheduler.offload.selection import Choice, Names, names_layer, names_op, unknown_names
+from interlace.scheduler.offload.selection import Names, OffloadOptions, names_layer, names_op, unknown_names
 
 __all__ = [
     "COPY_BACK",
     "COPY_OUT",
     "PINNED",
-    "Choice",
     "Kept",
     "Measured",
     "Move",
     "Names",
+    "OffloadOptions",
     "OffloadPlan",
     "Transfer",
     "agree",

@@ -18,7 +18,7 @@ from interlace.scheduler.offload.decision import Kept, Move, OffloadPlan, Transf
 from interlace.scheduler.offload.fit_budget import Fit, Ints, curve
 from interlace.scheduler.offload.measures import Measured
 from interlace.scheduler.offload.saved_values import Reason, Saved, Skipped, find_candidates
-from interlace.scheduler.offload.selection import Choice, Names, names_layer, names_op, unknown_names
+from interlace.scheduler.offload.selection import Names, OffloadOptions, names_layer, names_op, unknown_names
 from interlace.units import size
 
 MOST_LOST_SAVING = 4
@@ -28,7 +28,7 @@ SLACK_PARTS = (1.0, 0.5, 0.25)
 
 
 def plan_offload(
-    program: Program, measured: Measured, choice: Choice, everyone: Sequence[Names] | None = None, *, refuses: bool = True
+    program: Program, measured: Measured, choice: OffloadOptions, everyone: Sequence[Names] | None = None, *, refuses: bool = True
 ) -> OffloadPlan:
     """Plan offload for the scheduled program of one rank; equal inputs give equal plans.
 
@@ -52,7 +52,7 @@ def plan_offload(
 class Planner:
     """Chooses candidates, places their transfers and collects why others are kept."""
 
-    def __init__(self, program: Program, measured: Measured, choice: Choice, refuses: bool = True) -> None:
+    def __init__(self, program: Program, measured: Measured, choice: OffloadOptions, refuses: bool = True) -> None:
         self.program, self.choice, self.refuses = program, choice, refuses
         self.times = measured
         self.measured = measured.out_ns is not None and measured.back_ns is not None

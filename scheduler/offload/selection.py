@@ -14,7 +14,7 @@ from interlace.ir.kinds import is_boundary
 from interlace.ir.remarks import Remark, remark
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OffloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options. Without modules, a fraction or a memory budget nothing is moved; under a budget as little as necessary.
 
     Attributes:
@@ -125,7 +125,7 @@ class Unknown(NamedTuple):
         )
 
 
-def unknown_names(choice: Choice, there: Sequence[Names]) -> list[Unknown]:
+def unknown_names(choice: OffloadOptions, there: Sequence[Names]) -> list[Unknown]:
     """Each pattern of the options that matches nothing on any rank."""
     layers = sorted({layer for names in there for layer in names.layers})
     ops = sorted({op for names in there for op in names.ops})

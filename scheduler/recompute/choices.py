@@ -94,7 +94,7 @@ def _spans(found: Recomputation, made: Program, index: dict[OpInstance, int]) ->
     return spans
 
 
-class Choices:
+class RecomputeLevels:
     """What is recomputed at each level, by index of `Recomputation.groups`.
 
     Attributes:

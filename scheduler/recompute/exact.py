@@ -1,4 +1,4 @@
-"""The cheapest choice of what is recomputed, exactly, by OR-tools' CP-SAT (extra `solve`): how far `Choices.within` is off.
+"""The cheapest choice of what is recomputed, exactly, by OR-tools' CP-SAT (extra `solve`): how far `RecomputeLevels.within` is off.
 
 Nothing is planned with it.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from interlace.errors import PlanError
-from interlace.scheduler.recompute.choices import Choices
+from interlace.scheduler.recompute.choices import RecomputeLevels
 
 
-def cheapest(choices: Choices, limit_bytes: int, most_s: float = 20.0) -> frozenset[int]:
+def cheapest(choices: RecomputeLevels, limit_bytes: int, most_s: float = 20.0) -> frozenset[int]:
     """The groups, by index, that take least time to recompute where no section of the step holds more than the limit.
 
     Args:

@@ -32,7 +32,7 @@ split_rank = _jit(simulator.split_rank)
 
 
 class Columns(NamedTuple):
-    """Columns of `SimInput`, and the rank of each stream, in a form that numba takes."""
+    """Columns of `SimInput`, and the rank of each stream, as numba takes them."""
 
     first: Ints
     first_stream: Ints
@@ -54,7 +54,7 @@ class Columns(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """`PowerInput` in a form that numba takes; without one, nothing is ever looked at."""
+    """`PowerInput` as numba takes them; without one, nothing is ever looked at."""
 
     first_tick: int
     draw: Ints

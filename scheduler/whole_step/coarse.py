@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from interlace.ir.schedule import Slot, last_forward
-from interlace.scheduler.whole_step.slot_times import NEVER, SlotTimes
+from interlace.scheduler.whole_step.slot_times import NO_MESSAGE, SlotTimes
 
 Message = tuple[int, str, int, int]
 """Receiving stage, `F` for an activation or `B` for a gradient, micro-batch and chunk of the receiver."""
@@ -100,9 +100,9 @@ def _job(slot: Slot, times: SlotTimes, number: int, num_stages: int) -> Job:
     events: list[tuple[float, bool, Message]] = []
     for part, each in zip(slot.parts, times.parts, strict=True):
         kind = "F" if part.kind == "F" else "B"
-        if each.need_ns != NEVER:
+        if each.need_ns != NO_MESSAGE:
             events.append((each.need_ns, False, (number, kind, part.micro_batch, part.chunk)))
-        if each.sent_ns != NEVER:
+        if each.sent_ns != NO_MESSAGE:
             rounds, target = divmod(number + (1 if kind == "F" else -1), num_stages)
             events.append((each.sent_ns, True, (target, kind, part.micro_batch, part.chunk + rounds)))
     return times.duration_ns, sorted(events)

@@ -269,10 +269,10 @@ def _around(program: Program) -> dict[int, tuple[set[int], set[int]]]:
     return found
 
 
-def _not_passed(program: Program, alike: bool) -> set[int]:
-    """Collectives that transfers stay before: those with other stages, and, where plans of one stage are not alike, all, as its ranks
+def _not_passed(program: Program, are_equivalent: bool) -> set[int]:
+    """Collectives that transfers stay before: those with other stages, and, where ranks of one stage are not equivalent, all, as its ranks
     would call them and send in different orders."""
-    inside = groups_within_stage(program) if alike else set()
+    inside = groups_within_stage(program) if are_equivalent else set()
     return {op.id for op in program.ops if is_collective(op) and op.group not in inside}
 
 

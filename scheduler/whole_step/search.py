@@ -30,7 +30,7 @@ MICRO_BATCHES = 16
 
 
 class CoarseSchedule(msgspec.Struct, frozen=True, order=True):
-    """A schedule by stage; see `Choice`."""
+    """A schedule by stage; see `StageSchedule`."""
 
     weight_delay: Numbers
     depth: Numbers
@@ -42,7 +42,7 @@ class CoarseSchedule(msgspec.Struct, frozen=True, order=True):
     more_weight_delay_at_end: Numbers
 
 
-class Choice(NamedTuple):
+class StageSchedule(NamedTuple):
     """What a schedule is on one stage.
 
     Attributes:
@@ -127,8 +127,8 @@ class _Search:
         self.evaluations = JOBS // (self.most * len(self.stages))
         self.rows: dict[tuple[int, int, int, int, int], list[Slot]] = {}
         self.seen: dict[CoarseSchedule, float | None] = {}
-        self.jobs: dict[tuple[int, Choice], list[Job] | None] = {}
-        self.peaks: dict[tuple[int, Choice], int] = {}
+        self.jobs: dict[tuple[int, StageSchedule], list[Job] | None] = {}
+        self.peaks: dict[tuple[int, StageSchedule], int] = {}
         self.stuck: dict[Numbers, bool] = {}
         self.links: dict[tuple[int, int], list[Links]] = {}
 
@@ -169,7 +169,7 @@ class _Search:
             }
         )
         return sorted(
-            _schedule([Choice(weight_delay[s], depth[s], early, 0.0, 0, form, early) for s in stages])
+            _schedule([StageSchedule(weight_delay[s], depth[s], early, 0.0, 0, form, early) for s in stages])
             for weight_delay in weight_delays
             for depth in depths
             for early in (True, False)
@@ -186,7 +186,7 @@ class _Search:
             found.append(((took if took is not None else float("inf")), fitted))
         return min(found)
 
-    def _fitted(self, stage: int, each: Choice, more: bool = False) -> Choice:
+    def _fitted(self, stage: int, each: StageSchedule, more: bool = False) -> StageSchedule:
         """What fits on a stage: before weight-gradient delay is given up no more is recomputed than is needed where nothing trails, or as
         much `more` as can be."""
         last = len(self.stages[stage]) - 1
@@ -205,7 +205,7 @@ class _Search:
                 break
         return each
 
-    def _jobs(self, stage: int, each: Choice) -> list[Job] | None:
+    def _jobs(self, stage: int, each: StageSchedule) -> list[Job] | None:
         """The jobs of a stage; None where they do not fit into its memory."""
         if (stage, each) not in self.jobs:
             times, at_end = (self._times(stage, each, early) for early in (each.early, each.early_at_end))
@@ -231,7 +231,7 @@ class _Search:
             )
         return self.rows[key]
 
-    def _times(self, stage: int, each: Choice, early: bool) -> Mapping[str, SlotTimes]:
+    def _times(self, stage: int, each: StageSchedule, early: bool) -> Mapping[str, SlotTimes]:
         """Parts whose backward is whole, and those without one, are the same whatever trails."""
         table = self.tables[stage][each.level]
         return {**table[each.form, early, 0], **table[each.form, early, each.inline_share]}
@@ -299,12 +299,12 @@ class _Search:
         return found
 
 
-def _choices(schedule: CoarseSchedule) -> list[Choice]:
-    columns = (getattr(schedule, name) for name in Choice._fields)
-    return [Choice(*each) for each in zip(*columns, strict=True)]
+def _choices(schedule: CoarseSchedule) -> list[StageSchedule]:
+    columns = (getattr(schedule, name) for name in StageSchedule._fields)
+    return [StageSchedule(*each) for each in zip(*columns, strict=True)]
 
 
-def _schedule(choices: Sequence[Choice]) -> CoarseSchedule:
+def _schedule(choices: Sequence[StageSchedule]) -> CoarseSchedule:
     """Where nothing trails, everything is computed at once."""
     return CoarseSchedule(
         *zip(*(each if each.weight_delay else each._replace(inline_share=0.0, more_weight_delay_at_end=0) for each in choices), strict=True)

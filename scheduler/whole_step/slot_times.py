@@ -7,15 +7,16 @@ import msgspec
 from interlace.scheduler.interleave.allocations import PairOp
 from interlace.scheduler.interleave.planner import Form, Pair
 
-NEVER = -1.0
+NO_MESSAGE = -1.0
+"""Where a part needs none, or sends none."""
 
 
 class PartTimes(msgspec.Struct, frozen=True):
-    """When a part needs its neighbour's message and when its own is with the neighbour, in ns from the job's start; `NEVER` without one."""
+    """When a part needs its neighbour's message and when its own is with the neighbour, in ns from the job's start."""
 
     kind: str
-    need_ns: float = NEVER
-    sent_ns: float = NEVER
+    need_ns: float = NO_MESSAGE
+    sent_ns: float = NO_MESSAGE
 
 
 class SlotTimes(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ def changed_by(base: SlotTimes, before: SlotTimes, after: SlotTimes) -> SlotTime
 
 
 def _moved(base: float, before: float, after: float) -> float:
-    return NEVER if NEVER in (base, before, after) else max(0.0, base + after - before)
+    return NO_MESSAGE if NO_MESSAGE in (base, before, after) else max(0.0, base + after - before)
 
 
 def slot_times(pair: Pair, order: list[PairOp]) -> SlotTimes:
@@ -95,5 +96,5 @@ def slot_times(pair: Pair, order: list[PairOp]) -> SlotTimes:
         if node.leaves:
             sent[node.side] = max(sent.get(node.side, 0.0), now + node.send_ns)
     memory = pair.memory
-    parts = tuple(PartTimes(part.kind, need.get(part.label, NEVER), sent.get(part.label, NEVER)) for part in pair.parts)
+    parts = tuple(PartTimes(part.kind, need.get(part.label, NO_MESSAGE), sent.get(part.label, NO_MESSAGE)) for part in pair.parts)
     return SlotTimes(took, parts, memory.peak(order) - memory.start, memory.end - memory.start)

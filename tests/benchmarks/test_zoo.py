@@ -46,7 +46,7 @@ def within_budget(programs: list[Program], part: float) -> tuple[int, int] | Bud
     [("convolutions, pp 2", True), ("accumulation, dp 2, mp 2, sharding 1, clip", False), ("stages of 6 and 2 layers", True)],
 )
 def test_plans_keep_their_limit_and_no_form_that_keeps_it_is_faster(name: str, are_within: bool) -> None:
-    """Under what Paddle's own plan holds on a GPU, which is never refused, and under nine tenths of it; where that is, no form keeps it."""
+    """Under what Paddle's baseline holds on a GPU, which is never refused, and under nine tenths of it; where that is, no form keeps it."""
     programs = zoo.stored()[name]
     own = max(baseline_peak_bytes(each, COST) or 0 for each in programs)
     forms = {form: planned(programs, make_config(zoo.FORMS[form])) for form in FORMS}

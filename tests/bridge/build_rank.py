@@ -75,13 +75,13 @@ def built(rank: int, world: int, how: str, arguments: list[str]) -> dict[str, An
 def planned_events(engine: Any) -> int:
     """Events of our plan; 0 where there is none."""
     state = getattr(engine, "_interlace", None)
-    return len(state.modes["train"].plan.program.events) if state else 0
+    return len(state.modes["train"].report.plan.program.events) if state else 0
 
 
 def changed(engine: Any) -> dict[str, int]:
     """How many things each pass of our plan changed."""
     state = getattr(engine, "_interlace", None)
-    return {report.name: len(report.done) for report in state.modes["train"].plan.reports} if state else {}
+    return {report.name: len(report.done) for report in state.modes["train"].report.plan.reports} if state else {}
 
 
 def built_engine(how: str, arguments: list[str]) -> Any:

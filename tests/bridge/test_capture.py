@@ -12,7 +12,7 @@ paddle = pytest.importorskip("paddle")
 from paddle.distributed.auto_parallel.static.process_group import new_process_group, remove_process_group  # noqa: E402
 
 from interlace.bridge.attributes import attributes  # noqa: E402
-from interlace.bridge.capture import Captured, capture, complete_roles, dtype_name, feeds, fused_parameters, plain, with_group  # noqa: E402
+from interlace.bridge.capture import Captured, capture, complete_roles, dtype_name, fused_parameters, plain, with_group  # noqa: E402
 from interlace.bridge.lower import lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.errors import ProgramError  # noqa: E402
@@ -34,7 +34,7 @@ from interlace.ir import (  # noqa: E402
 )
 from interlace.ir.effects import is_ordered  # noqa: E402
 from interlace.ir.graph import written_operands  # noqa: E402
-from interlace.ir.kinds import OPAQUE  # noqa: E402
+from interlace.ir.kinds import DATA, OPAQUE  # noqa: E402
 from tests.bridge.small import Build, C, captured_small, small_program  # noqa: E402
 
 pytestmark = pytest.mark.paddle
@@ -67,7 +67,8 @@ def test_a_program_is_captured_verified_printed_and_stored(tmp_path: Any) -> Non
     assert load(save(program, tmp_path / "small.ilp")) == program
     assert [group.ranks for group in program.groups] == [(0, 1)]
     assert {op.role for op in program.ops} == {"forward", "backward", "optimize"}
-    assert [each.name for each in feeds(program)] == ["x"]
+    fed = [value(program, op.results[0]) for op in program.ops if op.name == DATA]
+    assert [each.name for each in fed if not each.persistable] == ["x"]
     assert program.paddle == paddle.__version__
     assert all(op.origin == op.id for op in program.ops)
 

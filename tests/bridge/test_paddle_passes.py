@@ -186,7 +186,7 @@ def test_a_plan_of_a_plain_program_trains_to_the_same_bits(optimizer: Any, attrs
     before = str(made[0])
     context = apply(made, "schedule_1f1b", fetch_list=[made[2]], **attrs)
     assert str(made[0]) == before
-    plan = context.get_attr("interlace_schedule_1f1b")
+    plan = context.get_attr("interlace_schedule_1f1b").plan
     job_of = {op_id: job.kind for job in plan.jobs for op_id, _ in job.items}
     for op in plan.program.ops:
         if op.id in job_of and op.kind in ("matmul_grad", "sgd", "adamw"):
@@ -202,7 +202,7 @@ def test_offload_alone_trains_a_plain_program_to_the_same_bits(optimizer: Any) -
     before = str(made[0])
     context = apply(made, "offload_activations", fetch_list=[made[2]], device="h200", **MOVES_ALL)
     assert str(made[0]) == before
-    plan = context.get_attr("interlace_offload_activations")
+    plan = context.get_attr("interlace_offload_activations").plan
     assert [job.kind for job in plan.jobs if job.items] == ["forward", "backward", "optimizer"]
     assert {"split-backward", "overlap-column-backward"}.isdisjoint(plan.program.passes)
     copies = [op for op in plan.program.ops if is_copy(op)]

@@ -16,7 +16,7 @@ from interlace.passes import Pipeline
 from interlace.passes.base import Context
 from interlace.passes.offload_activations import OffloadActivations, apply
 from interlace.scheduler.memory.live import OrderMemory, in_order
-from interlace.scheduler.offload import COPY_BACK, COPY_OUT, Choice, OffloadPlan, measure, plan_offload
+from interlace.scheduler.offload import COPY_BACK, COPY_OUT, OffloadOptions, OffloadPlan, measure, plan_offload
 from tests.interpreter import assert_same
 from tests.remarks import applied, rules_of
 from tests.strategies import World, plan, worlds
@@ -85,7 +85,7 @@ def test_data_flow_is_kept_and_nothing_is_freed_early(world: World, options: dic
 def test_memory_is_as_predicted_and_never_above_before(world: World, options: dict[str, Any], cost: GivenCosts) -> None:
     """Memory budget, measured peaks. Device bytes by host order, counted on the result, are those of the plan."""
     for program in plan(world):
-        decided = plan_offload(program, measure(program, cost), Choice(**options))
+        decided = plan_offload(program, measure(program, cost), OffloadOptions(**options))
         result = apply(program, decided)
         assert decided.before_peak_bytes == peak_bytes(program)
         assert decided.order_peak_bytes == peak_bytes(result)
@@ -135,7 +135,7 @@ def test_any_budget_holds_or_is_refused_with_one_that_does(world: World, less: i
     """Memory budget. On the result, by host order and with copies out in flight; a refusal's figure is feasible."""
     for program in plan(world):
         budget = max(1, peak_bytes(program) - less)
-        choice = Choice(min_bytes=1, max_in_flight=cap)
+        choice = OffloadOptions(min_bytes=1, max_in_flight=cap)
         try:
             decided = plan_offload(program, measure(program, cost, budget), choice)
         except PlanError as error:
@@ -154,7 +154,7 @@ def test_no_move_of_the_least_is_idle(world: World) -> None:
     for program in plan(world):
         budget = peak_bytes(program) - 32
         try:
-            decided = plan_offload(program, measure(program, costs(0), budget), Choice(min_bytes=1))
+            decided = plan_offload(program, measure(program, costs(0), budget), OffloadOptions(min_bytes=1))
         except PlanError:
             continue
         for less in without_one(decided):
@@ -328,7 +328,7 @@ TWO_READERS = VIEWS.replace("pd_op.gelu_grad(%3, %4)", "pd_op.gelu_grad(%4, %4)"
 def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers(last_reader: str) -> None:
     """What is moved. Copies of a direction follow one another, so what was read last in forward must not hold up the rest."""
     program = parse(TWO_READERS.replace("pd_op.tanh_grad(%1, %8)", last_reader))
-    decided = plan_offload(program, measure(program, costs()), Choice(**ALL))
+    decided = plan_offload(program, measure(program, costs()), OffloadOptions(**ALL))
     moves = [
         msgspec.structs.replace(
             move,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from interlace.config import load_config
 from interlace.cost_model import CostModel
 from interlace.ir import parse, verify
+from interlace.passes.pipeline import built_in
 from interlace.planning.baseline import baseline_plan
+from interlace.planning.variants import baseline
 
 COSTS = CostModel.from_table({"default": 1000})
 PROGRAM = """program rank=0 world=1 mode=train
@@ -26,3 +31,13 @@ def test_the_host_waits_for_an_output_in_the_job_that_computes_it() -> None:
     assert [job.host_waits for job in forward] == [((job.items[-1], (2, k)),) for k, job in enumerate(forward)]
     assert sum(map(len, waits.values())) == len(forward) == 2
     assert baseline_plan(program, COSTS) is program
+
+
+def test_the_preset_is_the_baseline_of_every_comparison() -> None:
+    """It stands as a file, for users, and follows from what each pass says of itself, for passes of others."""
+    program = parse(PROGRAM)
+    preset = load_config("baseline").pipeline().run(program, COSTS)[0]
+    assert preset.jobs == baseline_plan(program, COSTS).jobs
+    passes = (baseline(kind()) for kind in built_in() if kind.is_default)
+    ours = {each.name: msgspec.to_builtins(each) for each in passes if each is not None}
+    assert {each.name: msgspec.to_builtins(each) for each in load_config("baseline").pipeline().passes} == ours

@@ -20,6 +20,7 @@ from interlace.planning.loaded import load_plan, require_ranks
 from interlace.planning.peers import Peers
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.worker import Worker
+from interlace.report.plan import PlanReport
 from interlace.scheduler.hazards import check
 from tests.interpreter import assert_same
 from tests.strategies import World, programs
@@ -58,7 +59,7 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
     assert [plan.program for plan in found] == [plan.program for plan in made]
     assert [plan.fingerprint() for plan in found] == [plan.fingerprint() for plan in made]
     assert {plan.set_digest for plan in found} == {made[0].set_digest} != {""}
-    assert f"loaded from {tmp_path}" in found[0].explain()
+    assert f"loaded from {tmp_path}" in PlanReport(found[0]).explain()
     for plan in found:
         plan.dump(tmp_path / "again")
     assert loaded(tmp_path / "again", given)[1].program == made[1].program

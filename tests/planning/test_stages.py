@@ -57,10 +57,10 @@ def test_ranks_of_a_stage_are_alike_and_those_of_two_are_not() -> None:
     every = programs(World(pp=2, mp=2, dp=2, micro_batches=2))
     assert {first_unlike(one, other) for one in every[:4] for other in every[:4]} == {""}
     require_alike(every[4], every[7])
-    with pytest.raises(ProgramError, match="ranks 3-4 of stage 0 are not alike: pipeline, stage: found 1, expected 0"):
+    with pytest.raises(ProgramError, match="ranks 3-4 of stage 0 are not equivalent: pipeline, stage: found 1, expected 0"):
         require_alike(every[3], every[4])
     other = every[3].with_ops(every[3].ops[:-1])
-    with pytest.raises(ProgramError, match=r"ranks 0, 3 of stage 0 are not alike: number of operations: .*; dump all ranks"):
+    with pytest.raises(ProgramError, match=r"ranks 0, 3 of stage 0 are not equivalent: number of operations: .*; dump all ranks"):
         require_alike(every[0], other)
 
 
@@ -92,12 +92,12 @@ def test_a_dump_of_stages_builds_as_many_ranks(built: list[int], tmp_path: Path,
         (6, (7,)),
     ]
     assert "4 programs in " in (told := capsys.readouterr().out)
-    assert "one for each stage of 2 ranks; that ranks of a stage are alike was not looked at (--compare)" in told
+    assert "one for each stage of 2 ranks; that ranks of a stage are equivalent was not looked at (--compare)" in told
 
 
 def test_ranks_of_a_stage_that_differ_are_told(built: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dump", __file__, "--world", "8", "--stages", "--compare", "-o", str(tmp_path / "out")]) == 2
-    assert "ranks 2-3 of stage 1 are not alike: w1: found " in capsys.readouterr().err
+    assert "ranks 2-3 of stage 1 are not equivalent: w1: found " in capsys.readouterr().err
     assert sorted(built) == list(range(8))
     assert not (tmp_path / "out").exists()
 
@@ -129,7 +129,7 @@ def test_what_stages_do_to_each_other_is_still_found() -> None:
     assert {each.kind for each in check(firsts(every))} == {each.kind for each in check(every)} != set()
 
 
-def test_a_partner_that_is_not_given_is_replaced_by_its_stand_in() -> None:
+def test_a_partner_that_is_not_given_is_replaced_by_its_representative() -> None:
     def program(rank: int, stage: int, *groups: Group) -> Program:
         return Program((), (), groups, Pipeline(stage, 2), rank, 8, equivalent_ranks=tuple(range(rank + 1, rank + 4)))
 

@@ -18,9 +18,10 @@ from interlace.ir.program import Program
 from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
 from interlace.planning import sweep
 from interlace.planning.budget import peak_bytes
+from interlace.planning.curve import SWEEP, Point, read_sweep
 from interlace.planning.plan import Plan, make_plans, read_record
 from interlace.planning.sweep import became_of_saved, faster
-from interlace.report.sweep import SWEEP, Point, read_sweep
+from interlace.report.sweep import sweep_text
 from tests.passes.test_choose_recompute import PLAIN
 from tests.strategies import World, programs
 
@@ -49,7 +50,7 @@ def test_a_sweep_leaves_the_curve_beside_the_plan(dumps: Path, tmp_path: Path, c
     assert steps == sorted(steps)
     assert found.points[0].recomputed_bytes == found.points[0].offloaded_bytes == 0
     assert (found.points[-1].kept_bytes or 0) < (found.points[0].kept_bytes or 0)
-    assert found.text() in capsys.readouterr().out
+    assert sweep_text(found) in capsys.readouterr().out
     record = read_record(plan / "rank0.ilp")
     assert record.memory_budget <= found.baseline.peak_bytes <= budgets[0]  # less where a plan of the curve fits and is faster
 

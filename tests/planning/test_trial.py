@@ -10,8 +10,9 @@ import pytest
 
 from interlace.config import make_config
 from interlace.errors import ConfigError
-from interlace.planning.choice import Beginning, Choice, Store
+from interlace.planning.choice import Beginning, Store, TrialOutcome
 from interlace.planning.trial import COUNTED, MOST_TURNS, PADDLES, RARELY, SLOW_WINDOWS, WINDOW, Contender, Trial, Watch, told_of
+from interlace.report.measured import trial_lines
 
 OURS, FORM = Contender("ours", {}), Contender("form", {"schedule_1f1b": {"interleave": "mixed"}})
 
@@ -90,7 +91,7 @@ def test_evaluations_between_steps_do_not_make_a_plan_slow() -> None:
 
 
 def test_a_choice_is_kept_and_a_run_that_ended_without_a_word_is_known(tmp_path: Path) -> None:
-    store, choice = Store(tmp_path / "cache", "key"), Choice(OURS, steps=7)
+    store, choice = Store(tmp_path / "cache", "key"), TrialOutcome(OURS, steps=7)
     assert store.read().choice is None
     assert store.write(choice)
     assert store.read().choice == choice
@@ -105,7 +106,7 @@ def test_a_choice_is_kept_and_a_run_that_ended_without_a_word_is_known(tmp_path:
 
 
 def test_the_lines_tell_what_was_measured() -> None:
-    lines = told_of(decided(Trial([OURS, PADDLES]), {"ours": 80, PADDLES.name: 100})).lines()
+    lines = trial_lines(told_of(decided(Trial([OURS, PADDLES]), {"ours": 80, PADDLES.name: 100})))
     assert lines[0].endswith("ours is taken")
     assert len(lines) == 3
 

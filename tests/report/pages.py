@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from interlace.cli import main
 from interlace.ir import parse, save
-from interlace.report.sweep import Base, Point, Sweep
+from interlace.planning.curve import Base, Point, Sweep
 from tests.passes.test_choose_recompute import PLAIN as RECOMPUTING
 from tests.strategies import World, programs
 

@@ -12,8 +12,9 @@ import pytest
 from interlace.cli import main
 from interlace.cost_model import load_profile, save_profile
 from interlace.cost_model.profile import Accuracy, Errors
+from interlace.planning.outcome import Outcome, Step
 from interlace.report import accuracy
-from interlace.report.outcome import Outcome, Step
+from interlace.report.outcome import outcome_sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 PEAK = {"allocated": 90, "outside": 10, "workspace": 0}
@@ -84,12 +85,12 @@ def test_stored_errors_stand_beside_each_predicted_gain(tmp_path: Path) -> None:
     accuracy.write_into(str(path), Accuracy("2026-11-25", off, off, off, off))
     assert load_profile(path).accuracy == Accuracy("2026-11-25", off, off, off, off)
     outcome = Outcome(Step(90, 0, 0, 1), "mine", Step(100, 0, 0, 1), errors=off)
-    assert outcome.sentence().endswith(
+    assert outcome_sentence(outcome).endswith(
         "Predicted gains were 1.31 times the measured ones (median of 4, 3 with the right sign), steps 2.1 % off."
     )
     slower = msgspec.structs.replace(outcome, plan=Step(101, 0, 0, 1))
-    assert slower.sentence().endswith(". Predicted steps were 2.1 % off the measured ones."), "no gain, so none is qualified"
-    assert "Predicted" not in msgspec.structs.replace(outcome, errors=None).sentence()
+    assert outcome_sentence(slower).endswith(". Predicted steps were 2.1 % off the measured ones."), "no gain, so none is qualified"
+    assert "Predicted" not in outcome_sentence(msgspec.structs.replace(outcome, errors=None))
 
 
 @pytest.mark.parametrize("device", ["h100", "h200"])

@@ -18,10 +18,10 @@ from interlace.cost_model import CostModel, load_profile
 from interlace.ir import load, parse, save
 from interlace.ir.target import GPU
 from interlace.planning.baseline import baseline_plan
+from interlace.planning.curve import write_sweep
+from interlace.planning.outcome import Step
 from interlace.report.measured import COUNTED, WARM_UP
-from interlace.report.outcome import Step
 from interlace.report.page.write import template
-from interlace.report.sweep import write_sweep
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
 from interlace.units import size
@@ -277,10 +277,11 @@ def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path, capfd: pytest.Ca
     from interlace.errors import PlanError
     from interlace.planning.loaded import read_plan
     from interlace.planning.plan import Plan, make_plan, make_plans
+    from interlace.report.plan import PlanReport
 
     programs = [load(made / "dumps" / f"rank{rank}.ilp") for rank in range(4)]
     config = load_config(str(made / "config.yaml"))
-    plans = make_plans(programs, config, COSTS, "h200")
+    plans = [PlanReport(plan) for plan in make_plans(programs, config, COSTS, "h200")]
     assert [plan.report(tmp_path / "page.html") for plan in plans] == [tmp_path / "page.html", None, None, None]
     mine, whole = data_in(tmp_path / "page.html"), data_in(made / "report.html")
     assert mine == whole
@@ -289,15 +290,15 @@ def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path, capfd: pytest.Ca
     plans[0].report(tmp_path / "measured.html")
     assert "; measured 7.000 ms, median of 5 steps): " in data_in(tmp_path / "measured.html")["sentence"]
     assert plans[0].explain().splitlines()[-1] == data_in(tmp_path / "measured.html")["sentence"]
-    loaded = read_plan(made / "plan", 0)
+    loaded = PlanReport(read_plan(made / "plan", 0))
     loaded.report(tmp_path / "loaded.html")
     assert data_in(tmp_path / "loaded.html") == whole
     assert loaded.sentence() == whole["sentence"]
-    alone = make_plan(programs[0], config, COSTS, "h200")
+    alone = PlanReport(make_plan(programs[0], config, COSTS, "h200"))
     assert alone.explain().splitlines()[-1].startswith("Not compared with Paddle's baseline")
     with pytest.raises(PlanError, match="no page of rank 0 alone"):
         alone.report(tmp_path / "none.html")
-    assert Plan.off("for a test").report(tmp_path / "none.html") is None
+    assert PlanReport(Plan.off("for a test")).report(tmp_path / "none.html") is None
     assert "Interlace is off (for a test), there is no plan to show" in capfd.readouterr().err
     assert not (tmp_path / "none.html").exists()
 

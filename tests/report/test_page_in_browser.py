@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from interlace.cli import main
-from interlace.report.sweep import write_sweep
+from interlace.planning.curve import write_sweep
 from interlace.units import size
 from tests.report.browser import CHROMIUM, WHY_NOT, ask
 from tests.report.pages import SWEEP, columns, data_in, make_plans, make_recomputing

@@ -12,7 +12,7 @@ from interlace.errors import PlanError
 from interlace.ir import parse
 from interlace.ir.program import Program
 from interlace.passes.choose_recompute import choices
-from interlace.scheduler.recompute.choices import Choices
+from interlace.scheduler.recompute.choices import RecomputeLevels
 from interlace.scheduler.recompute.exact import cheapest
 from tests.passes.test_choose_recompute import PLAIN
 from tests.strategies import World, programs
@@ -25,11 +25,11 @@ def given() -> list[Program]:
     return [parse(PLAIN), *(programs(world)[0] for world in WORLDS)]
 
 
-def choices_of(program: Program) -> Choices:
+def choices_of(program: Program) -> RecomputeLevels:
     return choices(program, COSTS, {})
 
 
-def peak(made: Choices, chosen: frozenset[int]) -> int:
+def peak(made: RecomputeLevels, chosen: frozenset[int]) -> int:
     return int(made.memory.curve(sorted(chosen)).max())
 
 

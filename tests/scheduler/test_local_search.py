@@ -41,6 +41,7 @@ def test_kept_time_and_memory_are_those_of_the_whole_order(seed: int, layers: in
     found = search.run(3_000)
     full = rules.full(search.order)
     assert duration(pair.nodes, full, pair.stretch) == pytest.approx(search.time, rel=1e-6)
+    assert search.live_bytes == live_before_each(pair, full, set(search.order))
     assert sorted(found) == sorted(range(len(pair.nodes)))
     assert peak(pair, found) <= cap
     assert duration(pair.nodes, found, pair.stretch) <= duration(pair.nodes, rules.full(rules.listed(plain)), pair.stretch) + 1e-6
@@ -92,6 +93,16 @@ def peak(pair: Pair, order: list[int]) -> int:
     for node in order:
         walk.run(node)
     return walk.peak
+
+
+def live_before_each(pair: Pair, order: list[int], listed: set[int]) -> list[int]:
+    """Live bytes before each node of those that the search lists, and at the end."""
+    walk, live = Walk(pair.node_bytes, [node.forward for node in pair.nodes]), []
+    for node in order:
+        if node in listed:
+            live.append(walk.live)
+        walk.run(node)
+    return [*live, walk.live]
 
 
 def test_tensors_of_a_vector_live_as_long_as_the_vector_is_read() -> None:

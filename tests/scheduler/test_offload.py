@@ -17,9 +17,9 @@ from interlace.passes.offload_activations import apply
 from interlace.report.remarks import REASONS as REASON_WORDS
 from interlace.scheduler.offload import (
     COPY_BACK,
-    Choice,
     Measured,
     Names,
+    OffloadOptions,
     OffloadPlan,
     Transfer,
     agree,
@@ -83,7 +83,7 @@ def at_rate(program: Program, op_ns: int, bytes_per_s: int) -> Measured:
 
 def decide(program: Program, op_ns: int = 100_000, bytes_per_s: int = 10_000 * MB, **options: Any) -> OffloadPlan:
     measured = msgspec.structs.replace(at_rate(program, op_ns, bytes_per_s), memory_budget=options.pop("memory_budget", None))
-    return plan_offload(program, measured, Choice(**{"min_bytes": 1 << 10, "prefetch_slack": 0.0, **options}))
+    return plan_offload(program, measured, OffloadOptions(**{"min_bytes": 1 << 10, "prefetch_slack": 0.0, **options}))
 
 
 def transfers(decided: OffloadPlan) -> dict[tuple[int, int], Transfer]:
@@ -118,7 +118,7 @@ def test_a_reserve_issues_the_copy_earlier_where_there_is_time() -> None:
     ahead = [transfers(decide(program, fraction=1.0, prefetch_slack=slack))[1, 1].ahead_ns for slack in (0.25, 0.5, 5.0)]
     assert ahead == [4_000_000, 4_300_000, 4_300_000]
     with pytest.raises(ConfigError, match=r"prefetch_slack=-1.*expected a share"):
-        Choice(prefetch_slack=-1)
+        OffloadOptions(prefetch_slack=-1)
 
 
 @settings(max_examples=150, deadline=None)
@@ -163,7 +163,7 @@ def test_a_reserve_is_left_out_where_there_is_no_time_for_it() -> None:
 def test_unmeasured_bandwidth_is_just_in_time_and_marked() -> None:
     """Prefetch. Right before the reader, whatever the operations take; the text says so."""
     program = chain([32 * MB], extra=60)
-    decided = plan_offload(program, Measured({op.id: 100_000 for op in program.ops}), Choice(fraction=1.0))
+    decided = plan_offload(program, Measured({op.id: 100_000 for op in program.ops}), OffloadOptions(fraction=1.0))
     reader = next(op.id for op in program.ops if op.name == "pd_op.gelu_grad")
     assert not decided.measured
     for (_, m), transfer in transfers(decided).items():
@@ -220,7 +220,7 @@ def test_nothing_moves_whose_return_follows_at_once(micro_batches: int, warm: in
 def test_unmeasured_needs_work_of_another_micro_batch_between() -> None:
     """No quick return, prefetch."""
     program = chain([32 * MB], micro_batches=3, warm=1, extra=64)
-    decided = plan_offload(program, Measured({}), Choice(fraction=1.0))
+    decided = plan_offload(program, Measured({}), OffloadOptions(fraction=1.0))
     assert not decided.moves
     assert decided.reasons()["at-once"][0] == 3
 
@@ -308,10 +308,10 @@ def test_names_that_fit_nothing_list_those_there_are() -> None:
         "modules: 'attn' fits no layer of stage 0 of 2, it may fit one of another stage; there are layers.*.mlp"
     ]
     names = Names.of(chain([4 * MB]))
-    assert unknown_names(Choice(modules=("mlp",)), [names]) == []
-    assert unknown_names(Choice(modules=("mlp", "attn")), [names, Names(("tail.attn",), ())]) == []
+    assert unknown_names(OffloadOptions(modules=("mlp",)), [names]) == []
+    assert unknown_names(OffloadOptions(modules=("mlp", "attn")), [names, Names(("tail.attn",), ())]) == []
     with pytest.raises(ConfigError, match="'attn' fits no layer"):
-        plan_offload(chain([4 * MB]), Measured({}), Choice(modules=("mlp", "attn")), [names, names])
+        plan_offload(chain([4 * MB]), Measured({}), OffloadOptions(modules=("mlp", "attn")), [names, names])
 
 
 def test_call_by_call_opt_out() -> None:
@@ -355,7 +355,7 @@ def test_smallest_budget_of_the_group_counts() -> None:
     peak = decide(program).before_peak_bytes
     measured = msgspec.structs.replace(at_rate(program, 100_000, 10_000 * MB), memory_budget=peak - 9 * MB)
     roomy = msgspec.structs.replace(measured, memory_budget=peak)
-    assert plan_offload(program, agree([roomy, measured]), Choice()).peak_bytes <= peak - 9 * MB
+    assert plan_offload(program, agree([roomy, measured]), OffloadOptions()).peak_bytes <= peak - 9 * MB
 
 
 @settings(max_examples=25, deadline=None)
@@ -370,7 +370,7 @@ def test_budget_holds_in_the_simulator(world: World, less: int, copy_ns: int) ->
     (before,) = plan(world)
     peak = simulate([before], cost).ranks[0].peak_bytes
     try:
-        decided = plan_offload(before, measure(before, cost, max(1, peak - less)), Choice(min_bytes=1))
+        decided = plan_offload(before, measure(before, cost, max(1, peak - less)), OffloadOptions(min_bytes=1))
     except PlanError:
         return
     after = held_back(apply(before, decided))
@@ -405,7 +405,7 @@ def test_ranks_agree_from_unequal_measurements() -> None:
     assert merged.out_ns == slow.out_ns
     assert merged.memory_budget == 5
     assert agree([fast, Measured(fast.op_ns)]).back_ns is None
-    choice = Choice(fraction=1.0)
+    choice = OffloadOptions(fraction=1.0)
     assert plan_offload(program, agree([fast, slow]), choice) == plan_offload(program, agree([slow, fast]), choice)
     with pytest.raises(PlanError, match="time different operations"):
         agree([fast, Measured({1: 5})])
@@ -510,7 +510,7 @@ def test_views_are_remade_in_the_order_they_were_made_and_never_by_what_writes()
 
 
 def test_each_stage_keeps_what_was_given_for_it() -> None:
-    choice = Choice(fraction=1.0, keep_bytes=(1, 2, 3))
+    choice = OffloadOptions(fraction=1.0, keep_bytes=(1, 2, 3))
     assert [choice.keep_on(stage, 3) for stage in range(3)] == [1, 2, 3]
     for count in (2, 4):
         with pytest.raises(ConfigError, match=rf"keep_bytes has 3 figures .* each of the {count} stages"):
@@ -580,7 +580,7 @@ job b0 backward 0: 3@0
 job b1 backward 1: 3@1
 """
     )
-    decided = plan_offload(parse(text), Measured({}), Choice(fraction=1.0, min_bytes=1, exclude_ops=("pd_op.reshape",)))
+    decided = plan_offload(parse(text), Measured({}), OffloadOptions(fraction=1.0, min_bytes=1, exclude_ops=("pd_op.reshape",)))
     assert decided.reasons()["opted-out"][0] == 1
 
 
@@ -590,7 +590,7 @@ def test_what_cannot_be_kept_moves_all_that_can_where_others_decide() -> None:
     made = []
     for budget in (1, 50_000):
         measured = msgspec.structs.replace(at_rate(program, 100_000, 10_000 * MB), memory_budget=budget)
-        made.append(plan_offload(program, measured, Choice(min_bytes=1), refuses=False))
+        made.append(plan_offload(program, measured, OffloadOptions(min_bytes=1), refuses=False))
         assert (made[-1].notes[0].rule, made[-1].notes[0].numbers["budget_bytes"]) == ("everything-moved", budget)
     assert made[0].moves == made[1].moves
     assert set(transfers(made[0])) == {(value, m) for value in (1, 2) for m in (0, 1)}

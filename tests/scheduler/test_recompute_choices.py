@@ -14,7 +14,7 @@ from interlace.ir.kinds import is_receive
 from interlace.passes.choose_recompute import choices
 from interlace.scheduler.jobs.parts import baseline_jobs
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.recompute.choices import LEVELS, Choices, fullest
+from interlace.scheduler.recompute.choices import LEVELS, RecomputeLevels, fullest
 from interlace.scheduler.recompute.early_repeats import with_early_repeats
 from tests.strategies import World, programs
 
@@ -26,7 +26,7 @@ def live(program: Program) -> int:
     return in_order(msgspec.structs.replace(program, jobs=baseline_jobs(program))).peak()
 
 
-def made(found: Choices, chosen: frozenset[int]) -> Program:
+def made(found: RecomputeLevels, chosen: frozenset[int]) -> Program:
     return found.found.without(group for k, group in enumerate(found.found.groups) if k not in chosen)
 
 

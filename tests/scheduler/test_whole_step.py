@@ -14,7 +14,7 @@ from interlace.scheduler.jobs.legal_rows import stall
 from interlace.scheduler.whole_step import search as search_module
 from interlace.scheduler.whole_step.coarse import costs_of, jobs_of, peak_bytes, run_jobs, step_ns
 from interlace.scheduler.whole_step.search import CoarseSchedule, Ranked, find_schedules, kinds_of
-from interlace.scheduler.whole_step.slot_times import NEVER, PartTimes, SlotTimes, StageOrder, StageTimes
+from interlace.scheduler.whole_step.slot_times import NO_MESSAGE, PartTimes, SlotTimes, StageOrder, StageTimes
 
 FORWARD, INPUT, WEIGHT = 10.0, 8.0, 12.0
 HELD, OPERANDS = 100, 40
@@ -60,7 +60,7 @@ def times(stage: int, last: int, chunks: int = 1) -> dict[str, SlotTimes]:
             rise = max(rise, live)
             needs, sends = {"F": (not starts, not ends), "W": (False, False), "O": (False, False)}.get(kind, (not ends, not starts))
             gone = now + (INPUT if kind == "B" else took[kind])
-            parts.append(PartTimes(kind, now if needs else NEVER, gone if sends else NEVER))
+            parts.append(PartTimes(kind, now if needs else NO_MESSAGE, gone if sends else NO_MESSAGE))
             now += took[kind]
         found[slot] = SlotTimes(now, tuple(parts), rise, live)
     return found
@@ -76,8 +76,8 @@ def inline_share(whole: dict[str, SlotTimes], share: float) -> dict[str, SlotTim
         parts = tuple(
             PartTimes(
                 part.kind,
-                part.need_ns + late * (part.kind == "F" and part.need_ns != NEVER),
-                part.sent_ns + late * (part.kind == "F" and part.sent_ns != NEVER),
+                part.need_ns + late * (part.kind == "F" and part.need_ns != NO_MESSAGE),
+                part.sent_ns + late * (part.kind == "F" and part.sent_ns != NO_MESSAGE),
             )
             for part in each.parts
         )
@@ -114,7 +114,7 @@ def test_two_stages_of_two_chunks_by_hand() -> None:
 def test_what_is_late_moves_the_rest_of_its_job() -> None:
     """The second part of a job needs a message: the first runs before it is there."""
     rows = list(parse_rows("0 | 0F 1F 0B 1B O\n1 | 0F 0B+1F 1B O").values())
-    slow = times(0, 1) | {"F": SlotTimes(50.0, (PartTimes("F", NEVER, 50.0),), HELD, HELD)}
+    slow = times(0, 1) | {"F": SlotTimes(50.0, (PartTimes("F", NO_MESSAGE, 50.0),), HELD, HELD)}
     # stage 1: F0 50-60, B0 60-80, F1 waits for 100, B1 110-130, its gradient leaves at 118; stage 0: B0 100-120, B1 120-140
     assert step_ns(rows, [slow, times(1, 1)]) == 140 + 5
 
@@ -236,7 +236,7 @@ def test_part_of_the_weight_gradients_trails_where_all_of_them_do_not_fit(micro_
 def test_what_trails_by_all_micro_batches_of_a_short_step_fits_a_long_one() -> None:
     """Ranked by 16 micro-batches, of which the last ones have no forward beside them any more; in a step of 40 most have."""
     search = search_module._Search(stages(2, 40), 40, 1000 + 15 * OPERANDS + HELD, True, 1)
-    fitted = search._fitted(1, search_module.Choice(16, 1, True, 0.0, 0, "dx-first", early_at_end=True))
+    fitted = search._fitted(1, search_module.StageSchedule(16, 1, True, 0.0, 0, "dx-first", early_at_end=True))
     assert fitted.weight_delay == 14
     assert 1000 + peak_bytes(costs_of(joined(1, 2, 40, weight_delay=15), times(1, 1))) > search.limit
 
@@ -247,8 +247,8 @@ def longer(each: SlotTimes, factor: float, less: float = 0.0, late: bool = False
     parts = tuple(
         PartTimes(
             part.kind,
-            part.need_ns if part.need_ns == NEVER else factor * part.need_ns,
-            part.sent_ns if part.sent_ns == NEVER else took if late else factor * part.sent_ns,
+            part.need_ns if part.need_ns == NO_MESSAGE else factor * part.need_ns,
+            part.sent_ns if part.sent_ns == NO_MESSAGE else took if late else factor * part.sent_ns,
         )
         for part in each.parts
     )
@@ -347,7 +347,7 @@ def test_jobs_of_a_stage_are_those_of_its_choice_and_fit_by_all_micro_batches(mi
     given = [StageTimes(stage, ways[level], 5000 - 700 * level) for stage in (0, 1) for level in (0, 1)]
     for k, (weight_delay, more) in enumerate(weight_delays):
         for level, early, at_end in itertools.product((0, 1), (True, False), (True, False)):
-            choice = search_module.Choice(weight_delay, 1, early, 0.0, level, "dx-first", at_end, more)
+            choice = search_module.StageSchedule(weight_delay, 1, early, 0.0, level, "dx-first", at_end, more)
             tables = orders[level][not early], orders[level][not at_end]
             plain = search_module._plain_row(1, 2, num, chunks)
             always = 5000 - 700 * level - peak_bytes(costs_of(plain, orders[level][0]))

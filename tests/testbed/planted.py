@@ -157,7 +157,7 @@ class Runner:
         from interlace.bridge.targets import choose_device
 
         mode = self.engine._interlace.modes["train"]
-        program = _unproved(Path(task.plans) / f"rank{self.rank}") if task.plans else mode.plan.program
+        program = _unproved(Path(task.plans) / f"rank{self.rank}") if task.plans else mode.report.plan.program
         program, self.shared = _apart(program)
         self.plans, self.streams, self.in_reach = task.plans, {}, []
         paddle.enable_static()

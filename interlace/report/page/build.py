@@ -13,14 +13,15 @@ from interlace.cost_model.base import expected_error, largest_unmeasured, shares
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.passes.pipeline import PassReport
+from interlace.planning.curve import Sweep
+from interlace.planning.outcome import Outcome, Step, errors_of
 from interlace.report.causes import held, waits
-from interlace.report.outcome import Outcome, Step, errors_of
+from interlace.report.outcome import imbalance, outcome_sentence
 from interlace.report.page.document import Device, Label, Memory, Page, PlanPart, Row, Split, World
 from interlace.report.page.picture import Items, compute_runs, curve, gap_runs, jobs, packed, side_runs
 from interlace.report.page.tables import RankStep, communication, offloaded, recomputed
 from interlace.report.rules import rules
-from interlace.report.slots import slot_text
-from interlace.report.sweep import Sweep
+from interlace.scheduler.jobs.slot_names import slot_text
 from interlace.scheduler.simulate.parts import parts_of
 from interlace.scheduler.simulate.simulator import Result
 from interlace.version import VERSION
@@ -94,8 +95,8 @@ def build_page(
         world,
         _device(given, [row for rows in costs.values() for row in rows]),
         outcome,
-        outcome.sentence(measured, ours.name),
-        "" if world.missing else outcome.plan.imbalance(),
+        outcome_sentence(outcome, measured, ours.name),
+        "" if world.missing else imbalance(outcome.plan),
         memory_budget,
         labels,
         parts,

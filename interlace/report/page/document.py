@@ -8,10 +8,10 @@ from __future__ import annotations
 import msgspec
 
 from interlace.cost_model.base import How
+from interlace.planning.curve import Sweep
+from interlace.planning.outcome import Outcome
 from interlace.report.causes import Held, Wait
-from interlace.report.outcome import Outcome
 from interlace.report.rules import Rule
-from interlace.report.sweep import Sweep
 
 KINDS = ("forward", "backward", "weight", "optimizer", "collective", "p2p", "copy", "exposed", "host", "bubble")
 """Codes of what the picture shows, by position: computation of forward, of backward (input gradients, and in plans that do not split
@@ -61,7 +61,7 @@ class Split(_Part, frozen=True):
 
 
 class Row(_Part, frozen=True):
-    """A rank in one plan; it stands for ranks that are alike.
+    """A rank in one plan; it represents equivalent ranks.
 
     Attributes:
         jobs: Name as schedules write it, start and end of its computation, kind of job.

@@ -1,0 +1,104 @@
+"""What a plan brings: Paddle's baseline and this one as simulated whole steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from interlace.cost_model import CostModel, Costs
+from interlace.cost_model.profile import Errors
+from interlace.ir import Program
+from interlace.scheduler.simulate.simulator import Result
+
+NOT_COMPARED = (
+    "Not compared with Paddle's baseline: the other stages' plans are not known here, or a step would never end; "
+    "`interlace check` on the plans of all ranks says what stands in the way."
+)
+
+
+class StageStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The step of equivalent ranks of a stage; parts as `scheduler/simulate/simulator.py` defines them."""
+
+    stage: int
+    ranks: tuple[int, ...]
+    compute_ns: int
+    exposed_ns: int
+    bubble_ns: int
+    host_ns: int
+    hidden_ns: int
+    peak_bytes: int
+    pinned_bytes: int
+
+
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A simulated step of all ranks.
+
+    Attributes:
+        exposed_ns, bubble_ns: Means over the ranks.
+        peak_bytes: Device memory of the fullest rank.
+        stages: Alike ranks together, by stage.
+    """
+
+    step_ns: int
+    exposed_ns: int
+    bubble_ns: int
+    peak_bytes: int
+    stages: tuple[StageStep, ...] = ()
+
+    @classmethod
+    def of(cls, result: Result, representative: Mapping[int, Sequence[int]] | None = None) -> Step:
+        """The figures of a simulation with memory.
+
+        Args:
+            result: The simulated step.
+            representative: Rank -> the ranks that it stands for, itself among them; what is not named, as its program says.
+        """
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for program, rank in zip(result.input.programs, result.ranks, strict=True):
+            figures = (
+                rank.compute_ns,
+                rank.exposed_comm_ns,
+                rank.bubble_ns,
+                rank.host_ns,
+                rank.hidden_comm_ns,
+                rank.peak_bytes,
+                rank.pinned_bytes,
+            )
+            alike.setdefault((program.pipeline.stage, *figures), []).extend((representative or {}).get(program.rank, program.ranks))
+        stages = sorted(
+            (StageStep(key[0], tuple(sorted(ranks)), *key[1:]) for key, ranks in alike.items()), key=lambda each: (each.stage, each.ranks)
+        )
+        count = max(1, sum(len(each.ranks) for each in stages))
+        exposed, bubble = (sum(getattr(each, name) * len(each.ranks) for each in stages) // count for name in ("exposed_ns", "bubble_ns"))
+        return cls(result.step_ns, exposed, bubble, max((each.peak_bytes for each in stages), default=0), tuple(stages))
+
+
+def errors_of(costs: Costs, programs: Sequence[Program]) -> Errors | None:
+    """Of the profile's predictions, as far as gains of such programs were measured."""
+    found = costs.profile.accuracy if isinstance(costs, CostModel) else None
+    if found is None:
+        return None
+    errors = found.stages if any(program.pipeline.num_stages > 1 for program in programs) else found.one_stage
+    return errors if errors.gains else None
+
+
+class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Two steps by the same device profile and the same rules.
+
+    Attributes:
+        before: Of the plan compared with, which `against` names; None where there is none.
+        plan: Of the plan.
+        profile: The device profile that gave the times.
+        errors: How far its predictions were off measured runs with, or without, pipeline stages; None where none were held against it.
+    """
+
+    plan: Step
+    profile: str
+    before: Step | None = None
+    against: str = "Paddle's baseline"
+    errors: Errors | None = None
+
+    def change(self) -> float:
+        """By how many percent the step is longer than that compared with; negative is a gain."""
+        return 100 * (self.plan.step_ns / self.before.step_ns - 1) if self.before and self.before.step_ns else 0.0

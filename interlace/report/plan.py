@@ -1,0 +1,145 @@
+"""A plan with what it tells: what passes did, what the step is simulated to take, what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from interlace.cost_model import CostModel, load_profile
+from interlace.errors import PlanError
+from interlace.ir import Job, Program
+from interlace.ir.target import target_of
+from interlace.notice import say_once
+from interlace.passes import PassReport
+from interlace.planning.baseline import BASELINE
+from interlace.planning.compare import Comparison
+from interlace.planning.curve import Sweep, read_sweep
+from interlace.planning.loaded import compared_in
+from interlace.planning.outcome import NOT_COMPARED
+from interlace.planning.plan import Plan
+from interlace.report.measured import Measured, trial_lines
+from interlace.report.outcome import outcome_sentence
+from interlace.report.page.build import OURS, Given, Simulated, build_page
+from interlace.report.page.document import Page
+from interlace.report.page.write import write_page
+from interlace.report.screen import imbalance_lines, reports_text, rules_text, step_table
+from interlace.units import ranks_text
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What `interlace.plan_of(model)` gives.
+
+    Attributes:
+        plan: One rank's.
+        measured: How long the first training steps with it took in this process.
+    """
+
+    plan: Plan
+    measured: Measured = field(default_factory=Measured, compare=False)
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """Jobs in the order the executor runs them."""
+        return self.plan.jobs
+
+    def explain(self, limit: int = 8) -> str:
+        """What was done and declined and why, by rule, at most `limit` of each sort a pass; last, what it brings."""
+        plan, trial = self.plan, trial_lines(self.measured.trial)
+        if plan.why_off:
+            return "\n".join([f"Interlace is off ({plan.why_off}): Paddle's plan is untouched", *trial])
+        loaded = f", loaded from {plan.loaded_from}" if plan.loaded_from else ""
+        head = f"{_heading([plan.program], plan.profile)}{loaded}"
+        return "\n".join([head, *imbalance_lines(plan.outcome), *reports_text(plan.reports, limit), self.sentence(), *trial])
+
+    def sentence(self) -> str:
+        """The step of Paddle's baseline and this plan's, in one sentence, measured once steps have run; or why they are not compared."""
+        measured = self.measured.clause()
+        if self.plan.outcome:
+            return outcome_sentence(self.plan.outcome, measured)
+        return f"{NOT_COMPARED}{f' A step was {measured}.' if measured else ''}"
+
+    def measured_line(self) -> str:
+        """The measured step beside the predicted one, with what to do where they do not fit; empty until the first steps have run."""
+        return self.measured.beside(self.plan.outcome.plan.step_ns if self.plan.outcome else None, self.plan.profile)
+
+    def report(self, path: str | Path) -> Path | None:
+        """Write the page of this plan, one HTML file: the whole step as a picture, beside Paddle's baseline; times are simulated.
+
+        Rank 0 writes it, for all ranks; on the others nothing happens. Where Interlace is off a line on standard error says that there
+        is none, so that a script runs either way.
+
+        Returns:
+            The file's path; None where nothing is written.
+
+        Raises:
+            PlanError: The other stages' plans are not known here, or a step cannot be simulated.
+        """
+        plan = self.plan
+        if plan.why_off:
+            say_once(f"no {path}: Interlace is off ({plan.why_off}), there is no plan to show")
+            return None
+        if plan.program.rank:
+            return None
+        folder = Path(plan.loaded_from)
+        compared = compared_in(folder) if plan.loaded_from else plan.compared
+        if compared is None:
+            raise PlanError(
+                "no page of rank 0 alone, the other stages' plans are not known here; `interlace report` writes it from the "
+                "plans of all ranks"
+            )
+        sweep = read_sweep(folder) if plan.loaded_from else None
+        write_page(page_of(compared, CostModel(load_profile(plan.profile)), self.measured.clause(), sweep), path)
+        return Path(path)
+
+    def summary(self) -> dict[str, object]:
+        """What each pass did, for machines."""
+        plan, pipe = self.plan, self.plan.program.pipeline
+        return {
+            "rank": plan.program.rank,
+            "stage": pipe.stage,
+            "profile": plan.profile,
+            "ops": len(plan.program.ops),
+            "jobs": len(plan.program.jobs),
+            "passes": [_said(report) for report in plan.reports],
+            "outcome": msgspec.to_builtins(plan.outcome),
+            "measured_step_ns": self.measured.step_ns,
+            "sentence": self.sentence(),
+        }
+
+
+def page_of(compared: Comparison, costs: CostModel, measured: str = "", sweep: Sweep | None = None) -> Page:
+    """The data of a plan's page; `measured` says what a step really took. Raises PlanError where a step would never end."""
+    ranks = compared.equivalent_ranks()
+    baseline, plan = (Simulated(name, result, ranks) for name, result in zip((BASELINE, OURS), compared.results(costs), strict=True))
+    reports = {member.plan.rank: member.reports for member in compared.members}
+    given = Given(compared.profile, costs, target_of(compared.profile).name)
+    return build_page(plan, baseline, reports, given, compared.memory_budget, measured, sweep)
+
+
+def summary_text(plans: Sequence[Plan], trust: str) -> str:
+    """All plans on one screen: the step by stage, what was done and declined by rule, how well times are known."""
+    head = _heading([plan.program for plan in plans], plans[0].profile)
+    reports = {plan.program.pipeline.stage: plan.reports for plan in reversed(plans)}
+    table = [step_table(plans[0].outcome), *imbalance_lines(plans[0].outcome)] if plans[0].outcome else []
+    return "\n".join([head, *table, rules_text(reports), trust])
+
+
+def _said(report: PassReport) -> dict[str, Any]:
+    """What a report says to a reader."""
+    return {name: each for name, each in msgspec.to_builtins(report).items() if name != "orders"}
+
+
+def _heading(programs: Sequence[Program], profile: str) -> str:
+    """Which ranks these are, and of what, in one line."""
+    pipe, stages = programs[0].pipeline, {program.pipeline.stage for program in programs}
+    where = f"stage {pipe.stage} of {pipe.num_stages}" if len(stages) == 1 else f"{len(stages)} of {pipe.num_stages} stages"
+    ranks = sorted(rank for program in programs for rank in program.ranks)
+    return (
+        f"{ranks_text(ranks)} of {programs[0].world}, {where}, {pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, "
+        f"profile {profile}"
+    )
