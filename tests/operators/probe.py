@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -85,7 +86,9 @@ def seen(names: Sequence[str], tries: int, calls: int) -> dict[str, Seen]:
     """Call operators, each up to so many times, or until it was not refused so many times."""
     asked = f"import sys; from tests.operators.probe import say; say(sys.argv[1].split(), {tries}, {calls})"
     command = [sys.executable, "-c", asked, " ".join(names)]
-    said = subprocess.run(command, check=True, capture_output=True, cwd=wheel.SOURCE.parents[2]).stdout
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(wheel.SOURCE.parents[2]), os.environ.get("PYTHONPATH", "")])}
+    with tempfile.TemporaryDirectory() as folder:  # operators that save write there
+        said = subprocess.run(command, check=True, capture_output=True, cwd=folder, env=here).stdout
     return msgspec.json.decode(said.splitlines()[-1], type=dict[str, Seen])
 
 
