@@ -93,7 +93,8 @@ class PlanReport:
                 "plans of all ranks"
             )
         sweep = read_sweep(folder) if plan.loaded_from else None
-        write_page(page_of(compared, CostModel(load_profile(plan.profile)), self.measured.clause(), sweep), path)
+        page = page_of(compared, CostModel(load_profile(plan.profile)), self.measured.clause(), sweep)
+        write_page(msgspec.structs.replace(page, trial=self.measured.trial), path)
         return Path(path)
 
     def summary(self) -> dict[str, object]:

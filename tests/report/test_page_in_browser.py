@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from interlace.cli import main
 from interlace.planning.curve import write_sweep
+from interlace.planning.trial import Result, Told
+from interlace.report.page.write import template
 from interlace.units import size
 from tests.report.browser import CHROMIUM, WHY_NOT, ask
 from tests.report.pages import SWEEP, columns, data_in, make_plans, make_recomputing
@@ -21,7 +25,20 @@ device: h200
 schedule_1f1b: {interleave: dx-first, only_gains: off, search: off}
 offload_activations: {fraction: 0.6, min_bytes: 1}
 """
-SECTIONS = ["picture", "job", "time", "memory", "communication", "offload", "recompute", "sweep", "done", "schedule", "assumptions"]
+SECTIONS = [
+    "picture",
+    "job",
+    "time",
+    "memory",
+    "communication",
+    "offload",
+    "recompute",
+    "sweep",
+    "measured",
+    "done",
+    "schedule",
+    "assumptions",
+]
 LOOK = """
 const colours = canvas => {
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data, found = new Set();
@@ -115,6 +132,20 @@ def test_light_and_dark(page: Path, dark: bool) -> None:
     assert seen["palette"]["exposed"] in seen["canvases"]["split"]
     assert all(seen["palette"]["accent"] in seen["canvases"][name] for name in ("memory0", "memory1"))
     assert len(seen["canvases"]["ops"]) > 3
+
+
+def test_plans_that_a_run_measured(page: Path, tmp_path: Path) -> None:
+    results = (Result("one", 12, 5_000_000, 40_000, 4_900_000, 2_100_000_000, 3 << 20), Result("two", fault="the same plan as one"))
+    data = {**data_in(page), "trial": msgspec.to_builtins(Told(results, "one", 33))}
+    out = tmp_path / "page.html"
+    out.write_text(template().replace("/*DATA*/", json.dumps(data)), encoding="utf-8")
+    console, seen = ask(out, LOOK)
+    assert console == []
+    none = ["–"] * 2
+    assert seen["tables"]["trial"] == [
+        ["one", "5.000", "0.040", "12", "4.900", "2.1", "3.0 MiB", ""],
+        ["two", *none, "0", "–", *none, "the same plan as one"],
+    ]
 
 
 @pytest.mark.parametrize("dark", [False, True])

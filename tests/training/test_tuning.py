@@ -12,6 +12,7 @@ import pytest
 from interlace.errors import LaunchError
 from interlace.local.launch import LaunchResult, launch
 from interlace.planning.baseline import BASELINE
+from tests.report.pages import data_in
 
 pytestmark = pytest.mark.paddle
 SCRIPT = Path(__file__).with_name("tuned_script.py")
@@ -75,11 +76,15 @@ def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(layout: st
 
 
 def test_all_plans_that_differ_in_kind_are_tried(tmp_path: Path, folder: Path) -> None:
-    run = Run(tmp_path, "pp2", {"slow": "plan"})  # all of ours and Paddle's
+    page = tmp_path / "page.html"
+    run = Run(tmp_path, "pp2", {"slow": "plan", "page": str(page)})  # all of ours and Paddle's
     assert run.bits() == baseline("pp2", folder)
     assert [line.split(":")[0].strip() for line in run.trial()[1:3]] == [OURS, BASELINE]
     assert [line for line in run.trial() if FORM in line]
     assert [line for line in run.trial() if MEMORY in line]
+    shown = data_in(page)["trial"]
+    assert [each["name"] for each in shown["results"]] == [line.strip().split(":")[0] for line in run.trial()[1:]]
+    assert shown["taken"] in run.trial()[0]
 
 
 @pytest.mark.parametrize(("memory", "is_dropped"), [(300_000, True), (300_000_000, False)])

@@ -2,7 +2,7 @@
 
 `slow`, `build`, `take`, `fail`: part of a plan's name; it is slow, or fails when it is planned, when the executor takes it, or at the end
 of its first step, when parameters are written already; on rank `on` alone where that is given. `die`: a step in which rank 1 ends.
-`memory`: bytes of the device's memory on the last rank, of which half are in use.
+`page`: where the page of the plan goes in the end. `memory`: bytes of the device's memory on the last rank, of which half are in use.
 `later`: a step from which the plan that was taken by then is slow, on rank 1.
 """
 
@@ -110,4 +110,6 @@ if __name__ == "__main__":
                 model.set_state_dict(model.state_dict())
             assert state
     if os.environ.get("INTERLACE_DISABLE") != "1":
+        if "page" in PLAY:
+            interlace.plan_of(model).report(PLAY["page"])
         print(interlace.plan_of(model).explain().replace("\n", "\nEXPLAINED "))

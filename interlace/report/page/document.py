@@ -10,6 +10,7 @@ import msgspec
 from interlace.cost_model.base import How
 from interlace.planning.curve import Sweep
 from interlace.planning.outcome import Outcome
+from interlace.planning.trial import Told
 from interlace.report.causes import Held, Wait
 from interlace.report.rules import Rule
 
@@ -205,8 +206,8 @@ class World(_Part, frozen=True):
 
 class Page(_Part, frozen=True):
     """Everything; `plans` ends with the plan itself, what it is compared with stands first. `imbalance` says that a stage has more to
-    compute than others, where it has. `sweep` is the curve of step time against
-    memory, where `interlace plan --sweep` left one beside the plans.
+    compute than others, where it has. `sweep` is the curve of step time against memory, where `interlace plan --sweep` left one beside the
+    plans. `trial` is what a run measured of several plans, where it did.
     """
 
     version: str
@@ -221,4 +222,5 @@ class Page(_Part, frozen=True):
     done: list[Rule]
     declined: list[Rule]
     sweep: Sweep | None = None
+    trial: Told | None = None
     kinds: tuple[str, ...] = KINDS
