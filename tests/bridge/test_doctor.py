@@ -150,6 +150,11 @@ def test_times(each_ns: list[float], rel_error: float, verdict: str, monkeypatch
     assert times._held("gemm", 100.0, each_ns, rel_error).verdict == verdict
 
 
+def test_times_that_are_lost_in_the_length_of_steps_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "_others", lambda: "")
+    assert times._held("gemm", 100.0, [-20.0, 100.0], 0.05).verdict == "not checked"
+
+
 def test_times_beside_others_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(times, "_others", lambda: "others use this machine")
     assert times._held("gemm", 100.0, [160.0, 300.0], 0.05).verdict == "not checked"
