@@ -13,10 +13,10 @@ import networkx as nx
 
 from interlace.cost_model import Costs
 from interlace.errors import InterlaceError, PassError
-from interlace.ir import Op, Program, Value, describe, verify
-from interlace.ir.kinds import is_boundary
+from interlace.ir import Program, verify
 from interlace.ir.remarks import Remark
 from interlace.passes.base import REGISTRY, Context, Pass, is_built_in
+from interlace.passes.kept import require_kept
 from interlace.scheduler.hazards.pass_orders import Change
 
 
@@ -118,43 +118,8 @@ def applied(each: Pass, program: Program, context: Context) -> Program:
     if not isinstance(made, Program):
         raise PassError(f"run() gave {type(made).__name__}, expected a Program")
     if not is_built_in(type(each)):
-        require_facts(program, made)
+        require_kept(program, made)
     return msgspec.structs.replace(made, passes=(*program.passes, each.name))
-
-
-FACTS = ("role", "chunk", "inplace", "views", "no_buffer", "num_blocks")
-"""What Paddle says of an operation, as long as it keeps its name: which part of the step it belongs to, and what it does with memory."""
-VALUE_FACTS = ("dtype", "storage", "persistable", "memory")
-"""The same of a value."""
-
-
-def require_facts(before: Program, made: Program) -> None:
-    """Check that a pass leaves what Paddle says: lowering takes operations from Paddle's program, whatever a pass says of them.
-
-    Raises:
-        PassError: An operation, a value or the step is said to be what it is not, or an input or output of the program is gone.
-    """
-    if made.pipeline != before.pipeline:
-        raise PassError(f"the step is now {made.pipeline}, expected {before.pipeline}; a pass does not change it")
-    ops, values = {op.id: op for op in made.ops}, {value.id: value for value in made.values}
-    for op in before.ops:
-        now = ops.get(op.id)
-        if now is not None and now.name == op.name:
-            _require_same(describe(op), FACTS, op, now)
-        elif is_boundary(op):
-            raise PassError(f"{describe(op)} is gone; inputs and outputs of the program stay")
-    for value in before.values:
-        if value.id in values:
-            _require_same(f"%{value.id}", VALUE_FACTS, value, values[value.id])
-
-
-def _require_same(what: str, facts: Sequence[str], before: Op | Value, now: Op | Value) -> None:
-    for fact in facts:
-        if getattr(now, fact) != getattr(before, fact):
-            raise PassError(
-                f"{what} has {fact} {getattr(now, fact)!r}, expected {getattr(before, fact)!r} as before the pass; put a new operation "
-                "with a new value in its place instead"
-            )
 
 
 def report_of(each: Pass, context: Context, before: Program, made: Program, run_ns: int) -> PassReport:

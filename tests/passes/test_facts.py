@@ -1,4 +1,4 @@
-"""A user's pass that says of Paddle's operations what they are not is refused by its name."""
+"""A user's pass that says of Paddle's operations what they are not, or has them read other contents, is refused by its name."""
 
 from __future__ import annotations
 
@@ -43,6 +43,24 @@ def fewer(program: Program) -> Program:
     return msgspec.structs.replace(program, pipeline=msgspec.structs.replace(program.pipeline, num_micro_batches=1))
 
 
+def cleared_first(program: Program) -> Program:
+    """Gradients are set to zero before the optimizer reads them."""
+    first, clear = next(op for op in program.ops if op.role == "optimize"), next(op for op in program.ops if op.name == "pd_op.scale_")
+    ops = [op for op in program.ops if op is not clear]
+    at = ops.index(first)
+    return program.with_ops([*ops[:at], clear, *ops[at:]])
+
+
+def copied(program: Program) -> Program:
+    """A copy of an operation that stands for the same captured one, of another kind."""
+    first = next(op for op in program.ops if op.kind == "gelu")
+    result = max(value.id for value in program.values) + 1
+    value = msgspec.structs.replace(next(each for each in program.values if each.id == first.results[0]), id=result, storage=result)
+    copy = msgspec.structs.replace(first, id=max(op.id for op in program.ops) + 1, name="pd_op.relu", results=(result,))
+    at = program.ops.index(first) + 1
+    return program.with_ops([*program.ops[:at], copy, *program.ops[at:]], [*program.values, value])
+
+
 LIES: dict[str, tuple[Callable[[Program], Program], str]] = {
     "in place": (apart, "has inplace (), expected ((0, 0),)"),
     "role": (
@@ -59,6 +77,16 @@ LIES: dict[str, tuple[Callable[[Program], Program], str]] = {
         lambda program: program.with_ops([op for op in program.ops if op.name != SHADOW_OUTPUT]),
         "inputs and outputs of the program stay",
     ),
+    "kind": (
+        lambda program: of_op(program, lambda op: op.kind == "gelu", name="pd_op.relu"),
+        "has name 'pd_op.relu', expected 'pd_op.gelu'",
+    ),
+    "attribute": (
+        lambda program: of_op(program, lambda op: op.name == "pd_op.scale_", attrs={"scale": 2}),
+        "has attrs {'scale': 2}, expected {'scale': 0}",
+    ),
+    "copy": (copied, ", has name 'pd_op.relu', expected 'pd_op.gelu'"),
+    "contents": (cleared_first, "finds in %1 what #16 pd_op.scale_ (optimizer) wrote, expected what "),
 }
 
 
@@ -76,7 +104,10 @@ class Lies(Pass, frozen=True, kw_only=True):
 @pytest.mark.parametrize("what", LIES)
 def test_a_pass_that_says_what_paddle_does_not_is_refused(what: str) -> None:
     """Lowering takes operations as Paddle has them: a proof of anything else proves nothing."""
-    given = programs(World(dp=2, micro_batches=2, schedule="accumulate"))
+    given = [
+        program.with_ops([msgspec.structs.replace(op, origin=op.id) for op in program.ops])
+        for program in programs(World(dp=2, micro_batches=2, schedule="accumulate"))
+    ]
     with pytest.raises(PassError) as found:
         make_plans(given, make_config({"schedule_1f1b": {"interleave": "off"}, "lies": {"what": what}}), COSTS, "gpu")
     assert str(found.value).startswith("pass 'lies': ")

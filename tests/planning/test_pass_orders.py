@@ -336,8 +336,6 @@ WRONG: dict[str, tuple[Callable[[], list[Program]], dict[str, Any], str]] = {
     "other operands": (replicas, {"exchanges": {"ranks": [1]}}, "optimize call 1 (#"),
     "other messages sent": (two_messages, {"exchanges": {"ranks": [0]}}, "forward call 1 (#"),
     "other messages received": (two_messages, {"exchanges": {"ranks": [1]}}, "forward call 1 (#"),
-    "other rings": (two_rings, {"exchanges": {"ranks": [1], "what": "groups"}}, "optimize call 0 of group 90 of ranks [0, 1] (#"),
-    "other peers": (to_two_peers, {"exchanges": {"ranks": [0], "what": "groups"}}, "forward call 0 of group 7 of ranks [0, 1, 2], 0 to 2"),
 }
 
 
@@ -363,8 +361,16 @@ ALIKE: dict[str, tuple[Callable[[], list[Program]], dict[str, Any]]] = {
     "copies summed on all in another order": (replicas, {"copies": {"ranks": [0, 1]}}),
     "other operands on all": (replicas, {"exchanges": {"ranks": [0, 1]}}),
     "other messages on both": (two_messages, {"exchanges": {"ranks": [0, 1]}}),
-    "other rings on all": (two_rings, {"exchanges": {"ranks": [0, 1], "what": "groups"}}),
 }
+
+
+@pytest.mark.parametrize("ranks", [[0], [0, 1, 2]])
+def test_a_call_keeps_its_group_and_its_peer(ranks: list[int]) -> None:
+    """Lowering takes both from the captured call."""
+    for given, fact in ((two_rings, "group"), (to_two_peers, "attrs")):
+        told = refused(given(), exchanges={"ranks": ranks, "what": "groups"})
+        assert told.startswith("pass 'exchanges': #")
+        assert f" has {fact} " in told
 
 
 @pytest.mark.parametrize("case", ALIKE)

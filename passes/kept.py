@@ -1,0 +1,86 @@
+"""What a pass of a user leaves as it was, so that a proof is about what runs: lowering takes operations from Paddle's program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from interlace.errors import PassError
+from interlace.ir import ABSENT, Op, Program, Value, describe
+from interlace.ir.kinds import is_boundary
+from interlace.ir.storage import Storages
+
+COPIED = ("name", "attrs", "group", "inplace", "views", "no_buffer", "num_blocks")
+"""What lowering takes from the captured operation that an operation stands for (`origin`), whatever the pass says of it."""
+FACTS = ("role", "chunk", *COPIED)
+"""What Paddle says of an operation that stays: also which part of the step it belongs to."""
+VALUE_FACTS = ("dtype", "storage", "persistable", "memory")
+"""The same of a value."""
+NOBODY = -1
+"""In the place of an operation's number: no operation of this step."""
+
+
+def require_kept(before: Program, made: Program) -> None:
+    """Check what a pass made of a program.
+
+    Raises:
+        PassError: An operation, a value or the step is said to be what it is not, an input or output of the program is gone, or an
+            operation reads contents of memory that are not those it read before.
+    """
+    if made.pipeline != before.pipeline:
+        raise PassError(f"the step is now {made.pipeline}, expected {before.pipeline}; a pass does not change it")
+    old, ops, values = {op.id: op for op in before.ops}, {op.id: op for op in made.ops}, {value.id: value for value in made.values}
+    captured = {op.origin: op for op in reversed(before.ops) if op.origin >= 0}
+    for op in made.ops:
+        if op.id in old:
+            _require_same(describe(old[op.id]), FACTS, old[op.id], op)
+        elif op.origin in captured:
+            _require_same(f"{describe(op)}, which stands for #{op.origin},", COPIED, captured[op.origin], op)
+    for op in before.ops:
+        if op.id not in ops and is_boundary(op):
+            raise PassError(f"{describe(op)} is gone; inputs and outputs of the program stay")
+    for value in before.values:
+        if value.id in values:
+            _require_same(f"%{value.id}", VALUE_FACTS, value, values[value.id])
+    _require_contents(before, made)
+
+
+def _require_same(what: str, facts: Sequence[str], before: Op | Value, now: Op | Value) -> None:
+    for fact in facts:
+        if getattr(now, fact) != getattr(before, fact):
+            raise PassError(
+                f"{what} has {fact} {getattr(now, fact)!r}, expected {getattr(before, fact)!r} as before the pass; put a new operation "
+                "with a new value in its place instead"
+            )
+
+
+def _require_contents(before: Program, made: Program) -> None:
+    """Memory that several operations write: who of those that stay, with their operands, wrote last what one reads or writes over."""
+    declared = {ABSENT, *(value.id for value in made.values)}
+    if len({op.id for op in made.ops}) < len(made.ops) or not all(declared.issuperset((*op.operands, *op.results)) for op in made.ops):
+        return  # `verify` says what is wrong
+    was, now = _last_writers(before), _last_writers(made)
+    old, new = ({op.id: op for op in program.ops} for program in (before, made))
+    staying = {NOBODY, *(op_id for op_id, op in new.items() if op_id in old and old[op_id].operands == op.operands)}
+    for (op_id, value), writers in now.items():
+        for expected, found in zip(was.get((op_id, value), writers), writers, strict=False):
+            if expected != found and {expected, found} <= staying:
+                theirs, its = (describe(new[each]) if each != NOBODY else "an earlier step" for each in (found, expected))
+                raise PassError(
+                    f"{describe(new[op_id])} finds in %{value} what {theirs} wrote, expected what {its} wrote, as before the pass; keep an "
+                    "operation between those that write this memory"
+                )
+
+
+def _last_writers(program: Program) -> dict[tuple[int, int], list[int]]:
+    """For each operation and value whose contents it reads or replaces, the operation that wrote each of its tensors last, or `NOBODY`."""
+    storages = Storages(program)
+    last: dict[int, int] = {}
+    found: dict[tuple[int, int], list[int]] = {}
+    for op in program.ops:
+        written = [(value, part.storage) for value in storages.writes(op) for part in storages.written_parts(op, value)]
+        for value in storages.reads(op):
+            found[op.id, value] = [last.get(part.storage, NOBODY) for part in storages.parts[value]]
+        for value, storage in written:
+            found.setdefault((op.id, value), []).append(last.get(storage, NOBODY))
+        last.update((storage, op.id) for _, storage in written)
+    return found
