@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Op, Program, Value, describe
 from interlace.ir.kinds import is_boundary
-from interlace.ir.storage import Storages
+from interlace.ir.storage import storages_of
 
 COPIED = ("name", "attrs", "group", "inplace", "views", "no_buffer", "num_blocks")
 """What lowering takes from the captured operation that an operation stands for (`origin`), whatever the pass says of it."""
@@ -15,8 +15,8 @@ FACTS = ("role", "chunk", *COPIED)
 """What Paddle says of an operation that stays: also which part of the step it belongs to."""
 VALUE_FACTS = ("dtype", "storage", "persistable", "memory")
 """The same of a value."""
-NOBODY = -1
-"""In the place of an operation's number: no operation of this step."""
+NOBODY, NEXT_STEP = -1, -2
+"""In the place of an operation's number: as a writer no operation of this step, as a reader the next one."""
 
 
 def require_kept(before: Program, made: Program) -> None:
@@ -54,33 +54,50 @@ def _require_same(what: str, facts: Sequence[str], before: Op | Value, now: Op |
 
 
 def _require_contents(before: Program, made: Program) -> None:
-    """Memory that several operations write: who of those that stay, with their operands, wrote last what one reads or writes over."""
+    """Memory that several operations write: who of those that stay, with their operands, wrote last what one reads or writes over.
+
+    A fused buffer has the contents of its tensors: which of its writers come before a reader counts, not in which order they do.
+    """
     declared = {ABSENT, *(value.id for value in made.values)}
     if len({op.id for op in made.ops}) < len(made.ops) or not all(declared.issuperset((*op.operands, *op.results)) for op in made.ops):
         return  # `verify` says what is wrong
-    was, now = _last_writers(before), _last_writers(made)
+    was, now = _writers(before), _writers(made)
     old, new = ({op.id: op for op in program.ops} for program in (before, made))
     staying = {NOBODY, *(op_id for op_id, op in new.items() if op_id in old and old[op_id].operands == op.operands)}
     for (op_id, value), writers in now.items():
         for expected, found in zip(was.get((op_id, value), writers), writers, strict=False):
-            if expected != found and {expected, found} <= staying:
-                theirs, its = (describe(new[each]) if each != NOBODY else "an earlier step" for each in (found, expected))
+            lost, other = expected - found, found - expected
+            if expected != found and lost | other <= staying:
+                its, theirs = (_named(ops, new) for ops in (lost, other))
+                reader = describe(new[op_id]) if op_id in new else "the next step"
                 raise PassError(
-                    f"{describe(new[op_id])} finds in %{value} what {theirs} wrote, expected what {its} wrote, as before the pass; keep an "
+                    f"{reader} finds in %{value} what {theirs} wrote last, expected {its}, as before the pass; keep an "
                     "operation between those that write this memory"
                 )
 
 
-def _last_writers(program: Program) -> dict[tuple[int, int], list[int]]:
-    """For each operation and value whose contents it reads or replaces, the operation that wrote each of its tensors last, or `NOBODY`."""
-    storages = Storages(program)
-    last: dict[int, int] = {}
-    found: dict[tuple[int, int], list[int]] = {}
+def _named(op_ids: Set[int], ops: Mapping[int, Op]) -> str:
+    return ", ".join(describe(ops[each]) if each in ops else "an earlier step" for each in sorted(op_ids)) or "nobody else"
+
+
+def _writers(program: Program) -> dict[tuple[int, int], list[frozenset[int]]]:
+    """For each operation and value whose contents it reads or replaces, the operations that gave each of its tensors its contents, or
+    `NOBODY`; for the next step (`NEXT_STEP`) the same of all that lasts."""
+    storages = storages_of(program)
+    fused = storages.cleared_buffers()
+    nobody = frozenset([NOBODY])
+    last: dict[int, frozenset[int]] = {}
+    found: dict[tuple[int, int], list[frozenset[int]]] = {}
     for op in program.ops:
         written = [(value, part.storage) for value in storages.writes(op) for part in storages.written_parts(op, value)]
         for value in storages.reads(op):
-            found[op.id, value] = [last.get(part.storage, NOBODY) for part in storages.parts[value]]
+            found[op.id, value] = [last.get(part.storage, nobody) for part in storages.parts[value]]
         for value, storage in written:
-            found.setdefault((op.id, value), []).append(last.get(storage, NOBODY))
-        last.update((storage, op.id) for _, storage in written)
+            if storage not in fused:
+                found.setdefault((op.id, value), []).append(last.get(storage, nobody))
+        for _, storage in written:
+            last[storage] = last.get(storage, nobody) | {op.id} if storage in fused else frozenset([op.id])
+    for lasting in program.values:
+        if lasting.persistable and lasting.name and lasting.id in storages.parts:
+            found[NEXT_STEP, lasting.id] = [last.get(part.storage, nobody) for part in storages.parts[lasting.id]]
     return found

@@ -20,7 +20,6 @@ class TestbedDevice(CustomDevice):
     __test__ = False
     target: ClassVar[Target] = RULES
     labels_all: ClassVar[bool] = True
-    tunes: ClassVar[bool] = False
     passes_priorities: ClassVar[bool] = True
 
     def reserved_bytes(self) -> int:

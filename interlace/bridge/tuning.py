@@ -23,6 +23,7 @@ from interlace.errors import PlanError
 from interlace.notice import say, say_once
 from interlace.passes import REGISTRY, Schedule1F1B
 from interlace.passes.base import option_name
+from interlace.planning.baseline import BASELINE
 from interlace.planning.choice import Kept, Store, TrialOutcome, cache_folder, key_of
 from interlace.planning.peers import Peers, gather
 from interlace.planning.plan import Plan, options_text
@@ -41,6 +42,8 @@ CONFIGURED = "Interlace's plan"
 MORE_MEMORY = 0.1
 """Part of what Paddle's baseline holds that a plan with more memory may hold besides; less gains little, more may not be there."""
 
+TWIN = "the same plan as"
+"""How a trial says why a plan is not tried that is another one already."""
 ROOM, POOLS = 0.9, 2.0
 """Part of the device's memory that a trial may come to use, and what pools may take for each byte that a plan holds more than the
 baseline: on two H100 0.9 to 1.9 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
@@ -183,6 +186,7 @@ class Tuning:
         key = key_of([*(text for each in digests for text in each), *options, VERSION, paddle.__version__])
         self.store = Store(self.folder, key) if self.env.rank == 0 else None
         kept = gather(self.peers, "choices of earlier runs", self.store.read() if self.store else Kept())[0]
+        self.failed |= set(kept.ended)
         for name in kept.ended:
             say_once(
                 f"an earlier run ended in the first step of {name}, without a word: it is not tried again; delete "
@@ -209,8 +213,14 @@ class Tuning:
             return None
         start_ns = time.perf_counter_ns()
         self.reserved_bytes = self.device.reserved_bytes()
-        if contender.is_paddles:
+        if contender.is_paddles and len(self.trial.held) == 1:
             mode = self.making.paddles(self.shown, is_first)
+        elif contender.is_paddles:
+            mode, failure = attempt(lambda: self.making.paddles(self.shown, is_first))
+            verdict = agreed(self.peers, "baseline built", fault_of(failure) if failure else Fault())
+            if verdict is not None:
+                self._drop(contender, "building it", failure, verdict)
+                return None
         else:
             made, failure = attempt(lambda: self._built(contender, is_first))
             verdict = agreed(self.peers, "plan built", fault_of(failure) if failure else Fault())
@@ -220,7 +230,7 @@ class Tuning:
                 return None
             mode = made
             if twin := self._twin(contender, mode.report.plan):
-                self.trial.drop(f"the same plan as {twin}")
+                self.trial.drop(f"{TWIN} {twin}")
                 self._settle_if_taken()
                 return None
             if contender.name != CONFIGURED and (why := self._why_no_room(mode.report.plan)):
@@ -250,18 +260,26 @@ class Tuning:
         return made
 
     def _why_too_large(self) -> str:
-        """Why Paddle's baseline is not tried: it holds more than the memory budget, as simulated."""
+        """Why Paddle's baseline is not tried: it holds more than the memory budget, as simulated, or more than there is."""
         outcome, budget = self.shown.plan.outcome, self.shown.plan.memory_budget
-        held_bytes = outcome.before.peak_bytes if outcome is not None and outcome.before is not None else 0
-        return f"it holds {size(held_bytes)}, more than the memory budget of {size(budget)}" if 0 < budget < held_bytes else ""
+        if outcome is None or outcome.before is None:
+            return ""
+        held_bytes = outcome.before.peak_bytes
+        if 0 < budget < held_bytes:
+            return f"it holds {size(held_bytes)}, more than the memory budget of {size(budget)}"
+        return self._lacks(held_bytes - outcome.plan.peak_bytes, "this plan")
 
     def _why_no_room(self, plan: Plan) -> str:
         """Why a plan that holds more than Paddle's baseline is not tried: the device of a rank has too little memory left for it."""
         outcome = plan.outcome
         more = outcome.plan.peak_bytes - outcome.before.peak_bytes if outcome is not None and outcome.before is not None else 0
+        return self._lacks(more, BASELINE)
+
+    def _lacks(self, more: int, than: str) -> str:
+        """Why there is no room for so many bytes more than a plan that runs already holds, on the device of any rank."""
         for reserved, total in gather(self.peers, "device memory", (self.device.reserved_bytes(), self.device.total_bytes())):
             if more > 0 and 0 < ROOM * total < reserved + POOLS * more:
-                return f"it holds {size(more)} more than Paddle's baseline; of {size(total)} of device memory {size(reserved)} are in use"
+                return f"it holds {size(more)} more than {than}; of {size(total)} of device memory {size(reserved)} are in use"
         return ""
 
     def _twin(self, contender: Contender, plan: Plan) -> str:
@@ -299,7 +317,7 @@ class Tuning:
         with self._executors(entrant):
             if entrant.has_run:
                 return step(), True
-            if entrant.contender.is_paddles:
+            if entrant.contender.is_paddles and (self.captured is None or len(self.trial.held) == 1):
                 result = self._paddles_first(step)
                 entrant.has_run = True
                 return result, True
@@ -374,18 +392,22 @@ class Tuning:
     def _try_again(self) -> None:
         """Begin a trial of the plan that was taken against all others that can run."""
         assert self.trial.taken is not None
-        self.failed |= {name for name, each in self.trial.accounts.items() if each.fault}
+        before_this = self.trial.accounts
+        self.failed |= {name for name, each in before_this.items() if each.fault and not each.fault.startswith(TWIN)}
         own = self.entrants.get(CONFIGURED)
         others = [each.contender for each in self.trial.accounts.values()] + (proposed(self.config, own.mode.report.plan) if own else [])
         known = [self.trial.taken, PADDLES, Contender(CONFIGURED, {}), *others]
         again = {each.name: each for each in known if each.name not in self.failed}
         before, now = ms(self.watch.before_ns), ms(self.watch.now_ns)
         self.watch.restart()
+        if self.env.rank == 0:
+            tried = f"{len(again)} plans are tried again" if len(again) > 1 else "there is no other plan that can run"
+            say(f"with {self.trial.taken.name} steps take {now} from start to start where they took {before}: {tried}")
         if len(again) == 1:
             return
-        if self.env.rank == 0:
-            say(f"{self.trial.taken.name} takes {now} a step where it took {before}: {len(again)} plans are tried again")
         self.trial, self.known, self.is_again = Trial(list(again.values())), "", True
+        for name in self.entrants:
+            self.trial.accounts[name].predicted_ns = before_this[name].predicted_ns
         self.digests = {name: each for name, each in self.digests.items() if name in self.entrants}
         self.reserved_bytes = self.device.reserved_bytes()
 
@@ -413,6 +435,7 @@ class Tuning:
         if trial.taken is not None:
             self.watch.restart()
             self._tell()
+            self._dump_taken()
         if trial.taken is None or self.mode != "train" or self.known or self.store is None:
             return
         if self.is_again:
@@ -426,6 +449,15 @@ class Tuning:
         for line in trial_lines(told_of(trial)):
             say(line)
         say(f"the next run of the same programs takes it without a trial{where}")
+
+    def _dump_taken(self) -> None:
+        """Leave the plan that was taken in the folder of dumps, where others were built after it."""
+        assert self.trial.taken is not None
+        entrant = self.entrants.get(self.trial.taken.name)
+        if self.config.dump and len(self.trial.accounts) > 1 and entrant is not None and not entrant.contender.is_paddles:
+            _, failure = attempt(lambda: entrant.mode.report.plan.dump(Path(self.config.dump)))
+            if failure is not None:
+                say(f"the plan that was taken is not in {self.config.dump}: {failure}")
 
     def _tell(self) -> None:
         """Let the plans that reports show tell of the trial."""
@@ -453,8 +485,8 @@ class Tuning:
             )
 
     def _require_ours(self, verdict: Verdict, failure: Exception | None) -> None:
-        """Raise what is about the user's own configuration: no plan stands in for that."""
-        if not verdict.fault.users:
+        """Raise what is about the user's own configuration: no plan stands in for that; but once a run trains, nothing ends it."""
+        if not verdict.fault.users or self.is_again:
             return
         if failure is not None:
             raise failure

@@ -13,8 +13,10 @@ from interlace.cost_model import GivenCosts
 from interlace.errors import PassError
 from interlace.ir import Program
 from interlace.ir.kinds import SHADOW_OUTPUT
+from interlace.ir.text import parse
 from interlace.passes import Pass, register
 from interlace.passes.base import Context
+from interlace.passes.kept import require_kept
 from interlace.planning.plan import make_plans
 from tests.strategies import World, programs
 
@@ -86,7 +88,7 @@ LIES: dict[str, tuple[Callable[[Program], Program], str]] = {
         "has attrs {'scale': 2}, expected {'scale': 0}",
     ),
     "copy": (copied, ", has name 'pd_op.relu', expected 'pd_op.gelu'"),
-    "contents": (cleared_first, "finds in %1 what #16 pd_op.scale_ (optimizer) wrote, expected what "),
+    "contents": (cleared_first, "finds in %1 what #16 pd_op.scale_ (optimizer) wrote last, expected #12 pd_op.add_ (layers.0)"),
 }
 
 
@@ -112,3 +114,34 @@ def test_a_pass_that_says_what_paddle_does_not_is_refused(what: str) -> None:
         make_plans(given, make_config({"schedule_1f1b": {"interleave": "off"}, "lies": {"what": what}}), COSTS, "gpu")
     assert str(found.value).startswith("pass 'lies': ")
     assert LIES[what][1] in str(found.value)
+
+
+def test_operations_that_touch_other_memory_may_change_places() -> None:
+    program = programs(World(dp=2, micro_batches=2, schedule="accumulate"))[0]
+    at = next(k for k, op in enumerate(program.ops) if op.name == "pd_op.add_")
+    one, two = program.ops[at : at + 2]
+    require_kept(program, program.with_ops([*program.ops[:at], two, one, *program.ops[at + 2 :]]))
+
+
+FUSED = """\
+program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=accumulate
+#1 %1:float32[4]!"g" = builtin.parameter() optimize
+#2 %2:float32[2]!"h" = builtin.parameter() optimize
+#3 %3:vector<float32[4];float32[2]> = builtin.combine(%1, %2) optimize
+#4 %4:vector<float32[4];float32[2]>~3, %5:float32[6]! = pd_op.coalesce_tensor_(%3) optimize inplace=0:0
+#5 %6:float32[4]~1 = pd_op.relu_(%1) optimize inplace=0:0
+#6 %7:float32[2]~2 = pd_op.relu_(%2) optimize inplace=0:0
+#7 %8:float32[6] = pd_op.square(%5) optimize
+#8 %9:float32[4]~1 = pd_op.scale_(%1) optimize inplace=0:0
+"""
+
+
+def test_a_fused_buffer_has_the_contents_of_its_tensors() -> None:
+    """Its writers may change places with each other, not with its reader."""
+    program = parse(FUSED)
+    *first, one, two, reader, clear = program.ops
+    require_kept(program, program.with_ops([*first, two, one, reader, clear]))
+    for ops in ([*first, one, reader, two, clear], [*first, one, two, clear, reader]):
+        with pytest.raises(PassError, match=r"#7 pd_op\.square finds in %5 what "):
+            require_kept(program, program.with_ops(ops))

@@ -27,7 +27,7 @@ class Device:
     place: Any
     target: ClassVar[Target]
     labels_all: ClassVar[bool] = False
-    tunes: ClassVar[bool] = True
+    tunes: ClassVar[bool] = False
     passes_priorities: ClassVar[bool] = False
 
     def place_attribute(self) -> Any:

@@ -17,7 +17,6 @@ class CpuDevice(Device):
     """Copies are real copies between two buffers in host memory (destination 1, pinned, does not exist here)."""
 
     target: ClassVar[Target] = CPU
-    tunes: ClassVar[bool] = False
 
     def name(self) -> str:
         """The model of the CPU."""

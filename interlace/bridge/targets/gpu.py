@@ -24,6 +24,7 @@ class GpuDevice(Device):
     """CUDA streams, fast garbage collection at issue time, events between jobs of one micro-batch id."""
 
     target: ClassVar[Target] = GPU
+    tunes: ClassVar[bool] = True
     passes_priorities: ClassVar[bool] = True
 
     def name(self) -> str:
