@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--target", metavar="T", default="", help="gpu, cpu, custom, or a module with your own device (default: the GPU if Paddle has one)"
     )
     parser.add_argument("--device", metavar="NAME", default="", help="device profile, by name or path (default: that of the device found)")
-    parser.add_argument("--json", metavar="FILE", help="write what was found to FILE")
+    parser.add_argument("--json", metavar="FILE", help="write what was found to FILE; of several ranks each but the first adds its number")
     return parser
 
 
@@ -37,13 +37,16 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.progress import Alive
     from interlace.report.checks import table
 
+    rank, world = (int(os.environ.get(name, default)) for name, default in (("PADDLE_TRAINER_ID", "0"), ("PADDLE_TRAINERS_NUM", "1")))
+    if args.json and rank:
+        args.json = f"{args.json}.rank{rank}"
     check_file("--json", args.json)
     with _prepared(args.target), Alive("doctor", "running small programs through Paddle"):
         from interlace.bridge.doctor.examine import examine
 
         found = examine(args.device)
     write_json(args.json, found)
-    print(table(found))
+    print(*([f"rank {rank} of {world}"] if world > 1 else []), table(found), sep="\n")
     return 1 if found.failed else 0
 
 
