@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Op, Program, Value, describe
-from interlace.ir.kinds import is_boundary
+from interlace.ir.kinds import WITHOUT_GROUP, is_boundary, is_comm
 from interlace.ir.storage import storages_of
 
 COPIED = ("name", "attrs", "group", "inplace", "views", "no_buffer", "num_blocks")
@@ -42,6 +42,7 @@ def require_kept(before: Program, made: Program) -> None:
         if value.id in values:
             _require_same(f"%{value.id}", VALUE_FACTS, value, values[value.id])
     _require_contents(before, made)
+    _require_meetings(before, made)
 
 
 def _require_same(what: str, facts: Sequence[str], before: Op | Value, now: Op | Value) -> None:
@@ -74,6 +75,30 @@ def _require_contents(before: Program, made: Program) -> None:
                     f"{reader} finds in %{value} what {theirs} wrote last, expected {its}, as before the pass; keep an "
                     "operation between those that write this memory"
                 )
+
+
+def _require_meetings(before: Program, made: Program) -> None:
+    """Operations that communicate with ranks that no attribute names: which calls of a rank stand before each."""
+    was, now, ops = _calls_before(before), _calls_before(made), {op.id: op for op in made.ops}
+    stay = {op.id for op in before.ops if is_comm(op)} & ops.keys()
+    for op_id in was.keys() & now.keys():
+        moved = sorted((was[op_id] ^ now[op_id]) & stay)
+        if moved:
+            raise PassError(
+                f"{describe(ops[moved[0]])} has changed places with {describe(ops[op_id])}, which waits for ranks that no attribute names; "
+                "keep their order"
+            )
+
+
+def _calls_before(program: Program) -> dict[int, frozenset[int]]:
+    calls: set[int] = set()
+    found: dict[int, frozenset[int]] = {}
+    for op in program.ops:
+        if op.kind in WITHOUT_GROUP:
+            found[op.id] = frozenset(calls)
+        elif is_comm(op):
+            calls.add(op.id)
+    return found
 
 
 def _named(op_ids: Set[int], ops: Mapping[int, Op]) -> str:

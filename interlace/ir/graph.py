@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from interlace.ir.effects import is_ordered, written_positions
-from interlace.ir.kinds import COMBINE, SHARE_VAR, is_comm
+from interlace.ir.kinds import COMBINE, SHARE_VAR, WITHOUT_GROUP, is_comm
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.program import ABSENT, Op, Program, Value
 from interlace.ir.storage import Storages, storages_of
@@ -98,7 +98,7 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
 
     Includes read after write, write after read and write after write, by storage (so through views, in-place writes and
     vectors, which refer to their tensors), the order of pushes and pops of each stack, the order of communication within each
-    group, and the order of random draws and of what acts on the world (`effects.is_ordered`). An operand of which only the shape is read
+    group and with ranks that no attribute names, and the order of random draws and of what acts on the world (`effects.is_ordered`). An operand of which only the shape is read
     depends on the operation that defines the value, not on writes to its contents.
     Cost: O(ops + operands + write conflicts).
 
@@ -109,6 +109,7 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     last_comm: dict[int, int] = {}
+    last_of_any: int | None = None
     last_ordered: int | None = None
     lies_in, over = graph.storages.numbers, overwritten(graph.program)
     for op in ops:
@@ -129,9 +130,12 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
         for value_id in graph.reads(op):
             for storage in lies_in(value_id):
                 readers.setdefault(storage, []).append(op.id)
-        if is_comm(op):
-            if op.group in last_comm:
-                mine.add(last_comm[op.group])
+        if op.kind in WITHOUT_GROUP:
+            mine.update(last_comm.values())
+            last_comm, last_of_any = {}, op.id
+        elif is_comm(op):
+            before = last_comm.get(op.group, last_of_any)
+            mine.update(() if before is None else (before,))
             last_comm[op.group] = op.id
         if is_ordered(op):
             mine.update(() if last_ordered is None else (last_ordered,))

@@ -11,7 +11,8 @@ import pytest
 from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.errors import PassError
-from interlace.ir import Program
+from interlace.ir import Graph, Program
+from interlace.ir.graph import dependencies
 from interlace.ir.kinds import SHADOW_OUTPUT
 from interlace.ir.text import parse
 from interlace.passes import Pass, register
@@ -145,3 +146,27 @@ def test_a_fused_buffer_has_the_contents_of_its_tensors() -> None:
     for ops in ([*first, one, reader, two, clear], [*first, one, two, clear, reader]):
         with pytest.raises(PassError, match=r"#7 pd_op\.square finds in %5 what "):
             require_kept(program, program.with_ops(ops))
+
+
+MEETING = """\
+program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=accumulate
+group 7 = 0,1
+group 8 = 0,1
+#1 %1:float32[4] = pd_op.data() forward
+#2 %2:float32[4] = pd_op.all_reduce(%1) forward group=7
+#3 %3:float32[4] = pd_op.sync_batch_norm_(%1) forward
+#4 %4:float32[4] = pd_op.all_reduce(%1) forward group=8
+"""
+
+
+def test_calls_stay_on_their_side_of_one_that_names_no_group() -> None:
+    """A rank that meets the others in a batch norm first, and one that meets them in a sum first, wait for ever."""
+    program = parse(MEETING)
+    data, one, norm, two = program.ops
+    require_kept(program, program.with_ops([data, one, norm, two]))
+    for ops in ([data, norm, one, two], [data, one, two, norm]):
+        with pytest.raises(PassError, match=r"has changed places with #3 pd_op\.sync_batch_norm_"):
+            require_kept(program, program.with_ops(ops))
+    after = dependencies(Graph(program), program.ops)
+    assert (after[3] - {1}, after[4] - {1}) == ({2}, {3})
