@@ -96,10 +96,10 @@ def written_operands(op: Op) -> set[int]:
 def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     """The order that must hold between `ops`, a sub-sequence of the program in program order: op id -> ids it comes after.
 
-    Includes read after write, write after read and write after write, by storage (so through views, in-place writes and
-    vectors, which refer to their tensors), the order of pushes and pops of each stack, the order of communication within each
-    group and with ranks that no attribute names, and the order of random draws and of what acts on the world (`effects.is_ordered`). An operand of which only the shape is read
-    depends on the operation that defines the value, not on writes to its contents.
+    Includes read after write, write after read and write after write, by storage (so through views, in-place writes and vectors, which
+    refer to their tensors), the order of pushes and pops of each stack, the order of communication within each group and around one with
+    ranks that no attribute names, and the order of random draws and of what acts on the world (`effects.is_ordered`). An operand of which
+    only the shape is read depends on the operation that defines the value, not on writes to its contents.
     Cost: O(ops + operands + write conflicts).
 
     >>> dependencies(Graph(Program((), ())), [])
