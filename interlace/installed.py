@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import platform
 import sys
 
 from interlace.errors import ConfigError
 from interlace.notice import say_once
-from interlace.version import PADDLE
+from interlace.version import PADDLE, VERSION
 
 DISTRIBUTIONS = ("paddlepaddle", "paddlepaddle-gpu")
 
@@ -34,6 +35,11 @@ def paddle_version() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return ""
+
+
+def versions() -> dict[str, str]:
+    """Of Interlace, Paddle and Python."""
+    return {"interlace": VERSION, "paddle": paddle_version(), "python": platform.python_version()}
 
 
 def other_paddle() -> str:

@@ -17,7 +17,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from math import prod
@@ -40,10 +40,9 @@ from interlace.cost_model.profile import (
 )
 from interlace.cost_model.work import Part, attention_part, dims_of, gemm_part
 from interlace.errors import ConfigError
-from interlace.installed import require_paddle
+from interlace.installed import require_paddle, versions
 from interlace.ir.program import DTYPE_BYTES
 from interlace.temporary import temporary_folder
-from interlace.version import VERSION
 
 if TYPE_CHECKING:
     from interlace.bridge.targets import Device
@@ -145,7 +144,7 @@ def calibrate(device: str = "", quick: bool = False, today: str = "", command: s
     """
     device = _device(device)
     bench = Bench(device, 0.02, 5) if quick else Bench(device, 0.3, 15)
-    with _paddle_settings():
+    with paddle_settings():
         op_ns, job_ns = _host_costs(bench, quick)
         samples = _op_samples(bench, quick, op_ns)
         copies = _copies(bench, quick) if device == "gpu" else ()
@@ -153,7 +152,7 @@ def calibrate(device: str = "", quick: bool = False, today: str = "", command: s
     return DeviceProfile(
         interlace_profile=SCHEMA,
         device=device_name(device),
-        provenance=Provenance(_machine(), today or date.today().isoformat(), command, versions=_versions(), note=_note(device)),
+        provenance=Provenance(_machine(), today or date.today().isoformat(), command, versions=versions(), note=_note(device)),
         ranks_per_host=8,
         memory_bytes=_memory_bytes(device),
         pinned_bytes=0,
@@ -402,12 +401,12 @@ def _device(device: str) -> str:
 
 
 @contextlib.contextmanager
-def _paddle_settings() -> Iterator[None]:
-    """Static mode and issue in program order, as the auto-parallel engine sets it; put back afterwards."""
+def paddle_settings(others: Sequence[str] = ()) -> Iterator[None]:
+    """Static mode and issue in program order, as the auto-parallel engine sets it; put back afterwards, `others` (flags) too."""
     import paddle
 
     name = "FLAGS_new_executor_sequential_run"
-    before, dynamic = paddle.get_flags([name]), paddle.in_dynamic_mode()
+    before, dynamic = paddle.get_flags([name, *others]), paddle.in_dynamic_mode()
     paddle.set_flags({name: True})
     paddle.enable_static()
     try:
@@ -444,12 +443,6 @@ def _memory_rate(samples: list[OpSample]) -> Peak:
 
 def _machine() -> str:
     return f"{platform.system()} {platform.machine()}, {device_name('cpu')}, {os.cpu_count()} cores"
-
-
-def _versions() -> dict[str, str]:
-    import paddle
-
-    return {"interlace": VERSION, "paddle": paddle.__version__, "python": platform.python_version()}
 
 
 def _memory_bytes(device: str) -> int:

@@ -304,7 +304,7 @@ class _Making:
         assert self.captured is not None
         device = choose_device()
         plan = _plan(self.captured.program, config, device)
-        if config.dump:
+        if config.dump and is_first:  # of several plans the one that is taken follows (`Tuning`)
             plan.dump(Path(config.dump) if self.mode == "train" else Path(config.dump) / self.mode)
         comm = require_safe([plan.program], device.target)[0] if config.check else None
         device.prepare()

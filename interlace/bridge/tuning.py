@@ -207,35 +207,28 @@ class Tuning:
         contender = self.trial.now
         if contender.name in self.entrants:
             return self.entrants[contender.name]
-        if contender.is_paddles and (why := self._why_too_large()) and len(self.trial.held) > 1:
-            self.trial.drop(why)
-            self._settle_if_taken()
+        is_alone = len(self.trial.held) == 1
+        if contender.is_paddles and not is_alone and (why := self._why_too_large()):
+            self._leave_out(why)
             return None
         start_ns = time.perf_counter_ns()
         self.reserved_bytes = self.device.reserved_bytes()
-        if contender.is_paddles and len(self.trial.held) == 1:
+        if contender.is_paddles and is_alone:
             mode = self.making.paddles(self.shown, is_first)
-        elif contender.is_paddles:
-            mode, failure = attempt(lambda: self.making.paddles(self.shown, is_first))
-            verdict = agreed(self.peers, "baseline built", fault_of(failure) if failure else Fault())
-            if verdict is not None:
-                self._drop(contender, "building it", failure, verdict)
-                return None
         else:
-            made, failure = attempt(lambda: self._built(contender, is_first))
+            mode, failure = attempt(lambda: self._built(contender, is_first))
             verdict = agreed(self.peers, "plan built", fault_of(failure) if failure else Fault())
             if verdict is not None:
-                self._require_ours(verdict, failure)
-                self._drop(contender, "planning, proving and lowering it", failure, verdict)
+                if not contender.is_paddles:
+                    self._require_ours(verdict, failure)
+                self._drop(contender, "building it" if contender.is_paddles else "planning, proving and lowering it", failure, verdict)
                 return None
-            mode = made
+        if not contender.is_paddles:
             if twin := self._twin(contender, mode.report.plan):
-                self.trial.drop(f"{TWIN} {twin}")
-                self._settle_if_taken()
+                self._leave_out(f"{TWIN} {twin}")
                 return None
             if contender.name != CONFIGURED and (why := self._why_no_room(mode.report.plan)):
-                self.trial.drop(why)
-                self._settle_if_taken()
+                self._leave_out(why)
                 return None
             if self.shown.plan.why_off:
                 self.shown = mode.report
@@ -252,7 +245,14 @@ class Tuning:
         self._tell()
         return entrant
 
+    def _leave_out(self, why: str) -> None:
+        """Go on without the plan whose turn it is, which has not run."""
+        self.trial.drop(why)
+        self._settle_if_taken()
+
     def _built(self, contender: Contender, is_first: bool) -> Runnable:
+        if contender.is_paddles:
+            return self.making.paddles(self.shown, is_first)
         made = self.making.build(changed(self.config, contender.options or {}), is_first)
         if made.to_compare is not None:
             require_agreement(made.report.plan, made.to_compare, self.device.target)

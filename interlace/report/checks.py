@@ -9,9 +9,8 @@ from typing import Literal
 import msgspec
 
 Verdict = Literal["holds", "fails", "not checked"]
-WIDTHS = (11, 34, 38, 44)
-"""Columns of the table, the last one open: verdict, rule, expected, found, what rests on it."""
-LAST = 40
+WIDTHS = (11, 34, 38, 44, 40)
+"""Columns of the table: verdict, rule, expected, found, what rests on it."""
 HEADS = ("", "rule", "expected", "found", "rests on it")
 
 
@@ -57,6 +56,14 @@ class Check(msgspec.Struct, frozen=True):
     verdict: Verdict
     rests: tuple[Feature, ...] = ()
     group: str = ""
+
+
+DEVICE = "the device and the executor"
+
+
+def nothing_runs(why: str) -> Check:
+    """The check of a device on which no small program can be built and run."""
+    return Check("small programs", "can be built and run", why, "fails", (EVERYTHING,), DEVICE)
 
 
 class Examination(msgspec.Struct, frozen=True):
@@ -128,10 +135,10 @@ def consequences(found: Examination) -> list[str]:
 
 def _row(cells: Sequence[str]) -> list[str]:
     """One row, its cells wrapped."""
-    wrapped = [textwrap.wrap(cell, width) or [""] for cell, width in zip(cells, (*WIDTHS, LAST), strict=True)]
+    wrapped = [textwrap.wrap(cell, width) or [""] for cell, width in zip(cells, WIDTHS, strict=True)]
     height = max(map(len, wrapped))
     rows = []
     for k in range(height):
-        parts = [(cell[k] if k < len(cell) else "").ljust(width) for cell, width in zip(wrapped, (*WIDTHS, LAST), strict=True)]
+        parts = [(cell[k] if k < len(cell) else "").ljust(width) for cell, width in zip(wrapped, WIDTHS, strict=True)]
         rows.append("  ".join(parts).rstrip())
     return rows

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from interlace.errors import LaunchError
 from interlace.local.launch import LaunchResult, launch
 from interlace.planning.baseline import BASELINE
+from interlace.planning.choice import Beginning
+from interlace.planning.plan import read_record
 from tests.report.pages import data_in
 
 pytestmark = pytest.mark.paddle
@@ -123,6 +127,35 @@ def test_a_plan_that_fails_is_dropped_and_training_goes_on(kind: str, on: int | 
     reports = list((tmp_path / "cache").glob("fault-rank*.txt"))
     assert len(reports) == 2
     assert any("Traceback" in path.read_text() for path in reports)
+
+
+@pytest.mark.parametrize("kind", ["build", "take", "fail"])
+def test_a_baseline_that_fails_beside_a_plan_that_runs_ends_nothing(kind: str, tmp_path: Path, folder: Path) -> None:
+    """As where the model only fits with what Interlace moves."""
+    run = Run(tmp_path, "pp2", {kind: BASELINE})
+    assert run.bits() == baseline("pp2", folder)
+    assert [line for line in run.trial() if line.startswith(f"  {BASELINE}: dropped: ")], run.trial()
+    assert BASELINE not in run.trial()[0]
+
+
+def test_a_plan_in_whose_first_step_a_run_ended_is_not_tried_again(tmp_path: Path, folder: Path) -> None:
+    (kept,) = (Run(tmp_path, "pp2", {}) and tmp_path / "cache").glob("tuned-*.json")
+    kept.unlink()
+    kept.with_suffix(".first-step.json").write_bytes(msgspec.json.encode([Beginning(FORM, socket.gethostname(), 1 << 22)]))
+    again = Run(tmp_path, "pp2", {})
+    assert again.bits() == baseline("pp2", folder)
+    assert not [line for line in again.trial() if FORM in line], again.trial()
+    assert [line for line in again.trial() if MEMORY in line]
+
+
+def test_dumps_hold_the_plan_that_was_taken(tmp_path: Path) -> None:
+    run = Run(tmp_path, "pp2", {"slow": "'s ", "dump": str(tmp_path / "dumps")})  # neither ours nor Paddle's
+    taken = run.trial()[0].partition("steps of this run: ")[2].removesuffix(" is taken")
+    assert taken == FORM or taken.startswith(MEMORY), run.trial()
+    key, _, value = taken.partition("schedule_1f1b.")[2].partition("=")
+    for rank in range(2):
+        options = read_record(tmp_path / "dumps" / f"rank{rank}.ilp").options["schedule-1f1b"]
+        assert str(options.get(key, "")) == value, options
 
 
 def test_a_rank_that_dies_in_a_trial_ends_the_run(tmp_path: Path) -> None:

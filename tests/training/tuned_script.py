@@ -2,7 +2,8 @@
 
 `slow`, `build`, `take`, `fail`: part of a plan's name; it is slow, or fails when it is planned, when the executor takes it, or at the end
 of its first step, when parameters are written already; on rank `on` alone where that is given. `die`: a step in which rank 1 ends.
-`page`: where the page of the plan goes in the end. `memory`: bytes of the device's memory on the last rank, of which half are in use.
+`page`: where the page of the plan goes in the end; `dump`: where dumps go.
+`memory`: bytes of the device's memory on the last rank, of which half are in use.
 `later`: a step from which the plan that was taken by then is slow, on rank 1.
 """
 
@@ -47,7 +48,9 @@ class Played(tuning.Tuning):
         made = super()._built(contender, is_first)
         for kind in ("take", "fail"):
             if is_played(kind, contender.name):
-                spoil(made.lowered.jobs[-1].program, kind)
+                lowered = made.lowered  # of Paddle's baseline its own plan
+                last = lowered.ir_program(lowered.job_list()[-1].type()) if contender.is_paddles else lowered.jobs[-1].program
+                spoil(last, kind)
         return made
 
     def _why_no_room(self, plan: Any) -> str:
@@ -92,7 +95,8 @@ def spoil(program: Any, kind: str) -> None:
 if __name__ == "__main__":
     hook.Tuning = Played
     interlace.enable = lambda strategy: ENABLE(
-        strategy, {"device": "h200", "tune": "on", "schedule_1f1b": {"interleave": "auto", "only_gains": False}}
+        strategy,
+        {"device": "h200", "tune": "on", "dump": PLAY.get("dump", ""), "schedule_1f1b": {"interleave": "auto", "only_gains": False}},
     )
     args = gpt.parse(sys.argv[1:])
     model, loader = gpt.build(args)

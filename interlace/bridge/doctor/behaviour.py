@@ -1,6 +1,6 @@
 """What the device and Paddle's executor do with streams, events, memory and copies, each rule by a small step that shows it.
 
-Where a rule says that something is in order, the same step without what orders it must go wrong: otherwise its being right shows nothing.
+That events order jobs is only said where the same step without them goes wrong: otherwise its being right shows nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,22 @@ from paddle.distributed.auto_parallel.static.process_group import new_process_gr
 from interlace.bridge.doctor.lab import SMALL, STREAMS, Lab, Seen, Step, keep, on
 from interlace.bridge.guard import attempt, fault_of
 from interlace.bridge.targets import Device
-from interlace.report.checks import EVERYTHING, MEMORY, OFFLOAD, OVERLAP, PRIORITIES, RETURN, THROTTLE, TIMES, Check, Feature, Verdict
+from interlace.report.checks import (
+    DEVICE,
+    EVERYTHING,
+    MEMORY,
+    OFFLOAD,
+    OVERLAP,
+    PRIORITIES,
+    RETURN,
+    THROTTLE,
+    TIMES,
+    Check,
+    Feature,
+    Verdict,
+    nothing_runs,
+)
 
-GROUP = "the device and the executor"
 A, B, C, D = STREAMS
 LOW, HIGH, RING = "interlace_check_low", "interlace_check_high", "interlace_check_ring"
 TRIES = 3
@@ -58,9 +71,8 @@ class Behaviour:
             _, failure = attempt(self.lab.prepare)
             if failure is not None:
                 self.runs = False
-                row = Check("small programs", "can be built and run", fault_of(failure).text[:200], "fails", (EVERYTHING,), GROUP)
-                rest = [(each, each.expected(self.device)) for each in RULES]
-                return [row, *(Check(each.name, said, NO_PROGRAM, "not checked", each.rests, GROUP) for each, said in rest)]
+                rest = (Check(each.name, each.expected(self.device), NO_PROGRAM, "not checked", each.rests, DEVICE) for each in RULES)
+                return [nothing_runs(fault_of(failure).text[:200]), *rest]
         return [self._made(each) for each in RULES if not only or each.name in only]
 
     def _made(self, rule: Rule) -> Check:
@@ -74,7 +86,7 @@ class Behaviour:
                 verdict, found = rule.look(self)
             except Exception as error:
                 verdict, found = "fails", fault_of(error).text[:200]
-        return Check(rule.name, expected, found, verdict, rule.rests, GROUP)
+        return Check(rule.name, expected, found, verdict, rule.rests, DEVICE)
 
     # ------------------------------------------------------------------------------------------------------------- streams
 
@@ -161,7 +173,7 @@ class Behaviour:
         ), f"the low one ended after {_ms(seen.came_s[0])}, the high one after {_ms(seen.came_s[1])}"
 
     def collectives(self) -> tuple[Verdict, str]:
-        """An all_reduce of all ranks is issued behind slow computation; every rank comes here and runs the same number of steps."""
+        """An all_reduce of all ranks is issued behind slow computation; every rank must come here and run the same number of steps."""
         world = paddle.distributed.ParallelEnv().world_size
         if world < 2:
             return "not checked", "there is one rank: nothing to communicate with"

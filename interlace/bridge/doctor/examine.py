@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import platform
-
 from interlace.bridge.doctor.internals import check_internals
-from interlace.installed import paddle_version
-from interlace.report.checks import EVERYTHING, Check, Examination
-from interlace.version import VERSION
-
-DEVICE = "the device and the executor"
+from interlace.installed import versions
+from interlace.report.checks import Check, Examination, nothing_runs
 
 
 def examine(profile: str = "") -> Examination:
@@ -28,9 +23,7 @@ def examine(profile: str = "") -> Examination:
     except (ImportError, AttributeError) as error:
         if all(each.verdict == "holds" for each in internals):
             raise
-        versions = {"interlace": VERSION, "paddle": paddle_version(), "python": platform.python_version()}
-        row = Check("small programs", "can be built and run", str(error), "fails", (EVERYTHING,), DEVICE)
-        return Examination("a device", "unknown", versions, (*internals, row))
+        return Examination("a device", "unknown", versions(), (*internals, nothing_runs(str(error))))
 
 
 def _examine(profile: str, internals: list[Check]) -> Examination:

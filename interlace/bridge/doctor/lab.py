@@ -19,7 +19,9 @@ import numpy as np
 import paddle
 from paddle.base import core
 
+from interlace.bridge.calibrate import paddle_settings
 from interlace.bridge.capture import Captured, capture
+from interlace.bridge.doctor.versions import SET, flag
 from interlace.bridge.lower import Lowered, lower
 from interlace.bridge.targets import Device
 from interlace.bridge.targets.base import PINNED_PREFIX
@@ -40,12 +42,6 @@ MOST_S = 2.0
 OUT, BACK = "pd_op.memcpy_d2h", "pd_op.memcpy_h2d"
 STREAMS = ("interlace_check_a", "interlace_check_b", "interlace_check_c", "interlace_check_d")
 """Names of streams, few: each takes resources for the life of the process."""
-FLAGS = (
-    "FLAGS_new_executor_sequential_run",
-    "FLAGS_pir_apply_inplace_pass",
-    "FLAGS_fast_eager_deletion_mode",
-)
-"""Flags that are put back afterwards."""
 
 
 def on(value: Any, stream: str) -> Any:
@@ -272,24 +268,6 @@ def _watching(buffers: Sequence[np.ndarray], then: Mapping[int, Callable[[np.nda
         look()
 
 
-@contextlib.contextmanager
-def settings() -> Iterator[None]:
-    """Static mode and issue in program order, as the auto-parallel engine sets it; put back afterwards."""
-    known = [name for name in FLAGS if _known(name)]
-    before, dynamic = paddle.get_flags(known), paddle.in_dynamic_mode()
-    paddle.set_flags({FLAGS[0]: True})
-    paddle.enable_static()
-    try:
-        yield
-    finally:
-        paddle.set_flags(before)
-        if dynamic:
-            paddle.disable_static()
-
-
-def _known(name: str) -> bool:
-    try:
-        paddle.get_flags([name])
-    except ValueError:
-        return False
-    return True
+def settings() -> contextlib.AbstractContextManager[None]:
+    """What steps run in; the flags that they set are put back afterwards."""
+    return paddle_settings([name for name in SET if flag(name) is not None])

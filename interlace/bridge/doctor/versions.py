@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ import paddle
 
 from interlace.bridge.targets import Device
 from interlace.cost_model.profile import DeviceProfile
-from interlace.installed import other_paddle, paddle_version
+from interlace.installed import other_paddle, paddle_version, versions
 from interlace.ir.target import GPU
 from interlace.report.checks import EVERYTHING, MEMORY, OFFLOAD, OVERLAP, RETURN, TIMES, Check, Feature, Verdict
-from interlace.version import PADDLE, VERSION
+from interlace.version import PADDLE
 
 VERSIONS, FLAGS = "versions", "flags"
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -62,7 +61,7 @@ CHECKED = (
 
 def installed_versions() -> dict[str, str]:
     """Of what is installed here, by name."""
-    found = {"interlace": VERSION, "paddle": paddle_version(), "python": platform.python_version()}
+    found = versions()
     if paddle.is_compiled_with_cuda():
         found["cuda"] = str(paddle.version.cuda())
     if driver := _driver():
@@ -93,7 +92,7 @@ def check_flags(device: Device, environment: Mapping[str, str] | None = None) ->
     rows = [_set_by_runs()]
     for each in CHECKED:
         name, expected = each.name.removeprefix("FLAGS_"), _shown(each.value)
-        found = _flag(each.name) if each.name.startswith("FLAGS_") else environment.get(each.name, each.value)
+        found = flag(each.name) if each.name.startswith("FLAGS_") else environment.get(each.name, each.value)
         verdict: Verdict = "not checked"
         if each.on_gpus and device.target is not GPU:
             said = "means something on GPUs only"
@@ -112,7 +111,7 @@ def _shown(value: Any) -> str:
 
 
 def _set_by_runs() -> Check:
-    unknown = [name for name in SET if _flag(name) is None]
+    unknown = [name for name in SET if flag(name) is None]
     found = f"this build of Paddle has no {', '.join(unknown)}" if unknown else "known"
     return Check(
         "flags that runs set",
@@ -124,7 +123,7 @@ def _set_by_runs() -> Check:
     )
 
 
-def _flag(name: str) -> Any:
+def flag(name: str) -> Any:
     """Its value; None where this build has none of that name."""
     try:
         return paddle.get_flags([name])[name]
