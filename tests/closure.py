@@ -10,11 +10,12 @@ the next (parameters, pinned buffers) is seen. Rules: docs/gpu-place.md, for the
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
 
 from interlace.ir import Op, Program
 from interlace.ir.effects import effect_of, is_random
@@ -25,6 +26,7 @@ from interlace.ir.kinds import (
     DATA,
     SHADOW_OUTPUT,
     SPLIT,
+    WITHOUT_GROUP,
     is_collective,
     is_copy,
     is_receive,
@@ -536,7 +538,7 @@ def captured_before(program: Program, op: Op) -> tuple[str, int]:
     def way(other: Op) -> tuple[object, ...]:
         return (other.group, other.role, is_send(other), is_receive(other), other.attrs.get("peer"))
 
-    calls = [other for other in program.ops if other.group >= 0]
+    calls = [other for other in program.ops if other.group >= 0 or other.kind in WITHOUT_GROUP]
     age = {call.id: (call.id if call.origin == -1 else call.origin, call.id) for call in calls}
     repeated = {call.id: next((other for other in calls if other.id == call.origin), call) for call in calls}
     original = repeated[op.id]
@@ -554,7 +556,22 @@ def mismatched(programs: Sequence[Program]) -> bool:
         members = 2 if "p2p" in channel else len(channel) - 1
         if len(lists) != members or any(one != lists[0] for one in lists):
             return True
-    return False
+    return any(meet_elsewhere(one, two) for one, two in combinations(programs, 2))
+
+
+def meet_elsewhere(one: Program, two: Program) -> bool:
+    """Whether two ranks that have the same calls without a group issue one of them in another place among the collectives they share."""
+
+    def calls(program: Program, group: tuple[object, ...] | None) -> list[tuple[object, ...]]:
+        places = [] if group is None else channels(program)[group]
+        nameless = [place for place, (op_id, _) in enumerate(whole(program)) if kind[program.rank][op_id] in WITHOUT_GROUP]
+        return [(kind[program.rank][whole(program)[k][0]], *signature(program, k)) for k in sorted(places + nameless)]
+
+    kind = {program.rank: {op.id: op.kind for op in program.ops} for program in (one, two)}
+    if Counter(calls(one, None)) != Counter(calls(two, None)):
+        return False
+    shared = [group for group in channels(one).keys() & channels(two).keys() if "p2p" not in group]
+    return any(calls(one, group) != calls(two, group) for group in shared)
 
 
 def circular(programs: Sequence[Program], target: Target = GPU) -> bool:

@@ -152,6 +152,11 @@ def is_comm(op: Op) -> bool:
     return op.group >= 0
 
 
+def meets_others(op: Op) -> bool:
+    """Whether the operation waits for other ranks: of its group, or of one that no attribute names."""
+    return is_comm(op) or op.kind in WITHOUT_GROUP
+
+
 def ring_of(op: Op) -> int:
     """The ring over which an operation communicates, from its attributes; -1 for none.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from interlace.ir.rings import RingName, RingNames
 from interlace.scheduler.hazards.call_names import CallAnswer, CallQuery
 from interlace.scheduler.hazards.communication import VPP_CROSSES, Signature
 from interlace.scheduler.hazards.finding import Finding
-from interlace.scheduler.hazards.skeleton import COLLECTIVE, ROLES, Channel, RankComm, Skeleton, place_text
+from interlace.scheduler.hazards.skeleton import COLLECTIVE, NO_RING, ROLES, Channel, RankComm, Skeleton, place_text
 
 NOBODY = -1
 Line = tuple[RingName, int, int]
@@ -78,7 +79,7 @@ class Difference:
     Attributes:
         line: The line.
         ranks: The two ranks.
-        index: Index of the call among the calls of the line.
+        index: Index of the call among those of the line, and those that name no group.
         calls: Number of the call on each of the two ranks; `NOBODY` for a rank with fewer calls.
     """
 
@@ -92,42 +93,54 @@ class Difference:
         return [CallQuery(rank, call) for rank, call in zip(self.ranks, self.calls, strict=True) if call != NOBODY]
 
 
+Side = tuple[Skeleton, Channel | None]
+
+
 def differences(world: World) -> list[Difference]:
-    """For each line the first difference between the known ranks; O(lines x ranks + different calls)."""
-    known: dict[object, int | None] = {}
+    """For each line the first difference between the known ranks; O(lines x ranks + different calls).
+
+    A call that names no group may be one of any group of collectives: ranks that issue the same such calls issue them in the same place
+    among the collectives that they share. Ranks that issue different ones (stages of a pipeline) are not compared in this.
+    """
+    known: dict[object, tuple[int, tuple[int, int]] | None] = {}
     found = []
     for line in sorted(world.lines):
         by_rank, present = world.lines[line], world.present(line)
         for other in present[1:]:
             pair = (present[0], other)
-            sides = [(world.kind[rank], by_rank.get(rank)) for rank in pair]
-            key = tuple(sides)
+            key = tuple((world.kind[rank], by_rank.get(rank)) for rank in pair)
             if key not in known:
-                known[key] = _first_difference(*[(world.skeletons[kind], channel) for kind, channel in sides])
-            index = known[key]
-            if index is not None:
-                calls = [_call(world.skeletons[kind], channel, index) for kind, channel in sides]
-                found.append(Difference(line, pair, index, (calls[0], calls[1])))
+                known[key] = _first_difference(*((world.skeletons[kind], channel) for kind, channel in key))
+            first = known[key]
+            if first is not None:
+                found.append(Difference(line, pair, *first))
                 break
     return found
 
 
-def _call(skeleton: Skeleton, channel: Channel | None, index: int) -> int:
-    calls = skeleton.channels[channel] if channel is not None else []
-    return calls[index] if index < len(calls) else NOBODY
+def _calls(left: Side, right: Side) -> list[list[int]]:
+    """The numbers of the calls of each side that must match, in host order."""
+    found = [skeleton.channels[channel] if channel is not None else [] for skeleton, channel in (left, right)]
+    ways = {channel[1] for _, channel in (left, right) if channel is not None}
+    if ways == {COLLECTIVE} and left[0].without_group == right[0].without_group:
+        more = [skeleton.channels.get((NO_RING, COLLECTIVE), []) for skeleton, _ in (left, right)]
+        return [sorted(each) for each in map(operator.add, found, more)]
+    return found
 
 
-def _first_difference(left: tuple[Skeleton, Channel | None], right: tuple[Skeleton, Channel | None]) -> int | None:
+def _first_difference(left: Side, right: Side) -> tuple[int, tuple[int, int]] | None:
+    """Index and calls of a `Difference`."""
     if left[0] is right[0] and left[1] == right[1]:
         return None
     agree = [[_agree(x, y) for y in right[0].signatures] for x in left[0].signatures]
-    a, b = (skeleton.channels[channel] if channel is not None else [] for skeleton, channel in (left, right))
+    a, b = _calls(left, right)
     one, two = left[0].calls, right[0].calls
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         same = (one.role[x], one.micro_batch[x], one.place[x]) == (two.role[y], two.micro_batch[y], two.place[y])
         if not same or not agree[one.signature[x]][two.signature[y]]:
-            return index
-    return None if len(a) == len(b) else min(len(a), len(b))
+            return index, (x, y)
+    index = min(len(a), len(b))
+    return None if len(a) == len(b) else (index, (a[index] if len(a) > index else NOBODY, b[index] if len(b) > index else NOBODY))
 
 
 def _agree(x: Signature, y: Signature) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program
-from interlace.ir.kinds import is_comm, is_p2p, is_send
+from interlace.ir.kinds import is_comm, is_p2p, is_send, meets_others
 from interlace.ir.target import Target
 from interlace.scheduler.hazards.communication import Signature, signature
 from interlace.scheduler.hazards.flat_plan import FlatPlan
@@ -27,6 +27,8 @@ from interlace.scheduler.hazards.happens_before import NO_ITEM, Trace
 
 ROLES = ("forward", "backward", "optimize")
 COLLECTIVE = 0
+NO_RING = -1
+"""In the place of a ring, of a call that names no group (`kinds.WITHOUT_GROUP`)."""
 MAX_BYTES = 1 << 28
 """What a skeleton of another rank may unpack to; one call takes about ten bytes."""
 Channel = tuple[int, int]
@@ -37,7 +39,7 @@ class Calls(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """The calls of a rank in host order, by column.
 
     Attributes:
-        ring: Number of the rank's ring, in the order of first use.
+        ring: Number of the rank's ring, in the order of first use, or `NO_RING`.
         way: The direction, see `Channel`.
         signature: Index in the skeleton's `signatures`.
         role: Index in `ROLES`.
@@ -78,6 +80,13 @@ class Skeleton(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         for number, channel in enumerate(zip(self.calls.ring, self.calls.way, strict=True)):
             found[channel].append(number)
         return dict(found)
+
+    @cached_property
+    def without_group(self) -> Counter[tuple[Signature, int, int, int]]:
+        """Calls that name no group: signature, role, micro-batch and place."""
+        calls = self.calls
+        numbers = self.channels.get((NO_RING, COLLECTIVE), [])
+        return Counter((self.signatures[calls.signature[k]], calls.role[k], calls.micro_batch[k], calls.place[k]) for k in numbers)
 
     @cached_property
     def waits(self) -> list[list[int]]:
@@ -153,9 +162,9 @@ def comm_of(program: Program, skeleton: Skeleton) -> RankComm:
 
 
 def call_items(plan: FlatPlan) -> list[int]:
-    """Indices in host order of the op instances that communicate; the number of a call is its index in this list."""
-    talks = [is_comm(op) for op in plan.program.ops]
-    return [item for item, position in enumerate(plan.op) if talks[position]]
+    """Indices in host order of the op instances that wait for other ranks; the number of a call is its index in this list."""
+    meets = [meets_others(op) for op in plan.program.ops]
+    return [item for item, position in enumerate(plan.op) if meets[position]]
 
 
 def skeleton_of(trace: Trace, target: Target) -> Skeleton:
@@ -167,9 +176,9 @@ def skeleton_of(trace: Trace, target: Target) -> Skeleton:
     rows: dict[int, tuple[int, int, int, int, int]] = {}
     places = places_of_calls(program)
     for position, op in enumerate(program.ops):
-        if is_comm(op):
+        if meets_others(op):
             signed = numbers.setdefault(signature(op, values), len(numbers))
-            rows[position] = (rings[op.group], way_of(op), signed, ROLES.index(op.role), places[op.id])
+            rows[position] = (rings.get(op.group, NO_RING), way_of(op), signed, ROLES.index(op.role), places[op.id])
     items = call_items(plan)
     ring, way, signed_as, role, place = ([rows[plan.op[item]][k] for item in items] for k in range(5))
     waits = _waits(trace, items, target)
@@ -186,7 +195,7 @@ def places_of_calls(program: Program) -> dict[int, int]:
     Programs of partners differ, and so do the numbers of their operations, which ascend as captured. Which call of a channel comes first,
     second, ... they share: so Paddle's baseline pairs them. A call that a pass made of none comes behind the captured ones.
     """
-    calls = {op.id: op for op in program.ops if is_comm(op)}
+    calls = {op.id: op for op in program.ops if meets_others(op)}
     again = [op for op in calls.values() if op.origin != op.id and op.origin in calls]
     first = calls.keys() - {op.id for op in again}
     count: Counter[tuple[int, int, str]] = Counter()

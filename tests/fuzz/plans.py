@@ -104,7 +104,7 @@ class Maker:
             self.branch,
         ]
         if self.world > 1:
-            kinds += [self.reduce, self.reduce, self.reduce, self.exchange]
+            kinds += [self.reduce, self.reduce, self.reduce, self.exchange, self.meet]
         self.rng.choice(kinds)()
 
     def plain(self) -> None:
@@ -217,6 +217,10 @@ class Maker:
             stream=self.rng.choice(["", f"ring{ring}", f"ring{ring}"]),
             attrs={"ring_id": ring},
         )
+
+    def meet(self) -> None:
+        """Statistics over ranks that no attribute names."""
+        self.op(self.rng.choice(["pd_op.sync_batch_norm_", "pd_op.sync_batch_norm_grad"]), [self.any()])
 
     def exchange(self) -> None:
         """Rank 0 sends to rank 1, a parameter at times, or the other way round."""

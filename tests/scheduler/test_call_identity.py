@@ -140,6 +140,46 @@ def test_repetitions_of_a_forward_and_of_a_backward_call_are_different_calls() -
     assert "backward repetition of backward call 0 of micro-batch 0" in finding.message
 
 
+NORM = "#3 %3:float32[2] = pd_op.sync_batch_norm_(%1) forward\n"
+AROUND = (
+    '#2 %2:float32[2] = pd_op.all_reduce(%0) forward group=7 layer="a"\n'
+    + NORM
+    + "#4 %4:float32[2] = pd_op.all_reduce(%1) forward group=7\n"
+)
+
+
+@pytest.mark.parametrize("order", ["3@0 2@0 4@0", "2@0 4@0 3@0"])
+def test_a_call_without_a_group_keeps_its_place_among_those_of_every_group(order: str) -> None:
+    """A batch norm over all ranks: one rank waits in it for the other, which waits in the sum."""
+    straight, moved = "job f forward 0: 2@0 3@0 4@0", f"job f forward 0: {order}"
+    for orders in ((straight, straight), (moved, moved)):
+        assert check(world((AROUND, AROUND), orders)) == []
+        assert not mismatched(world((AROUND, AROUND), orders))
+    ranks = world((AROUND, AROUND), (straight, moved))
+    assert mismatched(ranks)
+    (finding,) = check(ranks)
+    assert finding.kind == "collective-order"
+    assert {item.op for item in finding.items} > {3}
+    assert "sync_batch_norm_" in finding.message
+
+
+def test_two_calls_without_a_group_in_the_other_order_are_found() -> None:
+    text = AROUND.replace(
+        "#4 %4:float32[2] = pd_op.all_reduce(%1) forward group=7", "#4 %4:float32[2] = pd_op.sync_batch_norm_(%0) forward"
+    )
+    ranks = world((text, text), ("job f forward 0: 2@0 3@0 4@0", "job f forward 0: 2@0 4@0 3@0"))
+    assert mismatched(ranks)
+    assert "collective-order" in {finding.kind for finding in check(ranks)}
+
+
+def test_ranks_with_other_calls_without_a_group_are_not_compared_in_them() -> None:
+    """Stages of a pipeline have batch norms of their own; where they share a sum, only that is compared."""
+    bare = AROUND.replace(NORM, "")
+    ranks = world((AROUND, bare), ("job f forward 0: 2@0 4@0 3@0", "job f forward 0: 2@0 4@0"))
+    assert check(ranks) == []
+    assert not mismatched(ranks)
+
+
 def swapped(program: Program, rng: random.Random) -> Program | None:
     """A plan with two calls of one channel in each other's place, and without events; None where no channel has two."""
     lines = [places for places in channels(program).values() if len(places) > 1]
