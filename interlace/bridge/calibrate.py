@@ -1,11 +1,12 @@
 """Measure this machine through Paddle itself: what `interlace calibrate` writes as a device profile.
 
 Each figure comes from small static programs run by `StandaloneExecutor` with a `core.Plan`, as a training step is. An
-operation's time is the difference between a program that has it many times and one that has it once, less the time
-of an operation on almost no data, which is the host's share and is stored as such.
+operation's time is the difference between a program that has it many times and one that has it once. Where the host executes
+operations itself, the time of an operation on almost no data is taken off: it is the host's share and is stored as such. Devices that
+run behind the host get other work first, so that the host is ahead and its share does not show.
 
 On a CUDA build the same programs run on the GPU in bfloat16 with larger sizes, attention and pinned copies. That path
-differs from the tested one in `_sizes`, `_attention` and `_sync` only and has not been run on a GPU.
+has not been run on Paddle's GPU build; the way operations are measured has, on CUDA streams of the testbed.
 """
 
 from __future__ import annotations
@@ -52,6 +53,13 @@ TINY = 4
 """Elements of an operation whose time is all dispatch."""
 MEASURABLE = 1.0
 """An operation counts as measured where its time is at least this many times the host's share of it."""
+LEAD_S = 0.01
+"""How long the work takes that comes first: longer than the host needs to issue `MOST_OPS` operations."""
+MOST_OPS = 200
+LEAST_PRODUCT_S = 0.001
+"""How long one matrix product of it takes at least: far longer than the host needs to issue one."""
+ROWS = (128, 256, 512, 1024, 2048, 4096, 8192)
+"""Rows and columns of these products, the first that is long enough."""
 TRIES = 3
 """Times that an operation is measured until it can be told from dispatch: what else the machine does may hide one that is long enough."""
 GROUP = 2
@@ -79,6 +87,7 @@ class Bench:
     num_runs: int
     on: Device | None = None
     place: Any = field(init=False)
+    _lead: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         import paddle
@@ -124,14 +133,41 @@ class Bench:
             paddle.device.synchronize()
 
     def op_ns(self, case: Case) -> tuple[float, float]:
-        """Median and spread (largest minus smallest) of one operation in a row of equal ones, dispatch included."""
+        """Median and spread (largest minus smallest) of one operation in a row of equal ones: dispatch included where the device is
+        serial, else the device's time alone."""
         once = min(self.seconds(lambda: _fill(case, 1), num_runs=2))
         several = min(self.seconds(lambda: _fill(case, 4), num_runs=1))
         each = max((several - once) / 3, 1e-6)
-        count = int(min(200, max(2, self.budget_s / self.num_runs / each)))
-        base = median(self.seconds(lambda: _fill(case, 1)))
-        times = [(run - base) / count * 1e9 for run in self.seconds(lambda: _fill(case, count + 1))]
+        count = int(min(MOST_OPS, max(2, self.budget_s / self.num_runs / each)))
+        lead = self._products()
+        base = median(self.seconds(lambda: _fill(case, 1, lead)))
+        times = [(run - base) / count * 1e9 for run in self.seconds(lambda: _fill(case, count + 1, lead))]
         return median(times), max(times) - min(times)
+
+    @property
+    def is_serial(self) -> bool:
+        """Whether the host executes operations itself, one after the other."""
+        return self.on.target.serial if self.on is not None else self.device == "cpu"
+
+    def _products(self) -> tuple[int, int]:
+        """Rows and number of the matrix products that come first; none on a serial device."""
+        if self._lead is None:
+            found = (0, 0.0) if self.is_serial else product_s(lambda *size: min(self.seconds(lambda: _lead(*size), num_runs=3)))
+            self._lead = found[0], int(LEAD_S / found[1]) + 1 if found[0] else 0
+        return self._lead
+
+
+def product_s(seconds: Callable[[int, int], float]) -> tuple[int, float]:
+    """Rows of a square matrix product in float32 that the device needs much longer for than the host to issue it, and its time in seconds.
+
+    Args:
+        seconds: Time of a program with so many rows, and so many products.
+    """
+    for rows in ROWS:
+        each = (seconds(rows, 5) - seconds(rows, 1)) / 4
+        if each >= LEAST_PRODUCT_S:
+            break
+    return rows, max(each, 1e-5)
 
 
 def calibrate(device: str = "", quick: bool = False, today: str = "", command: str = "interlace calibrate") -> DeviceProfile:
@@ -258,23 +294,34 @@ def _plain(kind: str, dtype: str, size_bytes: int, **dims: int) -> Part:
     return Part(kind, "", dtype, dims_of(**dims), 0, size_bytes)
 
 
-def _fill(case: Case, count: int) -> None:
-    """Inputs, then the operation `count` times; nothing reads the results, so each is freed at once."""
+def _lead(rows: int, count: int) -> None:
+    """Matrix products, one after the other."""
+    import paddle
+
+    if count:
+        x = one = paddle.full((rows, rows), 1 / rows, "float32")
+        for _ in range(count):
+            x = paddle._C_ops.matmul(x, one, False, False)
+
+
+def _fill(case: Case, count: int, lead: tuple[int, int] = (0, 0)) -> None:
+    """Inputs, other work, then the operation `count` times; nothing reads the results, so each is freed at once."""
     import paddle
 
     inputs = [paddle.full(shape, 0.5, "float32").astype(dtype) for shape, dtype in case.inputs]
+    _lead(*lead)
     for _ in range(count):
         case.make(*inputs)
 
 
 def _op_samples(bench: Bench, quick: bool, op_ns: float) -> list[OpSample]:
-    """A sample for every case that can be told from dispatch; the rest is too short to measure here."""
+    """A sample for every case; on a serial device for those that can be told from dispatch."""
     from tqdm import tqdm
 
-    samples = []
+    samples, op_ns = [], op_ns if bench.is_serial else 0.0
     for case in tqdm(list(cases(bench.device, quick)), desc="operations", unit="op", leave=False):
         found = (bench.op_ns(case) for _ in range(TRIES))
-        dur_ns, spread_ns = next((each for each in found if each[0] - op_ns >= MEASURABLE * op_ns), (0.0, 0.0))
+        dur_ns, spread_ns = next((each for each in found if each[0] - op_ns >= max(MEASURABLE * op_ns, 1.0)), (0.0, 0.0))
         if dur_ns:
             part = case.part
             kind = "copy" if part.kind == "assign" else part.kind

@@ -90,3 +90,28 @@ def test_the_command_needs_a_file(capsys):
         parse("--quick")
     assert caught.value.code == 2
     assert "-o/--output" in capsys.readouterr().err
+
+@pytest.mark.paddle
+@pytest.mark.parametrize(("is_serial", "expected_ns"), [(False, 5_000), (True, 20_000)])
+def test_on_a_device_behind_the_host_the_hosts_share_does_not_show(monkeypatch, is_serial: bool, expected_ns: int) -> None:
+    """The host needs 20 us an operation, the device 5, and for a large product 2 ms: what is longer decides, step by step."""
+    import paddle
+
+    from interlace.bridge import calibrate
+
+    def seconds(self, build, num_jobs: int = 1, num_runs: int = 0) -> list[float]:
+        program = paddle.static.Program()
+        with paddle.static.program_guard(program, paddle.static.Program()):
+            build()
+        host, device = 0.0, 0.0
+        for op in program.global_block().ops:
+            host += 20e-6
+            device = max(device, host) + (2e-3 if op.name() == "pd_op.matmul" else 5e-6)
+        return [host if is_serial else device] * (num_runs or self.num_runs)
+
+    case = next(case for case in calibrate.cases("cpu", quick=True) if case.part.kind == "add")
+    monkeypatch.setattr(calibrate.Bench, "seconds", seconds)
+    monkeypatch.setattr(calibrate.Bench, "is_serial", is_serial)
+    with calibrate.paddle_settings():
+        dur_ns, _ = calibrate.Bench("cpu", 0.02, 5).op_ns(case)
+    assert dur_ns == pytest.approx(expected_ns, rel=0.01)

@@ -19,7 +19,7 @@ import numpy as np
 import paddle
 from paddle.base import core
 
-from interlace.bridge.calibrate import paddle_settings
+from interlace.bridge.calibrate import ROWS, paddle_settings, product_s
 from interlace.bridge.capture import Captured, capture
 from interlace.bridge.doctor.versions import SET, flag
 from interlace.bridge.lower import Lowered, lower
@@ -31,10 +31,6 @@ from interlace.passes.insert_events import events_of
 
 SLOW_S = 0.04
 """How long slow work takes at least: far longer than the host needs to issue a program."""
-LEAST_OP_S = 0.001
-"""One operation of it: far longer than the host needs to issue one."""
-SIZES = (128, 256, 512, 1024, 2048, 4096, 8192)
-"""Rows and columns of the products that slow work is made of, the first that is long enough."""
 SMALL = 64
 POLL_S = 0.0002
 MOST_S = 2.0
@@ -78,7 +74,7 @@ class Seen:
 class Slow:
     """Work that takes long, and gives what it was given: products with the identity."""
 
-    size: int = SIZES[0]
+    size: int = ROWS[0]
     count: int = 1
 
     def __call__(self, x: Any, one: Any, stream: str = "") -> Any:
@@ -98,13 +94,8 @@ class Lab:
 
     def prepare(self) -> None:
         """Find out how much work is slow here."""
-        for size in SIZES:
-            once = self._slow_s(Slow(size, 1))
-            several = self._slow_s(Slow(size, 5))
-            each = (several - once) / 4
-            if each >= LEAST_OP_S or size == SIZES[-1]:
-                break
-        self.slow = Slow(size, max(12, round(SLOW_S / max(each, 1e-5))))
+        size, each_s = product_s(lambda size, count: self._slow_s(Slow(size, count)))
+        self.slow = Slow(size, max(12, round(SLOW_S / each_s)))
         self.slow_s = self._slow_s(self.slow)
 
     def _slow_s(self, slow: Slow) -> float:
