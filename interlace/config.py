@@ -82,6 +82,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             tried where a tenth of the device stays free, and within `memory_budget`; off keeps to the memory of the baseline. The choice is
             kept for later runs of the same program, device, configuration and versions in the folder of `dump` or `plan`, else in the one
             that the environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
+        examine: Before the first plan, hold what plans assume of this machine and its Paddle against what happens, as `interlace doctor`
+            does, and turn off what rests on rules that do not hold; a line says which. `auto`: on GPUs, not on CPUs. When: leave it on; off
+            where the machine is known. Details: the first rank of each host examines its GPU in a process beside it, for some seconds,
+            and what it finds is kept in the folder of `INTERLACE_CACHE` for later runs with the same device, versions and flags.
         plan: Folder of plans that `interlace plan` or `dump` wrote, of which each rank loads its own instead of planning; empty for none.
             When: many runs of one job: planning is done once, and all runs have the same plan. Details: the plans hold the options of
             passes and the profile, so none of these can be given together with `plan`.
@@ -97,6 +101,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     check: bool = True
     dump: str = ""
     tune: typing.Literal["auto", "on", "off"] = "auto"
+    examine: typing.Literal["auto", "on", "off"] = "auto"
     plan: str = ""
     source: str = "defaults"
 
@@ -118,9 +123,10 @@ PLAIN_KINDS: dict[str, type] = {
     "check": bool,
     "dump": str,
     "tune": str,
+    "examine": str,
     "plan": str,
 }
-PLAIN_CHOICES = {"tune": ("auto", "on", "off")}
+PLAIN_CHOICES = dict.fromkeys(("tune", "examine"), ("auto", "on", "off"))
 """Options of their own that take one of a few words."""
 BUDGET = "memory_budget"
 PLAIN_FIELDS = (*PLAIN_KINDS, BUDGET)

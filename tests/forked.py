@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import IO
 
 from interlace.local import processes
-from interlace.local.own_target import asked_target
 from interlace.local.processes import PARENT_PIPE_VARIABLE, SAY_VARIABLE
 from interlace.notice import heard
+from interlace.outside import asked_target
 from interlace.scheduler.interleave import planner
 from testbed import device
 

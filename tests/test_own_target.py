@@ -11,7 +11,8 @@ from interlace.cli import main
 from interlace.errors import ConfigError
 from interlace.ir import parse, save
 from interlace.local.launch import launch
-from interlace.local.own_target import asked_target, find_own, search_folder
+from interlace.local.own_target import find_own, search_folder
+from interlace.outside import asked_target
 
 MODULE = """
 from interlace.errors import ConfigError

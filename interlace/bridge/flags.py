@@ -34,7 +34,11 @@ class Flags:
 
     def config(self) -> Config:
         """The configuration of the flags as they stand."""
-        return make_config(self._options, *self._origin, whole=False)
+        return make_config(*self.asked(), whole=False)
+
+    def asked(self) -> tuple[dict[str, Any], str, dict[str, str]]:
+        """Options, source and marks, as `make_config` takes them."""
+        return self._options, *self._origin
 
     def final(self, strategy: Any, say: bool = True) -> Config:
         """The configuration to build with: the flags, and what the strategy and the environment ask for in Paddle's words.
@@ -46,8 +50,7 @@ class Flags:
         Raises:
             ConfigError: Something cannot run as it stands.
         """
-        source, marks = self._origin
-        return final_config(self._options, source, marks, strategy, say)
+        return final_config(*self.asked(), strategy, say)
 
     def with_more(self, options: Mapping[str, Any], source: str, marks: Mapping[str, str]) -> Flags:
         """New flags: these options, and others on top of them."""

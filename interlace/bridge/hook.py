@@ -18,6 +18,7 @@ from interlace.bridge import mesh
 from interlace.bridge.agree import peers_of, peers_of_run, require_agreement
 from interlace.bridge.capture import Captured, capture
 from interlace.bridge.feeds import matching_feed
+from interlace.bridge.first_contact import features_off, is_examined, without
 from interlace.bridge.flags import Flags, final_config
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
@@ -120,6 +121,8 @@ def _why_off(model: Any, engine: Any) -> str:
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return f"{DISABLE_VARIABLE}=1"
     flags, outside = _joined(flags, outside)
+    if (off := getattr(engine, "_interlace_off", "")) and not hasattr(engine, "_interlace"):
+        return str(off)
     config = make_config(*outside[:3]) if outside else flags.config() if flags is not None else None
     if config is None or not config.active:
         return f"{outside.source}: nothing is on" if outside else "enable: false, or every pass is off"
@@ -176,11 +179,40 @@ def _state(engine: Any) -> State | None:
     if known is None:
         flags, outside = _joined(getattr(engine._strategy.pipeline, "interlace", None), asked_outside())
         config = _override(outside, engine._strategy, flags) if outside else flags and flags.final(engine._strategy)
+        if config is not None and config.active:
+            config = _fitting(config, outside or flags, engine)
         if config is None or not config.active:
             return None
         _require_pipeline(config, engine._strategy)
         engine._interlace = known = State(config)
     return known
+
+
+def _fitting(config: Config, asked: Outside | Flags, engine: Any) -> Config:
+    """The configuration without what this machine does not bear."""
+    device = choose_device()
+    if not is_examined(config, device):
+        return config
+    features = features_off(device, peers_of_run())
+    if not features:
+        return config
+    options, source, marks = asked.asked() if isinstance(asked, Flags) else asked[:3]
+    left = without(options, features)
+    try:
+        found = final_config(left, source, marks, engine._strategy, say=False)
+    except ConfigError as error:
+        found, left = make_config({"enable": False}, source), {"enable": False}
+        say_once(f"without {', '.join(each.name for each in features)} this configuration cannot run: {error}")
+    off = ", ".join(f"{key}: {_words(value)}" for key, value in left.items() if options.get(key) != value) or "nothing"
+    engine._interlace_off = f"{source}: rules of this machine do not hold ({', '.join(each.name for each in features)})"
+    if paddle.distributed.ParallelEnv().rank == 0:
+        say_once(f"rules that do not hold: what rests on them is {', '.join(each.name for each in features)}; in force: {off}")
+    return found
+
+
+def _words(value: Any) -> str:
+    """As a configuration file has it."""
+    return {True: "on", False: "off"}.get(value, "") if isinstance(value, bool) else str(value).replace("'", "")
 
 
 def _joined(flags: Any, outside: Outside | None) -> tuple[Any, Outside | None]:

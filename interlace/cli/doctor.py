@@ -26,6 +26,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--target", metavar="T", default="", help="gpu, cpu, custom, or a module with your own device (default: the GPU if Paddle has one)"
     )
     parser.add_argument("--device", metavar="NAME", default="", help="device profile, by name or path (default: that of the device found)")
+    parser.add_argument("--no-times", action="store_true", help="leave out the profile and its times")
     parser.add_argument("--json", metavar="FILE", help="write what was found to FILE; of several ranks each but the first adds its number")
     return parser
 
@@ -44,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
     with _prepared(args.target), Alive("doctor", "running small programs through Paddle"):
         from interlace.bridge.doctor.examine import examine
 
-        found = examine(args.device)
+        found = examine(args.device, times=not args.no_times)
     write_json(args.json, found)
     print(*([f"rank {rank} of {world}"] if world > 1 else []), table(found), sep="\n")
     return 1 if found.failed else 0

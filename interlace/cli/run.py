@@ -34,7 +34,7 @@ NO_BASELINE = {
 }
 NOT_ASKED = (
     "no model asked for it: call interlace.enable(strategy) before dist.to_static gets the strategy, and see that nothing turns "
-    "Interlace off (enable: false, every pass off, INTERLACE_DISABLE=1)"
+    "Interlace off (enable: false, every pass off, a rule of this machine that does not hold, INTERLACE_DISABLE=1)"
 )
 
 
@@ -128,7 +128,7 @@ def _check(args: argparse.Namespace) -> None:
     from interlace.installed import require_paddle
     from interlace.ir.dump import is_dump
     from interlace.local.launch import require_target
-    from interlace.local.own_target import asked_target
+    from interlace.outside import asked_target
 
     if not Path(args.script).is_file():
         raise ConfigError(f"script {args.script!r} is not a file; expected the path of a training script")

@@ -25,8 +25,9 @@ from interlace.errors import ConfigError, InterlaceError, LaunchError, ScriptErr
 from interlace.files import writing
 from interlace.interrupts import as_interrupts, uninterrupted
 from interlace.local import processes
-from interlace.local.own_target import VARIABLE, asked_target, find_own, search_folder
+from interlace.local.own_target import find_own, search_folder
 from interlace.local.rank_report import CANNOT_WRITE, Failure, Progress, RankReport, output_path, progress_path, read_report
+from interlace.outside import TARGET_VARIABLE, asked_target
 from interlace.temporary import claimed, temporary_folder
 
 RANK_MODULE = "interlace.local.rank"
@@ -152,7 +153,7 @@ def _start(run: _Run, script: Path, args: list[str], world: int, env: dict[str, 
     target = asked_target(common) or ("gpu" if has_gpu_paddle() else "cpu")
     if target == "gpu":
         command = gpu_command(script, args, world, run.log_dir)
-        _spawn(run, 0, command, {**common, VARIABLE: target}, "launcher.log")
+        _spawn(run, 0, command, {**common, TARGET_VARIABLE: target}, "launcher.log")
         return
     if target not in KNOWN:
         find_own(target)

@@ -28,7 +28,7 @@ from interlace.files import writing
 from interlace.installed import other_paddle
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
 from interlace.local.attach import attach, run_script
-from interlace.local.own_target import VARIABLE, asked_target, find_own
+from interlace.local.own_target import find_own
 from interlace.local.processes import PARENT_PIPE_VARIABLE
 from interlace.local.rank_report import (
     CANNOT_WRITE,
@@ -43,6 +43,7 @@ from interlace.local.rank_report import (
     read_report,
     write_report,
 )
+from interlace.outside import TARGET_VARIABLE, asked_target
 from interlace.temporary import join
 
 MASTER_WEIGHT = re.compile(r"_fp32_master_\d+$")
@@ -106,7 +107,7 @@ def main(arguments: list[str]) -> int:
     rank = int(os.environ["PADDLE_TRAINER_ID"])
     world = int(os.environ["PADDLE_TRAINERS_NUM"])
     run_dir = os.environ[RUN_DIR_VARIABLE]
-    if os.environ.get(VARIABLE) != "gpu":  # on GPUs Paddle's launcher is the parent and keeps the pipe
+    if os.environ.get(TARGET_VARIABLE) != "gpu":  # on GPUs Paddle's launcher is the parent and keeps the pipe
         end_with_parent()
     transport, recorder, failure = None, None, None
     join(run_dir)

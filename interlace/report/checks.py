@@ -19,23 +19,36 @@ class Feature(msgspec.Struct, frozen=True):
 
     Attributes:
         name: In a user's words.
-        off: The line of a configuration that does without it; empty where there is none.
+        option: The option of a configuration that does without it, `pass.option` for one of a pass; empty where there is none.
+        value: What that option is then.
     """
 
     name: str
-    off: str = ""
+    option: str = ""
+    value: str | int | bool | None = "off"
+
+    @property
+    def off(self) -> str:
+        """The line of a configuration that does without it.
+
+        >>> OFFLOAD.off, PRIORITIES.off, MEMORY.off
+        ('offload_activations: off', 'name_streams: {priority: 0}', 'memory_budget: null')
+        """
+        name, _, inner = self.option.partition(".")
+        value = "null" if self.value is None else "false" if self.value is False else self.value
+        return (f"{name}: {{{inner}: {value}}}" if inner else f"{name}: {value}") if name else ""
 
 
-EVERYTHING = Feature("every plan", "enable: false")
+EVERYTHING = Feature("every plan", "enable", False)
 RANKS = Feature("runs on CPU ranks and dumps")
-TUNE = Feature("trial and fallback", "tune: off")
-OVERLAP = Feature("overlap on named streams", "name_streams: off")
-OFFLOAD = Feature("offload", "offload_activations: off")
-THROTTLE = Feature("waits of the host", "throttle_host: off")
-RETURN = Feature("return-memory", "return_memory: off")
-TIMES = Feature("predicted times", "tune: on")
-MEMORY = Feature("predicted memory", "memory_budget: null")
-PRIORITIES = Feature("priority of communication", "name_streams: {priority: 0}")
+TUNE = Feature("trial and fallback", "tune")
+OVERLAP = Feature("overlap on named streams", "name_streams")
+OFFLOAD = Feature("offload", "offload_activations")
+THROTTLE = Feature("waits of the host", "throttle_host")
+RETURN = Feature("return-memory", "return_memory")
+TIMES = Feature("predicted times", "tune", "on")
+MEMORY = Feature("predicted memory", "memory_budget", None)
+PRIORITIES = Feature("priority of communication", "name_streams.priority", 0)
 
 
 class Check(msgspec.Struct, frozen=True):

@@ -91,6 +91,7 @@ def test_the_command_needs_a_file(capsys):
     assert caught.value.code == 2
     assert "-o/--output" in capsys.readouterr().err
 
+
 @pytest.mark.paddle
 @pytest.mark.parametrize(("is_serial", "expected_ns"), [(False, 5_000), (True, 20_000)])
 def test_on_a_device_behind_the_host_the_hosts_share_does_not_show(monkeypatch, is_serial: bool, expected_ns: int) -> None:

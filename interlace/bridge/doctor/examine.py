@@ -7,11 +7,12 @@ from interlace.installed import versions
 from interlace.report.checks import Check, Examination, nothing_runs
 
 
-def examine(profile: str = "") -> Examination:
+def examine(profile: str = "", times: bool = True) -> Examination:
     """All checks of the device that Paddle's executor uses in this process.
 
     Args:
         profile: Name or path of a device profile; empty for the one that plans would be made with.
+        times: Whether the profile is held against the device as well.
 
     Raises:
         ConfigError: There is no such profile.
@@ -19,14 +20,14 @@ def examine(profile: str = "") -> Examination:
     """
     internals = check_internals()
     try:
-        return _examine(profile, internals)
+        return _examine(profile, internals, times)
     except (ImportError, AttributeError) as error:
         if all(each.verdict == "holds" for each in internals):
             raise
         return Examination("a device", "unknown", versions(), (*internals, nothing_runs(str(error))))
 
 
-def _examine(profile: str, internals: list[Check]) -> Examination:
+def _examine(profile: str, internals: list[Check], times: bool) -> Examination:
     from interlace.bridge.doctor.behaviour import Behaviour
     from interlace.bridge.doctor.lab import settings
     from interlace.bridge.doctor.times import check_profile
@@ -43,5 +44,5 @@ def _examine(profile: str, internals: list[Check]) -> Examination:
         behaviour = Behaviour(device)
         checks += behaviour.checks()
         lab = None if device.target.serial or not behaviour.runs else behaviour.lab
-        checks += check_profile(device, lab, name, loaded, bool(profile))
+        checks += check_profile(device, lab, name, loaded, bool(profile)) if times else []
     return Examination(known_name(device) or str(device.place), device.target.name, installed_versions(), tuple(checks))

@@ -21,6 +21,7 @@ class Device:
         target: The rules of this kind of device.
         labels_all: Whether every operation gets a label, and not only communication.
         tunes: Whether plans are measured there by default (`tune: auto`).
+        examines: Whether the machine is looked at by default before the first plan (`examine: auto`).
         passes_priorities: Whether the device gets the priority that operations ask for their stream.
     """
 
@@ -28,6 +29,7 @@ class Device:
     target: ClassVar[Target]
     labels_all: ClassVar[bool] = False
     tunes: ClassVar[bool] = False
+    examines: ClassVar[bool] = False
     passes_priorities: ClassVar[bool] = False
 
     def place_attribute(self) -> Any:

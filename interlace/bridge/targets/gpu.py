@@ -25,6 +25,7 @@ class GpuDevice(Device):
 
     target: ClassVar[Target] = GPU
     tunes: ClassVar[bool] = True
+    examines: ClassVar[bool] = True
     passes_priorities: ClassVar[bool] = True
 
     def name(self) -> str:

@@ -1,0 +1,171 @@
+"""What plans assume of a machine, held against it before a run's first plan; what rests on rules that do not hold is turned off.
+
+Paddle's internals and flags are looked at in the run itself. How streams, events, memory and copies behave is found out by `interlace
+doctor` in a process of its own, once for a device, its versions and flags: it leaves no streams and no memory behind, and may end as it
+likes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from interlace.bridge.doctor.internals import check_internals
+from interlace.bridge.doctor.versions import CHECKED, check_flags, flag, installed_versions
+from interlace.bridge.profiles import known_name
+from interlace.bridge.targets import Device
+from interlace.config import Config
+from interlace.errors import OutputError
+from interlace.files import cache_folder
+from interlace.ir.dump import write_whole
+from interlace.ir.target import CPU, GPU
+from interlace.notice import say
+from interlace.outside import asked_target
+from interlace.planning.choice import key_of
+from interlace.planning.peers import Peers, gather
+from interlace.report.checks import DEVICE, EVERYTHING, MEMORY, OFFLOAD, OVERLAP, TIMES, Check, Examination, Feature
+from interlace.temporary import temporary_folder
+
+TIMEOUT_S = 180.0
+NOT_INHERITED = ("PADDLE_", "INTERLACE_")
+"""Beginnings of variables that make a process a rank of the run; the others say what the device is and how Paddle uses it."""
+INHERITED = ("INTERLACE_CACHE",)
+NEEDED_BY_PLANS = (EVERYTHING, OVERLAP, OFFLOAD)
+"""Without these a plan that is loaded may be wrong, not only slow."""
+
+
+class Contact(msgspec.Struct, frozen=True):
+    """What one rank found.
+
+    Attributes:
+        host: Where.
+        failed: Rules that do not hold.
+        unknown: Why the device could not be examined; empty where it was.
+    """
+
+    host: str
+    failed: tuple[Check, ...] = ()
+    unknown: str = ""
+
+
+def is_examined(config: Config, device: Device) -> bool:
+    """Whether the machine is looked at before the first plan."""
+    return config.examine == "on" or (config.examine == "auto" and device.examines)
+
+
+def features_off(device: Device, peers: Peers | None) -> tuple[Feature, ...]:
+    """What rests on rules that do not hold on some rank's machine, in one order on all ranks; rank 0 says which rules.
+
+    Ranks of one host have the same devices: its first rank examines its own.
+    """
+    return _features_off(device, peers is None, _Held(peers))
+
+
+class _Held:
+    """Peers that do not count as an argument of their own: a process has one run."""
+
+    def __init__(self, peers: Peers | None) -> None:
+        self.peers = peers
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@cache
+def _features_off(device: Device, is_alone: bool, held: _Held) -> tuple[Feature, ...]:
+    peers, host = held.peers, socket.gethostname()
+    hosts = gather(peers, "hosts", host)
+    rank = int(os.environ.get("PADDLE_TRAINER_ID", "0")) if not is_alone else 0
+    is_first = hosts.index(host) == rank
+    failed = [each for each in (*check_internals(), *check_flags(device)) if each.verdict == "fails"]
+    mine = _examined(device, host, failed) if is_first else Contact(host, tuple(failed))
+    contacts = gather(peers, "rules of the machine", mine)
+    found = {feature: None for each in contacts for check in each.failed for feature in check.rests}
+    if rank == 0:
+        _tell(contacts)
+    return tuple(found)
+
+
+def _tell(contacts: Iterable[Contact]) -> None:
+    rows = dict.fromkeys(
+        f"on {each.host} {check.rule!r} does not hold: expected {check.expected}, found {check.found}"
+        for each in contacts
+        for check in each.failed
+    )
+    for row in rows:
+        say(row)
+    for unknown in dict.fromkeys(f"{each.host}: {each.unknown}" for each in contacts if each.unknown):
+        say(f"the device could not be examined, so nothing is known of it; {unknown}")
+
+
+def _examined(device: Device, host: str, failed: list[Check]) -> Contact:
+    """With how the device behaves: as kept from an earlier run, else found out now."""
+    path = cache_folder() / f"examined-{_key(device, host)}.json"
+    with suppress(OSError, msgspec.DecodeError):
+        kept = msgspec.json.decode(path.read_bytes(), type=tuple[Check, ...])
+        return Contact(host, (*failed, *kept))
+    found, unknown = _behaviour(device)
+    if not unknown:
+        with suppress(OSError, OutputError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, msgspec.json.encode(found))
+    return Contact(host, (*failed, *found), unknown)
+
+
+def _key(device: Device, host: str) -> str:
+    flags = [f"{each.name}={flag(each.name) if each.name.startswith('FLAGS_') else os.environ.get(each.name)}" for each in CHECKED]
+    own = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(("CUDA_", "TESTBED_"))]
+    versions = [f"{name} {version}" for name, version in installed_versions().items()]
+    return key_of([host, known_name(device) or str(device.place), device.target.name, *versions, *flags, *own])
+
+
+def _behaviour(device: Device) -> tuple[tuple[Check, ...], str]:
+    """Rules of the device that do not hold, by `interlace doctor`; or why it said nothing."""
+    target = {GPU.name: "gpu", CPU.name: "cpu"}.get(device.target.name) or asked_target(os.environ) or "custom"
+    env = {name: value for name, value in os.environ.items() if name in INHERITED or not name.startswith(NOT_INHERITED)}
+    with temporary_folder() as folder:
+        path = Path(folder) / "doctor.json"
+        command = [sys.executable, "-m", "interlace", "doctor", "--no-times", "--target", target, "--json", os.fspath(path)]
+        try:
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+            found = msgspec.json.decode(path.read_bytes(), type=Examination)
+        except subprocess.TimeoutExpired:
+            return (), f"`{' '.join(command[1:4])}` took more than {TIMEOUT_S:.0f} s"
+        except (OSError, msgspec.DecodeError):
+            last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            return (), f"`{' '.join(command[1:4])}` ended with {done.returncode} and said: {last[:300]}"
+    return tuple(each for each in found.failed if each.group == DEVICE), ""
+
+
+def without(options: Mapping[str, Any], features: Iterable[Feature]) -> dict[str, Any]:
+    """Options that do without some features.
+
+    Memory that is predicted wrongly has no option that a run could do without: a budget stays what the user asked for. Plans that are
+    given cannot leave out a feature, so the run keeps Paddle's baseline where they may rest on one.
+    """
+    features = tuple(features)
+    if options.get("plan"):
+        return {"enable": False} if any(each in NEEDED_BY_PLANS for each in features) else dict(options)
+    found = dict(options)
+    for feature in features:
+        key, _, inner = feature.option.partition(".")
+        given = msgspec.to_builtins(found.get(key))
+        if feature == TIMES:
+            found.setdefault(key, feature.value)
+        elif key and not inner and feature != MEMORY:
+            found[key] = feature.value
+        elif inner and given not in ("off", False):
+            found[key] = {**(given if isinstance(given, Mapping) else {}), inner: feature.value}
+    return found
