@@ -18,6 +18,7 @@ import msgspec
 from interlace.ir import ABSENT, Graph, Op, Program, Value
 from interlace.ir.copies import Variant, variants
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_comm
+from interlace.ir.operators import names
 from interlace.ir.per_ops import once_per_items
 from interlace.ir.storage import feed_items
 from interlace.ir.target import Target
@@ -26,58 +27,17 @@ Pairs = tuple[tuple[int, int], ...]
 _FIRST, _SECOND, _THIRD = (((0, at),) for at in range(3))
 REUSING: Mapping[str, Pairs] = {
     **dict.fromkeys(
-        (
-            "scale",
-            "softmax",
-            "add",
-            "subtract",
-            "multiply",
-            "divide",
-            "cast",
-            "relu",
-            "exp",
-            "log",
-            "sqrt",
-            "rsqrt",
-            "square",
-            "cos",
-            "sin",
-            "tanh",
-            "sigmoid",
-            "silu",
-            "clip",
-            "pow",
-            "triu",
-            "tril",
-            "reshape",
-            "squeeze",
-            "unsqueeze",
-            "flatten",
-            "cross_entropy_with_softmax",
-            "logical_and",
-            "logical_not",
-            "logical_or",
-        ),
+        names("""
+        scale softmax add subtract multiply divide cast relu exp log sqrt rsqrt square cos sin tanh sigmoid silu clip pow triu tril
+        reshape squeeze unsqueeze flatten cross_entropy_with_softmax logical_and logical_not logical_or
+        """),
         _FIRST,
     ),
     **dict.fromkeys(
-        (
-            "reshape_grad",
-            "squeeze_grad",
-            "unsqueeze_grad",
-            "flatten_grad",
-            "cross_entropy_with_softmax_grad",
-            "relu_grad",
-            "exp_grad",
-            "log_grad",
-            "sqrt_grad",
-            "rsqrt_grad",
-            "square_grad",
-            "cos_grad",
-            "sin_grad",
-            "tanh_grad",
-            "sigmoid_grad",
-        ),
+        names("""
+        reshape_grad squeeze_grad unsqueeze_grad flatten_grad cross_entropy_with_softmax_grad relu_grad exp_grad log_grad sqrt_grad
+        rsqrt_grad square_grad cos_grad sin_grad tanh_grad sigmoid_grad
+        """),
         _SECOND,
     ),
     "silu_grad": _THIRD,
