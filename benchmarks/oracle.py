@@ -22,8 +22,8 @@ import device_profile
 from device_profile import BF16, FFN, HEADS, HIDDEN
 from measuring import meta, store
 
+from benchmarks.errors import Case, inversions, order_share, show, summarize
 from interlace.cost_model import CostModel, Costs, Estimate, Stretch
-from interlace.cost_model.accuracy import Case, inversions, order_share, show, summarize
 from interlace.ir import Event, Group, Job, Op, Pipeline, Program, Value, verify
 from interlace.ir.program import Role
 from interlace.scheduler.interleave.clock import Clock

@@ -7,9 +7,11 @@ import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from interlace.errors import InterlaceError, OutputError
 
+CACHE_VARIABLE = "INTERLACE_CACHE"
 MIB = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -94,3 +96,9 @@ def _kind(mode: int) -> str:
         if is_kind(mode):
             return name
     return "a device"
+
+
+def cache_folder() -> Path:
+    """Where what a run found out or compiled is kept for later ones: what `INTERLACE_CACHE` names, else the user's cache folder."""
+    given = os.environ.get(CACHE_VARIABLE)
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "interlace"

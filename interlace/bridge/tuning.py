@@ -20,11 +20,12 @@ from interlace.bridge.profiles import known_name
 from interlace.bridge.targets import Device
 from interlace.config import Config
 from interlace.errors import PlanError
+from interlace.files import cache_folder
 from interlace.notice import say, say_once
 from interlace.passes import REGISTRY, Schedule1F1B
 from interlace.passes.base import option_name
 from interlace.planning.baseline import BASELINE
-from interlace.planning.choice import Kept, Store, TrialOutcome, cache_folder, key_of
+from interlace.planning.choice import Kept, Store, TrialOutcome, key_of
 from interlace.planning.peers import Peers, gather
 from interlace.planning.plan import Plan, options_text
 from interlace.planning.trial import PADDLES, Contender, Trial, Watch, options_of, told_of

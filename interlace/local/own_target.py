@@ -9,7 +9,6 @@ import importlib
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from interlace.ir.target import Target
 if TYPE_CHECKING:
     from interlace.cpu.transport import Transport
 
-VARIABLE, OLD_VARIABLE = "INTERLACE_TARGET", "INTERLACE_PLACE"
+VARIABLE = "INTERLACE_TARGET"
 """`cpu`, `gpu` or a module; unset: GPUs where they are, else the CPU."""
 
 
@@ -46,17 +45,6 @@ class OwnTarget(ABC):
 
         `interlace.bridge.targets.register_device` says here how programs are built for the device.
         """
-
-
-def asked_target(environment: Mapping[str, str]) -> str:
-    """The target that the environment asks for; empty for none.
-
-    Raises:
-        ConfigError: It has the variable's old name.
-    """
-    if OLD_VARIABLE in environment:
-        raise ConfigError(f"{OLD_VARIABLE} has another name now: {VARIABLE}")
-    return environment.get(VARIABLE, "")
 
 
 def find_own(name: str) -> OwnTarget:

@@ -28,7 +28,7 @@ from interlace.files import writing
 from interlace.installed import other_paddle
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
 from interlace.local.attach import attach, run_script
-from interlace.local.own_target import VARIABLE, asked_target, find_own
+from interlace.local.own_target import VARIABLE, find_own
 from interlace.local.processes import PARENT_PIPE_VARIABLE
 from interlace.local.rank_report import (
     CANNOT_WRITE,
@@ -151,7 +151,7 @@ class _Copied:
 
 
 def _start(rank: int, world: int, run_dir: str) -> Transport | None:
-    target, timeout_s = asked_target(os.environ), float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S))
+    target, timeout_s = os.environ.get(VARIABLE, ""), float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S))
     if target == "gpu":
         return None
     if target not in ("", "cpu"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,8 +15,6 @@ import msgspec
 from interlace.errors import OutputError
 from interlace.ir.dump import write_whole
 from interlace.planning.trial import Contender, Result
-
-CACHE_VARIABLE = "INTERLACE_CACHE"
 
 
 class TrialOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,12 +119,3 @@ def _is_alive(each: Beginning) -> bool:
 def key_of(texts: Sequence[str]) -> str:
     """A short name for what determines which plan is the fastest."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
-
-
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where choices are kept: what `INTERLACE_CACHE` names, else the user's cache folder."""
-    given = environment.get(CACHE_VARIABLE, "")
-    if given:
-        return Path(given)
-    base = environment.get("XDG_CACHE_HOME", "") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "interlace"

@@ -30,6 +30,7 @@ Floats = npt.NDArray[np.float32]
 
 pytest.importorskip("paddle")
 from interlace.cpu import half, ops  # noqa: E402
+from interlace.files import CACHE_VARIABLE  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 
@@ -235,7 +236,7 @@ def test_dynamic_mode_says_that_kernels_are_for_programs(paddle: Any) -> None:
 
 def test_without_a_compiler_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("paddle")
-    monkeypatch.setenv(build.CACHE_VARIABLE, os.fspath(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, os.fspath(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match=r"needs a C\+\+17 compiler once.*looked for no-such-compiler.*CXX"):
         build.library_path()
@@ -252,7 +253,7 @@ def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     compiler.write_text(f'#!/bin/sh\necho once >> {log}\nsleep 1\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n')
     compiler.chmod(0o755)
     code = "from interlace.cpu.kernels.build import library_path; print(library_path().read_text())"
-    env = {**os.environ, "CXX": os.fspath(compiler), build.CACHE_VARIABLE: os.fspath(tmp_path / "cache")}
+    env = {**os.environ, "CXX": os.fspath(compiler), CACHE_VARIABLE: os.fspath(tmp_path / "cache")}
     started = [subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert ["made" in process.communicate()[0] for process in started] == [True, True]
     assert log.read_text() == "once\n"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from interlace.cost_model import CostModel
+from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, Program, parse
 from interlace.scheduler.interleave.optimizer import reductions_first
 from interlace.scheduler.interleave.planner import PartOps, plan_parts
 
-COST = CostModel.from_table({"comm": 1000, "gemm": 1000, "default": 10})
+COST = GivenCosts({"comm": 1000, "gemm": 1000, "default": 10})
 TEXT = """program rank=0 world=4 mode=train
 pipeline stage={stage} of {stages} micro_batches=2 chunks=1 schedule=1F1B
 group 7 = 0,1

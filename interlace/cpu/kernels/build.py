@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 from interlace.errors import ConfigError
+from interlace.files import cache_folder
 from interlace.notice import say
 
-CACHE_VARIABLE = "INTERLACE_CACHE"
 SOURCE = Path(__file__).with_name("half_kernels.cc")
 _FLAGS = ("-std=c++17", "-O2", "-ftree-vectorize", "-fPIC", "-shared", "-w")
 _COMPILERS = ("g++", "c++", "clang++")
@@ -37,14 +37,6 @@ def library_path() -> Path:
         if not made.exists():
             _compile(made)
     return made
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: $INTERLACE_CACHE, else `interlace` in the user's cache folder."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "interlace"
 
 
 def _identity() -> str:
