@@ -100,26 +100,20 @@ class PairPlan(msgspec.Struct, frozen=True):
         )
 
 
-def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Form, extra_bytes: int = 0, max_ops: int = 4000) -> PairPlan:
-    """Find an order for the operations of one job.
+def plan_pair(pair: Pair, form: Form, extra_bytes: int = 0, max_ops: int = 4000, small_share: int = SMALL_SHARE) -> PairPlan:
+    """Find an order for the operations of one job, whose parts are independent of each other.
 
     Args:
-        program: The program that they are parts of.
-        parts: The parts, in the order in which they would run one after another; they are independent of each other.
-        cost: Times and interference.
-        form: `dx-first` or `mixed`.
+        pair: The parts, in the order in which they would run one after another.
+        form: Of the order.
         extra_bytes: Live bytes allowed above the peak of the parts one after another.
         max_ops: With more operations than this the parts stay one after another.
+        small_share: One part in so many of that peak is allowed besides.
 
     Returns:
         A legal order: every dependency of each part, the order of each group's collectives within a part, writes of lasting
         state by micro-batch, receives of forward before sends of backward (the neighbour sends in that order too).
     """
-    return plan_pair(Pair(program, parts, cost, work=SEARCH_WORK), form, extra_bytes, max_ops)
-
-
-def plan_pair(pair: Pair, form: Form, extra_bytes: int = 0, max_ops: int = 4000, small_share: int = SMALL_SHARE) -> PairPlan:
-    """As `plan_parts`, for parts that have been turned into nodes."""
     plain = pair.plain()
     if len(plain) > max_ops:
         return msgspec.structs.replace(pair.result(plain), why_plain="too-large", most_ops=max_ops)
