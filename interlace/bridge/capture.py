@@ -318,7 +318,7 @@ def _unmade(source: Any) -> int | None:
 def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:
     if paddle.pir.is_fake_value(source) or "NULL" in str(source.type()):
         return (), "null", ()
-    if _is_stack(source):
+    if str(source.type()) in STACK_TYPES:
         return (), "stack", ()
     if source.is_combine():
         return (), "vector", tuple(_tensor_type(t) for t in source.type().as_vec_type().as_list())
@@ -331,10 +331,6 @@ def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:
             f"op {producer.name()}{f' of layer {layer}' if layer else ''} gives a value of type {source.type()}; expected tensors, vectors "
             "of tensors, or stacks of control flow; do without that operation, or set enable: false to train with Paddle's baseline"
         ) from error
-
-
-def _is_stack(source: Any) -> bool:
-    return str(source.type()) in STACK_TYPES
 
 
 def _tensor_type(kind: Any) -> TensorType:

@@ -211,7 +211,7 @@ def _replace(op: Any, values: list[Any], in_place: bool = False) -> None:
     """
     _take_over(values[0], op)
     targets = [op.operand_source(0)] if in_place else []
-    targets += [_shared_target(use) for use in _share_ops(op.result(0))]
+    targets += [_shared_target(use) for use in op.result(0).all_used_ops() if use.name() == "pd_op.share_var"]
     for target in targets:
         paddle.pir.set_insertion_point_after(values[0].get_defining_op())
         values = [paddle._C_ops.assign_out_(values[0], target), *values[1:]]
@@ -220,10 +220,6 @@ def _replace(op: Any, values: list[Any], in_place: bool = False) -> None:
         value.stop_gradient = True
         result.replace_all_uses_with(value)
     op.erase()
-
-
-def _share_ops(result: Any) -> list[Any]:
-    return [use for use in result.all_used_ops() if use.name() == "pd_op.share_var"]
 
 
 def _shared_target(share: Any) -> Any:
@@ -359,10 +355,6 @@ def to_tensor(array: Array, dtype: str) -> Any:
 # -- what each op does -----------------------------------------------------------------------------------------------
 
 
-def _all_reduce(site: _Site) -> Starter:
-    return _all_reduce_by(site, site.reduce_name())
-
-
 def _all_reduce_by(site: _Site, reduction: str) -> Starter:
     return lambda t, x, dtype, where: t.start_all_reduce(x, reduction, site.group, site.ranks, where, dtype)
 
@@ -421,7 +413,7 @@ def _barrier(site: _Site) -> Starter:
 
 _STARTERS: dict[str, Callable[[_Site], Starter]] = {
     "all_gather": lambda site: _gather_along(site, 0),
-    "all_reduce": _all_reduce,
+    "all_reduce": lambda site: _all_reduce_by(site, site.reduce_name()),
     "all_to_all": _all_to_all,
     "barrier": _barrier,
     "broadcast": _broadcast,

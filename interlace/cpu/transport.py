@@ -433,7 +433,7 @@ class Transport:
         def finish() -> Any:
             messages = [self._take(call, rank, call.ranks[:taken]) for taken, rank in enumerate(call.ranks)]
             for rank, message in zip(call.ranks, messages, strict=True):
-                if not _calls_agree(call, message.call):
+                if call != msgspec.structs.replace(message.call, where=call.where):
                     raise TransportError(_mismatch(self.rank, call, rank, message.call))
             shape = _part_shape(call)
             return combine(
@@ -494,10 +494,6 @@ def _part_shape(call: Call) -> tuple[int, ...]:
     if call.op in ("reduce_scatter", "all_to_all"):
         return (call.shape[0] // len(call.ranks), *call.shape[1:])
     return call.shape
-
-
-def _calls_agree(mine: Call, other: Call) -> bool:
-    return msgspec.structs.replace(mine, where="") == msgspec.structs.replace(other, where="")
 
 
 def _shapes_match(expected: Sequence[int], found: Sequence[int]) -> bool:

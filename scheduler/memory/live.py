@@ -122,7 +122,7 @@ def _uses(program: Program) -> _Uses:
         ints([each.producer for each in every]),
         ints([each.size_bytes for each in every]),
         ints([each.value for each in every]),
-        np.array([_pool(each.memory) == "pinned" for each in every], np.bool_),
+        np.array([each.memory != "device" for each in every], np.bool_),
         np.array([each.persistable for each in every], np.bool_),
         np.array([n in outputs for n in range(len(every))], np.bool_),
     )
@@ -156,10 +156,6 @@ def _lifetimes(uses: _Uses, renamed: Renaming, workspace: Mapping[int, int]) -> 
         base,
         list(dict.fromkeys(uses.value[unknown].tolist())),
     )
-
-
-def _pool(memory: str) -> Literal["device", "pinned"]:
-    return "device" if memory == "device" else "pinned"
 
 
 @dataclass(slots=True)
@@ -305,6 +301,15 @@ def needed_at_once(program: Program) -> int:
                 sizes[part.storage] = max(sizes.get(part.storage, 0), size)
         most = max(most, sum(sizes.values()))
     return lifetimes(program).base["device"] + most
+
+
+def saved_bytes(program: Program) -> int:
+    """Device bytes of a micro-batch that forward computes and backward reads. O(operations)."""
+    table = storages_of(program)
+    forward = {value for op in program.ops if op.role == "forward" for value in op.results}
+    read = {number for op in program.ops if op.role == "backward" for v in op.reads if v in forward for number in table.numbers(v)}
+    found = (table.storages[number] for number in read)
+    return sum(max(0, each.size_bytes) for each in found if not each.persistable and each.memory == "device")
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from interlace.report.page.document import Device, Label, Memory, Page, PlanPart
 from interlace.report.page.picture import Items, compute_runs, curve, gap_runs, jobs, packed, side_runs
 from interlace.report.page.tables import RankStep, communication, offloaded, recomputed
 from interlace.report.rules import rules
-from interlace.scheduler.jobs.slot_names import slot_text
+from interlace.scheduler.jobs.parts import slot_text
 from interlace.scheduler.simulate.parts import parts_of
 from interlace.scheduler.simulate.simulator import Result
 from interlace.version import VERSION
