@@ -102,7 +102,7 @@ def planned(programs: Sequence[Program], cost: CostModel, options: dict[str, Any
 def gaps(program: Program) -> list[dict[str, float]]:
     """What the choice of recomputed values takes, of the first stage, beside the cheapest one within the same peak; without
     OR-tools (extra `solve`) nothing, and without `exact_ms` what it did not prove in its time."""
-    from interlace.scheduler.recompute.exact import cheapest
+    from benchmarks.exact_recompute import cheapest
 
     if find_spec("ortools") is None:
         return []

@@ -22,12 +22,12 @@ import device_profile
 from device_profile import BF16, FFN, HEADS, HIDDEN
 from measuring import meta, store
 
+from benchmarks.errors import Case, inversions, order_share, show, summarize
 from interlace.cost_model import CostModel, Costs, Estimate, Stretch
-from interlace.cost_model.accuracy import Case, inversions, order_share, show, summarize
 from interlace.ir import Event, Group, Job, Op, Pipeline, Program, Value, verify
 from interlace.ir.program import Role
 from interlace.scheduler.interleave.clock import Clock
-from interlace.scheduler.interleave.planner import Pair, PartOps, plan_parts
+from interlace.scheduler.interleave.planner import SEARCH_WORK, Pair, PartOps, plan_pair
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 
@@ -591,7 +591,7 @@ def planner(setting: Setting, source: Source) -> list[dict[str, Any]]:
     for form in ("dx-first", "mixed"):
         for allowance in (1 << 40, 0):
             start = time.process_time()
-            plan = plan_parts(setting.program, setting.parts(), cost, form, allowance)  # type: ignore[arg-type]
+            plan = plan_pair(Pair(setting.program, setting.parts(), cost, work=SEARCH_WORK), form, allowance)  # type: ignore[arg-type]
             spent = time.process_time() - start
             took = simulated_ms(setting, list(plan.order), "overlap", cost, probe=False)
             raw = next(raw for raw in setting.raws if f"{known[form]['plan'].partition(' ')[2]}" in raw)

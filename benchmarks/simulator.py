@@ -21,12 +21,12 @@ sys.path.insert(0, str(HERE.parent / "tests" / "scheduler"))
 from measuring import meta, store  # noqa: E402
 from plans import Shape, world  # noqa: E402
 
-from interlace.cost_model import CostModel  # noqa: E402
+from interlace.cost_model import GivenCosts  # noqa: E402
 from interlace.scheduler.simulate import compiled as simulator_fast  # noqa: E402
 from interlace.scheduler.simulate.lower import lower  # noqa: E402
 from interlace.scheduler.simulate.simulator import Simulation, run  # noqa: E402
 
-COST = CostModel.from_table(
+COST = GivenCosts(
     {"comm": 9_400, "p2p": 9_500, "gemm": 9_000, "copy": 30_000, "default": 1_500},
     {("gemm", "comm"): (1.5, 1.7), ("memory", "comm"): (1.3, 1.5)},
     200,

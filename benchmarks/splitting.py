@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from interlace.cost_model import Costs, Estimate
 from interlace.ir import Op, Program, Value, verify
-from interlace.scheduler.interleave.planner import plan_parts
+from interlace.scheduler.interleave.planner import SEARCH_WORK, Pair, plan_pair
 
 CUTS = {"every product": "", "MLP products": ".fc", "weight gradients": "_dw"}
 """What is cut, by a part of its name."""
@@ -96,7 +96,7 @@ def gains(setting: oracle.Setting, counts: Sequence[int] = PARTS) -> list[dict[s
 
 
 def _took(setting: oracle.Setting, cost: Costs, form: Any) -> float:
-    plan = plan_parts(setting.program, setting.parts(), cost, form, FREE)
+    plan = plan_pair(Pair(setting.program, setting.parts(), cost, work=SEARCH_WORK), form, FREE)
     return oracle.simulated_ms(setting, list(plan.order), "overlap", cost, probe=False)
 
 

@@ -4,7 +4,7 @@ A `DeviceProfile` is measured and stored; a `CostModel` answers from it, and eve
 """
 
 from interlace.cost_model.base import Costs, Estimate, GivenCosts
-from interlace.cost_model.interference import Stretch, pair_time
+from interlace.cost_model.interference import Stretch
 from interlace.cost_model.model import CostModel
 from interlace.cost_model.profile import DeviceProfile, load_profile, profile_names, profile_of, require_device, save_profile
 
@@ -16,7 +16,6 @@ __all__ = [
     "GivenCosts",
     "Stretch",
     "load_profile",
-    "pair_time",
     "profile_names",
     "profile_of",
     "require_device",

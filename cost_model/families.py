@@ -7,330 +7,63 @@ family is *unknown*: it is listed, never guessed.
 from __future__ import annotations
 
 from interlace.ir.kinds import ALL_REDUCES
+from interlace.ir.operators import names
 from interlace.ir.program import Op
 
-GEMMS = frozenset(
-    {
-        "addmm",
-        "baddbmm",
-        "bmm",
-        "fc",
-        "fused_gemm_epilogue",
-        "fused_linear_param_grad_add",
-        "gemm_epilogue",
-        "linear",
-        "linear_v2",
-        "matmul",
-        "matmul_with_flatten",
-    }
-)
-ATTENTIONS = frozenset(
-    {
-        "flash_attn",
-        "flash_attn_qkvpacked",
-        "flash_attn_v3",
-        "flashmask_attention",
-        "flashmask_attention_v2",
-        "fused_dot_product_attention",
-        "memory_efficient_attention",
-        "scaled_dot_product_attention",
-    }
-)
-ELEMENTWISE = frozenset(
-    {
-        "abs",
-        "add",
-        "add_n",
-        "arange",
-        "assign",
-        "assign_out",
-        "assign_value",
-        "bernoulli",
-        "bitwise_and",
-        "bitwise_not",
-        "bitwise_or",
-        "bitwise_xor",
-        "c_identity",
-        "cast",
-        "ceil",
-        "celu",
-        "clip",
-        "copy_to",
-        "copysign",
-        "cos",
-        "div_scale",
-        "divide",
-        "dropout",
-        "elementwise_pow",
-        "elu",
-        "equal",
-        "erf",
-        "exp",
-        "expm1",
-        "fill",
-        "floor",
-        "floor_divide",
-        "fmax",
-        "fmin",
-        "full",
-        "full_like",
-        "full_with_tensor",
-        "fused_bias_act",
-        "fused_dropout_add",
-        "fused_elementwise_add",
-        "fused_elementwise_div",
-        "fused_elementwise_mul",
-        "fused_elementwise_sub",
-        "fused_partial_rope",
-        "fused_rotary_position_embedding",
-        "gaussian",
-        "gelu",
-        "greater_equal",
-        "greater_than",
-        "hardsigmoid",
-        "hardswish",
-        "hardtanh",
-        "increment",
-        "isfinite",
-        "isinf",
-        "isnan",
-        "label_smooth",
-        "leaky_relu",
-        "lerp",
-        "less_equal",
-        "less_than",
-        "log",
-        "log10",
-        "log1p",
-        "log2",
-        "logical_and",
-        "logical_not",
-        "logical_or",
-        "logical_xor",
-        "logsigmoid",
-        "masked_fill",
-        "maximum",
-        "minimum",
-        "mish",
-        "multiply",
-        "not_equal",
-        "one_hot",
-        "ones",
-        "ones_like",
-        "pow",
-        "randint",
-        "reciprocal",
-        "relu",
-        "relu6",
-        "remainder",
-        "round",
-        "rsqrt",
-        "scale",
-        "selu",
-        "sigmoid",
-        "sigmoid_cross_entropy_with_logits",
-        "sign",
-        "silu",
-        "sin",
-        "softplus",
-        "softsign",
-        "sqrt",
-        "square",
-        "stanh",
-        "subtract",
-        "swiglu",
-        "swish",
-        "tan",
-        "tanh",
-        "tril",
-        "triu",
-        "trunc",
-        "truncated_gaussian_random",
-        "uniform",
-        "where",
-        "zeros",
-        "zeros_like",
-    }
-)
-MOVES = frozenset(
-    {
-        "as_strided",
-        "broadcast_tensors",
-        "c_split",
-        "coalesce_tensor",
-        "concat",
-        "crop",
-        "expand",
-        "expand_as",
-        "flatten",
-        "flip",
-        "index_add",
-        "index_put",
-        "masked_select",
-        "pad",
-        "pad3d",
-        "put_along_axis",
-        "repeat_interleave",
-        "reshape",
-        "reverse",
-        "roll",
-        "scatter",
-        "scatter_nd_add",
-        "set_value",
-        "set_value_with_tensor",
-        "split",
-        "split_with_num",
-        "squeeze",
-        "stack",
-        "tile",
-        "unbind",
-        "unsqueeze",
-        "unstack",
-        "view_dtype",
-        "view_shape",
-        "view_slice",
-    }
-)
-PICKS = frozenset(
-    {
-        "c_embedding",
-        "embedding",
-        "gather",
-        "gather_nd",
-        "index_sample",
-        "index_select",
-        "slice",
-        "strided_slice",
-        "take_along_axis",
-    }
-)
+GEMMS = names("""
+    addmm baddbmm bmm fc fused_gemm_epilogue fused_linear_param_grad_add gemm_epilogue linear linear_v2 matmul matmul_with_flatten
+""")
+ATTENTIONS = names("""
+    flash_attn flash_attn_qkvpacked flash_attn_v3 flashmask_attention flashmask_attention_v2 fused_dot_product_attention
+    memory_efficient_attention scaled_dot_product_attention
+""")
+ELEMENTWISE = names("""
+    abs add add_n arange assign assign_out assign_value bernoulli bitwise_and bitwise_not bitwise_or bitwise_xor c_identity cast
+    ceil celu clip copy_to copysign cos div_scale divide dropout elementwise_pow elu equal erf exp expm1 fill floor floor_divide
+    fmax fmin full full_like full_with_tensor fused_bias_act fused_dropout_add fused_elementwise_add fused_elementwise_div
+    fused_elementwise_mul fused_elementwise_sub fused_partial_rope fused_rotary_position_embedding gaussian gelu greater_equal
+    greater_than hardsigmoid hardswish hardtanh increment isfinite isinf isnan label_smooth leaky_relu lerp less_equal less_than log
+    log10 log1p log2 logical_and logical_not logical_or logical_xor logsigmoid masked_fill maximum minimum mish multiply not_equal
+    one_hot ones ones_like pow randint reciprocal relu relu6 remainder round rsqrt scale selu sigmoid
+    sigmoid_cross_entropy_with_logits sign silu sin softplus softsign sqrt square stanh subtract swiglu swish tan tanh tril triu
+    trunc truncated_gaussian_random uniform where zeros zeros_like
+""")
+MOVES = names("""
+    as_strided broadcast_tensors c_split coalesce_tensor concat crop expand expand_as flatten flip index_add index_put masked_select
+    pad pad3d put_along_axis repeat_interleave reshape reverse roll scatter scatter_nd_add set_value set_value_with_tensor split
+    split_with_num squeeze stack tile unbind unsqueeze unstack view_dtype view_shape view_slice
+""")
+PICKS = names("""
+    c_embedding embedding gather gather_nd index_sample index_select slice strided_slice take_along_axis
+""")
 """Read no more of their first operand than they write."""
-TRANSPOSES = frozenset(
-    {
-        "fused_transpose_split_quant",
-        "transpose",
-    }
-)
-NORMS = frozenset(
-    {
-        "batch_norm",
-        "fast_ln",
-        "fast_rms_norm",
-        "fused_bias_dropout_residual_layer_norm",
-        "fused_bias_residual_layernorm",
-        "fused_rms_norm_ext",
-        "group_norm",
-        "instance_norm",
-        "layer_norm",
-        "norm",
-        "rms_norm",
-        "skip_layernorm",
-    }
-)
-SOFTMAXES = frozenset(
-    {
-        "c_softmax_with_cross_entropy_grad",
-        "c_softmax_with_multi_label_cross_entropy_grad",
-        "cross_entropy_with_softmax",
-        "fused_softmax_mask",
-        "fused_softmax_mask_upper_triangle",
-        "log_softmax",
-        "logsumexp",
-        "nll_loss",
-        "softmax",
-    }
-)
-REDUCTIONS = frozenset(
-    {
-        "accuracy",
-        "all",
-        "allclose",
-        "amax",
-        "amin",
-        "any",
-        "check_numerics",
-        "clip_by_norm",
-        "cumsum",
-        "equal_all",
-        "frobenius_norm",
-        "isclose",
-        "l1_norm",
-        "max",
-        "mean",
-        "mean_all",
-        "min",
-        "p_norm",
-        "prod",
-        "reduce_as",
-        "squared_l2_norm",
-        "sum",
-    }
-)
-OPTIMIZERS = frozenset(
-    {
-        "adagrad",
-        "adam",
-        "adamax",
-        "adamw",
-        "check_finite_and_unscale",
-        "lamb",
-        "merged_adam",
-        "merged_momentum",
-        "momentum",
-        "rmsprop",
-        "sgd",
-        "update_loss_scaling",
-    }
-)
-VIEWS = frozenset(
-    {
-        "as_strided",
-        "assign",
-        "expand",
-        "flatten",
-        "reshape",
-        "share_data",
-        "slice",
-        "split",
-        "split_with_num",
-        "squeeze",
-        "transpose",
-        "unbind",
-        "unsqueeze",
-        "view_dtype",
-        "view_shape",
-        "view_slice",
-    }
-)
+TRANSPOSES = names("""
+    fused_transpose_split_quant transpose
+""")
+NORMS = names("""
+    batch_norm fast_ln fast_rms_norm fused_bias_dropout_residual_layer_norm fused_bias_residual_layernorm fused_rms_norm_ext
+    group_norm instance_norm layer_norm norm rms_norm skip_layernorm
+""")
+SOFTMAXES = names("""
+    c_softmax_with_cross_entropy_grad c_softmax_with_multi_label_cross_entropy_grad cross_entropy_with_softmax fused_softmax_mask
+    fused_softmax_mask_upper_triangle log_softmax logsumexp nll_loss softmax
+""")
+REDUCTIONS = names("""
+    accuracy all allclose amax amin any check_numerics clip_by_norm cumsum equal_all frobenius_norm isclose l1_norm max mean
+    mean_all min p_norm prod reduce_as squared_l2_norm sum
+""")
+OPTIMIZERS = names("""
+    adagrad adam adamax adamw check_finite_and_unscale lamb merged_adam merged_momentum momentum rmsprop sgd update_loss_scaling
+""")
+VIEWS = names("""
+    as_strided assign expand flatten reshape share_data slice split split_with_num squeeze transpose unbind unsqueeze view_dtype
+    view_shape view_slice
+""")
 """Free where the capture says that the result shares its operand's memory."""
-FREE = frozenset(
-    {
-        "data",
-        "full_int_array",
-        "share_data",
-        "share_var",
-        "nop",
-        "depend",
-        "shape",
-        "shape64",
-        "numel",
-        "empty",
-        "empty_like",
-        "print",
-        "kwarg",
-        "fetch",
-        "feed",
-        "sync_calc_stream",
-        "sync_comm_stream",
-        "is_empty",
-        "identity_loss",
-        "builtin_combine",
-        "builtin_split",
-        "slice_array",
-        "create_array",
-        "array_length",
-    }
-)
+FREE = names("""
+    data full_int_array share_data share_var nop depend shape shape64 numel empty empty_like print kwarg fetch feed sync_calc_stream
+    sync_comm_stream is_empty identity_loss builtin_combine builtin_split slice_array create_array array_length
+""")
 """Launch nothing, or nothing but a bookkeeping of some bytes; all of Paddle's `builtin` and `cf` operations besides."""
 
 COMM = dict.fromkeys(ALL_REDUCES, "all_reduce") | {

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from interlace.cost_model.base import HOWS, Costs, Draw, Estimate, GivenCosts, Groups, How
+from interlace.cost_model.base import HOWS, Costs, Draw, Estimate, Groups, How
 from interlace.cost_model.comm import CommTimes, CopyTimes, Found
 from interlace.cost_model.curves import Surface, check_error
 from interlace.cost_model.families import REPRESENTATIVES, is_free
@@ -88,17 +88,6 @@ class CostModel(Costs):
         self._draws: dict[int, Draw] = {}
         self._power = PowerSamples(profile.power) if profile.power else None
         self._slowness = self._memory_slowness()
-
-    @staticmethod
-    def from_table(
-        table: Mapping[str, int], stretch: Mapping[tuple[str, str], tuple[float, float]] | None = None, host_ns: int = 0, job_ns: int = 0
-    ) -> GivenCosts:
-        """A cost model made by hand.
-
-        >>> CostModel.from_table({"comm": 100, "gemm": 5, "default": 1}).stretch_between("gemm", "comm").op
-        1.0
-        """
-        return GivenCosts(table, stretch, host_ns, job_ns)
 
     def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
         """Time of one operation alone; remembered by kind, shapes, dtypes and attributes."""

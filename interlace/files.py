@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,14 +14,6 @@ from interlace.errors import InterlaceError, OutputError
 MIB = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 CACHE_VARIABLE = "INTERLACE_CACHE"
-
-
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where what later runs may use again is kept: what `INTERLACE_CACHE` names, else `interlace` in the user's cache folder."""
-    given = environment.get(CACHE_VARIABLE, "")
-    if given:
-        return Path(given)
-    return Path(environment.get("XDG_CACHE_HOME", "") or os.path.join(os.path.expanduser("~"), ".cache")) / "interlace"
 
 
 def read_file(path: str | os.PathLike[str], most_bytes: int, what: str, error: type[InterlaceError]) -> bytes:
@@ -104,3 +96,9 @@ def _kind(mode: int) -> str:
         if is_kind(mode):
             return name
     return "a device"
+
+
+def cache_folder() -> Path:
+    """Where what a run found out or compiled is kept for later ones: what `INTERLACE_CACHE` names, else the user's cache folder."""
+    given = os.environ.get(CACHE_VARIABLE)
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "interlace"

@@ -14,7 +14,7 @@ from interlace.errors import ConfigError
 CONFIG_VARIABLE, PLAN_VARIABLE, BUDGET_VARIABLE = "INTERLACE_CONFIG", "INTERLACE_PLAN", "INTERLACE_MEMORY_BUDGET"
 OPTIONS = {CONFIG_VARIABLE: "--config ", PLAN_VARIABLE: "--plan ", BUDGET_VARIABLE: "--memory-budget "}
 """What the command's users typed before the value of each variable."""
-TARGET_VARIABLE, OLD_TARGET_VARIABLE = "INTERLACE_TARGET", "INTERLACE_PLACE"
+TARGET_VARIABLE = "INTERLACE_TARGET"
 """`cpu`, `gpu` or a module; unset: GPUs where they are, else the CPU."""
 VARIABLES = {name: f"{name}=" for name in OPTIONS}
 """What users of the environment typed."""
@@ -62,14 +62,3 @@ def asked_outside(environment: Mapping[str, str] = os.environ, typed: Mapping[st
     options = {**options, **{name: given[variable] for name, variable in more.items()}}
     marks = {**marks, **{name: typed[variable].rstrip(" =") for name, variable in more.items()}}
     return Outside(options, path or words, marks, words, bool(path or folder))
-
-
-def asked_target(environment: Mapping[str, str]) -> str:
-    """The target that the environment asks for; empty for none.
-
-    Raises:
-        ConfigError: It has the variable's old name.
-    """
-    if OLD_TARGET_VARIABLE in environment:
-        raise ConfigError(f"{OLD_TARGET_VARIABLE} has another name now: {TARGET_VARIABLE}")
-    return environment.get(TARGET_VARIABLE, "")

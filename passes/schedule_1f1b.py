@@ -15,7 +15,7 @@ from interlace.scheduler.interleave.planner import Form
 from interlace.scheduler.jobs.legal_rows import check_rows, stall
 from interlace.scheduler.jobs.making import Jobs, Kinds, receive_early
 from interlace.scheduler.jobs.options import ScheduleOptions, numbers_text
-from interlace.scheduler.memory.saved import saved_bytes
+from interlace.scheduler.memory.live import saved_bytes
 
 MOST_SLOTS = 12
 """Jobs of a stage that a report names by their slots; `interlace show --rows` has all."""

@@ -10,6 +10,7 @@ from interlace.ir import ABSENT, Graph, Op, Program
 from interlace.ir.effects import is_ordered
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import PARAMETER, is_boundary, is_collective, is_comm
+from interlace.ir.operators import names
 from interlace.ir.remarks import Place
 from interlace.passes.base import Context
 from interlace.scheduler.offload import names_layer
@@ -21,26 +22,10 @@ WEIGHT_FORMS = frozenset(
 """Kinds whose result is still the weight: AMP's copy, a gathered shard (sharding stage 3), another form of it."""
 GEMM_GRADS = frozenset({"matmul_grad", "bmm_grad", "linear_grad", "linear_v2_grad", "fused_gemm_epilogue_grad"})
 """Gradients of a product: x and y are the first two operands, dout is the last; dx and dy are the first two results."""
-UPDATES = frozenset(
-    {
-        "cast",
-        "scale",
-        "add",
-        "add_n",
-        "combine",
-        "split",
-        "clip",
-        "multiply",
-        "divide",
-        "assign",
-        "slice",
-        "share_data",
-        "reshape",
-        "concat",
-        "split_with_num",
-        "check_finite_and_unscale",
-    }
-)
+UPDATES = names("""
+    cast scale add add_n combine split clip multiply divide assign slice share_data reshape concat split_with_num
+    check_finite_and_unscale
+""")
 """Kinds between the gradient of a parameter and its sum."""
 ACCUMULATING = "fused_linear_param_grad_add"
 """dW and its sum in one operation: operands x and dout."""

@@ -136,7 +136,7 @@ def _link(variant: str, units: Sequence[Unit], target: Path) -> list[str]:
     objects = [str(unit.output) for unit in units]
     words = [_tool("g++"), "-shared", "-o", str(target), *objects, "-Wl,--allow-shlib-undefined", f"-L{libraries}"]
     words += ["-lphi_core", "-lcommon", "-lphi", "-ldl", "-lpthread"]
-    return [*words, *_cuda_libraries(variant)]
+    return [*words, *((f"-L{_cuda_home() / 'lib64'}", "-lcudart_static", "-lrt") if variant == "cuda" else ())]
 
 
 def _cuda_home() -> Path:
@@ -166,10 +166,6 @@ def _cudnn_folders() -> list[Path]:
             f"or name the folders of their headers in {CUDNN_VARIABLE}"
         )
     return [folder for folder in found if folder]
-
-
-def _cuda_libraries(variant: str) -> tuple[str, ...]:
-    return (f"-L{_cuda_home() / 'lib64'}", "-lcudart_static", "-lrt") if variant == "cuda" else ()
 
 
 def _tool(name: str) -> str:

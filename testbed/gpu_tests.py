@@ -24,7 +24,7 @@ from testbed.gpus import ROOT, machine, python_path
 TESTS = ROOT / "tests" / "testbed"
 APART = "test_training.py"
 """Its tests share nothing and spread over processes one by one; those of other files share what a file made."""
-INLINE_SHARES, TIMEOUT_S = "6", 1800.0
+WORKERS, TIMEOUT_S = "6", 1800.0
 DONE = (0, 1)
 """Exit codes of pytest with which its results are whole."""
 
@@ -40,7 +40,7 @@ def run_tests(out: Path, variant: str, gpus: int) -> dict[str, Any]:
     for how, files in groups:
         results = out / f"tests_{how}.xml"
         results.unlink(missing_ok=True)
-        words = ["-n", INLINE_SHARES, "--dist", how] if spread else []
+        words = ["-n", WORKERS, "--dist", how] if spread else []
         command = [sys.executable, "-m", "pytest", *words, "-p", "no:cacheprovider", f"--junitxml={results}", *map(os.fspath, files)]
         running.append((results, subprocess.Popen(command, env=env, cwd=ROOT)))
         if not spread:

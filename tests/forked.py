@@ -26,7 +26,7 @@ from typing import IO
 from interlace.local import processes
 from interlace.local.processes import PARENT_PIPE_VARIABLE, SAY_VARIABLE
 from interlace.notice import heard
-from interlace.outside import asked_target
+from interlace.outside import TARGET_VARIABLE
 from interlace.scheduler.interleave import planner
 from testbed import device
 
@@ -111,7 +111,7 @@ class Servers:
         self, command: Sequence[str], env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes] | int = subprocess.STDOUT
     ) -> processes.Child:
         """As `processes.start`."""
-        target = asked_target(env) or "cpu"
+        target = env.get(TARGET_VARIABLE, "") or "cpu"
         is_known = target == "cpu" or (target == "testbed" and device.variant() == "threads")
         if list(command[:2]) != [sys.executable, "-m"] or command[2] not in MODULES or not is_known:
             return START(command, env, stdout, stderr)

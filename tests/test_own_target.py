@@ -10,9 +10,7 @@ import pytest
 from interlace.cli import main
 from interlace.errors import ConfigError
 from interlace.ir import parse, save
-from interlace.local.launch import launch
 from interlace.local.own_target import find_own, search_folder
-from interlace.outside import asked_target
 
 MODULE = """
 from interlace.errors import ConfigError
@@ -85,9 +83,3 @@ def test_it_is_asked_whether_ranks_can_run_before_anything_starts(own: Path, cap
     (own / "script.py").write_text("")
     assert main(["run", "script.py", "--world", "1", "--target", "own_device"]) == 2
     assert "own: no such device here" in capsys.readouterr().err
-
-
-def test_the_old_variable_says_the_new_one(tmp_path: Path) -> None:
-    assert asked_target({"INTERLACE_TARGET": "gpu"}) == "gpu"
-    with pytest.raises(ConfigError, match="INTERLACE_PLACE has another name now: INTERLACE_TARGET"):
-        launch("script.py", [], 1, {"INTERLACE_PLACE": "cpu"}, None, tmp_path, 5.0)

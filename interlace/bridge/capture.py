@@ -16,25 +16,15 @@ from interlace.bridge.layers import LayerNames, name_layers
 from interlace.errors import ProgramError
 from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value, describe, operators
 from interlace.ir.kinds import INSIDE, KEYWORD, SHARE_VAR, STACK_CREATE, is_known_comm, ring_of
+from interlace.ir.operators import names
 from interlace.ir.program import Role
 
 ROLES: dict[int, Role] = {0: "forward", 1: "backward", 2: "optimize"}
 ORDER = {"forward": 0, "backward": 1, "optimize": 2}
-DROPPED_ATTRS = frozenset(
-    {
-        "op_callstack",
-        "op_role",
-        "chunk_id",
-        "struct_name",
-        "stop_gradient",
-        "persistable",
-        "is_persistable",
-        "execution_stream",
-        "stream_priority",
-        "scheduling_priority",
-        "sym_shape_str",
-    }
-)
+DROPPED_ATTRS = names("""
+    op_callstack op_role chunk_id struct_name stop_gradient persistable is_persistable execution_stream stream_priority
+    scheduling_priority sym_shape_str
+""")
 """Attributes that `Op` has a field for, or that do not matter for planning."""
 FUSED, FUSED_PART, SLICE = "fused@-", "shard@", "slice@"
 """Sharding with tensor fusion: the buffer `fused@-<a>-<b>` contains parameters a and b, `shard@fused@-<a>-<b>` is the part of it that
@@ -328,7 +318,7 @@ def _unmade(source: Any) -> int | None:
 def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:
     if paddle.pir.is_fake_value(source) or "NULL" in str(source.type()):
         return (), "null", ()
-    if _is_stack(source):
+    if str(source.type()) in STACK_TYPES:
         return (), "stack", ()
     if source.is_combine():
         return (), "vector", tuple(_tensor_type(t) for t in source.type().as_vec_type().as_list())
@@ -341,10 +331,6 @@ def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:
             f"op {producer.name()}{f' of layer {layer}' if layer else ''} gives a value of type {source.type()}; expected tensors, vectors "
             "of tensors, or stacks of control flow; do without that operation, or set enable: false to train with Paddle's baseline"
         ) from error
-
-
-def _is_stack(source: Any) -> bool:
-    return str(source.type()) in STACK_TYPES
 
 
 def _tensor_type(kind: Any) -> TensorType:

@@ -29,7 +29,7 @@ from interlace.files import cache_folder
 from interlace.ir.dump import write_whole
 from interlace.ir.target import CPU, GPU
 from interlace.notice import say
-from interlace.outside import asked_target
+from interlace.outside import TARGET_VARIABLE
 from interlace.planning.choice import key_of
 from interlace.planning.peers import Peers, gather
 from interlace.report.checks import DEVICE, EVERYTHING, MEMORY, OFFLOAD, OVERLAP, TIMES, Check, Examination, Feature
@@ -133,7 +133,7 @@ def _key(device: Device, host: str) -> str:
 
 def _behaviour(device: Device) -> tuple[tuple[Check, ...], str]:
     """Rules of the device that do not hold, by `interlace doctor`; or why it said nothing."""
-    target = {GPU.name: "gpu", CPU.name: "cpu"}.get(device.target.name) or asked_target(os.environ) or "custom"
+    target = {GPU.name: "gpu", CPU.name: "cpu"}.get(device.target.name) or os.environ.get(TARGET_VARIABLE) or "custom"
     env = {name: value for name, value in os.environ.items() if name in INHERITED or not name.startswith(NOT_INHERITED)}
     with temporary_folder() as folder:
         path = Path(folder) / "doctor.json"

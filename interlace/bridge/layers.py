@@ -123,14 +123,10 @@ def _modules_of_paths(ops: Sequence[Op], paths: Sequence[str], owners: Mapping[i
 
 
 def _learn_parents(path: str, known: dict[str, str]) -> None:
-    parent, module = _parent_path(path), _parent_module(known[path])
+    parent, module = path.rstrip("/").rpartition("/")[0] + "/", _parent_module(known[path])
     if parent.count("/") > 2 and module:
         known.setdefault(parent, module)
         _learn_parents(parent, known)
-
-
-def _parent_path(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[0] + "/"
 
 
 def _parent_module(module: str) -> str:

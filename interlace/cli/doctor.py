@@ -66,14 +66,14 @@ def _prepared(target: str) -> Iterator[None]:
     if own is not None:
         own.require()
         with temporary_folder() as folder, contextlib.closing(own.install(0, 1, str(folder), 60.0)):
-            from interlace.bridge.doctor.place import use_place
+            from interlace.bridge.doctor.examine import use_place
 
             use_place("custom")
             yield
         return
     with postponed():
         from interlace.bridge.calibrate import import_paddle
-        from interlace.bridge.doctor.place import use_place
+        from interlace.bridge.doctor.examine import use_place
 
         import_paddle()
     use_place(target)

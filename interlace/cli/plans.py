@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -159,20 +159,17 @@ def require_same_model(plan: Sequence[Program], beside: Sequence[Program]) -> No
     """
     from interlace.errors import PlanError
 
-    for name, find in (("world", _world), ("number of micro-batches", _micro_batches), ("list of forward operations", _forward)):
+    finders: dict[str, Callable[[Program], object]] = {
+        "world": lambda program: program.world,
+        "number of micro-batches": lambda program: program.pipeline.num_micro_batches,
+        "list of forward operations": _forward,
+    }
+    for name, find in finders.items():
         mine, other = {p.rank: find(p) for p in plan}, {p.rank: find(p) for p in beside}
         rank = next((rank for rank in mine if rank in other and mine[rank] != other[rank]), None)
         if rank is not None:
             found = "" if isinstance(mine[rank], dict) else f" ({mine[rank]} and {other[rank]})"
             raise PlanError(f"--beside: rank {rank} has another {name}{found}; expected plans of the same model, layout and batch")
-
-
-def _world(program: Program) -> object:
-    return program.world
-
-
-def _micro_batches(program: Program) -> object:
-    return program.pipeline.num_micro_batches
 
 
 def _forward(program: Program) -> object:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlace.cli.progress import Alive
-from interlace.cli.target import add_old_name
 from interlace.temporary import hold
 from interlace.units import ms, ranks_text
 from interlace.user_passes import VARIABLE as IMPORT_VARIABLE
@@ -70,7 +69,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="T",
         help="where it runs: cpu, gpu, or a module with your own device (default: GPUs if there are any, else CPU processes)",
     )
-    add_old_name(parser, "--place", "--target")
     parser.add_argument("--verify", action="store_true", help="also run unmodified Paddle and compare every bit")
     parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times to FILE")
     parser.add_argument("--log-dir", metavar="DIR", help="folder for logs of ranks (default: a temporary one, kept after failures only)")
@@ -128,7 +126,7 @@ def _check(args: argparse.Namespace) -> None:
     from interlace.installed import require_paddle
     from interlace.ir.dump import is_dump
     from interlace.local.launch import require_target
-    from interlace.outside import asked_target
+    from interlace.outside import TARGET_VARIABLE
 
     if not Path(args.script).is_file():
         raise ConfigError(f"script {args.script!r} is not a file; expected the path of a training script")
@@ -139,7 +137,7 @@ def _check(args: argparse.Namespace) -> None:
     require_paddle()
     if args.timeout <= 0:
         raise ConfigError(f"--timeout {args.timeout:g}: expected seconds above 0")
-    target = args.target or asked_target(os.environ)
+    target = args.target or os.environ.get(TARGET_VARIABLE, "")
     if target:
         require_target(target)
     import_own(args.imports)

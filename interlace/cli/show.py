@@ -118,7 +118,7 @@ def _rows(path: Path) -> Shown:
 def _job(program: Program, name: str) -> Shown:
     from interlace.errors import PlanError
     from interlace.ir.text import show_op
-    from interlace.scheduler.jobs.slot_names import slot_text
+    from interlace.scheduler.jobs.parts import slot_text
 
     jobs = {job.name: job for job in program.jobs}
     name = next((job.name for job in program.jobs if slot_text(job.name) == name), name)

@@ -30,19 +30,6 @@ def add_options(parser: argparse.ArgumentParser, *more: str) -> None:
             ["rules of execution: gpu, cpu, custom, or a module with your own device (default: cpu for the profile cpu, else gpu)", *more]
         ),
     )
-    add_old_name(parser, "--place", "--target")
-
-
-def add_old_name(parser: argparse.ArgumentParser, old: str, new: str) -> None:
-    """Make an option's old name an error that says the new one."""
-
-    class Renamed(argparse.Action):
-        """Ends the program with that error."""
-
-        def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None) -> None:
-            parser.error(f"{old} has another name now: {new}")
-
-    parser.add_argument(old, action=Renamed, help=argparse.SUPPRESS)
 
 
 @dataclass(frozen=True, slots=True)

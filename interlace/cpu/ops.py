@@ -22,35 +22,16 @@ from interlace.cpu.parallel_cross_entropy import cross_entropy, cross_entropy_gr
 from interlace.cpu.reduction import Array
 from interlace.cpu.transport import Pending, Transport
 from interlace.errors import ProgramError, TransportError
+from interlace.ir.operators import names
 
 WHERE_ATTRIBUTE = "interlace_at"  # a string on an op that says, in the user's words, where in the step it stands
 _REDUCE_NAMES = {0: "sum", 1: "max", 2: "min", 3: "prod", 4: "avg"}  # paddle.distributed.ReduceOp
-_COMMUNICATION_NAMES = frozenset(
-    f"pd_op.{name}"
-    for name in (
-        "alltoall",
-        "c_broadcast",
-        "c_concat_grad",
-        "c_scatter",
-        "c_softmax_with_multi_label_cross_entropy",
-        "c_softmax_with_multi_label_cross_entropy_grad",
-        "class_center_sample",
-        "comm_init_all",
-        "distributed_fused_lamb",
-        "global_gather",
-        "global_gather_grad",
-        "global_scatter",
-        "global_scatter_grad",
-        "margin_cross_entropy",
-        "margin_cross_entropy_grad",
-        "p_recv",
-        "p_send",
-        "partial_allgather",
-        "partial_recv",
-        "partial_send",
-        "sync_batch_norm",
-    )
-)
+_COMMUNICATION_NAMES = names("""
+    alltoall c_broadcast c_concat_grad c_scatter c_softmax_with_multi_label_cross_entropy
+    c_softmax_with_multi_label_cross_entropy_grad class_center_sample comm_init_all distributed_fused_lamb global_gather
+    global_gather_grad global_scatter global_scatter_grad margin_cross_entropy margin_cross_entropy_grad p_recv p_send
+    partial_allgather partial_recv partial_send sync_batch_norm
+""")
 _IDENTITIES = frozenset({"c_identity", "sync_calc_stream", "sync_comm_stream", "mp_allreduce_sum_grad"})
 
 Starter = Callable[[Transport, Array, str, str], Pending]
@@ -133,7 +114,7 @@ def rewrite_program(program: Any, job: str) -> dict[str, int]:
 
 def communication_names() -> list[str]:
     """Names of all ops that `rewrite_program` replaces or refuses; programs with them have to build first."""
-    return sorted({*_STARTERS, *_SPECIAL, *_IDENTITIES, *(name.removeprefix("pd_op.") for name in _COMMUNICATION_NAMES)})
+    return sorted({*_STARTERS, *_SPECIAL, *_IDENTITIES, *_COMMUNICATION_NAMES})
 
 
 def op_name(name: str) -> str:
@@ -162,7 +143,7 @@ def _rewrite_op(op: Any, name: str, place: str) -> bool:
         site = _site(op, place)
         _replace_communication(site, _STARTERS[plain](site), in_place=name.endswith("_"))
         return True
-    if op.has_attr("ring_id") or op_name(op.name()) in _COMMUNICATION_NAMES:
+    if op.has_attr("ring_id") or plain in _COMMUNICATION_NAMES:
         known = ", ".join(sorted([*_STARTERS, *_SPECIAL, *_IDENTITIES]))
         raise ProgramError(
             f"{place} communicates, and CPU processes cannot run it yet; known are: {known}. Build the model without it, or run it on GPUs"
@@ -230,7 +211,7 @@ def _replace(op: Any, values: list[Any], in_place: bool = False) -> None:
     """
     _take_over(values[0], op)
     targets = [op.operand_source(0)] if in_place else []
-    targets += [_shared_target(use) for use in _share_ops(op.result(0))]
+    targets += [_shared_target(use) for use in op.result(0).all_used_ops() if use.name() == "pd_op.share_var"]
     for target in targets:
         paddle.pir.set_insertion_point_after(values[0].get_defining_op())
         values = [paddle._C_ops.assign_out_(values[0], target), *values[1:]]
@@ -239,10 +220,6 @@ def _replace(op: Any, values: list[Any], in_place: bool = False) -> None:
         value.stop_gradient = True
         result.replace_all_uses_with(value)
     op.erase()
-
-
-def _share_ops(result: Any) -> list[Any]:
-    return [use for use in result.all_used_ops() if use.name() == "pd_op.share_var"]
 
 
 def _shared_target(share: Any) -> Any:
@@ -378,10 +355,6 @@ def to_tensor(array: Array, dtype: str) -> Any:
 # -- what each op does -----------------------------------------------------------------------------------------------
 
 
-def _all_reduce(site: _Site) -> Starter:
-    return _all_reduce_by(site, site.reduce_name())
-
-
 def _all_reduce_by(site: _Site, reduction: str) -> Starter:
     return lambda t, x, dtype, where: t.start_all_reduce(x, reduction, site.group, site.ranks, where, dtype)
 
@@ -440,7 +413,7 @@ def _barrier(site: _Site) -> Starter:
 
 _STARTERS: dict[str, Callable[[_Site], Starter]] = {
     "all_gather": lambda site: _gather_along(site, 0),
-    "all_reduce": _all_reduce,
+    "all_reduce": lambda site: _all_reduce_by(site, site.reduce_name()),
     "all_to_all": _all_to_all,
     "barrier": _barrier,
     "broadcast": _broadcast,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from interlace.cpu.reduction import Array, bfloat16_to_float32, float32_to_bfloat16
+from interlace.cpu.reduction import Array, narrowed, widened
 from interlace.cpu.transport import Transport
 
 
@@ -25,7 +25,7 @@ def cross_entropy(
     Rank i of the group holds classes `[i * d, (i + 1) * d)`; `label` is `[..., 1]` or `[...]`. Computed in float32
     (float64 stays). Rows labelled `ignore_index` get loss 0. Three all-reduces.
     """
-    values = _widen(logits, dtype)
+    values = widened(logits, dtype)
     rows = label.reshape(*values.shape[:-1], 1)
     highest = transport.all_reduce(values.max(axis=-1, keepdims=True), "max", group, ranks, where)
     shifted = values - highest
@@ -35,18 +35,18 @@ def cross_entropy(
     picked = np.where(mine, np.take_along_axis(shifted, columns, axis=-1), values.dtype.type(0))
     target = transport.all_reduce(picked, "sum", group, ranks, where)
     loss = np.where(rows == ignore_index, values.dtype.type(0), np.log(total) - target)
-    return _narrow(exponentials / total, dtype), _narrow(loss, dtype)
+    return narrowed(exponentials / total, dtype), narrowed(loss, dtype)
 
 
 def cross_entropy_grad(softmax: Array, label: Array, loss_grad: Array, dtype: str, ignore_index: int, group_rank: int) -> Array:
     """Gradient of the logits `[..., d]` of the rank at `group_rank` of its group, in `dtype`; needs no communication."""
-    probability = _widen(softmax, dtype)
+    probability = widened(softmax, dtype)
     rows = label.reshape(*probability.shape[:-1], 1)
     mine, columns = _own_labels(rows, probability.shape[-1], group_rank)
     hot = np.zeros_like(probability)
     np.put_along_axis(hot, columns, mine.astype(hot.dtype), axis=-1)
-    scale = np.where(rows == ignore_index, probability.dtype.type(0), _widen(loss_grad, dtype).reshape(rows.shape))
-    return _narrow((probability - hot) * scale, dtype)
+    scale = np.where(rows == ignore_index, probability.dtype.type(0), widened(loss_grad, dtype).reshape(rows.shape))
+    return narrowed((probability - hot) * scale, dtype)
 
 
 def _own_labels(rows: Array, num_classes: int, group_rank: int) -> tuple[Array, Array]:
@@ -54,13 +54,3 @@ def _own_labels(rows: Array, num_classes: int, group_rank: int) -> tuple[Array, 
     columns = rows - group_rank * num_classes
     mine = (columns >= 0) & (columns < num_classes)
     return mine, np.where(mine, columns, 0)
-
-
-def _widen(values: Array, dtype: str) -> Array:
-    if dtype == "bfloat16":
-        return bfloat16_to_float32(values)
-    return values.astype(np.float32) if dtype == "float16" else values
-
-
-def _narrow(values: Array, dtype: str) -> Array:
-    return float32_to_bfloat16(values) if dtype == "bfloat16" else values.astype(dtype)

@@ -52,12 +52,12 @@ def reduce_arrays(parts: Sequence[Array], op: str, dtype: str) -> Array:
     Raises TransportError where the operation has no meaning for the dtype (float8, max of complex, avg of bool).
     """
     combine = _combiner(op, dtype)
-    total = _widen(parts[0], dtype)
+    total = widened(parts[0], dtype)
     for part in parts[1:]:
-        total = combine(total, _widen(part, dtype))
+        total = combine(total, widened(part, dtype))
     if op == "avg":
         total = _divide(total, len(parts))
-    return _narrow(total, dtype)
+    return narrowed(total, dtype)
 
 
 def _combiner(op: str, dtype: str) -> Callable[[Any, Any], Any]:
@@ -71,13 +71,15 @@ def _combiner(op: str, dtype: str) -> Callable[[Any, Any], Any]:
     return table[op]
 
 
-def _widen(part: Array, dtype: str) -> Array:
+def widened(part: Array, dtype: str) -> Array:
+    """In the type in which it is accumulated; a fresh array or the same."""
     if dtype == "bfloat16":
         return bfloat16_to_float32(part)
     return part.astype(np.float32 if dtype in _WIDENED else part.dtype)
 
 
-def _narrow(total: Array, dtype: str) -> Array:
+def narrowed(total: Array, dtype: str) -> Array:
+    """Back in its own type."""
     if dtype == "bfloat16":
         return float32_to_bfloat16(total)
     return np.asarray(total, dtype=np.dtype(dtype))

@@ -95,14 +95,18 @@ class Pending:
         return Pending(lambda: change(self.wait()))
 
 
-def dtype_name(array: Array) -> str:
-    """Name of a numpy dtype in Paddle's words ("float32", "bool", ...); bfloat16 bits must be named by the caller."""
-    return str(array.dtype)
-
-
 def carrier_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype that carries Paddle's element type `name`: bits for those numpy lacks (bfloat16, float8)."""
     return np.dtype(np.uint16 if name == "bfloat16" else np.int8 if name.startswith("float8") else name)
+
+
+def _waited(start: str) -> Callable[..., Any]:
+    """A method that starts a communication by another one, and waits for it."""
+
+    def call(self: Transport, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, start)(*args, **kwargs).wait()
+
+    return call
 
 
 class Transport:
@@ -141,11 +145,10 @@ class Transport:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    # -- collectives: every rank of the group calls, in the same order; each has a `start_` form --------------------
+    all_reduce, all_gather, reduce_scatter = map(_waited, ("start_all_reduce", "start_all_gather", "start_reduce_scatter"))
+    all_to_all, broadcast, reduce, recv = map(_waited, ("start_all_to_all", "start_broadcast", "start_reduce", "start_recv"))
 
-    def all_reduce(self, *args: Any, **kwargs: Any) -> Array:
-        """`start_all_reduce` and wait."""
-        return self._array(self.start_all_reduce(*args, **kwargs))
+    # -- collectives: every rank of the group calls, in the same order -----------------------------------------------
 
     def start_all_reduce(
         self,
@@ -164,18 +167,10 @@ class Transport:
         call = self._collective("all_reduce", group, ranks, array, op, where, dtype)
         return self._gather(call, dict.fromkeys(ranks, array), lambda parts: reduce_arrays(parts, op, call.dtype))
 
-    def all_gather(self, *args: Any, **kwargs: Any) -> list[Array]:
-        """`start_all_gather` and wait."""
-        return list(self.start_all_gather(*args, **kwargs).wait())
-
     def start_all_gather(self, array: Array, group: int, ranks: Sequence[int], where: str = "", dtype: str = "") -> Pending:
         """Give every rank the arrays of all, as a list in order of `ranks`."""
         call = self._collective("all_gather", group, ranks, array, "", where, dtype)
         return self._gather(call, dict.fromkeys(ranks, array), list)
-
-    def reduce_scatter(self, *args: Any, **kwargs: Any) -> Array:
-        """`start_reduce_scatter` and wait."""
-        return self._array(self.start_reduce_scatter(*args, **kwargs))
 
     def start_reduce_scatter(
         self,
@@ -192,19 +187,11 @@ class Transport:
         parts = dict(zip(ranks, _rows(array, call), strict=True))
         return self._gather(call, parts, lambda got: reduce_arrays(got, op, call.dtype))
 
-    def all_to_all(self, *args: Any, **kwargs: Any) -> Array:
-        """`start_all_to_all` and wait."""
-        return self._array(self.start_all_to_all(*args, **kwargs))
-
     def start_all_to_all(self, array: Array, group: int, ranks: Sequence[int], where: str = "", dtype: str = "") -> Pending:
         """Send row block j of `[d, ...]` to rank j; get block `self` of every rank, joined in rank order."""
         call = self._collective("all_to_all", group, ranks, array, "", where, dtype)
         parts = dict(zip(ranks, _rows(array, call), strict=True))
         return self._gather(call, parts, lambda got: np.concatenate(got, axis=0))
-
-    def broadcast(self, *args: Any, **kwargs: Any) -> Array:
-        """`start_broadcast` and wait."""
-        return self._array(self.start_broadcast(*args, **kwargs))
 
     def start_broadcast(self, array: Array, root: int, group: int, ranks: Sequence[int], where: str = "", dtype: str = "") -> Pending:
         """Give every rank the array of `root` (a rank of the world); `array` elsewhere says shape and dtype only."""
@@ -212,10 +199,6 @@ class Transport:
         self._check_member(root, call)
         mine = dict.fromkeys(ranks, array) if self.rank == root else {}
         return self._gather(call, mine, lambda parts: np.array(parts[list(ranks).index(root)]), sources=(root,))
-
-    def reduce(self, *args: Any, **kwargs: Any) -> Array:
-        """`start_reduce` and wait."""
-        return self._array(self.start_reduce(*args, **kwargs))
 
     def start_reduce(
         self,
@@ -244,12 +227,10 @@ class Transport:
 
     def send(self, array: Array, peer: int, group: int, ranks: Sequence[int], where: str = "", dtype: str = "") -> None:
         """Send to `peer` (a rank of the world); never waits for it. Sends of a group to one peer arrive in order."""
-        call = self._point_to_point("send", peer, group, ranks, array, where, dtype)
+        number = self._next_number(("out", group, peer))
+        call = Call("p2p", group, tuple(ranks), number, "send", f"to rank {peer}", dtype or str(array.dtype), array.shape, where)
+        self._check_member(peer, call)
         self._post(call, {peer: array})
-
-    def recv(self, *args: Any, **kwargs: Any) -> Array:
-        """`start_recv` and wait."""
-        return self._array(self.start_recv(*args, **kwargs))
 
     def start_recv(
         self,
@@ -354,23 +335,15 @@ class Transport:
 
     def _collective(self, op: str, group: int, ranks: Sequence[int], array: Array, detail: str, where: str, dtype: str) -> Call:
         number = self._next_number(("collective", group))
-        name = dtype or dtype_name(array)
-        call = Call("collective", group, tuple(ranks), number, op, detail, name, array.shape, where)
+        call = Call("collective", group, tuple(ranks), number, op, detail, dtype or str(array.dtype), array.shape, where)
         self._check_member(self.rank, call)
-        return call
-
-    def _point_to_point(self, op: str, peer: int, group: int, ranks: Sequence[int], array: Array, where: str, dtype: str) -> Call:
-        number = self._next_number(("out", group, peer))
-        name = dtype or dtype_name(array)
-        call = Call("p2p", group, tuple(ranks), number, op, f"to rank {peer}", name, array.shape, where)
-        self._check_member(peer, call)
         return call
 
     def _check_member(self, rank: int, call: Call) -> None:
         if rank not in call.ranks or rank >= self.world:
             raise TransportError(f"rank {self.rank}: {call}: rank {rank} is not in this group of a world of {self.world} ranks")
 
-    def _post(self, call: Call, payloads: Mapping[int, Array]) -> None:
+    def _post(self, call: Call, payloads: Mapping[int, Array | None]) -> None:
         """Send `call` to every rank of `payloads`; equal arrays share one memory file."""
         files: dict[int, int] = {}
         try:
@@ -454,19 +427,13 @@ class Transport:
         The result waits for all, checks that all said the same, and combines the arrays in group order; the arrays of
         ranks not in `sources` (default: the whole group) are empty.
         """
-        files: dict[int, int] = {}
-        try:
-            for rank in call.ranks:
-                self._deliver(rank, call, payloads.get(rank), files)
-        finally:
-            for descriptor in files.values():
-                os.close(descriptor)
+        self._post(call, {rank: payloads.get(rank) for rank in call.ranks})
         wanted = set(call.ranks if sources is None else sources)
 
         def finish() -> Any:
             messages = [self._take(call, rank, call.ranks[:taken]) for taken, rank in enumerate(call.ranks)]
             for rank, message in zip(call.ranks, messages, strict=True):
-                if not _calls_agree(call, message.call):
+                if call != msgspec.structs.replace(message.call, where=call.where):
                     raise TransportError(_mismatch(self.rank, call, rank, message.call))
             shape = _part_shape(call)
             return combine(
@@ -503,11 +470,6 @@ class Transport:
             return True
         return any(message.call.number == call.number for message in self._boxes[rank, call.kind, call.group])
 
-    @staticmethod
-    def _array(pending: Pending) -> Array:
-        result: Array = pending.wait()
-        return result
-
 
 def _check_reduce_op(op: str) -> None:
     if op not in REDUCE_OPS:
@@ -532,10 +494,6 @@ def _part_shape(call: Call) -> tuple[int, ...]:
     if call.op in ("reduce_scatter", "all_to_all"):
         return (call.shape[0] // len(call.ranks), *call.shape[1:])
     return call.shape
-
-
-def _calls_agree(mine: Call, other: Call) -> bool:
-    return msgspec.structs.replace(mine, where="") == msgspec.structs.replace(other, where="")
 
 
 def _shapes_match(expected: Sequence[int], found: Sequence[int]) -> bool:

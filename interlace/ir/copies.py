@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One form of the program and the micro-batches that run it.
+    """One variant of the program and the micro-batches that run it.
 
     Attributes:
         whole: The program with all its copies.
@@ -83,7 +83,7 @@ def omitted_copies(program: Program) -> frozenset[OpInstance]:
 
 
 def variants(program: Program) -> list[Variant]:
-    """The forms in which micro-batches run, the one of micro-batch 0 first; cost O(op instances + ops x forms)."""
+    """The variants that micro-batches run, that of micro-batch 0 first; cost O(op instances + ops x variants)."""
     absent: dict[int, list[int]] = {m: [] for m in range(program.pipeline.num_micro_batches)}
     for op_id, micro_batch in omitted_copies(program):
         absent[micro_batch].append(op_id)

@@ -6,6 +6,7 @@ Source: names and attributes as PaddlePaddle 3.3.1 emits them.
 from __future__ import annotations
 
 from interlace.ir import operators
+from interlace.ir.operators import names
 from interlace.ir.program import Op
 
 DATA = "pd_op.data"
@@ -32,47 +33,21 @@ RECEIVES = frozenset({"recv_v2", "p_recv", "partial_recv"})
 ALL_REDUCES = frozenset(
     {"all_reduce", "mp_allreduce_sum", "c_allreduce_sum", "c_allreduce_max", "c_allreduce_min", "c_allreduce_prod", "c_allreduce_avg"}
 )
-COLLECTIVES = ALL_REDUCES | {
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "c_concat",
-    "c_allgather",
-    "c_reducescatter",
-    "c_broadcast",
-    "c_reduce_sum",
-    "c_scatter",
-    "partial_allgather",
-    "barrier",
-    "c_softmax_with_cross_entropy",
-    "c_softmax_with_multi_label_cross_entropy",
-    "margin_cross_entropy",
-    "margin_cross_entropy_grad",
-    "class_center_sample",
-    "global_gather",
-    "global_gather_grad",
-    "global_scatter",
-    "global_scatter_grad",
-    "fused_attention",
-    "fused_attention_grad",
-    "fused_feedforward",
-    "fused_feedforward_grad",
-}
+COLLECTIVES = ALL_REDUCES | names("""
+    all_gather reduce_scatter all_to_all broadcast reduce c_concat c_allgather c_reducescatter c_broadcast c_reduce_sum c_scatter
+    partial_allgather barrier c_softmax_with_cross_entropy c_softmax_with_multi_label_cross_entropy margin_cross_entropy
+    margin_cross_entropy_grad class_center_sample global_gather global_gather_grad global_scatter global_scatter_grad
+    fused_attention fused_attention_grad fused_feedforward fused_feedforward_grad
+""")
 """Kinds that communicate with all ranks of their ring."""
-SILENT = frozenset(
-    {
-        "c_identity",
-        "c_split",
-        "c_concat_grad",
-        "mp_allreduce_sum_grad",
-        "c_softmax_with_cross_entropy_grad",
-        "c_softmax_with_multi_label_cross_entropy_grad",
-        "sync_comm_stream",
-        "sync_calc_stream",
-    }
-)
+UNEVEN = names("""
+    margin_cross_entropy margin_cross_entropy_grad class_center_sample global_gather global_gather_grad global_scatter global_scatter_grad
+""")
+"""Kinds whose ranks may pass tensors of different sizes."""
+SILENT = names("""
+    c_identity c_split c_concat_grad mp_allreduce_sum_grad c_softmax_with_cross_entropy_grad
+    c_softmax_with_multi_label_cross_entropy_grad sync_comm_stream sync_calc_stream
+""")
 """Kinds that have a ring attribute, but whose kernels do not communicate."""
 WITHOUT_GROUP = frozenset(
     {"barrier", "comm_init_all", "sync_batch_norm", "sync_batch_norm_grad", "sync_batch_norm_sp", "sync_batch_norm_grad_sp"}

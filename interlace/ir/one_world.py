@@ -10,23 +10,11 @@ from pathlib import Path
 from interlace.errors import ProgramError
 from interlace.ir.dump import Script, script_of
 from interlace.ir.equivalent_ranks import representatives, with_given_partners
-from interlace.ir.kinds import is_comm, is_p2p, is_send
+from interlace.ir.kinds import UNEVEN, is_comm, is_p2p, is_send
 from interlace.ir.program import Op, Program, Value
 from interlace.ir.rings import RingName, RingNames
 from interlace.ir.verify import describe
 
-UNEVEN = frozenset(
-    {
-        "margin_cross_entropy",
-        "margin_cross_entropy_grad",
-        "class_center_sample",
-        "global_gather",
-        "global_gather_grad",
-        "global_scatter",
-        "global_scatter_grad",
-    }
-)
-"""Kinds whose ranks may pass tensors of different sizes."""
 Call = tuple[tuple[str, int, str], Op]
 """What partners must agree on (kind, bytes, dtype), and the operation."""
 Line = tuple[RingName, int, int]

@@ -27,7 +27,7 @@ from interlace.interrupts import as_interrupts, uninterrupted
 from interlace.local import processes
 from interlace.local.own_target import find_own, search_folder
 from interlace.local.rank_report import CANNOT_WRITE, Failure, Progress, RankReport, output_path, progress_path, read_report
-from interlace.outside import TARGET_VARIABLE, asked_target
+from interlace.outside import TARGET_VARIABLE
 from interlace.temporary import claimed, temporary_folder
 
 RANK_MODULE = "interlace.local.rank"
@@ -150,7 +150,7 @@ def _cpu_environment(rank: int, world: int) -> dict[str, str]:
 def _start(run: _Run, script: Path, args: list[str], world: int, env: dict[str, str], timeout_s: float) -> None:
     common = {**os.environ, **env, RUN_DIR_VARIABLE: os.fspath(run.run_dir), TIMEOUT_VARIABLE: repr(timeout_s)}
     common.pop("POD_NAME", None)
-    target = asked_target(common) or ("gpu" if has_gpu_paddle() else "cpu")
+    target = common.get(TARGET_VARIABLE, "") or ("gpu" if has_gpu_paddle() else "cpu")
     if target == "gpu":
         command = gpu_command(script, args, world, run.log_dir)
         _spawn(run, 0, command, {**common, TARGET_VARIABLE: target}, "launcher.log")

@@ -43,7 +43,7 @@ from interlace.local.rank_report import (
     read_report,
     write_report,
 )
-from interlace.outside import TARGET_VARIABLE, asked_target
+from interlace.outside import TARGET_VARIABLE
 from interlace.temporary import join
 
 MASTER_WEIGHT = re.compile(r"_fp32_master_\d+$")
@@ -152,7 +152,7 @@ class _Copied:
 
 
 def _start(rank: int, world: int, run_dir: str) -> Transport | None:
-    target, timeout_s = asked_target(os.environ), float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S))
+    target, timeout_s = os.environ.get(TARGET_VARIABLE, ""), float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S))
     if target == "gpu":
         return None
     if target not in ("", "cpu"):

@@ -154,7 +154,7 @@ def _without_faults(planned: LaunchResult, verdict: Verdict, run: Run) -> Verdic
     trains_only, told = False, list(verdict.faults)
     with temporary_folder() as steps:
         for fault in FAULTS:
-            if fault.trains_only and _trains_only(planned.reports):
+            if fault.trains_only and all(loss.mode == "train" for report in planned.reports for loss in report.losses):
                 continue
             if fault.trains_only:
                 for report in planned.reports:
@@ -199,10 +199,6 @@ def _try(run: Run, name: str, env: Mapping[str, str]) -> LaunchResult | None:
         return run(name, env)
     except LaunchError:
         return None
-
-
-def _trains_only(reports: Sequence[RankReport]) -> bool:
-    return all(loss.mode == "train" for report in reports for loss in report.losses)
 
 
 def training(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:

@@ -37,7 +37,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         exposed_ns, bubble_ns: Means over the ranks.
         peak_bytes: Device memory of the fullest rank.
-        stages: Alike ranks together, by stage.
+        stages: Equivalent ranks together, by stage.
     """
 
     step_ns: int
@@ -54,7 +54,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             result: The simulated step.
             representative: Rank -> the ranks that it stands for, itself among them; what is not named, as its program says.
         """
-        alike: dict[tuple[int, ...], list[int]] = {}
+        equivalent: dict[tuple[int, ...], list[int]] = {}
         for program, rank in zip(result.input.programs, result.ranks, strict=True):
             figures = (
                 rank.compute_ns,
@@ -65,9 +65,10 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 rank.peak_bytes,
                 rank.pinned_bytes,
             )
-            alike.setdefault((program.pipeline.stage, *figures), []).extend((representative or {}).get(program.rank, program.ranks))
+            equivalent.setdefault((program.pipeline.stage, *figures), []).extend((representative or {}).get(program.rank, program.ranks))
         stages = sorted(
-            (StageStep(key[0], tuple(sorted(ranks)), *key[1:]) for key, ranks in alike.items()), key=lambda each: (each.stage, each.ranks)
+            (StageStep(key[0], tuple(sorted(ranks)), *key[1:]) for key, ranks in equivalent.items()),
+            key=lambda each: (each.stage, each.ranks),
         )
         count = max(1, sum(len(each.ranks) for each in stages))
         exposed, bubble = (sum(getattr(each, name) * len(each.ranks) for each in stages) // count for name in ("exposed_ns", "bubble_ns"))

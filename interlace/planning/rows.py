@@ -19,7 +19,7 @@ from interlace.ir.schedule import Slot, parse_rows, show_row
 from interlace.passes import Schedule1F1B
 from interlace.passes.base import REGISTRY, Pass, option_name
 from interlace.planning.plan import Plan
-from interlace.scheduler.jobs.slot_names import slot_text
+from interlace.scheduler.jobs.parts import slot_text
 
 ROWS, CONFIG = "schedule.rows", "schedule.yaml"
 """What a folder of plans holds beside them."""

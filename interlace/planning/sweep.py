@@ -18,7 +18,7 @@ from interlace.planning.budget import baseline_peak_bytes, peak_bytes
 from interlace.planning.curve import Base, Point, Sweep
 from interlace.planning.outcome import NOT_COMPARED, Outcome
 from interlace.planning.plan import Plan, make_plans
-from interlace.scheduler.memory.saved import saved_bytes
+from interlace.scheduler.memory.live import saved_bytes
 
 FEWEST = 2
 """Points of a curve."""

@@ -35,15 +35,6 @@ class Wait(msgspec.Struct, frozen=True, gc=False):
     why: str = ""
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
-    """Live memory at the peak: values by kind of the operation that produced them and name of layer; bytes and number."""
-
-    layer: str
-    kind: str
-    size_bytes: int
-    count: int
-
-
 def waits(result: Result, at: int) -> list[Wait]:
     """Gaps in the computation of the rank with index `at`, divided among what made the operation after each late; longest first."""
     sim, times = result.input, result.times
@@ -181,12 +172,12 @@ def group_text(ranks: Sequence[int]) -> str:
     return f"{len(ranks)} neighbours" if steps == {1} else f"{len(ranks)} ranks {steps.pop()} apart"
 
 
-def held(live: Iterable[LiveBytes]) -> list[Held]:
+def held(live: Iterable[LiveBytes]) -> list[LiveBytes]:
     """Live bytes summed over layers with one name, largest first."""
     found: dict[tuple[str, str], list[LiveBytes]] = {}
     for each in live:
         found.setdefault((layer_pattern(each.layer), each.kind), []).append(each)
-    rows = [Held(layer, kind, sum(h.size_bytes for h in group), sum(h.count for h in group)) for (layer, kind), group in found.items()]
+    rows = [LiveBytes(layer, kind, sum(h.size_bytes for h in group), sum(h.count for h in group)) for (layer, kind), group in found.items()]
     return sorted(rows, key=lambda row: (-row.size_bytes, row.layer, row.kind))
 
 
@@ -201,7 +192,7 @@ def waits_text(rows: list[Wait], limit: int = 8) -> str:
     return "; ".join(found + more) or "nothing"
 
 
-def held_text(rows: list[Held], limit: int = 4) -> str:
+def held_text(rows: list[LiveBytes], limit: int = 4) -> str:
     """The largest in one line."""
     found = (
         f"parameters and optimizer state {size(row.size_bytes)}"  # which are one block here

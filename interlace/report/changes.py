@@ -11,7 +11,7 @@ import msgspec
 
 from interlace.ir import Op, Program
 from interlace.report.causes import layer_pattern
-from interlace.scheduler.jobs.slot_names import slot_text
+from interlace.scheduler.jobs.parts import slot_text
 
 Item = tuple[int, int]
 """An op instance: operation and micro-batch."""

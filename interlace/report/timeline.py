@@ -102,7 +102,9 @@ def _slices(result: Result, at: int) -> list[Event]:
         args |= {"waited_for_mates_us": (start - ready) / 1e3} if start > ready else {}
         name = " ".join(part for part in (op.kind, op.layer, f"@{micro_batch}") if part)
         thread = stream - int(sim.first_stream[at]) + 1
-        events.append({**_span(sim.ranks[at], thread, name, _category(op), start, end), "args": args})
+        events.append(
+            {**_span(sim.ranks[at], thread, name, "comm" if is_comm(op) else "copy" if is_copy(op) else op.role, start, end), "args": args}
+        )
     return events
 
 
@@ -132,10 +134,6 @@ def letters(number: int) -> str:
     ['A', 'Z', 'AA']
     """
     return (letters(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
-
-
-def _category(op: Op) -> str:
-    return "comm" if is_comm(op) else "copy" if is_copy(op) else op.role
 
 
 def _span(rank: int, thread: int, name: str, category: str, start: int, end: int) -> Event:

@@ -86,10 +86,6 @@ def _carried(op: Op) -> tuple[int, ...]:
     return op.operands or op.results
 
 
-def _given(op: Op) -> tuple[int, ...]:
-    return op.results
-
-
 class _Match:
     """Which captured call each call of a plan stands for."""
 
@@ -112,7 +108,9 @@ class _Match:
         same = self._lost.get((_kind(op), op.kind, _carried(op)))
         if same is not None:
             return same
-        for values, near, of in ((op.operands, self._sources, _carried), (op.results, self._uses, _given)) if self._lost else ():
+        for values, near, of in (
+            ((op.operands, self._sources, _carried), (op.results, self._uses, lambda op: op.results)) if self._lost else ()
+        ):
             wanted = frozenset[int]().union(*(near.get(value, frozenset((value,))) for value in values))
             found = [each for each in self._lost_of[_kind(op)] if not wanted.isdisjoint(of(each))]
             if own in found or len(found) == 1:

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from interlace.errors import PlanError
 from interlace.ir import Op, Pipeline, Program, Value
-from interlace.ir.kinds import is_comm, is_p2p, stream_of
+from interlace.ir.kinds import UNEVEN, is_comm, is_p2p, stream_of
 from interlace.ir.schedule import interleaved
 from interlace.scheduler.hazards.finding import Finding, where
 
@@ -24,18 +24,6 @@ VPP_CROSSES = (
     "batches is odd. What is safe: schedule_mode 1F1B; the value computed on each stage from an input; the value handed on as a "
     "result of each stage's own layers; accumulate_steps as a multiple of the stages"
 )
-UNEVEN = frozenset(
-    {
-        "margin_cross_entropy",
-        "margin_cross_entropy_grad",
-        "class_center_sample",
-        "global_gather",
-        "global_gather_grad",
-        "global_scatter",
-        "global_scatter_grad",
-    }
-)
-"""Kinds whose ranks may pass tensors of different sizes."""
 Signature = tuple[str, int, str, str]
 
 

@@ -212,12 +212,6 @@ class Clock:
     def __init__(self, columns: Columns) -> None:
         self.columns = columns.copy()
 
-    @property
-    def now(self) -> float:
-        """Time of the compute stream, in nanoseconds."""
-        now: float = self.columns.times[self.columns.at.now]
-        return now
-
     def run(self, node: int) -> None:
         """As `run_node`."""
         run_node(*self.columns, node)

@@ -80,10 +80,6 @@ class Walk:
         """Bytes that a node allocates."""
         return sum(self.table.size[s] for s in self.table.allocs[node] if not self.born[s])
 
-    def frees(self, node: int) -> int:
-        """Bytes that are freed after a node."""
-        return sum(self.table.size[s] for s in self.table.reads[node] if self.waiting[s] == 1 and not self.table.live_after[s])
-
     def run(self, node: int) -> None:
         """Allocate, then free."""
         table = self.table

@@ -28,6 +28,7 @@ from interlace.ir import ABSENT, Graph, Group, Op, Program, dependencies, descri
 from interlace.ir.effects import is_ordered
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_p2p, is_receive, is_send
+from interlace.ir.operators import names
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.remarks import Place, Remark, remark
 from interlace.scheduler.interleave.allocations import PairMemory, PairOp
@@ -51,24 +52,9 @@ SMALL_SHARE = 1000
 FREE_SHARE = 100
 """The same where no memory budget is given: as much as a plan may exceed Paddle's own. The list scheduler does not take back what stands in
 the way of a gradient that it wants early: a tenth of that keeps 53 MB of 9 GB from an order that is 12 % faster."""
-GRADIENT_SINKS = frozenset(
-    {
-        "cast",
-        "add",
-        "scale",
-        "assign",
-        "reshape",
-        "share_data",
-        "concat",
-        "split",
-        "split_with_num",
-        "combine",
-        "slice",
-        "clip",
-        "full_int_array",
-        "full",
-    }
-)
+GRADIENT_SINKS = names("""
+    cast add scale assign reshape share_data concat split split_with_num combine slice clip full_int_array full
+""")
 """Kinds between a reduced gradient and its buffer; a collective that only these follow reduces gradients."""
 
 
@@ -114,26 +100,20 @@ class PairPlan(msgspec.Struct, frozen=True):
         )
 
 
-def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Form, extra_bytes: int = 0, max_ops: int = 4000) -> PairPlan:
-    """Find an order for the operations of one job.
+def plan_pair(pair: Pair, form: Form, extra_bytes: int = 0, max_ops: int = 4000, small_share: int = SMALL_SHARE) -> PairPlan:
+    """Find an order for the operations of one job, whose parts are independent of each other.
 
     Args:
-        program: The program that they are parts of.
-        parts: The parts, in the order in which they would run one after another; they are independent of each other.
-        cost: Times and interference.
-        form: `dx-first` or `mixed`.
+        pair: The parts, in the order in which they would run one after another.
+        form: Of the order.
         extra_bytes: Live bytes allowed above the peak of the parts one after another.
         max_ops: With more operations than this the parts stay one after another.
+        small_share: One part in so many of that peak is allowed besides.
 
     Returns:
         A legal order: every dependency of each part, the order of each group's collectives within a part, writes of lasting
         state by micro-batch, receives of forward before sends of backward (the neighbour sends in that order too).
     """
-    return plan_pair(Pair(program, parts, cost, work=SEARCH_WORK), form, extra_bytes, max_ops)
-
-
-def plan_pair(pair: Pair, form: Form, extra_bytes: int = 0, max_ops: int = 4000, small_share: int = SMALL_SHARE) -> PairPlan:
-    """As `plan_parts`, for parts that have been turned into nodes."""
     plain = pair.plain()
     if len(plain) > max_ops:
         return msgspec.structs.replace(pair.result(plain), why_plain="too-large", most_ops=max_ops)

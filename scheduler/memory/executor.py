@@ -18,6 +18,7 @@ import msgspec
 from interlace.ir import ABSENT, Graph, Op, Program, Value
 from interlace.ir.copies import Variant, variants
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_comm
+from interlace.ir.operators import names
 from interlace.ir.per_ops import once_per_items
 from interlace.ir.storage import feed_items
 from interlace.ir.target import Target
@@ -26,58 +27,17 @@ Pairs = tuple[tuple[int, int], ...]
 _FIRST, _SECOND, _THIRD = (((0, at),) for at in range(3))
 REUSING: Mapping[str, Pairs] = {
     **dict.fromkeys(
-        (
-            "scale",
-            "softmax",
-            "add",
-            "subtract",
-            "multiply",
-            "divide",
-            "cast",
-            "relu",
-            "exp",
-            "log",
-            "sqrt",
-            "rsqrt",
-            "square",
-            "cos",
-            "sin",
-            "tanh",
-            "sigmoid",
-            "silu",
-            "clip",
-            "pow",
-            "triu",
-            "tril",
-            "reshape",
-            "squeeze",
-            "unsqueeze",
-            "flatten",
-            "cross_entropy_with_softmax",
-            "logical_and",
-            "logical_not",
-            "logical_or",
-        ),
+        names("""
+        scale softmax add subtract multiply divide cast relu exp log sqrt rsqrt square cos sin tanh sigmoid silu clip pow triu tril
+        reshape squeeze unsqueeze flatten cross_entropy_with_softmax logical_and logical_not logical_or
+        """),
         _FIRST,
     ),
     **dict.fromkeys(
-        (
-            "reshape_grad",
-            "squeeze_grad",
-            "unsqueeze_grad",
-            "flatten_grad",
-            "cross_entropy_with_softmax_grad",
-            "relu_grad",
-            "exp_grad",
-            "log_grad",
-            "sqrt_grad",
-            "rsqrt_grad",
-            "square_grad",
-            "cos_grad",
-            "sin_grad",
-            "tanh_grad",
-            "sigmoid_grad",
-        ),
+        names("""
+        reshape_grad squeeze_grad unsqueeze_grad flatten_grad cross_entropy_with_softmax_grad relu_grad exp_grad log_grad sqrt_grad
+        rsqrt_grad square_grad cos_grad sin_grad tanh_grad sigmoid_grad
+        """),
         _SECOND,
     ),
     "silu_grad": _THIRD,
@@ -87,13 +47,13 @@ listed because the pass skips it, `add_grad` and `subtract_grad` because it skip
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ExecutorVariant:
     """The program as the executor runs it for some of the micro-batches.
 
     Attributes:
         program: In-place results share their operand's storage; tensors that are never collected are persistable.
         absent: Copies of it that are skipped.
-        micro_batches: The micro-batches that run it in this form.
+        micro_batches: The micro-batches that run it so.
         late: Ids of ops whose result is allocated by its first reader.
         workspace: Op id -> bytes that it allocates while it runs.
         lasting_bytes: Bytes of the tensors that are never collected, for each micro-batch.
@@ -107,22 +67,22 @@ class Form:
     lasting_bytes: int = 0
 
 
-def forms(program: Program, target: Target) -> list[Form]:
-    """The forms in which the target's executor runs a scheduled program's micro-batches; cost O(micro-batches x ops)."""
+def executor_variants(program: Program, target: Target) -> list[ExecutorVariant]:
+    """The variants of a scheduled program that the target's executor runs for its micro-batches; cost O(micro-batches x ops)."""
     if target.runs_as_written:
-        return [Form(program, variant.micro_batches, variant.absent) for variant in variants(program)]
-    known = _known_forms(program)
+        return [ExecutorVariant(program, variant.micro_batches, variant.absent) for variant in variants(program)]
+    known = _known_variants(program)
     rules = (target.in_place_pass, target.late_results, target.keeps_shapes, *target.workspace.items())
     if rules not in known:
         issued: dict[int, dict[int, tuple[int, int]]] = {}
         items = ((number, item) for number, job in enumerate(program.jobs) for item in job.items)
         for index, (job, (op_id, micro_batch)) in enumerate(items):
             issued.setdefault(micro_batch, {})[op_id] = (job, index)
-        known[rules] = [form for variant in variants(program) for form in _forms_of(variant, issued, target)]
+        known[rules] = [each for variant in variants(program) for each in _variants_of(variant, issued, target)]
     return known[rules]
 
 
-_known_forms: Callable[[Program], dict[tuple[Any, ...], list[Form]]] = once_per_items(lambda program: {})
+_known_variants: Callable[[Program], dict[tuple[Any, ...], list[ExecutorVariant]]] = once_per_items(lambda program: {})
 """By the rules of a target that decide on them."""
 
 
@@ -139,7 +99,7 @@ def feed_bytes(program: Program, target: Target) -> int:
     return max(0, copies) * sum(max(0, value.size_bytes) for value in fed)
 
 
-def _forms_of(variant: Variant, issued: Mapping[int, dict[int, tuple[int, int]]], target: Target) -> list[Form]:
+def _variants_of(variant: Variant, issued: Mapping[int, dict[int, tuple[int, int]]], target: Target) -> list[ExecutorVariant]:
     graph = Graph(variant.program)
     alike: dict[tuple[frozenset[int], frozenset[int], frozenset[int]], list[int]] = {}
     runs: dict[tuple[tuple[int, int], ...], list[int]] = {}
@@ -153,7 +113,7 @@ def _forms_of(variant: Variant, issued: Mapping[int, dict[int, tuple[int, int]]]
         alike.setdefault((chosen, lasting, late), []).extend(members)
     workspace = {op.id: size for op in variant.program.ops if (size := _workspace(graph, op, target))}
     return [
-        Form(
+        ExecutorVariant(
             _rewritten(graph, chosen, lasting),
             sorted(members),
             frozenset(),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,24 +22,22 @@ from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
 from interlace.ir.storage import storages_of
 from interlace.ir.target import IDEAL, Target, with_paddles_jobs
-from interlace.scheduler.memory.executor import feed_bytes, forms
+from interlace.scheduler.memory.executor import executor_variants, feed_bytes
+from interlace.scheduler.simulate.arrays import Flags, Ints, ints, offsets
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 Order = Sequence[OpInstance] | Ints
 """Op instances (`items` in names) one after the other."""
 Pool = Literal["device", "pinned", "all"]
 """Kinds of memory; `all` is the sum, for targets whose device memory is the host's."""
 END = 1 << 61
 """The end of the step as a time: later than any other."""
-INLINE_SHARES = 16
+TOGETHER = 16
 """Micro-batches whose instances are found together."""
 NONE: frozenset[int] = frozenset()
 """No copies."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveBytes:
+class LiveBytes(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Live bytes, and number, of the storages that one kind of op produces in one layer."""
 
     layer: str
@@ -49,7 +48,7 @@ class LiveBytes:
 
 @dataclass(slots=True)
 class Lifetimes:
-    """Which operations allocate and use the storages of one form of the program; rows are storages that are not persistable.
+    """Which operations allocate and use the storages of one variant of the program; rows are storages that are not persistable.
 
     Attributes:
         producer: Id of the op that allocates it. `[rows]`
@@ -120,10 +119,10 @@ def _uses(program: Program) -> _Uses:
         op_id,
         storage,
         variable,
-        _ints([each.producer for each in every]),
-        _ints([each.size_bytes for each in every]),
-        _ints([each.value for each in every]),
-        np.array([_pool(each.memory) == "pinned" for each in every], np.bool_),
+        ints([each.producer for each in every]),
+        ints([each.size_bytes for each in every]),
+        ints([each.value for each in every]),
+        np.array([each.memory != "device" for each in every], np.bool_),
         np.array([each.persistable for each in every], np.bool_),
         np.array([n in outputs for n in range(len(every))], np.bool_),
     )
@@ -147,20 +146,16 @@ def _lifetimes(uses: _Uses, renamed: Renaming, workspace: Mapping[int, int]) -> 
     base = {pool: int(sizes[lasting][uses.pinned[lasting] == (pool == "pinned")].sum()) for pool in ("device", "pinned")}
     unknown = [n for n in (*rows.tolist(), *lasting.tolist()) if uses.size[n] < 0]
     return Lifetimes(
-        np.r_[uses.producer[rows], _ints([*workspace])],
-        np.r_[sizes[rows], _ints([*workspace.values()])],
+        np.r_[uses.producer[rows], ints([*workspace])],
+        np.r_[sizes[rows], ints([*workspace.values()])],
         np.r_[uses.pinned[rows], np.zeros(extra, np.bool_)],
         np.r_[output[rows], np.zeros(extra, np.bool_)],
-        _offsets([*num_readers, *[1] * extra]),
-        np.r_[op, _ints([*workspace])],
-        _offsets([*per_variable[np.argsort(starts)], *[1] * extra]),
+        offsets([*num_readers, *[1] * extra]),
+        np.r_[op, ints([*workspace])],
+        offsets([*per_variable[np.argsort(starts)], *[1] * extra]),
         base,
         list(dict.fromkeys(uses.value[unknown].tolist())),
     )
-
-
-def _pool(memory: str) -> Literal["device", "pinned"]:
-    return "device" if memory == "device" else "pinned"
 
 
 @dataclass(slots=True)
@@ -308,6 +303,15 @@ def needed_at_once(program: Program) -> int:
     return lifetimes(program).base["device"] + most
 
 
+def saved_bytes(program: Program) -> int:
+    """Device bytes of a micro-batch that forward computes and backward reads. O(operations)."""
+    table = storages_of(program)
+    forward = {value for op in program.ops if op.role == "forward" for value in op.results}
+    read = {number for op in program.ops if op.role == "backward" for v in op.reads if v in forward for number in table.numbers(v)}
+    found = (table.storages[number] for number in read)
+    return sum(max(0, each.size_bytes) for each in found if not each.persistable and each.memory == "device")
+
+
 @dataclass(slots=True)
 class Placed:
     """The instances of an order of op instances, whenever these run. All `[instances]` unless said otherwise; op instances are indices in
@@ -375,16 +379,16 @@ class OrderMemory:
     """
 
     def __init__(self, program: Program, target: Target = IDEAL) -> None:
-        found = forms(program, target)
+        found = executor_variants(program, target)
         self.tables = [
-            (lifetimes(form.program, form.workspace, form.absent), _ints(sorted(form.late)), form.micro_batches) for form in found
+            (lifetimes(each.program, each.workspace, each.absent), ints(sorted(each.late)), each.micro_batches) for each in found
         ]
         first = next(table for table, _, micro_batches in self.tables if 0 in micro_batches)
         self.base = dict(first.base) if target.runs_as_written else dict(lifetimes(program).base)
-        lasting_bytes = sum(len(form.micro_batches) * form.lasting_bytes for form in found)
+        lasting_bytes = sum(len(each.micro_batches) * each.lasting_bytes for each in found)
         self.base["device"] += lasting_bytes + feed_bytes(program, target)
         self.unknown = first.unknown
-        self.inputs = _ints(sorted(op.id for op in program.ops if op.name == DATA))
+        self.inputs = ints(sorted(op.id for op in program.ops if op.name == DATA))
         self.num_ids = 1 + max((op.id for op in program.ops), default=-1)
 
     def peak(self, items: Order, pool: Pool = "device") -> int:
@@ -449,7 +453,7 @@ class OrderMemory:
             "size": table.size[column],
             "pinned": table.pinned[column],
             "producer": table.producer[column],
-            "micro_batch": _ints(micro_batches)[row],
+            "micro_batch": ints(micro_batches)[row],
             "many": many[column],
             "reads": reads[inside],
             "is_away": away[inside],
@@ -479,7 +483,7 @@ class OrderMemory:
 
 def _some(micro_batches: Sequence[int]) -> Iterator[Sequence[int]]:
     """Micro-batches, so many at a time that tables of them stay small."""
-    return (micro_batches[k : k + INLINE_SHARES] for k in range(0, len(micro_batches), INLINE_SHARES))
+    return (micro_batches[k : k + TOGETHER] for k in range(0, len(micro_batches), TOGETHER))
 
 
 def _most(columns: npt.NDArray[Any], first: Ints) -> Ints:
@@ -487,11 +491,3 @@ def _most(columns: npt.NDArray[Any], first: Ints) -> Ints:
     if len(first) < 2:
         return np.empty((len(columns), 0), np.int64)
     return np.maximum.reduceat(columns, first[:-1], axis=1).astype(np.int64)
-
-
-def _offsets(counts: Sequence[int]) -> Ints:
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
-
-
-def _ints(numbers: Sequence[int]) -> Ints:
-    return np.array(numbers, np.int64)

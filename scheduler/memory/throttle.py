@@ -28,7 +28,7 @@ from interlace.scheduler.memory.live import Placed, Profile, lifetimes, order_pe
 from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.simulate.arrays import Flags, Ints, Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
-from interlace.scheduler.simulate.simulator import Times, device_memory, device_peak
+from interlace.scheduler.simulate.simulator import Times, device_memory
 
 LOOK_BACK = 50
 """The awaited op lies back this many times the host's time for one wait (about 1 ms on an H200): enough to issue what follows."""
@@ -133,7 +133,7 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_
 
 def gpu_peak(program: Program, cost: Costs, target: Target = GPU) -> int:
     """Peak of live device bytes on a GPU whose host issues in no time; the rank's peers are always ready."""
-    return device_peak(_fast_host(lower([program], cost, Options.of(target, peers_ready=True))), target)
+    return device_memory(_fast_host(lower([program], cost, Options.of(target, peers_ready=True))), target)[1].peak()
 
 
 def _most_side_bytes(program: Program) -> int:
@@ -223,15 +223,15 @@ class _Search:
         if free <= serial + run_ahead_bytes:
             return free, {}, "run-ahead-allowed"
         tried: list[tuple[int, dict[str, tuple[HostSync, ...]]]] = [(free, {})]
-        for form in self._forms(free_sim):
-            tried.append((alone.peak(form), form))
+        for waits in self._waits_to_try(free_sim):
+            tried.append((alone.peak(waits), waits))
             if tried[-1][0] <= serial + run_ahead_bytes:
                 break
         least = min(peak for peak, _ in tried)
-        best, found = next((peak, form) for peak, form in tried if peak <= max(least + run_ahead_bytes // NEAR, serial))
+        best, found = next((peak, waits) for peak, waits in tried if peak <= max(least + run_ahead_bytes // NEAR, serial))
         return best, found, "no-wait-helps"
 
-    def _forms(self, sim: SimInput) -> Iterator[dict[str, tuple[HostSync, ...]]]:
+    def _waits_to_try(self, sim: SimInput) -> Iterator[dict[str, tuple[HostSync, ...]]]:
         back_ns = LOOK_BACK * max(1, wait_ns(self.program, self.cost))
         clock = np.cumsum(np.where(sim.side, 0, sim.dur))
         targets = self._targets(clock, back_ns)

@@ -204,8 +204,3 @@ def ints(numbers: Sequence[int]) -> Ints:
 def pairs_of(pairs: Sequence[tuple[int, int]]) -> Ints:
     """Pairs as an array `[n, 2]`, also if there are none."""
     return np.array(pairs, np.int64).reshape(-1, 2)
-
-
-def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Arrays one after the other as one array."""
-    return np.concatenate(arrays)

@@ -32,7 +32,6 @@ from interlace.scheduler.simulate.arrays import (
     SimInput,
     direction,
     ints,
-    joined,
     offsets,
     pairs_of,
     rows,
@@ -40,8 +39,6 @@ from interlace.scheduler.simulate.arrays import (
 from interlace.scheduler.simulate.dependences import item_order, reduced
 from interlace.scheduler.simulate.power import PowerInput
 from interlace.scheduler.simulate.rendezvous import meetings
-
-__all__ = ["ONE", "Options", "SimInput", "lower"]
 
 
 def lower(programs: Sequence[Program], cost: Costs, options: Options | None = None) -> SimInput:
@@ -57,13 +54,13 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     parts = [_lower_rank(program, cost, options, classes) for program in programs]
     first = offsets([len(part.items) for part in parts])
     first_stream = offsets([len(part.stream_names) for part in parts])
-    column: dict[str, Any] = {key: joined([part.columns[key] for part in parts]) for key in parts[0].columns} if parts else {}
+    column: dict[str, Any] = {key: np.concatenate([part.columns[key] for part in parts]) for key in parts[0].columns} if parts else {}
     column["stream"] += np.repeat(first_stream[:-1], np.diff(first))
     column["awaits"] = np.where(column["awaits"] >= 0, column["awaits"] + np.repeat(first[:-1], np.diff(first)), -1)
     draw, share = column.pop("draw", None), column.pop("share", None)
     limit = cost.power() if options.power else None
     power = PowerInput.of(limit, draw, share) if limit and draw is not None else None
-    deps = joined([part.deps + first[k] for k, part in enumerate(parts)])
+    deps = np.concatenate([part.deps + first[k] for k, part in enumerate(parts)])
     dep_first, dep = rows(deps[:, 1], deps[:, 0], int(first[-1]))
     return SimInput(
         [program.rank for program in programs],

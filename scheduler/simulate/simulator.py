@@ -186,13 +186,8 @@ def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_
     return Result(sim, times, profiles, host_ends(sim, times), trace, split)
 
 
-def device_peak(sim: SimInput, target: Target = IDEAL, placed: memory.Placed | None = None) -> int:
-    """Peak of live device memory of the only rank: as `run`, where nothing else of the result is needed. For `placed` see `over_time`."""
-    return device_memory(sim, target, placed)[1].peak("device")
-
-
 def device_memory(sim: SimInput, target: Target = IDEAL, placed: memory.Placed | None = None) -> tuple[Times, memory.Profile]:
-    """When the op instances of the only rank run, and its memory; as `device_peak`."""
+    """When the op instances of the only rank run, and its memory; as `run`, with `placed` as in `over_time`."""
     times, _ = _times(sim, _compiled("auto", sim.num_items))
     return times, memory.over_time(sim.programs[0], times.issue, times.start, times.end, sim.stream, target, placed)
 

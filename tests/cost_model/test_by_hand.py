@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interlace.cost_model.accuracy import Case, order_share, summarize
+from benchmarks.errors import Case, order_share, summarize
 from interlace.cost_model.comm import BEYOND_ERROR, CALL_ERROR, GROUP_ERROR, PROXY_ERROR, CommTimes, CopyTimes
 from interlace.cost_model.curves import FEW_POINTS_ERROR, Curve, Surface, check_error, line
 from interlace.cost_model.interference import InterferenceTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interlace.cost_model import CostModel, GivenCosts
+from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError
 from tests.cost_model.programs import binary, collective, matmul, unary
 
@@ -12,7 +12,7 @@ TABLE = {"comm": 100, "gemm": 5, "default": 1}
 
 
 def test_times_follow_the_table():
-    costs = CostModel.from_table(TABLE)
+    costs = GivenCosts(TABLE)
     assert isinstance(costs, GivenCosts)
     assert costs.op_time(*collective("pd_op.all_reduce_", "4")).dur_ns == 100
     assert costs.op_time(*matmul("4,4", "4,4", "4,4")).dur_ns == 5
@@ -41,7 +41,7 @@ def test_the_most_specific_entry_counts(key, value):
 
 
 def test_stretch_is_given_either_way_round_and_one_by_default():
-    costs = CostModel.from_table(TABLE, stretch={("gemm", "comm"): (1.5, 3.0)})
+    costs = GivenCosts(TABLE, stretch={("gemm", "comm"): (1.5, 3.0)})
     gemm, (reduce, values, groups) = matmul("4,4", "4,4", "4,4")[0], collective("pd_op.all_reduce_", "4")
     assert costs.stretch(gemm, reduce, values, groups) == (1.5, 3.0)
     assert costs.stretch(reduce, gemm, values, groups) == (3.0, 1.5)
@@ -49,12 +49,12 @@ def test_stretch_is_given_either_way_round_and_one_by_default():
 
 
 def test_host_costs_are_given():
-    costs = CostModel.from_table(TABLE, host_ns=7, job_ns=11)
+    costs = GivenCosts(TABLE, host_ns=7, job_ns=11)
     assert (costs.host_ns(binary("pd_op.add", "4")[0]), costs.job_ns()) == (7, 11)
 
 
 def test_no_entry_and_a_bad_entry_are_errors():
     with pytest.raises(ConfigError, match=r"no entry for #1 pd_op.gelu: expected one of pd_op.gelu, gelu, memory:gelu, memory, default"):
-        CostModel.from_table({"gemm": 5}).op_time(*unary("pd_op.gelu", "4"))
+        GivenCosts({"gemm": 5}).op_time(*unary("pd_op.gelu", "4"))
     with pytest.raises(ConfigError, match=r"'gemm' is -1, expected a whole number of nanoseconds >= 0"):
-        CostModel.from_table({"gemm": -1})
+        GivenCosts({"gemm": -1})

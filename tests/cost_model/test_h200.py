@@ -10,13 +10,14 @@ from statistics import median
 import msgspec
 import pytest
 
-from interlace.cost_model import CostModel, load_profile, pair_time
-from interlace.cost_model.accuracy import Case, headline, inversions, order_share, show, summarize
+from benchmarks.errors import Case, headline, inversions, order_share, show, summarize
+from interlace.cost_model import CostModel, load_profile
 from interlace.cost_model.families import memory_family
 from interlace.cost_model.interference import InterferenceTable
 from interlace.cost_model.model import sample_size
 from interlace.cost_model.profile import OpSample
 from interlace.cost_model.work import Part
+from tests.cost_model.together import pair_time
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ["mp2_s2048", "mp4_s2048", "mp4_s4096"]

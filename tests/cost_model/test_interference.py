@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interlace.cost_model import CostModel, load_profile
+from interlace.cost_model import CostModel, GivenCosts, load_profile
 from tests.cost_model.programs import collective, last_op, matmul, unary
 
 H200 = CostModel(load_profile("h200"))
@@ -76,6 +76,6 @@ def test_two_products_of_one_operation_beside_a_wait_count_by_their_times():
 
 
 def test_where_no_sizes_were_measured_the_category_answers():
-    costs = CostModel.from_table({"default": 1}, {("gemm", "wait"): (1.5, 1.0)})
+    costs = GivenCosts({"default": 1}, {("gemm", "wait"): (1.5, 1.0)})
     assert costs.stretch_beside_wait(*matmul("8,8", "8,8", "8,8")) == 1.5
     assert H200.stretch_beside_wait(*unary("pd_op.gelu", "2048,4096")) == H200.stretch_between("memory:gelu", "wait").op

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from interlace.cost_model import CostModel, GivenCosts, load_profile, pair_time
+from interlace.cost_model import CostModel, GivenCosts, load_profile
 from interlace.cost_model.comm import CommTimes, CopyTimes
 from interlace.cost_model.curves import Curve, Surface, check_error
 from interlace.cost_model.profile import CommSample
 from tests.cost_model.programs import collective, matmul, unary
+from tests.cost_model.together import pair_time
 
 H200 = CostModel(load_profile("h200"))
 CPU = CostModel(load_profile("cpu"))

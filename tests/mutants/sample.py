@@ -83,7 +83,6 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
         "tests/scheduler/test_together.py",
         "tests/scheduler/test_hazards.py",
     ),
-    "scheduler/memory/saved.py": ("tests/passes/test_judge.py",),
     "scheduler/memory/throttle.py": ("tests/scheduler/test_throttle.py",),
     "scheduler/memory/waits_at_peaks.py": ("tests/scheduler/test_throttle.py",),
     "scheduler/memory": ("tests/test_records.py", "tests/scheduler/test_executor_memory.py", "tests/scheduler/test_memory.py"),

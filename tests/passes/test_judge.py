@@ -18,7 +18,7 @@ from interlace.planning.peers import Peers
 from interlace.planning.plan import make_plans
 from interlace.planning.search import Search
 from interlace.planning.variants import drafted
-from interlace.scheduler.memory.saved import saved_bytes
+from interlace.scheduler.memory.live import saved_bytes
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.units import size
 from tests.default_passes import THROTTLED

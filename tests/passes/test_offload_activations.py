@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlace.cost_model import CostModel, GivenCosts
+from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, PassError, PlanError
 from interlace.ir import Program, parse, show, verify
 from interlace.passes import Pipeline
@@ -26,7 +26,7 @@ ALL: dict[str, Any] = {"fraction": 1.0, "min_bytes": 1}
 
 
 def costs(copy: int = 1, default: int = 1) -> GivenCosts:
-    return CostModel.from_table({"copy": copy, "comm": 5, "default": default})
+    return GivenCosts({"copy": copy, "comm": 5, "default": default})
 
 
 def offload(program: Program, cost: GivenCosts | None = None, **options: Any) -> Program:

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from interlace.config import make_config
-from interlace.cost_model import CostModel, load_profile
+from interlace.cost_model import CostModel, GivenCosts, load_profile
 from interlace.ir import Program, parse
 from interlace.ir.kinds import BOUNDARY
 from interlace.ir.target import CPU, CUSTOM, GPU
@@ -27,7 +27,7 @@ from tests.default_passes import STREAMS
 from tests.interpreter import assert_same
 from tests.strategies import World, plan, programs, worlds
 
-COST = CostModel.from_table({"comm": 400, "gemm": 1000, "default": 50}, host_ns=1, job_ns=2)
+COST = GivenCosts({"comm": 400, "gemm": 1000, "default": 50}, host_ns=1, job_ns=2)
 H200 = CostModel(load_profile("h200"))
 BLOCK = 4 << 20
 MICRO_BATCHES = 6

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from interlace.config import load_config
-from interlace.cost_model import CostModel
+from interlace.cost_model import GivenCosts
 from interlace.ir import parse, verify
 from interlace.passes.pipeline import built_in
 from interlace.planning.baseline import baseline_plan
 from interlace.planning.variants import baseline
 
-COSTS = CostModel.from_table({"default": 1000})
+COSTS = GivenCosts({"default": 1000})
 PROGRAM = """program rank=0 world=1 mode=train
 pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=1F1B
 #0 %0:float32[2] = pd_op.data() forward {"name":"x"}

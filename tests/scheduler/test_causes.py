@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from interlace.cost_model import CostModel
+from interlace.cost_model import GivenCosts
 from interlace.ir import parse
 from interlace.report.causes import held, held_text, waits, waits_text
 from interlace.scheduler.memory.live import LiveBytes
@@ -13,7 +13,7 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from tests.scheduler.plans import Shape, shapes, world
 
-COST = CostModel.from_table({"comm": 100, "p2p": 30, "gemm": 50, "copy": 20, "default": 3}, host_ns=2)
+COST = GivenCosts({"comm": 100, "p2p": 30, "gemm": 50, "copy": 20, "default": 3}, host_ns=2)
 
 
 @settings(max_examples=40, deadline=None)
@@ -52,7 +52,7 @@ job all forward 0: 0-2@0
 def test_the_cause_is_the_first_thing_that_makes_it_late(p2p: str) -> None:
     """A collective behind a receive has its own time alone; what the receive waits for is the other stage."""
     programs = [parse(TWO_STAGES.format(rank=rank) + text) for rank, text in enumerate((SENDER, RECEIVER))]
-    cost = CostModel.from_table({"comm": 10, "p2p": 30, "relu": 50, "gelu": 900, "default": 3})
+    cost = GivenCosts({"comm": 10, "p2p": 30, "relu": 50, "gelu": 900, "default": 3})
     found = waits(simulate(programs, cost, Options(p2p=p2p)), 1)  # type: ignore[arg-type]
     assert [(row.kind, row.wait_ns, row.why) for row in found] == [
         ("recv_v2", 950, "stage 0 comes later"),
@@ -71,7 +71,7 @@ pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none
 job a forward 0: 0-1@0 | 1@0<1@0
 job b forward 0: 2@0
 """)
-    result = simulate([program], CostModel.from_table({"copy": 500, "default": 50}, host_ns=2))
+    result = simulate([program], GivenCosts({"copy": 500, "default": 50}, host_ns=2))
     found = waits(result, 0)
     assert {(row.kind, row.why): row.wait_ns for row in found if row.kind != "host"} == {("memcpy_d2h", "the host waits for it"): 500}
 
@@ -87,7 +87,7 @@ group 7=0,1
 #4 %4:float32[8] = pd_op.relu(%3) forward
 job all forward 0: 0-4@0
 """)
-    found = waits(simulate([program], CostModel.from_table({"comm": 100, "default": 3}), Options(peers_ready=True)), 0)
+    found = waits(simulate([program], GivenCosts({"comm": 100, "default": 3}), Options(peers_ready=True)), 0)
     assert waits_text(found) == "all_reduce (blocks.*.mlp, 2 neighbours) 0.000200 ms in 2 waits (the rest of its job needs it)"
     assert [row.wait_ns for row in found] == [200]
 
@@ -114,7 +114,7 @@ group 7=0,2
 #4 %4:float32[8] = pd_op.relu(%{fourth}) forward
 job all forward 0: 0-4@0
 """)
-    found = waits(simulate([program], CostModel.from_table({"comm": 200, "default": 100}), Options(peers_ready=True)), 0)
+    found = waits(simulate([program], GivenCosts({"comm": 200, "default": 100}), Options(peers_ready=True)), 0)
     assert sorted((row.group, row.why) for row in found) == [("2 ranks 2 apart", each) for each in why]
 
 

@@ -7,13 +7,13 @@ from itertools import chain, combinations
 
 import pytest
 
+from benchmarks.exact_recompute import cheapest
 from interlace.cost_model import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import parse
 from interlace.ir.program import Program
 from interlace.passes.choose_recompute import choices
 from interlace.scheduler.recompute.choices import RecomputeLevels
-from interlace.scheduler.recompute.exact import cheapest
 from tests.passes.test_choose_recompute import PLAIN
 from tests.strategies import World, programs
 

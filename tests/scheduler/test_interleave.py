@@ -21,7 +21,7 @@ from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context
 from interlace.planning.variants import milder
 from interlace.scheduler.hazards import check
-from interlace.scheduler.interleave.planner import PartOps, plan_parts
+from interlace.scheduler.interleave.planner import SEARCH_WORK, Pair, PartOps, plan_pair
 from interlace.scheduler.jobs.parts import Parts
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
@@ -388,7 +388,7 @@ def pair_order(sides: Sides, costs: GivenCosts, form: Any, **options: Any) -> tu
     program = side_program(sides)
     inner = [op for op in program.ops if not is_boundary(op)]
     parts = [PartOps(kind, kind, [op for op in inner if op.role == role]) for kind, role in (("B", "backward"), ("F", "forward"))]
-    plan = plan_parts(program, parts, costs, form, **options)
+    plan = plan_pair(Pair(program, parts, costs, work=SEARCH_WORK), form, **options)
     ops = {op.id: op for op in inner}
     return [f"{side}.{ops[op_id].kind}" for side, op_id in plan.order], plan
 

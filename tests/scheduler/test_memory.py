@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlace.cost_model import CostModel
+from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, Program, parse
 from interlace.ir.copies import variants
 from interlace.ir.kinds import DATA, PARAMETER
@@ -19,7 +19,7 @@ from interlace.scheduler.memory.live import END, Lives, OrderMemory, in_order, l
 from interlace.scheduler.simulate.simulator import simulate
 from tests.scheduler.plans import Shape, shapes, world
 
-COST = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, host_ns=2, job_ns=5)
+COST = GivenCosts({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, host_ns=2, job_ns=5)
 
 
 def items_of(program: Program) -> list[tuple[int, int]]:
@@ -154,7 +154,7 @@ def test_one_stream_gpu_is_the_serial_order(shape: Shape) -> None:
 def test_run_ahead_defeats_offload() -> None:
     """Memory taken at issue and returned when a copy on another stream ends: what the copies should save is not saved."""
     shape = Shape(1, 1, 4, 6, ("", "", "", "copies"), frozenset({0, 1, 2, 3}), width=64)
-    fast_host = CostModel.from_table({"gemm": 500, "copy": 400, "default": 50}, host_ns=1)
+    fast_host = GivenCosts({"gemm": 500, "copy": 400, "default": 50}, host_ns=1)
     programs = world(shape)
     at_issue = simulate(programs, fast_host, target=GPU).ranks[0].peak_bytes
     ideal = simulate(programs, fast_host, target=IDEAL).ranks[0].peak_bytes

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlace.cost_model import CostModel, load_profile
+from interlace.cost_model import CostModel, GivenCosts, load_profile
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Event, Job, Op, Pipeline, Program, Value, parse
 from interlace.passes.offload_activations import apply
@@ -366,7 +366,7 @@ def test_smallest_budget_of_the_group_counts() -> None:
 )
 def test_budget_holds_in_the_simulator(world: World, less: int, copy_ns: int) -> None:
     """Memory budget, by hand. At every moment of the simulated step, copies on streams of their own."""
-    cost = CostModel.from_table({"copy": copy_ns, "default": 2})
+    cost = GivenCosts({"copy": copy_ns, "default": 2})
     (before,) = plan(world)
     peak = simulate([before], cost).ranks[0].peak_bytes
     try:
@@ -522,7 +522,7 @@ def test_ranks_keep_the_smallest_budget() -> None:
 
 
 def test_the_two_directions_of_copies_are_timed_apart() -> None:
-    found = measure(chain([32 * MB]), CostModel.from_table({"copy:d2h": 5, "copy:h2d": 9, "default": 1}))
+    found = measure(chain([32 * MB]), GivenCosts({"copy:d2h": 5, "copy:h2d": 9, "default": 1}))
     assert (found.out_ns, found.back_ns) == ({32 * MB: 5}, {32 * MB: 9})
 
 

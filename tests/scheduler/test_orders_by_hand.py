@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlace.cost_model import CostModel
+from interlace.cost_model import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Event, Program, parse
 from interlace.scheduler.simulate.simulator import Result
 from interlace.scheduler.whole_step.orders import find_orders, merged, simulation, transfers_in_time, transfers_of, with_orders
 
-COST = CostModel.from_table({"comm": 20, "gemm": 100, "default": 100}, host_ns=1, job_ns=1)
+COST = GivenCosts({"comm": 20, "gemm": 100, "default": 100}, host_ns=1, job_ns=1)
 HEAD = """program rank={rank} world={world} mode=train
 pipeline stage={stage} of 2 micro_batches=1 chunks=1 schedule=1F1B
 group 3 = {pair}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from interlace.cost_model import CostModel
+from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, Op, Program, parse
 from interlace.ir.graph import dependencies, is_topological
 from interlace.scheduler.interleave.part_order import EarlyCollectives
 from interlace.scheduler.interleave.planner import EARLY, PartOps
 
-COST = CostModel.from_table({"comm": 1000, "gemm": 1000, "reshape": 0, "default": 10})
+COST = GivenCosts({"comm": 1000, "gemm": 1000, "reshape": 0, "default": 10})
 HEAD = "program rank=0 world=2 mode=train\ngroup 7 = 0,1\n"
 EXPERTS = (
     HEAD

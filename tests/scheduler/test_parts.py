@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 
-from interlace.cost_model import CostModel
+from interlace.cost_model import GivenCosts
 from interlace.scheduler.simulate.parts import overlap, parts_of, union
 from interlace.scheduler.simulate.simulator import simulate
 from tests.scheduler.plans import Shape, shapes, world
 
-COST = CostModel.from_table({"comm": 100, "p2p": 30, "gemm": 50, "copy": 20, "default": 3}, host_ns=7)
+COST = GivenCosts({"comm": 100, "p2p": 30, "gemm": 50, "copy": 20, "default": 3}, host_ns=7)
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlace.cost_model import CostModel
 from interlace.cost_model.base import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Graph, Job, Program, dependencies, parse, verify
@@ -40,7 +39,7 @@ STRETCHED = {
 def costs(host_ns: int = 2, job_ns: int = 5, stretch: bool = True, **times: int) -> GivenCosts:
     """A table model with odd numbers, so that rounding matters."""
     table = {"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7, **times}
-    return CostModel.from_table(table, STRETCHED if stretch else {}, host_ns, job_ns)
+    return GivenCosts(table, STRETCHED if stretch else {}, host_ns, job_ns)
 
 
 @settings(max_examples=60, deadline=None)
@@ -329,7 +328,7 @@ def ends(programs: list[Program], cost: GivenCosts, options: Options | None = No
 
 def test_gemm_beside_collective_stretches_both() -> None:
     """100 beside 100 at 1.5 and 2.0: the GEMM ends at 150, the collective has 25 of its 100 left and ends at 175."""
-    cost = CostModel.from_table({"comm": 100, "gemm": 100, "default": 1}, {("gemm", "comm"): (1.5, 2.0)})
+    cost = GivenCosts({"comm": 100, "gemm": 100, "default": 1}, {("gemm", "comm"): (1.5, 2.0)})
     assert ends(pair("matmul", "all_reduce", "", ' group=7 stream="mp"', ranks=2), cost) == [150, 175, 176]
 
 
@@ -344,7 +343,7 @@ def test_gemm_beside_collective_stretches_both() -> None:
 )
 def test_bandwidth_is_shared(first: str, second: str, both: list[int]) -> None:
     """Acceptance: C4. Two collectives, two copies of one direction; copies both ways by the model's factor."""
-    cost = CostModel.from_table({"comm": 100, "copy": 100, "default": 1}, {("copy:d2h", "copy:h2d"): (1.25, 1.25)})
+    cost = GivenCosts({"comm": 100, "copy": 100, "default": 1}, {("copy:d2h", "copy:h2d"): (1.25, 1.25)})
 
     def more(kind: str, stream: str) -> str:
         group = " group=7" if kind.startswith("all") else ""
@@ -365,7 +364,7 @@ def parse_with_second_group(program: Program) -> Program:
 
 
 def test_collectives_of_one_group_run_one_after_the_other() -> None:
-    cost = CostModel.from_table({"comm": 100, "default": 1})
+    cost = GivenCosts({"comm": 100, "default": 1})
     assert ends(pair("all_gather", "all_reduce", ' group=7 stream="a"', ' group=7 stream="b"', ranks=2), cost)[:2] == [
         100,
         200,
@@ -374,7 +373,7 @@ def test_collectives_of_one_group_run_one_after_the_other() -> None:
 
 def test_a_collective_goes_at_the_pace_of_its_slowest_rank() -> None:
     """Rank 1 has a GEMM beside it, rank 0 has nothing."""
-    cost = CostModel.from_table({"comm": 100, "gemm": 400, "default": 0}, {("gemm", "comm"): (1.0, 2.0)})
+    cost = GivenCosts({"comm": 100, "gemm": 400, "default": 0}, {("gemm", "comm"): (1.0, 2.0)})
     slow = pair("matmul", "all_reduce", "", ' group=7 stream="mp"', ranks=2)
     idle = pair("gelu", "all_reduce", "", ' group=7 stream="mp"', ranks=2)
     assert ends([idle[0], slow[1]], cost)[1] == 200
@@ -382,7 +381,7 @@ def test_a_collective_goes_at_the_pace_of_its_slowest_rank() -> None:
 
 def test_host_time_and_blocking() -> None:
     """Acceptance: C5. Ops of 10 ns issued every 30 ns are host-bound; a copy to pageable memory holds the host."""
-    cost = CostModel.from_table({"default": 10, "copy": 10}, host_ns=30, job_ns=5)
+    cost = GivenCosts({"default": 10, "copy": 10}, host_ns=30, job_ns=5)
     found = simulate(pair("gelu", "relu"), cost)
     assert found.times.issue.tolist() == [35, 65, 95]
     assert (found.ranks[0].compute_ns, found.ranks[0].host_ns, found.step_ns) == (30, 75, 105)
@@ -397,7 +396,7 @@ def test_computation_beside_a_receive_that_stands(p2p: str) -> None:
 
     The product has done 40 by then and runs beside the transfer (50, until 110) at 1.0: it ends at 120.
     """
-    cost = CostModel.from_table({"p2p": 50, "gemm": 100, "copy": 90, "default": 60}, {("gemm", "wait"): (1.5, 1.0)})
+    cost = GivenCosts({"p2p": 50, "gemm": 100, "copy": 90, "default": 60}, {("gemm", "wait"): (1.5, 1.0)})
     text = """
 program rank={rank} world=2 mode=train
 pipeline stage={rank} of 2 micro_batches=1 chunks=1 schedule=1F1B
@@ -426,7 +425,7 @@ job all forward 0: {items}
 
 def test_p2p_buffered_and_rendezvous() -> None:
     """A send to a late receiver ends at once if buffered, with it else; the receive never ends before the send."""
-    cost = CostModel.from_table({"p2p": 50, "gemm": 200, "default": 1})
+    cost = GivenCosts({"p2p": 50, "gemm": 200, "default": 1})
     text = """
 program rank={rank} world=2 mode=train
 pipeline stage={rank} of 2 micro_batches=1 chunks=1 schedule=1F1B
@@ -467,7 +466,7 @@ def test_one_rank_stands_for_its_stage() -> None:
 
 def test_hand_made_costs_decide_what_is_exposed() -> None:
     """Acceptance: C5. comm 100, gemm 5, other 1: on the compute stream all is exposed, on its own what gemms do not fill."""
-    cost = CostModel.from_table({"comm": 100, "gemm": 5, "p2p": 1, "default": 1})
+    cost = GivenCosts({"comm": 100, "gemm": 5, "p2p": 1, "default": 1})
     baseline = simulate(world(Shape(1, 2, 1, 1)), cost).ranks[0]
     ours = simulate(world(Shape(1, 2, 1, 1, ("mp", "", "", ""))), cost).ranks[0]
     assert (baseline.exposed_comm_ns, baseline.hidden_comm_ns) == (200, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from interlace.cost_model import CostModel
 from interlace.cost_model.base import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Program, parse
@@ -28,7 +27,7 @@ def rank(ops: str, jobs: str, number: int = 0, count: int = 1, groups: str = "",
 
 def table(stretch: dict[tuple[str, str], tuple[float, float]] | None = None, host_ns: int = 0, job_ns: int = 0, **times: int) -> GivenCosts:
     """Times by the name of the operation, 10 for all others."""
-    return CostModel.from_table({"default": 10, **times}, stretch or {}, host_ns, job_ns)
+    return GivenCosts({"default": 10, **times}, stretch or {}, host_ns, job_ns)
 
 
 def ends(programs: list[Program], cost: GivenCosts, options: Options | None = None) -> list[int]:
@@ -203,7 +202,7 @@ def meeting(kinds: tuple[str, str], more: tuple[str, str] = ("", "")) -> list[Pr
 
 
 def test_mates_run_for_the_longest_of_their_times() -> None:
-    cost = CostModel.from_table({"pd_op.all_reduce": 60, "pd_op.all_reduce_": 100, "default": 0})
+    cost = GivenCosts({"pd_op.all_reduce": 60, "pd_op.all_reduce_": 100, "default": 0})
     assert ends(meeting(("all_reduce", "all_reduce_")), cost)[1::2] == [100, 100]
     assert ends(meeting(("all_reduce_", "all_reduce")), cost)[1::2] == [100, 100]
 
@@ -261,7 +260,7 @@ def test_what_launches_nothing_takes_no_time_whatever_the_table_says() -> None:
 #1 %1:vector<float32[2];float32[2]> = builtin.combine(%0, %0) forward
 #2 %2:float32[4] = pd_op.concat(%1) forward
 """
-    assert ends([rank(ops, "job all forward 0: 1-2@0")], CostModel.from_table({"builtin.combine": 500, "default": 10})) == [0, 10]
+    assert ends([rank(ops, "job all forward 0: 1-2@0")], GivenCosts({"builtin.combine": 500, "default": 10})) == [0, 10]
 
 
 def test_a_time_that_no_step_can_take_is_refused() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from interlace.cli import main
-from interlace.cost_model import CostModel
+from interlace.cost_model import GivenCosts
 from interlace.ir import parse
 from interlace.ir.target import CPU, CUSTOM, GPU, IDEAL, TARGETS, Target
 from interlace.planning.plan import Plan
@@ -25,7 +25,7 @@ BOTH = """program rank=0 world=1 mode=train
 #4 %4:float32[4] = pd_op.relu(%3) forward
 job one forward 0: 1-3@0
 job two forward 0: 4@0"""
-COST = CostModel.from_table({"exp": 100, "gelu": 1000, "tanh": 100, "relu": 10}, host_ns=1)
+COST = GivenCosts({"exp": 100, "gelu": 1000, "tanh": 100, "relu": 10}, host_ns=1)
 
 
 def times(target: Target) -> tuple[Result, dict[str, tuple[int, int]]]:
@@ -68,7 +68,7 @@ def test_a_captured_copy_blocks_the_host_where_the_target_says_so() -> None:
 #1 %1:float32[4]^pinned = pd_op.memcpy_d2h(%0) forward stream="out" {}{{"dst_place_type":1}}
 #2 %2:float32[4] = pd_op.exp(%0) forward
 job one forward 0: 1-2@0"""
-    costs = CostModel.from_table({"memcpy_d2h": 1000, "exp": 100}, host_ns=1)
+    costs = GivenCosts({"memcpy_d2h": 1000, "exp": 100}, host_ns=1)
 
     def issued(origin: str, target: Target) -> list[int]:
         issue: list[int] = simulate([parse(text.format(origin))], costs, Options.of(target), target=target).times.issue.tolist()
@@ -84,7 +84,7 @@ def test_every_engine_waits_at_the_end_of_a_job() -> None:
     assert steps[0] == steps[1] > simulate(plans, COST_ALL, Options.of(GPU)).step_ns
 
 
-COST_ALL = CostModel.from_table({"comm": 50, "default": 40}, host_ns=5)
+COST_ALL = GivenCosts({"comm": 50, "default": 40}, host_ns=5)
 
 
 def stored(folder: Path, profile: str) -> str:
@@ -137,11 +137,3 @@ def test_plans_of_two_profiles_need_the_users_choice(tmp_path: Path, capsys: pyt
     said = capsys.readouterr().err
     assert f"{words[0]} with cpu, {words[1]} with h200; choose one with --device" in said
     assert main(["check", *words, "--device", "h200"]) == 0
-
-
-@pytest.mark.parametrize("command", ["check", "timeline"])
-def test_the_old_name_of_the_option_says_the_new_one(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([command, str(tmp_path), "--place", "cpu"])
-    assert ended.value.code == 2
-    assert "--place has another name now: --target" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlace.cost_model import CostModel
+from interlace.cost_model import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Program, parse, show, verify
 from interlace.ir.target import GPU, Target
@@ -39,7 +39,7 @@ from tests.together import programs_of, together
 
 ALONE = Options(peers_ready=True)
 MICRO_BATCHES = 12
-COST = CostModel.from_table({"comm": 400, "gemm": 1000, "default": 50}, host_ns=1, job_ns=2)
+COST = GivenCosts({"comm": 400, "gemm": 1000, "default": 50}, host_ns=1, job_ns=2)
 BLOCK = 4 << 20
 
 
@@ -92,7 +92,7 @@ def test_small_blocks_hold_nobody() -> None:
 
 def test_short_jobs_wait_at_their_ends() -> None:
     """Where a job is over before a wait can look back, the host waits for its last computation."""
-    slow_wait = CostModel.from_table({"comm": 400, "gemm": 1000, "default": 50}, host_ns=10, job_ns=300)
+    slow_wait = GivenCosts({"comm": 400, "gemm": 1000, "default": 50}, host_ns=10, job_ns=300)
     found = plan_host_syncs(run_ahead_program(), slow_wait, BLOCK)
     assert set(found.waits) == {f"forward_{m}" for m in range(MICRO_BATCHES - 1)}
     assert all(waits == (((5, m), (5, m)),) for m, waits in enumerate(found.waits.values()))
@@ -103,7 +103,7 @@ def test_short_jobs_wait_at_their_ends() -> None:
 @given(shapes(), st.booleans())
 def test_waits_never_raise_the_peak(shape: Shape, compiled: bool) -> None:
     """Law: with a host that issues in no time, peak(gpu, held) <= peak(gpu, free); held ones take as long or longer to issue."""
-    fast = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7})
+    fast = GivenCosts({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7})
     shape = both_forms(shape)
     engine = "fast" if compiled else "plain"
     free = simulate(world(shape[0]), fast, target=GPU, engine=engine)  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def test_a_wait_that_stops_all_ranks_is_found(wait: str) -> None:
 def test_the_cost_of_a_wait_is_in_the_step() -> None:
     """A wait at the end of a job leaves a gap: the copy, the way there and back, and the issue of what follows."""
     program = run_ahead_program()
-    cost = CostModel.from_table({"comm": 0, "gemm": 100, "copy": 30, "default": 10}, host_ns=2, job_ns=5)
+    cost = GivenCosts({"comm": 0, "gemm": 100, "copy": 30, "default": 10}, host_ns=2, job_ns=5)
     free = simulate([program], cost, ALONE)
     names = [job.name for job in program.jobs[:1]]
     waiting = simulate([with_host_syncs(program, sync_at_job_ends(program, names))], cost, ALONE)
@@ -185,7 +185,7 @@ def test_the_cost_of_a_wait_is_in_the_step() -> None:
     assert waiting.ranks[0].host_ns > free.ranks[0].host_ns
 
 
-QUICK = CostModel.from_table({"comm": 400, "gemm": 1000, "copy": 1, "default": 50}, host_ns=1, job_ns=2)
+QUICK = GivenCosts({"comm": 400, "gemm": 1000, "copy": 1, "default": 50}, host_ns=1, job_ns=2)
 """A wait takes the host 5 ns, so it looks back 250 ns, and waits stand 4000, 2000, 1000, 500 or 250 ns apart; a job computes 2050 ns."""
 
 
@@ -251,12 +251,12 @@ def test_of_waits_that_hold_alike_the_widest_apart_are_taken() -> None:
 
 
 def test_the_peak_on_the_place_is_that_of_the_fastest_host() -> None:
-    slow = CostModel.from_table({"comm": 400, "gemm": 1000, "copy": 1, "default": 50}, host_ns=3000, job_ns=2)
+    slow = GivenCosts({"comm": 400, "gemm": 1000, "copy": 1, "default": 50}, host_ns=3000, job_ns=2)
     assert gpu_peak(run_ahead_program(), slow) == gpu_peak(run_ahead_program(), QUICK)
 
 
 def test_a_rank_that_cannot_be_simulated_waits_at_the_end_of_every_job() -> None:
-    endless = CostModel.from_table({"default": 1 << 41})
+    endless = GivenCosts({"default": 1 << 41})
     program = run_ahead_program()
     found = plan_host_syncs(program, endless, 0)
     assert found.waits == sync_at_job_ends(program, jobs_with_side_work(program))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from interlace.cli import main
-from interlace.cost_model import CostModel
+from interlace.cost_model import GivenCosts
 from interlace.ir import save
 from interlace.report.split import rows, split_text
 from interlace.report.timeline import chrome_trace, write_trace
@@ -18,7 +18,7 @@ from interlace.scheduler.simulate.simulator import Result, simulate
 from tests.scheduler.plans import Shape, world
 
 SHAPE = Shape(2, 2, 3, 2, ("mp", "send", "receive", "copies"), frozenset({0, 2}), norm=True, width=256)
-COST = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, {("gemm", "comm"): (1.5, 2.0)}, 2, 5)
+COST = GivenCosts({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, {("gemm", "comm"): (1.5, 2.0)}, 2, 5)
 
 OVERVIEW = ("job", "micro-batch", "without computation")
 

@@ -21,7 +21,7 @@ from interlace.report.page.document import Device, Label, Memory, Page, PlanPart
 from interlace.report.page.picture import Items, compute_runs, curve, gap_runs, jobs, packed, side_runs
 from interlace.report.page.tables import RankStep, communication, offloaded, recomputed
 from interlace.report.rules import rules
-from interlace.scheduler.jobs.slot_names import slot_text
+from interlace.scheduler.jobs.parts import slot_text
 from interlace.scheduler.simulate.parts import parts_of
 from interlace.scheduler.simulate.simulator import Result
 from interlace.version import VERSION
@@ -114,8 +114,8 @@ def _labels(plans: Sequence[Simulated]) -> list[Label]:
     groups: dict[object, list[int]] = {}
     for at, rank in enumerate(plans[0].result.input.ranks):
         stage = plans[0].result.input.programs[at].pipeline.stage
-        alike = [tuple(getattr(plan.result.ranks[at], name) for name in plan.result.ranks[at].__slots__[1:]) for plan in plans]
-        groups.setdefault((stage, *alike), []).extend(plans[0].representative.get(rank, plans[0].result.input.programs[at].ranks))
+        figures = [tuple(getattr(plan.result.ranks[at], name) for name in plan.result.ranks[at].__slots__[1:]) for plan in plans]
+        groups.setdefault((stage, *figures), []).extend(plans[0].representative.get(rank, plans[0].result.input.programs[at].ranks))
     return sorted(
         (Label(int(key[0]), sorted(ranks)) for key, ranks in groups.items() if isinstance(key, tuple)),
         key=lambda label: (label.stage, label.ranks),

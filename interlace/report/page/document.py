@@ -11,8 +11,9 @@ from interlace.cost_model.base import How
 from interlace.planning.curve import Sweep
 from interlace.planning.outcome import Outcome
 from interlace.planning.trial import Told
-from interlace.report.causes import Held, Wait
+from interlace.report.causes import Wait
 from interlace.report.rules import Rule
+from interlace.scheduler.memory.live import LiveBytes
 
 KINDS = ("forward", "backward", "weight", "optimizer", "collective", "p2p", "copy", "exposed", "host", "bubble")
 """Codes of what the picture shows, by position: computation of forward, of backward (input gradients, and in plans that do not split
@@ -47,7 +48,7 @@ class Memory(_Part, frozen=True):
     peak_bytes: int
     peak_at_ns: int
     pinned_bytes: int
-    holds: list[Held]
+    holds: list[LiveBytes]
 
 
 class Split(_Part, frozen=True):

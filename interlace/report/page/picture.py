@@ -14,7 +14,7 @@ from interlace.cost_model.work import is_weight_gradient
 from interlace.ir import Graph, Op, Program
 from interlace.ir.kinds import is_comm, is_copy, is_p2p
 from interlace.report.page.document import KINDS, Ops
-from interlace.scheduler.jobs.slot_names import slot_text
+from interlace.scheduler.jobs.parts import slot_text
 from interlace.scheduler.simulate.arrays import Ints
 from interlace.scheduler.simulate.parts import Parts, union
 from interlace.scheduler.simulate.simulator import Result

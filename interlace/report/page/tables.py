@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -120,24 +120,21 @@ def _slack(each: Return) -> int:
 
 def offloaded(ranks: Sequence[RankStep]) -> list[Offload]:
     """Activations that go to pinned memory and come back, by the kind of operation that gave them and layers; most bytes first."""
-    world = sum(rank.num_ranks for rank in ranks)
-    sums: dict[tuple[str, str], _Moves] = {}
-    for rank in ranks:
-        _add_offloaded(rank, sums)
     rows = [
-        Offload(
-            kind,
-            layer,
-            sorted(each.stages),
-            each.size_bytes // world,
-            each.count / world,
-            min(each.away_ns, default=0),
-            each.slack_ns(),
-            each.tightest(),
-        )
-        for (kind, layer), each in sums.items()
+        Offload(*head, min(each.away_ns, default=0), each.slack_ns(), each.tightest()) for head, _, each in _moves(ranks, _add_offloaded)
     ]
     return sorted(rows, key=lambda row: (-row.size_bytes, row.kind, row.layer))
+
+
+def _moves(
+    ranks: Sequence[RankStep], add: Callable[[RankStep, dict[tuple[str, str], _Moves]], None]
+) -> Iterator[tuple[tuple[str, str, list[int], int, float], int, _Moves]]:
+    """By kind and layers: what a row begins with and the time, of a mean rank; and all returns."""
+    world, sums = sum(rank.num_ranks for rank in ranks), dict[tuple[str, str], _Moves]()
+    for rank in ranks:
+        add(rank, sums)
+    for (kind, layer), each in sums.items():
+        yield (kind, layer, sorted(each.stages), each.size_bytes // world, each.count / world), each.time_ns // world, each
 
 
 def _add_offloaded(rank: RankStep, sums: dict[tuple[str, str], _Moves]) -> None:
@@ -159,23 +156,7 @@ def _add_offloaded(rank: RankStep, sums: dict[tuple[str, str], _Moves]) -> None:
 
 def recomputed(ranks: Sequence[RankStep]) -> list[Recomputed]:
     """What backward repeats of forward, by kind and layers; most time first."""
-    world = sum(rank.num_ranks for rank in ranks)
-    sums: dict[tuple[str, str], _Moves] = {}
-    for rank in ranks:
-        _add_recomputed(rank, sums)
-    rows = [
-        Recomputed(
-            kind,
-            layer,
-            sorted(each.stages),
-            each.size_bytes // world,
-            each.count / world,
-            each.time_ns // world,
-            each.slack_ns(),
-            each.tightest(),
-        )
-        for (kind, layer), each in sums.items()
-    ]
+    rows = [Recomputed(*head, time_ns, each.slack_ns(), each.tightest()) for head, time_ns, each in _moves(ranks, _add_recomputed)]
     return sorted(rows, key=lambda row: (-row.time_ns, row.kind, row.layer))
 
 
