@@ -13,7 +13,7 @@ paddle = pytest.importorskip("paddle")
 from paddle.distributed.auto_parallel.static.process_group import new_process_group  # noqa: E402
 
 from interlace.bridge.capture import capture  # noqa: E402
-from interlace.bridge.lower import _EventTable, _short_stacks, lower  # noqa: E402
+from interlace.bridge.lower import JobProgram, _EventTable, _short_stacks, lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
 from interlace.ir import Event  # noqa: E402
@@ -25,6 +25,30 @@ pytestmark = pytest.mark.paddle
 
 def names() -> list[str]:
     return [frame.name for frame in traceback.extract_stack()]
+
+
+def output_names(made: JobProgram) -> list[str]:
+    """Names that a job gives to its values."""
+    ops = made.program.global_block().ops
+    return [op.attrs()["output_name"] for op in ops if op.name() == "builtin.shadow_output"]
+
+
+def test_one_thread_lowers_at_a_time() -> None:
+    """Paddle's insertion point exists once in a process."""
+    begun, lowers = threading.Event(), threading.Event()
+
+    def other() -> None:
+        begun.set()
+        with _short_stacks():
+            lowers.set()
+
+    thread = threading.Thread(target=other)
+    with _short_stacks():
+        thread.start()
+        assert begun.wait(60)
+        assert not lowers.wait(0.1)
+    thread.join()
+    assert lowers.is_set()
 
 
 def test_stacks_are_short_in_the_lowering_thread_only() -> None:
@@ -95,6 +119,8 @@ def test_every_value_that_is_fetched_is_stacked_beside_the_outputs() -> None:
     made = lower(captured, fetching(program, values), CpuDevice(paddle.CPUPlace()))
     assert set(made.fetched) == set(values)
     assert set(made.outputs) == {"loss"}
+    left = {name for each in made.jobs[:-1] for name in output_names(each)}
+    assert left >= made.jobs[-1].reads - {"w", "g"}, "a value that only the user reads is left for the last job too"
 
 
 def test_the_first_operation_of_a_program_is_a_captured_one_like_all_others() -> None:
@@ -242,3 +268,22 @@ def test_what_is_collected_waits_for_the_events_of_all_its_parts() -> None:
     made = lower(captured, msgspec.structs.replace(program, events=events), GpuDevice(paddle.CPUPlace()))
     waits = {op.name(): op.attrs()["events_to_wait"] for op in made.jobs[-1].program.global_block().ops if "events_to_wait" in op.attrs()}
     assert waits == {"pd_op.stack": ["e0", "e2"]}
+
+
+def test_what_is_written_into_memory_that_outlives_the_step_is_marked_where_another_job_reads_it() -> None:
+    """Paddle marks the buffer and not the result that is written into it."""
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        w, g = (build.data(name, [2, 4], persistable=True) for name in "wg")
+        x = build.data("x", [2, 4])
+        C.set_persistable_value(C.mean(x, [], False), "loss")
+        build.role(0)
+        summed = C.add_(g, x)
+        build.role(1)
+        C.add_(w, summed)
+        build.role(2)
+    assert not summed.persistable
+    captured = capture(build.main, ACCUMULATE)
+    made = lower(captured, planned(captured), CpuDevice(paddle.CPUPlace()))
+    (optimizer,) = (each.program.global_block().kwargs() for each in made.jobs if each.name == "optimizer")
+    assert {name: value.persistable for name, value in optimizer.items()} == {"w": True, "g": True}
