@@ -13,10 +13,11 @@ paddle = pytest.importorskip("paddle")
 from paddle.distributed.auto_parallel.static.process_group import new_process_group  # noqa: E402
 
 from interlace.bridge.capture import capture  # noqa: E402
-from interlace.bridge.lower import JobProgram, _EventTable, _short_stacks, lower  # noqa: E402
+from interlace.bridge.lower import JobProgram, _EventTable, _Lowering, _short_stacks, lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
-from interlace.ir import Event  # noqa: E402
+from interlace.ir import ABSENT, Event  # noqa: E402
+from interlace.ir.kinds import COMBINE  # noqa: E402
 from interlace.passes.insert_events import fetching  # noqa: E402
 from tests.bridge.small import ACCUMULATE, Build, C, captured_small, planned  # noqa: E402
 
@@ -287,3 +288,24 @@ def test_what_is_written_into_memory_that_outlives_the_step_is_marked_where_anot
     made = lower(captured, planned(captured), CpuDevice(paddle.CPUPlace()))
     (optimizer,) = (each.program.global_block().kwargs() for each in made.jobs if each.name == "optimizer")
     assert {name: value.persistable for name, value in optimizer.items()} == {"w": True, "g": True}
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_of_a_vector_that_another_job_reads_each_element_that_is_there_has_a_name(absent: bool) -> None:
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        x = build.data("x", [2, 4])
+        a, b = C.exp(x), C.tanh(x)
+        C.set_persistable_value(C.mean(x, [], False), "loss")
+        C.add_n([a, b]).get_defining_op().op_role = 1
+        build.role(0)
+    captured = capture(build.main, ACCUMULATE)
+    program = planned(captured)
+    (vector,) = (op for op in program.ops if op.name == COMBINE)
+    first, second = vector.operands
+    if absent:
+        without = msgspec.structs.replace(vector, operands=(first, ABSENT))
+        program = program.with_ops([without if op is vector else op for op in program.ops])
+    low = _Lowering(captured, program, CpuDevice(paddle.CPUPlace()))
+    elements = [first] if absent else [first, second]
+    assert low.crossing == {"loss@0", "loss@1", "loss@2", *(low.names.of(value, m) for value in elements for m in range(3))}

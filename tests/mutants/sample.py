@@ -41,6 +41,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/extend_lifetimes.py": STREAMS,
     "passes/insert_events.py": (*STREAMS, "tests/scheduler/test_crossing.py"),
     "passes/name_streams.py": STREAMS[::-1],
+    "passes/kept.py": ("tests/passes/test_facts.py",),
     "passes/narrow_gathers.py": ("tests/passes/test_narrow_gathers.py",),
     "passes/offload_activations.py": ("tests/passes/test_offload_activations.py",),
     "passes/overlap_column_backward.py": SPLIT[:1],
@@ -74,6 +75,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     ),
     "scheduler/hazards/captured_calls.py": (*STRAYS, *IDENTITY),
     "scheduler/hazards/pass_orders.py": (*HISTORIES, *IDENTITY[::-1]),
+    "scheduler/hazards/skeleton.py": IDENTITY[:1],
     "scheduler/hazards": (
         "tests/test_records.py",
         "tests/scheduler/test_findings.py",
@@ -93,7 +95,15 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "interlace/planning/levels.py": ("tests/planning/test_memory_choice.py",),
     "interlace/planning/making.py": ("tests/planning/test_memory_choice.py", "tests/passes/test_budget.py"),
     "interlace/planning/search.py": ("tests/planning/test_memory_choice.py", "tests/passes/test_budget.py"),
-    "interlace/bridge/lower.py": ("tests/bridge/test_lower.py", "tests/bridge/test_targets.py", "tests/bridge/test_feeds.py"),
+    "interlace/bridge/lower.py": (
+        "tests/bridge/test_lower.py",
+        "tests/bridge/test_targets.py",
+        "tests/bridge/test_feeds.py",
+        "tests/bridge/test_paddle_passes.py",
+    ),
+    "interlace/bridge/feeds.py": ("tests/bridge/test_feeds.py",),
+    "interlace/bridge/newops.py": ("tests/bridge/test_targets.py", "tests/bridge/test_paddle_passes.py"),
+    "interlace/bridge/rewrite.py": ("tests/bridge/test_paddle_passes.py",),
 }
 """Tests beside each file, or each folder; the fast ones first."""
 

@@ -32,7 +32,6 @@ from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Times, simulate
 from tests.default_passes import STREAMS, THROTTLED
-from tests.remarks import rules_of
 from tests.scheduler.plans import Shape, shapes, world
 from tests.strategies import World, plan, worlds
 from tests.together import programs_of, together
