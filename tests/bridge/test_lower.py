@@ -116,7 +116,7 @@ def test_an_operation_that_read_one_value_twice_may_read_two(read: tuple[str, st
 def test_every_value_that_is_fetched_is_stacked_beside_the_outputs() -> None:
     captured = captured_small()
     program = planned(captured)
-    values = [op.results[0] for op in program.ops if op.kind in ("gelu", "add")]
+    values = [op.results[0] for op in program.ops if op.kind in ("matmul", "gelu", "add")]
     made = lower(captured, fetching(program, values), CpuDevice(paddle.CPUPlace()))
     assert set(made.fetched) == set(values)
     assert set(made.outputs) == {"loss"}
@@ -308,4 +308,5 @@ def test_of_a_vector_that_another_job_reads_each_element_that_is_there_has_a_nam
         program = program.with_ops([without if op is vector else op for op in program.ops])
     low = _Lowering(captured, program, CpuDevice(paddle.CPUPlace()))
     elements = [first] if absent else [first, second]
-    assert low.crossing == {"loss@0", "loss@1", "loss@2", *(low.names.of(value, m) for value in elements for m in range(3))}
+    read = {f"{name}@{m}" for name in ("x", "loss") for m in range(3)}
+    assert low.crossing == read | {low.names.of(value, m) for value in elements for m in range(3)}
