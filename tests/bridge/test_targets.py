@@ -10,6 +10,7 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
+from interlace.bridge import calibrate  # noqa: E402
 from interlace.bridge.capture import Captured, capture  # noqa: E402
 from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, JobProgram, Lowered, Names, kept_names, lower  # noqa: E402
 from interlace.bridge.targets import Device  # noqa: E402
@@ -378,6 +379,10 @@ def test_prepare_sets_what_the_executor_reads(target: str, flag: str) -> None:
         assert paddle.get_flags([flag]) == {flag: False}
     finally:
         paddle.set_flags(old)
+
+
+def test_a_cpu_is_called_what_profiles_of_it_call_it() -> None:
+    assert DEVICES["cpu"].name() == calibrate.device_name("cpu") != ""
 
 
 def test_the_cpu_leaves_the_flags_alone() -> None:
