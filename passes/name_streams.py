@@ -74,7 +74,7 @@ def _with_names(ops: Iterable[Op], names: Mapping[int, str], priority: int) -> t
 
 def _known_replicas(program: Program, context: Context) -> frozenset[int]:
     """`_replicas`, once for a rank: passes do not change what a ring is for."""
-    key = ("rings of data parallelism", program.rank, program.groups)
+    key = "rings of data parallelism"
     if key not in context.memo:
         context.memo[key] = _replicas(program)
     found: frozenset[int] = context.memo[key]

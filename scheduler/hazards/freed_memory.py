@@ -54,8 +54,6 @@ def _uncovered(trace: Trace, target: Target, key: int, users: dict[int, int], la
 
 def overlapping_steps(trace: Trace, target: Target) -> list[Fault]:
     """Accesses of parameters and host buffers in the next step that nothing orders after this step's; events end with the step."""
-    if target.serial:
-        return []
     faults = []
     for key, write in trace.first_write.items():
         last = trace.writer[key]

@@ -44,22 +44,22 @@ class Needs:
         return plan.program.ops[plan.op[index]].id, plan.micro_batch[index]
 
 
-def needs_of(program: Program, target: Target = STRICT, memo: dict[Any, Any] | None = None) -> Needs:
+def needs_of(program: Program, memo: dict[Any, Any] | None = None) -> Needs:
     """Walk a plan and collect what it lacks; cost as of `check` for one rank. In `memo` the last walk stays, for the same plan's next."""
     if memo is None:
-        return _needs_of(program, target)
-    parts = (program.ops, program.values, program.pipeline, program.jobs, program.events, target)
+        return _needs_of(program)
+    parts = (program.ops, program.values, program.pipeline, program.jobs, program.events)
     known = memo.pop("needs", None)  # one walk alone is kept, and it is large
-    needs: Needs = known[1] if known and all(map(operator.is_, known[0], parts)) else _needs_of(program, target)
+    needs: Needs = known[1] if known and all(map(operator.is_, known[0], parts)) else _needs_of(program)
     memo["needs"] = (parts, needs)
     return needs
 
 
-def _needs_of(program: Program, target: Target) -> Needs:
-    trace = Tracer(flatten(program, target.serial), target, supply=True).run()
-    found = Needs(trace, (), tuple(freed_in_use(trace, target)))
+def _needs_of(program: Program) -> Needs:
+    trace = Tracer(flatten(program), STRICT, supply=True).run()
+    found = Needs(trace, (), tuple(freed_in_use(trace, STRICT)))
     orders = [(found.item(before), found.item(item)) for before, item in trace.wanted]
-    carried = [_carried(trace, fault) for fault in overlapping_steps(trace, target)]
+    carried = [_carried(trace, fault) for fault in overlapping_steps(trace, STRICT)]
     pairs = [(found.item(before), found.item(item)) for before, item in carried if before < item]
     return Needs(trace, tuple(orders), found.frees, tuple(dict.fromkeys(pairs)))
 

@@ -391,12 +391,6 @@ class OrderMemory:
         self.inputs = ints(sorted(op.id for op in program.ops if op.name == DATA))
         self.num_ids = 1 + max((op.id for op in program.ops), default=-1)
 
-    def peak(self, items: Order, pool: Pool = "device") -> int:
-        """Most live bytes at one moment if op instances run in this order; cost O(op instances + storages)."""
-        order = np.asarray(items, np.int64).reshape(-1, 2)
-        base = sum(self.base.values()) if pool == "all" else self.base[pool]
-        return base + int(self.order_lives(order).pool(pool).along(len(order)).max(initial=0))
-
     def order_lives(self, order: Ints) -> Lives:
         """Instances of an order; moments are indices in it."""
         count = np.arange(len(order), dtype=np.int64)

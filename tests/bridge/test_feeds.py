@@ -7,7 +7,7 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
-from interlace.bridge.feeds import different_feed, matching_feed  # noqa: E402
+from interlace.bridge.feeds import different_feed, matching_feed, shape_of  # noqa: E402
 from interlace.bridge.lower import Lowered, lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.errors import PlanError  # noqa: E402
@@ -63,3 +63,10 @@ def test_a_smaller_batch_is_paddles_to_judge_without_stages() -> None:
         raise ValueError("capacity")
     with pytest.raises(ValueError, match="capacity"), matching_feed(lowered(False), batch(8, 4)):
         raise ValueError("capacity")
+
+
+@pytest.mark.parametrize("data", [{"x": [[0.0] * 4] * 8}, {"x": 1.0}])
+def test_what_has_no_shape_is_paddles_to_judge(data: object) -> None:
+    """Such as rows in lists, which the executor makes a tensor of."""
+    assert shape_of(data["x"]) is None  # type: ignore[index]
+    assert different_feed(lowered(True), data) is None

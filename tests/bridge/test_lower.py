@@ -13,10 +13,11 @@ paddle = pytest.importorskip("paddle")
 from paddle.distributed.auto_parallel.static.process_group import new_process_group  # noqa: E402
 
 from interlace.bridge.capture import capture  # noqa: E402
-from interlace.bridge.lower import _EventTable, _short_stacks, lower  # noqa: E402
+from interlace.bridge.lower import JobProgram, _EventTable, _Lowering, _short_stacks, lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
-from interlace.ir import Event  # noqa: E402
+from interlace.ir import ABSENT, Event  # noqa: E402
+from interlace.ir.kinds import COMBINE  # noqa: E402
 from interlace.passes.insert_events import fetching  # noqa: E402
 from tests.bridge.small import ACCUMULATE, Build, C, captured_small, planned  # noqa: E402
 
@@ -25,6 +26,30 @@ pytestmark = pytest.mark.paddle
 
 def names() -> list[str]:
     return [frame.name for frame in traceback.extract_stack()]
+
+
+def output_names(made: JobProgram) -> list[str]:
+    """Names that a job gives to its values."""
+    ops = made.program.global_block().ops
+    return [op.attrs()["output_name"] for op in ops if op.name() == "builtin.shadow_output"]
+
+
+def test_one_thread_lowers_at_a_time() -> None:
+    """Paddle's insertion point exists once in a process."""
+    begun, lowers = threading.Event(), threading.Event()
+
+    def other() -> None:
+        begun.set()
+        with _short_stacks():
+            lowers.set()
+
+    thread = threading.Thread(target=other)
+    with _short_stacks():
+        thread.start()
+        assert begun.wait(60)
+        assert not lowers.wait(0.1)
+    thread.join()
+    assert lowers.is_set()
 
 
 def test_stacks_are_short_in_the_lowering_thread_only() -> None:
@@ -91,10 +116,12 @@ def test_an_operation_that_read_one_value_twice_may_read_two(read: tuple[str, st
 def test_every_value_that_is_fetched_is_stacked_beside_the_outputs() -> None:
     captured = captured_small()
     program = planned(captured)
-    values = [op.results[0] for op in program.ops if op.kind in ("gelu", "add")]
+    values = [op.results[0] for op in program.ops if op.kind in ("matmul", "gelu", "add")]
     made = lower(captured, fetching(program, values), CpuDevice(paddle.CPUPlace()))
     assert set(made.fetched) == set(values)
     assert set(made.outputs) == {"loss"}
+    left = {name for each in made.jobs[:-1] for name in output_names(each)}
+    assert left >= made.jobs[-1].reads - {"w", "g"}, "a value that only the user reads is left for the last job too"
 
 
 def test_the_first_operation_of_a_program_is_a_captured_one_like_all_others() -> None:
@@ -242,3 +269,44 @@ def test_what_is_collected_waits_for_the_events_of_all_its_parts() -> None:
     made = lower(captured, msgspec.structs.replace(program, events=events), GpuDevice(paddle.CPUPlace()))
     waits = {op.name(): op.attrs()["events_to_wait"] for op in made.jobs[-1].program.global_block().ops if "events_to_wait" in op.attrs()}
     assert waits == {"pd_op.stack": ["e0", "e2"]}
+
+
+def test_what_is_written_into_memory_that_outlives_the_step_is_marked_where_another_job_reads_it() -> None:
+    """Paddle marks the buffer and not the result that is written into it."""
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        w, g = (build.data(name, [2, 4], persistable=True) for name in "wg")
+        x = build.data("x", [2, 4])
+        C.set_persistable_value(C.mean(x, [], False), "loss")
+        build.role(0)
+        summed = C.add_(g, x)
+        build.role(1)
+        C.add_(w, summed)
+        build.role(2)
+    assert not summed.persistable
+    captured = capture(build.main, ACCUMULATE)
+    made = lower(captured, planned(captured), CpuDevice(paddle.CPUPlace()))
+    (optimizer,) = (each.program.global_block().kwargs() for each in made.jobs if each.name == "optimizer")
+    assert {name: value.persistable for name, value in optimizer.items()} == {"w": True, "g": True}
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_of_a_vector_that_another_job_reads_each_element_that_is_there_has_a_name(absent: bool) -> None:
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        x = build.data("x", [2, 4])
+        a, b = C.exp(x), C.tanh(x)
+        C.set_persistable_value(C.mean(x, [], False), "loss")
+        C.add_n([a, b]).get_defining_op().op_role = 1
+        build.role(0)
+    captured = capture(build.main, ACCUMULATE)
+    program = planned(captured)
+    (vector,) = (op for op in program.ops if op.name == COMBINE)
+    first, second = vector.operands
+    if absent:
+        without = msgspec.structs.replace(vector, operands=(first, ABSENT))
+        program = program.with_ops([without if op is vector else op for op in program.ops])
+    low = _Lowering(captured, program, CpuDevice(paddle.CPUPlace()))
+    elements = [first] if absent else [first, second]
+    read = {f"{name}@{m}" for name in ("x", "loss") for m in range(3)}
+    assert low.crossing == read | {low.names.of(value, m) for value in elements for m in range(3)}

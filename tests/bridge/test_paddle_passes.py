@@ -13,14 +13,17 @@ from paddle.distributed.auto_parallel.static.process_group import new_process_gr
 from paddle.distributed.passes import PassContext, new_pass  # noqa: E402
 
 import interlace  # noqa: E402, F401
+from interlace.bridge.capture import capture  # noqa: E402
+from interlace.bridge.rewrite import write_back  # noqa: E402
 from interlace.bridge.roles import require_sums  # noqa: E402
+from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.cpu import ops as cpu_ops  # noqa: E402
 from interlace.cpu.transport import Pending  # noqa: E402
 from interlace.errors import ConfigError, InterlaceError, PlanError, ProgramError  # noqa: E402
 from interlace.ir import parse  # noqa: E402
 from interlace.ir.kinds import is_copy  # noqa: E402
 from interlace.local.build_rank import LonelyTransport  # noqa: E402
-from tests.bridge.small import small_program  # noqa: E402
+from tests.bridge.small import ACCUMULATE, small_program  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 C = paddle._C_ops
@@ -348,3 +351,21 @@ def test_roles_given_by_auto_parallel_are_kept() -> None:
     before = {op.op_role for op in made.global_block().ops}
     apply((made, paddle.static.Program(), None, []), "split_backward")
     assert {op.op_role for op in made.global_block().ops} == before == {0, 1, 2}
+
+
+def test_an_operation_with_blocks_keeps_what_they_read() -> None:
+    """Values that only its blocks read are operands in the captured program, and none of Paddle's operation."""
+    paddle.enable_static()
+    main = paddle.static.Program()
+    with paddle.static.program_guard(main):
+        x = paddle.static.data("x", [2, 4], "float32")
+        y = paddle.static.nn.cond(paddle.any(x > 0), lambda: paddle.exp(x), lambda: paddle.tanh(x))
+        loss = C.mean(y, [], False)
+    captured = capture(main, ACCUMULATE)
+    (branch,) = (op for op in captured.program.ops if op.kind == "if")
+    assert len(branch.operands) > 1
+    before = str(main)
+    write_back(captured, captured.program, CpuDevice(paddle.CPUPlace()), roles=False)
+    assert str(main) == before
+    found = paddle.static.Executor(paddle.CPUPlace()).run(main, feed={"x": np.ones((2, 4), "float32")}, fetch_list=[loss])
+    assert np.allclose(found[0], np.e)

@@ -10,6 +10,7 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
+from interlace.bridge import calibrate  # noqa: E402
 from interlace.bridge.capture import Captured, capture  # noqa: E402
 from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, JobProgram, Lowered, Names, kept_names, lower  # noqa: E402
 from interlace.bridge.targets import Device  # noqa: E402
@@ -139,6 +140,24 @@ def test_what_the_host_waits_for_is_cut_out_where_it_is_computed() -> None:
     assert names.index("pd_op.slice") < names.index("pd_op.all_reduce")
     assert names[-1] == "pd_op.sync_calc_stream_"
     assert "pd_op.slice" not in [op.name() for op in ops_of(job(lower(captured, program, DEVICES["cpu"]), "forward_0"))]
+
+
+def test_each_wait_of_the_host_is_for_its_own_operation() -> None:
+    """Two of one job, which are both computed before the first wait."""
+    captured = captured_small()
+    program = planned(captured, throttle=None)
+    first, rest = program.jobs[0], program.jobs[1:]
+    kinds = {op.id: op.name for op in program.ops}
+    product, gelu = (next(item for item in first.items if kinds[item[0]] == name) for name in ("pd_op.matmul", "pd_op.gelu"))
+    host_waits = ((first.items[-2], product), (first.items[-1], gelu))
+    held = msgspec.structs.replace(program, jobs=(msgspec.structs.replace(first, host_waits=host_waits), *rest))
+    lowered = lower(captured, held, DEVICES["gpu"])
+    assert [source_of(source_of(each)).name() for each in waits(lowered, "forward_0")] == ["pd_op.matmul", "pd_op.gelu"]
+
+
+def source_of(op: Any) -> Any:
+    """What gives an operation its first operand."""
+    return op.operand_source(0).get_defining_op()
 
 
 def test_only_jobs_that_say_so_hold_the_host() -> None:
@@ -360,6 +379,10 @@ def test_prepare_sets_what_the_executor_reads(target: str, flag: str) -> None:
         assert paddle.get_flags([flag]) == {flag: False}
     finally:
         paddle.set_flags(old)
+
+
+def test_a_cpu_is_called_what_profiles_of_it_call_it() -> None:
+    assert DEVICES["cpu"].name() == calibrate.device_name("cpu") != ""
 
 
 def test_the_cpu_leaves_the_flags_alone() -> None:

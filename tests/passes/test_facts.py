@@ -148,6 +148,31 @@ def test_a_fused_buffer_has_the_contents_of_its_tensors() -> None:
             require_kept(program, program.with_ops(ops))
 
 
+LASTING = """\
+program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=accumulate
+#1 %1:float32[4]!{name} = pd_op.full() forward
+#2 %2:float32[4]~1 = pd_op.scale_(%1) forward inplace=0:0
+#3 %3:float32[4]~1 = pd_op.exp_(%1) forward inplace=0:0
+#4 %4:float32[4]~1 = pd_op.relu_(%1) forward inplace=0:0
+"""
+
+
+@pytest.mark.parametrize("name", ["", '"state"'])
+def test_the_next_step_finds_what_has_a_name(name: str) -> None:
+    """A result without one is kept from collection alone: nothing reads it again."""
+    before = parse(LASTING.format(name=name))
+    made, first, *both = before.ops
+    new = msgspec.structs.replace(first, id=9, origin=-1, results=(9,))
+    values = [*before.values, msgspec.structs.replace(before.values[1], id=9)]
+    require_kept(before, before.with_ops([made, new, *both], values))
+    if name:
+        with pytest.raises(PassError, match=r"the next step finds in %1 what #3 pd_op\.exp_ wrote last, expected #4 pd_op\.relu_"):
+            require_kept(before, before.with_ops([made, new, *both[::-1]], values))
+    else:
+        require_kept(before, before.with_ops([made, new, *both[::-1]], values))
+
+
 MEETING = """\
 program rank=0 world=2 mode=train
 pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=accumulate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from interlace.cost_model import GivenCosts
-from interlace.ir import Program, parse, verify
+from interlace.ir import Graph, Program, parse, verify
 from interlace.passes import NarrowGathers, Pipeline
+from interlace.passes.narrow_gathers import sites
 from interlace.passes.pipeline import PassReport
 from tests.remarks import rules_of
 from tests.together import run_together
@@ -218,3 +220,17 @@ def test_gatherings_of_one_group_are_told_apart_by_their_place_and_their_dim(kep
         assert kinds == (["all_gather", "all_to_all"] if kept_first else ["all_to_all", "all_gather"])
     assert sorted(rules_of(reports[0].remarks)) == ["gather-narrowed", "peers-keep-more"]
     assert rules_of(reports[1].remarks) == ["gather-narrowed"]
+
+
+def test_a_gathering_is_named_by_the_collectives_of_its_ranks_before_it() -> None:
+    """In program order, whatever is behind it."""
+    texts = []
+    for rank in (0, 1):
+        lines = text(rank, (0, 1), (4, 4), 1).splitlines()
+        again = [re.sub(r"([#%])(\d+)", lambda found: f"{found[1]}{int(found[2]) + 20}", line) for line in lines[2:]]
+        summed = "#19 %19:float32[4,4] = pd_op.all_reduce(%0) forward group=7"
+        texts.append("\n".join([*lines, summed, *again, "#49 %49:float32[4,4] = pd_op.all_reduce(%0) forward group=7", ""]))
+    for each in texts:
+        program = parse(each)
+        verify(program)
+        assert list(sites(Graph(program))) == [((0, 1), 0, 1), ((0, 1), 2, 1)]

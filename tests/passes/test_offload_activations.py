@@ -15,7 +15,7 @@ from interlace.ir import Program, parse, show, verify
 from interlace.passes import Pipeline
 from interlace.passes.base import Context
 from interlace.passes.offload_activations import OffloadActivations, apply
-from interlace.scheduler.memory.live import OrderMemory, in_order
+from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.offload import COPY_BACK, COPY_OUT, OffloadOptions, OffloadPlan, measure, plan_offload
 from tests.interpreter import assert_same
 from tests.remarks import applied, rules_of
@@ -90,7 +90,7 @@ def test_memory_is_as_predicted_and_never_above_before(world: World, options: di
         assert decided.before_peak_bytes == peak_bytes(program)
         assert decided.order_peak_bytes == peak_bytes(result)
         assert decided.order_peak_bytes <= decided.peak_bytes <= decided.before_peak_bytes
-        assert OrderMemory(result).peak(items(result), "pinned") <= decided.pinned_peak_bytes
+        assert in_order(result, items(result)).peak("pinned") <= decided.pinned_peak_bytes
 
 
 @settings(max_examples=60, deadline=None)

@@ -269,6 +269,33 @@ def test_a_collective_borrows_up_to_the_second_collective_before_it() -> None:
     assert told.endswith("4 operations moved after it (1 matmul borrowed from other layers)")
 
 
+def test_a_collective_that_its_own_gradients_cover_borrows_none() -> None:
+    """Though another layer's stands nearer to it: the program computes dW of both before dX."""
+    other = """#9 %9:float32[8,16]!"v@GRAD@MERGE" = builtin.kwarg() forward
+#10 %10:float32[4,16]"other" = pd_op.data() forward
+"""
+    backward = """#4 %5:float32[8,16] = pd_op.matmul(%2, %3) backward {"transpose_x":true,"transpose_y":false}
+#5 %6:float32[8,16]~1! = pd_op.add_(%1, %5) backward inplace=0:0 {"grad_merge_add":true}
+#11 %11:float32[8,16] = pd_op.matmul(%2, %10) backward {"transpose_x":true,"transpose_y":false}
+#12 %12:float32[8,16]~9! = pd_op.add_(%9, %11) backward inplace=0:0 {"grad_merge_add":true}
+#13 %4:float32[4,8] = pd_op.matmul(%3, %0) backward {"transpose_x":false,"transpose_y":true}
+"""
+    lines = LAYER.splitlines(keepends=True)
+    text = "".join(lines[:8]) + other + backward + "".join(lines[10:])
+    for gemm, order in ((100, [11, 12, 13, 6, 4, 5]), (40, [13, 6, 4, 5, 11, 12])):
+        _, result, context = overlapped(parse(text), GivenCosts({"comm": 100, "gemm": gemm, "default": 0}))
+        assert [op.id for op in result.ops if op.id in order] == order
+        (told,) = sentences(applied(context))
+        assert ("borrowed" in told) == (gemm < 100)
+
+
+def test_what_reads_nothing_that_would_wait_goes_with_a_gradient_whatever_its_size() -> None:
+    """A repetition of forward from parameters alone; its result has a dim that is unknown until run time."""
+    again = '#9 %9:float32[-1,16] = pd_op.exp(%0) backward {"bwd_recompute_id":0}\n#10 %10:float32[8,16] = pd_op.add(%5, %9) backward\n'
+    text = LAYER.replace("#5 ", f"{again}#5 ").replace("add_(%1, %5)", "add_(%1, %10)")
+    assert 9 in Backward(Graph(parse(text))).sinks
+
+
 @pytest.mark.parametrize(("layers", "found"), [(("", "up"), "up"), (("gate", "up"), "gate"), (("", ""), "sum")])
 def test_a_site_is_of_the_first_layer_that_its_products_name(layers: tuple[str, str], found: str) -> None:
     """Sites reported. Where none has a layer, it is of the collective's own."""

@@ -153,6 +153,36 @@ job a forward 0: {"" if "builtin" in other or "data" in other else "3@0 "}2@0 9@
     assert [(each.rule, each.numbers) for each in report.remarks] == [("memory-returned", {"blocks": 1})]
 
 
+def test_what_a_micro_batch_does_not_compute_is_given_back_in_none() -> None:
+    """The first micro-batch would give back what it copied in, the second does not wait for its reader, and the third copies nothing."""
+    program = parse("""program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=3 chunks=1 schedule=accumulate
+group 7 = 0,1
+passes schedule-1f1b
+#0 %0:float32[1024,1024]!"w" = builtin.parameter() forward
+#1 %1:float32[1024,1024]"x" = pd_op.data() forward
+#2 %2:float32[4096,1024] = pd_op.matmul(%1, %0) forward
+#3 %3:float32[1024,1024] = pd_op.matmul(%1, %0) forward
+#4 %4:float32[1024,1024]^pinned = pd_op.memcpy_d2h(%3) forward stream="d2h"
+#5 %5:float32[1024,1024] = pd_op.memcpy_h2d(%4) backward stream="h2d"
+#6 %6:float32[2] = pd_op.all_reduce(%5) backward group=7 stream="auto_parallel_mp"
+#7 %7:float32[2] = pd_op.exp(%6) backward stream="h2d"
+job forward_0 forward 0: 2-4@0
+job forward_1 forward 1: 2-4@1
+job forward_2 forward 2: 2-3@2
+job backward_0 backward 0: 5-7@0
+job backward_1 backward 1: 5-6@1
+job backward_2 backward 2: 6@2 7@1 7@2
+""")
+    two = msgspec.structs.replace(program, pipeline=msgspec.structs.replace(program.pipeline, num_micro_batches=2))
+    jobs = tuple(msgspec.structs.replace(job, items=tuple(item for item in job.items if item[1] < 2)) for job in program.jobs)
+    two = msgspec.structs.replace(two, jobs=tuple(job for job in jobs if job.items))
+    for each, rule in ((program, "not-in-all-micro-batches"), (two, "memory-returned")):
+        found, (report,) = Pipeline((ReturnMemory(),)).run(each, COST)
+        assert any(op.kind == "share_data" for op in found.ops) == (rule == "memory-returned")
+        assert rule in [told.rule for told in report.remarks]
+
+
 @pytest.mark.parametrize(("min_bytes", "some"), [(BLOCK, True), (BLOCK + 1, False)])
 def test_small_blocks_are_left_to_the_allocator(min_bytes: int, some: bool) -> None:
     found, _ = Pipeline((STREAMS[0], ReturnMemory(min_bytes=min_bytes))).run(summed(), COST)

@@ -272,3 +272,20 @@ def test_a_gradient_operation_that_gives_one_gradient_stays_as_it_is() -> None:
     made, context = split(one)
     assert made == one
     assert "one-gradient" in rules_of(context.remarks)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_products_of_activations_are_counted(count: int) -> None:
+    """They have no weight, and no communication needs one of their results first."""
+    text = """program rank=0 world=1 mode=train
+#0 %0:float32[4,8]"x" = pd_op.data() forward
+#1 %1:float32[8,16]"y" = pd_op.data() forward
+#2 %2:float32[4,16]"dout" = pd_op.data() forward
+"""
+    for k in range(10, 10 + 3 * count, 3):
+        text += f"#{k} %{k}:float32[4,8], %{k + 1}:float32[8,16] = pd_op.matmul_grad(%0, %1, %2) backward "
+        text += '{"transpose_x":false,"transpose_y":false}\n'
+    program = parse(text)
+    made, context = split(program)
+    assert made.ops == program.ops
+    assert [(each.rule, each.numbers) for each in context.remarks] == [("no-weight", {"operations": count})] * bool(count)

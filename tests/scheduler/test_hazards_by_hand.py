@@ -312,6 +312,26 @@ def test_a_circle_of_ranks_alike_is_looked_at_rank_by_rank() -> None:
     assert kinds(programs, msgspec.structs.replace(GPU, name="buffers", p2p_buffer_bytes=1024)) == set()
 
 
+def test_a_circle_is_told_by_what_never_starts_alone() -> None:
+    """Its calls wait for others as well, which are a circle only where ranks that do the same count as one, and start."""
+    ops = "".join(reduce(number, group, "a") for number, group in enumerate((6, 7, 8, 9), 1))
+    given = [
+        (ops, {6: (0, 2), 7: (0, 1), 8: (0, 2), 9: (0, 2)}),
+        (ops, {6: (0, 1), 7: (1, 3), 8: (1, 3), 9: (1, 3)}),
+        (reduce(1, 6, "a") + reduce(2, 9, "a") + reduce(3, 8, "a"), {6: (0, 2), 8: (0, 2), 9: (0, 2)}),
+        (reduce(1, 7, "a") + reduce(2, 9, "a") + reduce(3, 8, "a"), {7: (1, 3), 8: (1, 3), 9: (1, 3)}),
+    ]
+    programs = [
+        rank(k, text, f"job all forward 0: 1-{4 - k // 2}@0", 4, "".join(f"group {n} = {a},{b}\n" for n, (a, b) in groups.items()))
+        for k, (text, groups) in enumerate(given)
+    ]
+    (finding,) = (each for each in check(programs) if each.kind != "shared-stream")
+    assert finding.kind == "deadlock"
+    assert "4 communications never start" in finding.remedy
+    assert {item.op for item in finding.items} <= {3, 4} | {2, 3}
+    assert len({item.rank for item in finding.items} & {0, 1}) == len({item.rank for item in finding.items} & {2, 3}) == 1
+
+
 # --------------------------------------------------------------------------------------------------------------- one rank
 
 ACROSS = """

@@ -65,6 +65,18 @@ def test_the_last_pass_before_which_two_ranks_had_one_order_is_named(orders: tup
         assert each.finding().kind == "collective-order"
 
 
+def test_groups_of_which_it_is_unclear_which_are_the_same_blame_no_pass() -> None:
+    """One rank has two groups of these ranks, and numbers them as nobody else does: the check says so (`wrong-group`)."""
+    histories = [history(rank, "aa" + ("b" if rank else "c"), NAMES[:2]) for rank in range(2)]
+    assert len(breaks(histories)) == 1
+    head, groups = "program rank=1 world=3 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n", (8, 9)
+    seat = parse(head + "".join(f"group {number} = 0,1,2\n" for number in groups))
+    steps = tuple((name, tuple(Change(8, each.way, each.digest) for each in found)) for name, found in histories[1].steps)
+    captured = tuple(Change(8, each.way, each.digest) for each in histories[1].captured)
+    other = msgspec.structs.replace(histories[1], seat=seat, steps=steps, captured=captured)
+    assert breaks([histories[0], other]) == []
+
+
 def test_ranks_on_which_other_passes_ran_are_not_compared() -> None:
     first, second = history(0, "aaab"), history(1, "aaac")
     assert told(breaks([first, second])) == [("three", (0, 1), False)]

@@ -15,7 +15,7 @@ from interlace.ir.copies import variants
 from interlace.ir.kinds import DATA, PARAMETER
 from interlace.ir.target import GPU, IDEAL
 from interlace.scheduler.memory import live as memory
-from interlace.scheduler.memory.live import END, Lives, OrderMemory, in_order, lifetimes, needed_at_once, over_time
+from interlace.scheduler.memory.live import END, Lives, in_order, lifetimes, needed_at_once, over_time
 from interlace.scheduler.simulate.simulator import simulate
 from tests.scheduler.plans import Shape, shapes, world
 
@@ -80,10 +80,9 @@ def test_order_based_equals_an_interpreter(shape: Shape, seed: int) -> None:
         items = items_of(program)
         for order in (items, mixed(program, seed)):
             rows = held(program, order)
-            planner = OrderMemory(program)
             for pool in ("device", "pinned"):
                 wanted = max(row[pool] for row in rows)
-                assert in_order(program, order).peak(pool) == wanted == planner.peak(order, pool)  # type: ignore[arg-type]
+                assert in_order(program, order).peak(pool) == wanted  # type: ignore[arg-type]
 
 
 @settings(max_examples=60, deadline=None)
@@ -92,7 +91,7 @@ def test_no_order_holds_less_than_an_operation_needs_at_once(shape: Shape, seed:
     """Of the program as it was captured, before copies to the host were added."""
     plain = world(dataclasses.replace(shape, offloaded=NONE))[0]
     moved = world(shape)[0]
-    assert needed_at_once(plain) <= OrderMemory(moved).peak(mixed(moved, seed))
+    assert needed_at_once(plain) <= in_order(moved, mixed(moved, seed)).peak()
 
 
 @settings(max_examples=60, deadline=None)

@@ -120,6 +120,13 @@ def test_what_a_call_carries_is_told_by_how_it_is_computed() -> None:
     assert flow(parts) != flow(parts.replace("%5", "%x").replace("%8", "%5").replace("%x", "%8"))
 
 
+def test_what_a_call_carries_is_told_where_it_stands_for_no_captured_one_too() -> None:
+    """On ranks alike it is compared."""
+    (one,), (two,) = (found(SUMS, SUMS + f"#9 %9:float32[4] = pd_op.all_reduce(%{value}) forward group=7\n") for value in (4, 0))
+    assert (one.captured, two.captured) == (None, None)
+    assert len({one.flow, two.flow, ""}) == 3
+
+
 @pytest.mark.parametrize(
     ("halves", "others"),
     [

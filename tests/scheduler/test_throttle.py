@@ -32,7 +32,6 @@ from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Times, simulate
 from tests.default_passes import STREAMS, THROTTLED
-from tests.remarks import rules_of
 from tests.scheduler.plans import Shape, shapes, world
 from tests.strategies import World, plan, worlds
 from tests.together import programs_of, together
@@ -85,9 +84,19 @@ def test_small_blocks_hold_nobody() -> None:
     """Run-ahead within run_ahead_bytes costs no wait, and the report says why."""
     planned, (*_, report) = Pipeline(THROTTLED).run(run_ahead_program(), COST)
     assert not any(job.host_waits for job in planned.jobs)
-    assert rules_of(report.declined) == ["few-side-bytes"]
+    (told,) = report.declined
+    assert told.rule == "few-side-bytes"
+    assert told.numbers == {"side_bytes": 2 * MICRO_BATCHES * BLOCK, "run_ahead_bytes": 256 << 20}
     alone = plan_host_syncs(world(Shape(1, 1, 2, 2))[0], COST, 0)
     assert (alone.count, alone.reason) == (0, "no-side-work")
+
+
+def test_waits_that_a_program_has_already_change_nothing() -> None:
+    """They are replaced: those that are chosen, and the peaks that are told, are the ones of the program without any."""
+    program = run_ahead_program()
+    held = with_host_syncs(program, sync_at_job_ends(program, jobs_with_side_work(program)))
+    assert any(job.host_waits for job in held.jobs)
+    assert plan_host_syncs(held, COST, BLOCK) == plan_host_syncs(program, COST, BLOCK)
 
 
 def test_short_jobs_wait_at_their_ends() -> None:
