@@ -173,7 +173,6 @@ LONG = {
 ON_THE_TESTBED = {**CASES, **UNCAPTURED, **LONG}
 LONG_ON_THE_TESTBED = (
     *LONG,
-    "mp2 sequence parallel, full recompute",
     "mp2, clip, accumulation: column overlap",
     "pp2 mixed, offload",
     "pp2 mp2 bfloat16 O2, master gradients",
