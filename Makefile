@@ -18,13 +18,16 @@ SEED ?=
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
+# Processes that start by the hundred compile every module anew where bytecode is not stored.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-fast test-long test-nlp mutants fuzz testbed lint setup clean
 
 help:
 	@echo "make demo     train a small GPT on 4 CPU ranks, baseline against Interlace; plan a large one (about 2 minutes)"
 	@echo "make test-fast  the tests that need no Paddle, without long searches (under 2 minutes on 2 cores)"
 	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 2)"
-	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples, stored programs in every configuration, and training on up to eight ranks (an hour)"
+	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples, stored programs in every configuration, and what is marked long: more combinations in training, up to eight ranks (an hour)"
 	@echo "make test-nlp  the example with PaddleNLP's AutoTrainer, in an environment of its own (1.9 GB, in $(NLP); minutes to install, 2 to run)"
 	@echo "make mutants  plants small faults and says which the tests do not find (ONLY=\"word ...\" for some of them)"
 	@echo "make fuzz     random plans for an hour: what the checker calls safe on any target must be safe by the oracle (SECONDS=600 SEED=7)"

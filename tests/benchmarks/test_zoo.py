@@ -43,7 +43,11 @@ def within_budget(programs: list[Program], part: float) -> tuple[int, int] | Bud
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "are_within"),
-    [("convolutions, pp 2", True), ("accumulation, dp 2, mp 2, sharding 1, clip", False), ("stages of 6 and 2 layers", True)],
+    [
+        ("convolutions, pp 2", True),
+        ("accumulation, dp 2, mp 2, sharding 1, clip", False),
+        pytest.param("stages of 6 and 2 layers", True, marks=pytest.mark.long),
+    ],
 )
 def test_plans_keep_their_limit_and_no_form_that_keeps_it_is_faster(name: str, are_within: bool) -> None:
     """Under what Paddle's baseline holds on a GPU, which is never refused, and under nine tenths of it; where that is, no form keeps it."""

@@ -104,7 +104,7 @@ def test_shipped_profiles_have_their_errors(device: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["h100", "h200"])
+@pytest.mark.parametrize("device", ["h100", pytest.param("h200", marks=pytest.mark.long)])
 def test_stored_errors_are_those_of_today(device: str) -> None:
     profile = load_profile(device)
     assert profile.accuracy is not None

@@ -20,7 +20,7 @@ from testbed import device
 from tests.remarks import done_in
 from tests.testbed.variant import need_ranks, switches
 from tests.training import test_zoo
-from tests.training.test_training import LONG, ON_THE_TESTBED, configured, few_layers, lines_of, require_asked
+from tests.training.test_training import LONG_ON_THE_TESTBED, ON_THE_TESTBED, configured, few_layers, lines_of, require_asked
 
 pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -163,7 +163,7 @@ def stocks() -> dict[str, LaunchResult]:
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
     """Cases with the same run of unmodified Paddle stay together."""
-    return [pytest.mark.xdist_group(baseline_key(name)), *[pytest.mark.long] * (name in LONG)]
+    return [pytest.mark.xdist_group(baseline_key(name)), *[pytest.mark.long] * (name in LONG_ON_THE_TESTBED)]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ON_THE_TESTBED])
@@ -190,9 +190,15 @@ def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, stocks: d
 
 ZOO = [name for name, (_, _, options) in test_zoo.CASES.items() if "name_streams" not in options]
 """Without streams of ours the plan keeps Paddle's, and is refused: it sends gradients' norms that may be freed."""
+LONG_IN_THE_ZOO = (
+    "convolutions, 3 micro-batches, Momentum",
+    "2 stages of 2 chunks, a table put on each stage before",
+    "one stage, 3 micro-batches, Lamb",
+)
+"""Trained on CPU ranks by every `make test`; the other cases have their offload, chunks and batch norm here."""
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG_IN_THE_ZOO)) for name in ZOO])
 def test_models_unlike_a_transformer_under_delays(plugin: Path, tmp_path: Path, name: str) -> None:
     """Equal results, odd programs. Unmodified Paddle runs with every reader recorded: with the last one only it reads poison in one
     case."""

@@ -171,6 +171,15 @@ LONG = {
 """On the testbed and on CPU ranks, with `make test-long` only. (Paddle fuses buffers in sharding stage 1 only.)"""
 
 ON_THE_TESTBED = {**CASES, **UNCAPTURED, **LONG}
+LONG_ON_THE_TESTBED = (
+    *LONG,
+    "mp2, clip, accumulation: column overlap",
+    "pp2 mixed, offload",
+    "pp2 mp2 bfloat16 O2, master gradients",
+    "pp2 mp2, everything on",
+)
+"""Beside `LONG`: any two parts of these cases (parallelism, form, offload, recomputation, number type) meet in another case too, there or
+on CPU ranks."""
 ON_CPU_RANKS = {
     "pp2 mp2, blocks that another stream reads last are returned": (
         4,
@@ -193,7 +202,7 @@ ON_CPU_RANKS = {
 }
 """The executor's in-place pass, which runs on CPU ranks, puts clipped gradients into the fused buffer, and does less where blocks have a
 reader more; collectives that are added."""
-ALSO_ON_CPU_RANKS = ("one rank, accumulation, offload", "mp2, clip, accumulation: column overlap", "pp2 vpp2 mp2 mixed")
+ALSO_ON_CPU_RANKS = ("one rank, accumulation, offload", "mp2, clip, accumulation: column overlap")
 LONG_ON_CPU_RANKS = (
     *LONG,
     "dp2, experts, shared expert, clip, recompute and offload by module",
@@ -201,9 +210,10 @@ LONG_ON_CPU_RANKS = (
     "dp2 mp2 sharding 1, clip",
     "dp2 mp2 sharding 3, clip",
     "mp2 sequence parallel, full recompute",
+    "pp2 vpp2 mp2 mixed",
     "pp2, all offload, 2 pp + 1 micro-batches",
 )
-"""Collectives of every kind: experts, sharding, sequence parallelism."""
+"""Collectives of every kind: experts, sharding, sequence parallelism; chunks, which `test_zoo.py` trains on CPU ranks too."""
 
 ROWS = """
 0 | 0F 1F 0B+2F 1B+3F 2B 3B O

@@ -295,6 +295,8 @@ void* DynamicRaiser(const std::string& message) {
 
 // -- registering -----------------------------------------------------------------------------------------------------
 
+constexpr size_t kMostOperands = 64;
+
 KernelKey CpuKey(DataType dtype) { return KernelKey(phi::Backend::CPU, phi::DataLayout::ALL_LAYOUT, dtype); }
 
 const Kernel* FindKernel(const std::string& op, DataType dtype) {
@@ -314,6 +316,15 @@ void Register(const std::string& op, DataType dtype, Kernel kernel, const phi::K
     if (output.dtype == DataType::FLOAT32) output.SetDataType(dtype);
   }
   KernelFactory::Instance().kernels()[op][CpuKey(dtype)] = kernel;
+}
+
+// Operands of a kernel that nothing is known of. Paddle reads what is defined of each operand without asking how many there are.
+phi::KernelArgsDef UnknownArgs(DataType dtype) {
+  phi::KernelArgsDef args;
+  for (size_t i = 0; i < kMostOperands; ++i) {
+    args.AppendInput(phi::Backend::CPU, phi::DataLayout::ALL_LAYOUT, dtype, std::type_index(typeid(const DenseTensor&)));
+  }
+  return args;
 }
 
 }  // namespace
@@ -368,7 +379,7 @@ int interlace_refuse(const char* op, int dtype, const char* message) {
   const std::string text(message);
   const auto run = [text](KernelContext*) { PADDLE_THROW(common::errors::Unimplemented("%s", text)); };
   const auto* wide = FindKernel(op, DataType::FLOAT32);
-  Register(op, half, Kernel(run, dynamic), wide != nullptr ? wide->args_def() : phi::KernelArgsDef());
+  Register(op, half, Kernel(run, dynamic), wide != nullptr ? wide->args_def() : UnknownArgs(half));
   return 1;
 }
 
