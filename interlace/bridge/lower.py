@@ -26,7 +26,7 @@ from interlace.bridge.targets import Device
 from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Event, Graph, Job, Op, OpInstance, Program, describe
-from interlace.ir.copies import omitted_copies
+from interlace.ir.copies import is_copy_into, omitted_copies
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p
 from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
@@ -309,6 +309,8 @@ class _JobBuilder:
         for value, result in zip(op.results, results, strict=True):
             self.values[value, micro_batch] = result
             self._leave(value, micro_batch, result)
+        if is_copy_into(op):
+            self._write_into(op.operands[1], micro_batch, results[0])
             if (op.id, micro_batch) in self.awaited and is_computed(op, self.low.graph.values[value]):
                 self._sync_host(op, (op.id, micro_batch), result)
         if (op.id, micro_batch) in self.waits:
@@ -397,6 +399,15 @@ class _JobBuilder:
         paddle.pir.set_insertion_point_to_block_end(self.block)
         paddle._C_ops.set_persistable_value(result, name)
         self.made.names.add(name)
+
+    def _write_into(self, target: int, micro_batch: int, result: Any) -> None:
+        """Let a copy have the variable that it writes into: a block argument of the job, whose buffer the executor then keeps."""
+        name = self.low.names.of(target, micro_batch)
+        if name not in self.given:
+            raise PlanError(f"job {self.job.name}: a copy writes into {name}, which the job computes; expected a value from outside of it")
+        result.persistable = True
+        paddle.pir.set_insertion_point_to_block_end(self.block)
+        paddle._C_ops.set_persistable_value(result, name)
 
     def done(self) -> JobProgram:
         """The finished program."""

@@ -1,0 +1,161 @@
+"""`offload-optimizer-state`: moments and master weights stay in host memory between updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from interlace.errors import PassError
+from interlace.ir import Edit, Graph, Job, Op, OpInstance, Program, TensorType, Value
+from interlace.ir.kinds import is_boundary
+from interlace.passes.base import Context, Pass, register
+from interlace.passes.streams import AutoParallelStreamType
+from interlace.scheduler.offload.measures import COPY_BACK, COPY_OUT, PINNED
+from interlace.scheduler.offload.optimizer_state import StateMove, StateOptions, StatePlan, measure_states, plan_states
+
+MARK = "pd_op.share_data"
+"""Operation on the stream of copies to the host at the start of a step, behind the copies of the step before."""
+
+
+@register
+class OffloadOptimizerState(Pass, StateOptions, frozen=True, kw_only=True):
+    """Keep what only the optimizer part uses in pinned host memory; copy it in before its update, and out again behind it.
+
+    Contract: needs a schedule; keeps every value, every operation and the order of all op instances; adds copies. A moved value keeps its
+    name in the scope, and its bits between steps, so that checkpoints stay the same. No update starts before the copies out of the step
+    before have ended.
+
+    Before / After:
+        #0 %0!"moment" = pd_op.data()                   #0 %0!"moment"^pinned = pd_op.data()
+        #9 %9~0 = pd_op.momentum_(%8, %0)               #21 %21 = pd_op.memcpy_h2d(%0) optimize
+                                                        #9 %9~21 = pd_op.momentum_(%8, %21)
+                                                        #22 %22~0^pinned = pd_op.memcpy_d2h(%9, %0) optimize no_buffer=1 inplace=0:1
+        job backward_0: 5@0                             job backward_0: 21@0 5@0
+        job optimizer: 9@0                              job optimizer: 9@0 22@0
+
+    Steps: 1 choose values (`scheduler/offload/optimizer_state.py`, where the options are described: modules, min_bytes, fraction); 2 add a
+    copy in and, where the update writes the value, a copy out into the same buffer, and let the update use the copy; 3 insert the copies
+    into the jobs, and a mark at the start of the step on the stream of copies out: no event reaches into the next step, so copies in wait
+    for the mark.
+
+    Source: microsoft/DeepSpeed (DeepCompile moves optimizer states by a compiler pass, without a pipeline).
+    """
+
+    name = "offload-optimizer-state"
+    needs = frozenset({"scheduled"})
+    gives = frozenset({"states-offloaded"})
+    after = ("offload-activations",)
+
+    def mistake(self, has_budget: bool = False) -> tuple[str, str] | None:
+        if self.modules or self.fraction is not None:
+            return None
+        return "", "on, but nothing says what to move; choose modules (such as [mlp]) or a fraction from 0 to 1"
+
+    def run(self, program: Program, context: Context) -> Program:
+        if not program.jobs:
+            raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
+        plan = plan_states(program, measure_states(program, context.cost), self)
+        context.remarks += plan.remarks()
+        return apply(program, plan)
+
+
+def apply(program: Program, plan: StatePlan) -> Program:
+    """The program with the copies of a plan; decides nothing."""
+    return _Rewrite(program, plan).run() if plan.moves else program
+
+
+class _Rewrite:
+    """Applies a plan.
+
+    Attributes:
+        issue_before, issue_after: Op instance -> copies to issue before and after it.
+        storage: Storage of a value on the device -> that of its copy.
+    """
+
+    def __init__(self, program: Program, plan: StatePlan) -> None:
+        self.program, self.plan = program, plan
+        self.graph, self.edit = Graph(program), Edit(program)
+        self.issue_before: dict[OpInstance, list[OpInstance]] = {}
+        self.issue_after: dict[OpInstance, list[OpInstance]] = {}
+        self.replaced: dict[int, Op] = {}
+        self.moved_to: dict[int, int] = {}
+
+    def run(self) -> Program:
+        """The rewritten program."""
+        for move in self.plan.moves:
+            self._move(move)
+        self._mark()
+        for op_id, op in self.replaced.items():
+            self.edit.replace(op_id, [op])
+        built = self.edit.build()
+        values = tuple(self._placed(value) for value in built.values)
+        jobs = tuple(msgspec.structs.replace(job, items=tuple(self._items(job))) for job in self.program.jobs)
+        return msgspec.structs.replace(built, values=values, jobs=jobs)
+
+    def _move(self, move: StateMove) -> None:
+        state = move.state
+        value = self.graph.values[state.value]
+        kind = TensorType(value.shape, value.dtype)
+        first, last = self.graph.ops[state.users[0]], self.graph.ops[state.users[-1]]
+        there = self.edit.value(kind)
+        copy_in = self.edit.op(
+            COPY_BACK, [value.id], [there], like=first, attrs=dict(PINNED), role="optimize", stream=AutoParallelStreamType.H2D.value
+        )
+        self.edit.before(first.id, [copy_in])
+        self.issue_before.setdefault(move.in_before, []).append((copy_in.id, 0))
+        self.moved_to[value.storage] = there.storage
+        newest = there.id
+        for op_id in state.users:
+            op = self.replaced.get(op_id, self.graph.ops[op_id])
+            self.replaced[op_id] = msgspec.structs.replace(op, operands=tuple(there.id if v == value.id else v for v in op.operands))
+            newest = next((v for v in op.results if self.graph.values[v].storage == value.storage), newest)
+        if state.is_written:
+            back = self.edit.value(kind, storage=value.storage, memory="pinned")
+            copy_out = self.edit.op(
+                COPY_OUT,
+                [newest, value.id],
+                [back],
+                like=last,
+                attrs=dict(PINNED),
+                role="optimize",
+                stream=AutoParallelStreamType.D2H.value,
+                no_buffer=(1,),
+                inplace=((0, 1),),
+            )
+            self.edit.after(last.id, [copy_out])
+            self.issue_after.setdefault((last.id, 0), []).append((copy_out.id, 0))
+
+    def _mark(self) -> None:
+        """Let the stream of copies out say at the start of the step that those of the step before have ended."""
+        written = next((move.state for move in self.plan.moves if move.state.is_written), None)
+        if written is None:
+            return
+        value = self.graph.values[written.value]
+        first = next(item for job in self.program.jobs for item in job.items)
+        view = self.edit.value(TensorType(value.shape, value.dtype), storage=value.storage, memory="pinned")
+        mark = self.edit.op(
+            MARK,
+            [value.id],
+            [view],
+            like=self.graph.ops[written.users[0]],
+            role="optimize",
+            stream=AutoParallelStreamType.D2H.value,
+            views=((0, 0),),
+        )
+        self.edit.before(written.users[0], [mark])
+        self.issue_before.setdefault(first, []).insert(0, (mark.id, 0))
+
+    def _placed(self, value: Value) -> Value:
+        """The value in its place: what is moved is in host memory, and what updates give of it in the memory of its copy."""
+        if value.storage not in self.moved_to or value.memory == "pinned":
+            return value
+        if is_boundary(self.graph.ops[self.graph.producer[value.id]]):
+            return msgspec.structs.replace(value, memory="pinned")
+        return msgspec.structs.replace(value, storage=self.moved_to[value.storage])
+
+    def _items(self, job: Job) -> Iterable[OpInstance]:
+        for item in job.items:
+            yield from self.issue_before.get(item, ())
+            yield item
+            yield from self.issue_after.get(item, ())
