@@ -14,8 +14,9 @@ from interlace.passes.streams import AutoParallelStreamType
 from interlace.scheduler.offload.measures import COPY_BACK, COPY_OUT, PINNED
 from interlace.scheduler.offload.optimizer_state import StateMove, StateOptions, StatePlan, measure_states, plan_states
 
-MARK = "pd_op.share_data"
-"""Operation on the stream of copies to the host at the start of a step, behind the copies of the step before."""
+MARK = "pd_op.full"
+"""Operation on the stream of copies to the host at the start of a step, behind the copies of the step before; an event is recorded there."""
+ZERO = {"dtype": "float32", "place": "Place(undefined:0)", "shape": [1], "value": 0.0}
 
 
 @register
@@ -128,22 +129,14 @@ class _Rewrite:
 
     def _mark(self) -> None:
         """Let the stream of copies out say at the start of the step that those of the step before have ended."""
-        written = next((move.state for move in self.plan.moves if move.state.is_written), None)
-        if written is None:
+        if not self.issue_after:
             return
-        value = self.graph.values[written.value]
         first = next(item for job in self.program.jobs for item in job.items)
-        view = self.edit.value(TensorType(value.shape, value.dtype), storage=value.storage, memory="pinned")
+        like = self.graph.ops[self.plan.moves[0].state.users[0]]
         mark = self.edit.op(
-            MARK,
-            [value.id],
-            [view],
-            like=self.graph.ops[written.users[0]],
-            role="optimize",
-            stream=AutoParallelStreamType.D2H.value,
-            views=((0, 0),),
+            MARK, [], [TensorType((1,), "float32")], like=like, attrs=dict(ZERO), role="optimize", stream=AutoParallelStreamType.D2H.value
         )
-        self.edit.before(written.users[0], [mark])
+        self.edit.before(like.id, [mark])
         self.issue_before.setdefault(first, []).insert(0, (mark.id, 0))
 
     def _placed(self, value: Value) -> Value:

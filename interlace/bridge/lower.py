@@ -21,6 +21,7 @@ from paddle.base import core
 from paddle.base.libpaddle import pir
 
 from interlace.bridge.capture import Captured, operand_sources
+from interlace.bridge.host_state import names_on_host
 from interlace.bridge.newops import BUILDERS
 from interlace.bridge.targets import Device
 from interlace.bridge.targets.base import PINNED_PREFIX
@@ -62,6 +63,7 @@ class Lowered:
         fed: Name of an input -> shape of its whole batch, -1 where a dimension is unknown.
         num_micro_batches: Number of micro-batches in a batch.
         has_p2p: Whether there are sends and receives, which fix the sizes of values.
+        on_host: Names of variables that are in host memory between steps.
     """
 
     jobs: list[JobProgram]
@@ -71,6 +73,7 @@ class Lowered:
     fed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     num_micro_batches: int = 1
     has_p2p: bool = False
+    on_host: frozenset[str] = frozenset()
     interlace_prepared: bool = True
 
     def ir_program(self, job_type: str) -> Any:
@@ -152,7 +155,7 @@ class _Lowering:
         for job in jobs:
             self.device.finish(job.program, job.name)
         has_p2p = any(is_p2p(op) for op in self.program.ops)
-        return Lowered(jobs, outputs, fetched, make_plan(jobs, self.device), self.fed, self.count, has_p2p)
+        return Lowered(jobs, outputs, fetched, make_plan(jobs, self.device), self.fed, self.count, has_p2p, names_on_host(self.program))
 
     def resolve(self, value: int, micro_batch: int) -> int:
         """The value itself, or, for the result of a copy that no job runs for this micro-batch, the copied value."""

@@ -18,6 +18,11 @@ def _full_int_array(op: Op, operands: list[Any], device: Device) -> Any:
     return paddle._C_ops.full_int_array(op.attrs["value"], paddle.int64, paddle.CPUPlace())
 
 
+def _full(op: Op, operands: list[Any], device: Device) -> Any:
+    """A constant that the device computes."""
+    return paddle._C_ops.full(op.attrs["shape"], op.attrs["value"], getattr(paddle, op.attrs["dtype"]), device.undefined())
+
+
 def _reshape(op: Op, operands: list[Any], device: Device) -> Any:
     return paddle._C_ops.reshape(operands[0], operands[1])
 
@@ -63,6 +68,7 @@ def _copy_in(op: Op, operands: list[Any], device: Device) -> Any:
 
 
 BUILDERS: dict[str, Builder] = {
+    "pd_op.full": _full,
     "pd_op.full_int_array": _full_int_array,
     "pd_op.reshape": _reshape,
     "pd_op.matmul": _matmul,
