@@ -40,7 +40,7 @@ class NameStreams(Pass, frozen=True, kw_only=True):
 
     name = "name-streams"
     gives = frozenset({"streams"})
-    after = ("offload-activations", "offload-optimizer-state")
+    after = ("offload-activations",)
     is_default = True
     in_baseline = False
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 from interlace.errors import PassError
@@ -15,7 +13,7 @@ from interlace.scheduler.offload.measures import COPY_BACK, COPY_OUT, PINNED
 from interlace.scheduler.offload.optimizer_state import StateMove, StateOptions, StatePlan, measure_states, plan_states
 
 MARK = "pd_op.full"
-"""Operation on the stream of copies to the host at the start of a step, behind the copies of the step before; an event is recorded there."""
+"""An operation on the stream of copies out at the start of a step, behind the copies of the step before: an event is recorded there."""
 ZERO = {"dtype": "float32", "place": "Place(undefined:0)", "shape": [1], "value": 0.0}
 
 
@@ -46,17 +44,26 @@ class OffloadOptimizerState(Pass, StateOptions, frozen=True, kw_only=True):
     name = "offload-optimizer-state"
     needs = frozenset({"scheduled"})
     gives = frozenset({"states-offloaded"})
-    after = ("offload-activations",)
+    after = ("schedule-1f1b",)
+    follows_budget = True
+    decides = "states"
 
     def mistake(self, has_budget: bool = False) -> tuple[str, str] | None:
-        if self.modules or self.fraction is not None:
+        if has_budget and self.fraction is not None:
+            return "fraction", (
+                f"fraction={self.fraction} and memory_budget contradict each other; give the part to move, or the bytes to stay under"
+            )
+        if has_budget or self.modules or self.fraction is not None:
             return None
-        return "", "on, but nothing says what to move; choose modules (such as [mlp]) or a fraction from 0 to 1"
+        return "", (
+            "on, but nothing says what to move; choose modules (such as [mlp]) or a fraction from 0 to 1, or write a memory_budget "
+            "beside the passes"
+        )
 
     def run(self, program: Program, context: Context) -> Program:
         if not program.jobs:
             raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
-        plan = plan_states(program, measure_states(program, context.cost), self)
+        plan = plan_states(program, measure_states(program, context.cost, context.memory_limit), self)
         context.remarks += plan.remarks()
         return apply(program, plan)
 
@@ -71,7 +78,11 @@ class _Rewrite:
 
     Attributes:
         issue_before, issue_after: Op instance -> copies to issue before and after it.
-        storage: Storage of a value on the device -> that of its copy.
+        copy_out: Moved value -> its copy out.
+        gates: Moved value -> a computation behind the end of its copy out.
+        drained: A computation at which the host waits for the copies out of the step before.
+        awaited: Copy in -> the computation that the host waits for before it issues the copy.
+        moved_to: Storage of a moved value -> that of its copy on the device.
     """
 
     def __init__(self, program: Program, plan: StatePlan) -> None:
@@ -79,6 +90,10 @@ class _Rewrite:
         self.graph, self.edit = Graph(program), Edit(program)
         self.issue_before: dict[OpInstance, list[OpInstance]] = {}
         self.issue_after: dict[OpInstance, list[OpInstance]] = {}
+        self.copy_out: dict[int, Op] = {}
+        self.gates: dict[int, OpInstance] = {}
+        self.awaited: dict[OpInstance, OpInstance] = {}
+        self.drained: OpInstance | None = None
         self.replaced: dict[int, Op] = {}
         self.moved_to: dict[int, int] = {}
 
@@ -91,7 +106,7 @@ class _Rewrite:
             self.edit.replace(op_id, [op])
         built = self.edit.build()
         values = tuple(self._placed(value) for value in built.values)
-        jobs = tuple(msgspec.structs.replace(job, items=tuple(self._items(job))) for job in self.program.jobs)
+        jobs = tuple(self._job(job) for job in self.program.jobs)
         return msgspec.structs.replace(built, values=values, jobs=jobs)
 
     def _move(self, move: StateMove) -> None:
@@ -105,6 +120,8 @@ class _Rewrite:
         )
         self.edit.before(first.id, [copy_in])
         self.issue_before.setdefault(move.in_before, []).append((copy_in.id, 0))
+        if move.awaited is not None and move.awaited in self.copy_out:
+            self.awaited[copy_in.id, 0] = self._gate(move.awaited)
         self.moved_to[value.storage] = there.storage
         newest = there.id
         for op_id in state.users:
@@ -126,6 +143,27 @@ class _Rewrite:
             )
             self.edit.after(last.id, [copy_out])
             self.issue_after.setdefault((last.id, 0), []).append((copy_out.id, 0))
+            self.copy_out[state.value] = copy_out
+
+    def _gate(self, value: int) -> OpInstance:
+        """A computation that ends when a copy out has: it reads what the copies' stream computes behind the copy."""
+        if value not in self.gates:
+            out = self.copy_out[value]
+            last = next(item for item, copies in self.issue_after.items() if (out.id, 0) in copies)
+            behind = self._constant(out)
+            gate = self.edit.op("pd_op.share_data", [behind.results[0]], [self._view(behind.results[0])], like=out, views=((0, 0),))
+            self.edit.after(last[0], [behind, gate])
+            at = self.issue_after[last].index((out.id, 0))
+            self.issue_after[last][at + 1 : at + 1] = [(behind.id, 0), (gate.id, 0)]
+            self.gates[value] = (gate.id, 0)
+        return self.gates[value]
+
+    def _constant(self, like: Op) -> Op:
+        stream = AutoParallelStreamType.D2H.value
+        return self.edit.op(MARK, [], [TensorType((1,), "float32")], like=like, attrs=dict(ZERO), role="optimize", stream=stream)
+
+    def _view(self, value: int) -> Value:
+        return self.edit.value(TensorType((1,), "float32"), storage=value)
 
     def _mark(self) -> None:
         """Let the stream of copies out say at the start of the step that those of the step before have ended."""
@@ -133,11 +171,14 @@ class _Rewrite:
             return
         first = next(item for job in self.program.jobs for item in job.items)
         like = self.graph.ops[self.plan.moves[0].state.users[0]]
-        mark = self.edit.op(
-            MARK, [], [TensorType((1,), "float32")], like=like, attrs=dict(ZERO), role="optimize", stream=AutoParallelStreamType.D2H.value
-        )
+        mark = self._constant(like)
         self.edit.before(like.id, [mark])
         self.issue_before.setdefault(first, []).insert(0, (mark.id, 0))
+        if self.plan.drained_before is not None:
+            gate = self.edit.op("pd_op.share_data", [mark.results[0]], [self._view(mark.results[0])], like=like, views=((0, 0),))
+            self.edit.before(like.id, [gate])
+            self.issue_before.setdefault(self.plan.drained_before, []).append((gate.id, 0))
+            self.drained = (gate.id, 0)
 
     def _placed(self, value: Value) -> Value:
         """The value in its place: what is moved is in host memory, and what updates give of it in the memory of its copy."""
@@ -147,8 +188,16 @@ class _Rewrite:
             return msgspec.structs.replace(value, memory="pinned")
         return msgspec.structs.replace(value, storage=self.moved_to[value.storage])
 
-    def _items(self, job: Job) -> Iterable[OpInstance]:
+    def _job(self, job: Job) -> Job:
+        items: list[OpInstance] = []
+        waits = dict(job.host_waits)
         for item in job.items:
-            yield from self.issue_before.get(item, ())
-            yield item
-            yield from self.issue_after.get(item, ())
+            for copy in self.issue_before.get(item, ()):
+                gate = self.awaited.get(copy)
+                if gate is not None and items:
+                    waits[items[-1]] = gate
+                items.append(copy)
+                if copy == self.drained:
+                    waits[copy] = copy
+            items += [item, *self.issue_after.get(item, ())]
+        return msgspec.structs.replace(job, items=tuple(items), host_waits=tuple(waits.items()))

@@ -40,7 +40,7 @@ class Making:
         self.pipe = world.captured.pipeline
         self.is_alone = not world.is_whole and self.pipe.num_stages > 1
         self.draws = any(each.draws for each in world.facts)
-        self.offloads = deciding(asked.passes, "offload") is not None
+        self.offloads = any(deciding(asked.passes, what) is not None for what in ("offload", "states"))
         self.levels = Levels(world, asked)
 
     def made(self, made: Pipeline, memory_limits: MemoryLimits) -> Made:
