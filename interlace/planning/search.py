@@ -192,11 +192,11 @@ class Search:
         """Whether the operations of some rank cannot run in the budget, however they are ordered and whatever is moved."""
         at = next((k for k, each in enumerate(self.asked.passes) if each.decides == "schedule"), len(self.asked.passes))
         if not all(is_built_in(type(each)) for each in self.asked.passes[at:]):
-            return any(each > budget for each in self.world.map(least_bytes, self.world.start.programs, True))
+            return any(each > budget for each in self.world.map(least_bytes, self.world.start.programs, True, self.make.levels.states))
         before = Pipeline(self.asked.passes[:at])
         keeping = recomputing(before, 0) if self.make.levels.are_open else before
         nothing = self.world.run(keeping, self.world.memory_limits(budget), memo=self.make.memo)
-        return any(each > budget for each in self.world.map(least_bytes, nothing.programs, False))
+        return any(each > budget for each in self.world.map(least_bytes, nothing.programs, False, self.make.levels.states))
 
     def _with_other_waits(self, run: Made) -> Iterator[Made]:
         """The run, and then, where that holds less, the same passes with a host that waits elsewhere."""
@@ -211,4 +211,6 @@ class Search:
             return Limit(budget)
         asked = schedule_of(made)
         parts = EXCESS_PARTS if self.make.offloads and not (asked and is_open(asked)) else EXCESS_PARTS[:1]
-        return Limit(budget, self.make.levels.to_free(budget, [(part, 0) for part in parts]))
+        freed = [(part, 0) for part in parts]
+        beside = self.make.levels.to_free(budget, freed, beside_states=True) if self.make.levels.states is not None else ()
+        return Limit(budget, (*beside, *self.make.levels.to_free(budget, freed)))

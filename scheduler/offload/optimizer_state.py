@@ -267,6 +267,12 @@ def plan_states(program: Program, facts: StateFacts, options: StateOptions) -> S
     return _Planner(program, facts, options).run(chosen, (*kept, *more))
 
 
+def state_bytes(program: Program, options: StateOptions) -> int:
+    """Bytes of what the options allow to move, whatever the fraction; O(values + operands)."""
+    everything = StateOptions(modules=options.modules, min_bytes=options.min_bytes)
+    return sum(state.size_bytes for state in _chosen(find_states(program)[0], everything)[0])
+
+
 def _chosen(states: Sequence[State], options: StateOptions) -> tuple[list[State], list[Kept]]:
     """The values that the options ask for, the largest first until the fraction is reached, and why others are kept."""
     kept: list[Kept] = []
