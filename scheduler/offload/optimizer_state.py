@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
@@ -32,21 +32,8 @@ SLACK = 0.25
 """Share of its duration by which a copy in is issued before the latest possible time: copies share the link with those of activations."""
 IN_HAND = 2
 """Updates that are issued, besides the one that runs, before the host waits for memory of earlier ones."""
-Why = Literal[
-    "small", "not-chosen", "fraction-reached", "used-elsewhere", "output", "shared", "communicated", "nested-block", "unknown-size"
-]
-WHYS: tuple[Why, ...] = (
-    "small",
-    "not-chosen",
-    "not-needed",
-    "fraction-reached",
-    "used-elsewhere",
-    "output",
-    "shared",
-    "communicated",
-    "nested-block",
-    "unknown-size",
-)
+Why = Literal["below-floor", "other-module", "kept", "output", "shared", "communicated", "nested-block", "unknown-size"]
+WHYS: tuple[Why, ...] = get_args(Why)
 """Why a value that an update writes stays on the device."""
 
 
@@ -104,13 +91,11 @@ class StateMove(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
     Attributes:
         in_before: The copy in is issued before this op instance.
-        late_ns: Estimated time for which its first user waits for the copy.
         awaited: The value whose copy out must have ended before this one's memory is taken: the host waits for that; None for no wait.
     """
 
     state: State
     in_before: OpInstance
-    late_ns: int = 0
     awaited: int | None = None
 
 
@@ -122,6 +107,7 @@ class StatePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kept: What stays on the device.
         measured: Whether copy times were known.
         drained_before: The host issues this op instance only when the copies out of the step before have ended; None for no such wait.
+        stall_ns: Estimated time for which updates wait for copies.
         before_peak_bytes, peak_bytes: Peak of live device bytes in the order of operations, without copies and with them.
     """
 
@@ -131,16 +117,12 @@ class StatePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before_peak_bytes: int = 0
     peak_bytes: int = 0
     drained_before: OpInstance | None = None
+    stall_ns: int = 0
 
     @property
     def moved_bytes(self) -> int:
         """Device memory that is free between updates."""
         return sum(move.state.size_bytes for move in self.moves)
-
-    @property
-    def late_ns(self) -> int:
-        """Estimated time for which updates wait for copies in."""
-        return sum(move.late_ns for move in self.moves)
 
     def remarks(self) -> list[Remark]:
         """The whole decision: one remark for what is moved, and one for each reason to keep values."""
@@ -157,7 +139,7 @@ class StatePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.moves:
             return [remark("declined", "no-state-moved", before_peak_bytes=self.before_peak_bytes), *kept]
         written = sum(move.state.size_bytes for move in self.moves if move.state.is_written)
-        how: dict[str, int | str] = {"late_ns": self.late_ns} if self.measured else {"copies": "not measured"}
+        how: dict[str, int | str] = {"stall_ns": self.stall_ns} if self.measured else {"copies": "not measured"}
         peaks = {"before_peak_bytes": self.before_peak_bytes, "peak_bytes": self.peak_bytes}
         return [
             remark("applied", "state-moved", values=len(self.moves), in_bytes=self.moved_bytes, out_bytes=written, **peaks, **how),
@@ -279,9 +261,9 @@ def _chosen(states: Sequence[State], options: StateOptions) -> tuple[list[State]
     eligible: list[State] = []
     for state in states:
         if state.size_bytes < options.min_bytes or not state.size_bytes:
-            kept.append(Kept(state.value, state.size_bytes, "small"))
+            kept.append(Kept(state.value, state.size_bytes, "below-floor"))
         elif options.modules and not any(names_layer(pattern, state.layer) for pattern in options.modules):
-            kept.append(Kept(state.value, state.size_bytes, "not-chosen"))
+            kept.append(Kept(state.value, state.size_bytes, "other-module"))
         else:
             eligible.append(state)
     if options.fraction is None:
@@ -292,7 +274,7 @@ def _chosen(states: Sequence[State], options: StateOptions) -> tuple[list[State]
         if state.size_bytes <= room:
             room -= state.size_bytes
             taken.add(state.value)
-    kept += [Kept(state.value, state.size_bytes, "fraction-reached") for state in eligible if state.value not in taken]
+    kept += [Kept(state.value, state.size_bytes, "kept") for state in eligible if state.value not in taken]
     return [state for state in eligible if state.value in taken], kept
 
 
@@ -328,11 +310,12 @@ class _Planner:
         else:
             taken = self._least(states, limit)
         there = {state.value for state in taken}
-        kept = (*kept, *(Kept(state.value, state.size_bytes, "not-needed") for state in states if state.value not in there))
+        kept = (*kept, *(Kept(state.value, state.size_bytes, "kept") for state in states if state.value not in there))
         limit = self._limit(taken)
         moves, live = self._placed(taken, limit)
-        drained = self._drained_before(taken, moves, live, limit)
-        return StatePlan(moves, tuple(kept), self.facts.in_ns is not None, before, int(live.max(initial=0)), drained)
+        stall_ns, left = self._copied(taken, moves)
+        drained = self._drained_before(left, live, limit)
+        return StatePlan(moves, tuple(kept), self.facts.in_ns is not None, before, int(live.max(initial=0)), drained, stall_ns)
 
     def _limit(self, states: Sequence[State]) -> int:
         """What copies in may not pass: the limit, or without one the peak with copies in right before their users."""
@@ -375,24 +358,23 @@ class _Planner:
             else:
                 place = min(group.at, groups[max(behind, number - IN_HAND)].stop)
             live[place : group.stop] += group.size_bytes
-            late = max(0, int(self.clock[place]) - due[number]) if self.facts.in_ns is not None else 0
             awaited = groups[behind].states[-1].value if behind >= 0 else None
-            moves += [StateMove(state, self.items[place], late, awaited) for state in group.states]
+            moves += [StateMove(state, self.items[place], awaited) for state in group.states]
         return tuple(moves), live
 
-    def _drained_before(self, states: Sequence[State], moves: Sequence[StateMove], live: Ints, limit: int) -> OpInstance | None:
+    def _drained_before(self, left: Sequence[tuple[int, int]], live: Ints, limit: int) -> OpInstance | None:
         """The first op instance for which the limit leaves no room beside the copies out of the step before."""
-        ends = self._left_after_step(states, moves)
         held = np.zeros(len(self.items), np.int64)
-        for end, size_bytes in ends:
+        for end, size_bytes in left:
             held[: int(np.searchsorted(self.clock[:-1], end))] += size_bytes
         over = np.flatnonzero((held > 0) & (live + held > limit))
         return self.items[int(over[0])] if len(over) else None
 
-    def _left_after_step(self, states: Sequence[State], moves: Sequence[StateMove]) -> list[tuple[int, int]]:
-        """When copies out end that do not end in their step, counted from its end, and their bytes; with slack."""
+    def _copied(self, states: Sequence[State], moves: Sequence[StateMove]) -> tuple[int, list[tuple[int, int]]]:
+        """For how long updates wait for copies; and when copies out end that do not in their step, counted from its end and
+        with slack, and their bytes."""
         if self.facts.in_ns is None or self.facts.out_ns is None:
-            return [(int(self.clock[-1]), move.state.size_bytes) for move in moves[-1:]]
+            return 0, [(int(self.clock[-1]), move.state.size_bytes) for move in moves]
         number = {state.value: k for k, group in enumerate(self._groups(states)) for state in group.states}
         place = {move.state.value: move for move in moves}
         link = out = update = before = 0
@@ -407,7 +389,7 @@ class _Planner:
             out_end.append(out)
         step = update + int(self.clock[-1]) - before
         left = [(int((1 + SLACK) * (end - step)), group.size_bytes) for end, group in zip(out_end, self._groups(states), strict=True)]
-        return [(end, size_bytes) for end, size_bytes in left if end > 0]
+        return step - int(self.clock[-1]), [(end, size_bytes) for end, size_bytes in left if end > 0]
 
     def _groups(self, states: Sequence[State]) -> list[_Group]:
         """Values that one operation uses first, in the order of these."""
