@@ -190,12 +190,13 @@ class _Rewrite:
 
     def _job(self, job: Job) -> Job:
         items: list[OpInstance] = []
-        waits = dict(job.host_waits)
+        waits, seen = dict(job.host_waits), set[OpInstance]()
         for item in job.items:
             for copy in self.issue_before.get(item, ()):
                 gate = self.awaited.get(copy)
-                if gate is not None and items:
+                if gate is not None and gate not in seen and items:
                     waits[items[-1]] = gate
+                    seen.add(gate)
                 items.append(copy)
                 if copy == self.drained:
                     waits[copy] = copy

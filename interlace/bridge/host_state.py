@@ -42,12 +42,17 @@ def settle(wanted: Iterable[str], device: Device) -> None:
             device.move_to_host(_on_host[name])
 
 
+def await_copies(device: Device) -> None:
+    """Wait for copies to the host where there may be any: nothing else does, where memory of the host is read."""
+    if _on_host:
+        device.synchronize()
+
+
 def state_dict_of(baseline: Callable[..., Any]) -> Callable[..., Any]:
-    """Paddle's `Program.state_dict`, which waits for copies to the host: nothing else does, where memory of the host is read."""
+    """Paddle's `Program.state_dict`, which waits for copies to the host."""
 
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _on_host:
-            choose_device().synchronize()
+        await_copies(choose_device())
         return baseline(self, *args, **kwargs)
 
     return state_dict

@@ -312,10 +312,10 @@ class _JobBuilder:
         for value, result in zip(op.results, results, strict=True):
             self.values[value, micro_batch] = result
             self._leave(value, micro_batch, result)
-        if is_copy_into(op):
-            self._write_into(op.operands[1], micro_batch, results[0])
             if (op.id, micro_batch) in self.awaited and is_computed(op, self.low.graph.values[value]):
                 self._sync_host(op, (op.id, micro_batch), result)
+        if is_copy_into(op):
+            self._write_into(op.operands[1], micro_batch, results[0])
         if (op.id, micro_batch) in self.waits:
             self._sync_host(op, self.waits[op.id, micro_batch])
 

@@ -56,12 +56,10 @@ def trained(layers: int = LAYERS, micro_batches: int = 2) -> Program:
         last = f"d{k}"
         op(f"{value(f's{k}', 'float32[256]')}~{values[f'g{k}']} = pd_op.add_({of(f'g{k}')}, {of(last)}) backward inplace=0:0")
     for k in range(layers):
-        results = ", ".join(
-            value(f"{n}{k}'", f"float32[{size}]") + f"~{values[f'{n}{k}']}" for n, size in (("w", 256), ("m", 256), ("c", 1))
-        )
-        op(
-            f"{results} = pd_op.adamw_({of(f'w{k}')}, {of(f's{k}')}, {of('rate')}, {of(f'm{k}')}, {of(f'c{k}')}) optimize inplace=0:0,1:3,2:4"
-        )
+        written = (("w", 256), ("m", 256), ("c", 1))
+        results = ", ".join(value(f"{n}{k}'", f"float32[{size}]") + f"~{values[f'{n}{k}']}" for n, size in written)
+        read = ", ".join(of(name) for name in (f"w{k}", f"s{k}", "rate", f"m{k}", f"c{k}"))
+        op(f"{results} = pd_op.adamw_({read}) optimize inplace=0:0,1:3,2:4")
     head = f"program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches={micro_batches} chunks=1 schedule=accumulate\n"
     made = parse(head + "\n".join(ops))
     verify(made)
