@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from interlace.passes import Pipeline
-from interlace.planning.tasks import higher_level, levels_of
+from interlace.planning.tasks import higher_level, levels_of, movable_states
 from interlace.planning.variants import moving_states, recomputation_of, recomputing
 from interlace.planning.world import World
 from interlace.scheduler.whole_step.search import Numbers
@@ -25,14 +25,15 @@ class Levels:
     Attributes:
         are_open: Whether there is something to decide: a pass that recomputes, and whose user did not say how much.
         collectives: Whether repetitions that are added may repeat collectives.
-        states: Optimizer state that may leave the device under a budget; None where no pass moves any.
+        states: Optimizer state that may leave the device under a budget; None where no pass moves any, or there is none.
     """
 
     def __init__(self, world: World, asked: Pipeline) -> None:
         self.world, chooses = world, recomputation_of(asked)
         self.are_open = chooses is not None and chooses.level is None
         self.collectives = chooses is not None and chooses.repeat_collectives
-        self.states = moving_states(asked)
+        states = moving_states(asked)
+        self.states = states if states is not None and any(world.known(movable_states, states)) else None
 
     def within(self, limit: int, beyond: Sequence[float] = MORE_FREED) -> tuple[Numbers, ...]:
         """How much each stage may recompute, by stage, from nothing to most: a schedule may have any of them on each stage.

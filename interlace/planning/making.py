@@ -41,8 +41,8 @@ class Making:
         self.pipe = world.captured.pipeline
         self.is_alone = not world.is_whole and self.pipe.num_stages > 1
         self.draws = any(each.draws for each in world.facts)
-        self.offloads = any(deciding(asked.passes, what) is not None for what in ("offload", "states"))
         self.levels = Levels(world, asked)
+        self.offloads = deciding(asked.passes, "offload") is not None or self.levels.states is not None
 
     @property
     def movable_states(self) -> Numbers:

@@ -74,7 +74,7 @@ class Search:
             BudgetError: No plan keeps the budget; with the least feasible one, and what holds it.
             PassError: As `Pipeline.run`.
         """
-        found = self.fitting(budget)
+        found = self.or_with_states_kept(self.fitting(budget), budget)
         found = self.or_without_budget(found, budget) if found else least_memory(self.make)
         if any(self.world.bytes_over(found, budget)):
             refuse(self.make, found, budget)
@@ -166,6 +166,19 @@ class Search:
                 if (found := self.make.with_lower_limits(self.make.made, each, budget)) is not None:
                     return found
         return None
+
+    def or_with_states_kept(self, leaving: Made | None, budget: int) -> Made | None:
+        """A run within a budget, or the one that keeps all optimizer state on the device, where that keeps the budget and is as fast."""
+        if self.make.levels.states is None:
+            return leaving
+        passes = Pipeline(tuple(each for each in self.asked.passes if each.decides != "states"))
+        staying = Search(self.world, passes, self.make.memo + 2).fitting(budget)
+        if staying is None or leaving is None:
+            return leaving or staying
+        took, other = (self.world.step_ns(run) for run in (leaving, staying))
+        if took is None or (other is not None and other <= took):
+            return staying.noted(said("decided", "states-stay", step_ns=other or 0, leaving_ns=took or 0))
+        return leaving.noted(said("decided", "states-leave", step_ns=took, staying_ns=other or 0))
 
     def or_without_budget(self, within: Made, budget: int) -> Made:
         """A run within a budget, or the run without one where that keeps the budget and is faster.

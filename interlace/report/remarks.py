@@ -211,6 +211,8 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         "; updates wait {stall_ns:ms}",
         "; copies {copies}: in right before updates",
     ),
+    "states-stay": ("keeps optimizer state on the device: the step takes {step_ns:ms}, {leaving_ns:ms} where some leaves it",),
+    "states-leave": ("optimizer state leaves the device: the step takes {step_ns:ms}, {staying_ns:ms} where all stays",),
     "no-state-moved": ("moves no optimizer state; live memory {before_peak_bytes:size} at most",),
     "state-kept": ("{values} value(s), {size_bytes:size}: {reason}: {reason:why}",),
     # streams and transfers
