@@ -321,7 +321,7 @@ def _parallel_cross_entropy(op: Op, values: Values) -> Work:
 
 
 def _copy(op: Op, values: Values) -> Work:
-    size = sum(values[v].size_bytes for v in op.operands if v != ABSENT)
+    size = sum(values[v].size_bytes for v in op.reads)  # not of the memory that a copy writes into
     way = copy_direction(op, values)
     if way == "d2d":
         return Work((_memory(op, "copy", "move", values),))

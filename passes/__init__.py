@@ -8,6 +8,7 @@ from interlace.passes.insert_events import InsertEvents
 from interlace.passes.name_streams import NameStreams
 from interlace.passes.narrow_gathers import NarrowGathers
 from interlace.passes.offload_activations import OffloadActivations
+from interlace.passes.offload_optimizer_state import OffloadOptimizerState
 from interlace.passes.overlap_column_backward import OverlapColumnBackward
 from interlace.passes.pipeline import PassReport, Pipeline, ordered
 from interlace.passes.return_memory import ReturnMemory
@@ -25,6 +26,7 @@ __all__ = [
     "NameStreams",
     "NarrowGathers",
     "OffloadActivations",
+    "OffloadOptimizerState",
     "OverlapColumnBackward",
     "Pass",
     "PassReport",

@@ -15,7 +15,7 @@ from interlace.ir.remarks import Fact, Place, Remark, remark
 if TYPE_CHECKING:
     from interlace.cost_model import Costs
 
-Decides = Literal["", "recomputation", "schedule", "offload", "transfers", "host-waits"]
+Decides = Literal["", "recomputation", "schedule", "states", "offload", "transfers", "host-waits"]
 """What a pass decides that planning looks for an answer to, and compares answers by the whole step (`planning/variants.py`)."""
 
 

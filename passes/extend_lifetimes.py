@@ -141,6 +141,11 @@ def _with_readers(program: Program, missing: Sequence[MissingReader], index_of: 
     return msgspec.structs.replace(edit.build(), jobs=jobs)
 
 
+def _is_parameter(graph: Graph, value: int) -> bool:
+    """Whether a value is stored in device memory that outlives the step: computation does not read host memory."""
+    return any(storage.persistable and storage.memory == "device" for storage in graph.storages.of(value))
+
+
 def _with_joins_at_the_end(program: Program, context: Context) -> Program:
     """Let computation wait at the end of the step for side streams' writes of persistable values: no event reaches into the next step.
 
@@ -150,7 +155,7 @@ def _with_joins_at_the_end(program: Program, context: Context) -> Program:
     last: dict[str, tuple[Op, int]] = {}
     for op in (graph.ops[op_id] for job in program.jobs for op_id, _ in job.items):
         if op.role == "optimize" and stream_of(op):
-            last.update((op.stream, (op, value)) for value in op.results if graph.storages.is_persistable(value))
+            last.update((op.stream, (op, value)) for value in op.results if _is_parameter(graph, value))
     joins = [
         (op, value)
         for op, value in last.values()

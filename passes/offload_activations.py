@@ -56,7 +56,7 @@ class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
     name = "offload-activations"
     needs = frozenset({"scheduled"})
     gives = frozenset({"offloaded"})
-    after = ("schedule-1f1b",)
+    after = ("schedule-1f1b", "offload-optimizer-state")
     follows_budget = True
     decides = "offload"
 

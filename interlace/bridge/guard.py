@@ -21,6 +21,8 @@ import paddle
 from paddle.base import core
 from paddle.base.executor import _ExecutorCache
 
+from interlace.bridge.host_state import await_copies
+from interlace.bridge.targets import choose_device
 from interlace.errors import BudgetError, ConfigError, LoadError, OutputError, PlanError
 from interlace.ir import Program
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER, views_of
@@ -140,6 +142,7 @@ class Lasting:
         self.why_none = _why_too_much(sum(map(_size_bytes, found.values())))
         if self.why_none:
             return
+        await_copies(choose_device())
         for name, tensor in found.items():
             kept = core.DenseTensor()
             kept._copy_from(tensor, core.CPUPlace())

@@ -20,6 +20,7 @@ from interlace.bridge.capture import Captured, capture
 from interlace.bridge.feeds import matching_feed
 from interlace.bridge.first_contact import features_off, is_examined, without
 from interlace.bridge.flags import Flags, final_config
+from interlace.bridge.host_state import settle, state_dict_of
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
 from interlace.bridge.profiles import costs_for, known_name, require_own_gpu
@@ -167,6 +168,7 @@ def install() -> None:
 
     engine_module.pipeline_pass = pipeline_pass
     engine._parallel_pir, engine.run, engine._interlace_installed = parallel_pir, run, True
+    paddle.pir.Program.state_dict = state_dict_of(paddle.pir.Program.state_dict)
 
 
 def _state(engine: Any) -> State | None:
@@ -428,6 +430,8 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
             engine._pir_fetch_values = _translate(engine, mode, asked, state.config.check)
             engine._job_plan = mode.lowered
         engine._executor._set_plan(engine._job_plan)
+        if engine._mode == "train":
+            settle(mode.lowered.on_host if mode is not None and isinstance(mode.lowered, Lowered) else (), choose_device())
         yield
     finally:
         engine._pir_fetch_values = asked

@@ -21,12 +21,13 @@ from paddle.base import core
 from paddle.base.libpaddle import pir
 
 from interlace.bridge.capture import Captured, operand_sources
+from interlace.bridge.host_state import names_on_host
 from interlace.bridge.newops import BUILDERS
 from interlace.bridge.targets import Device
 from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Event, Graph, Job, Op, OpInstance, Program, describe
-from interlace.ir.copies import omitted_copies
+from interlace.ir.copies import is_copy_into, omitted_copies
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p
 from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
@@ -62,6 +63,7 @@ class Lowered:
         fed: Name of an input -> shape of its whole batch, -1 where a dimension is unknown.
         num_micro_batches: Number of micro-batches in a batch.
         has_p2p: Whether there are sends and receives, which fix the sizes of values.
+        on_host: Names of variables that are in host memory between steps.
     """
 
     jobs: list[JobProgram]
@@ -71,6 +73,7 @@ class Lowered:
     fed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     num_micro_batches: int = 1
     has_p2p: bool = False
+    on_host: frozenset[str] = frozenset()
     interlace_prepared: bool = True
 
     def ir_program(self, job_type: str) -> Any:
@@ -152,7 +155,7 @@ class _Lowering:
         for job in jobs:
             self.device.finish(job.program, job.name)
         has_p2p = any(is_p2p(op) for op in self.program.ops)
-        return Lowered(jobs, outputs, fetched, make_plan(jobs, self.device), self.fed, self.count, has_p2p)
+        return Lowered(jobs, outputs, fetched, make_plan(jobs, self.device), self.fed, self.count, has_p2p, names_on_host(self.program))
 
     def resolve(self, value: int, micro_batch: int) -> int:
         """The value itself, or, for the result of a copy that no job runs for this micro-batch, the copied value."""
@@ -311,6 +314,8 @@ class _JobBuilder:
             self._leave(value, micro_batch, result)
             if (op.id, micro_batch) in self.awaited and is_computed(op, self.low.graph.values[value]):
                 self._sync_host(op, (op.id, micro_batch), result)
+        if is_copy_into(op):
+            self._write_into(op.operands[1], micro_batch, results[0])
         if (op.id, micro_batch) in self.waits:
             self._sync_host(op, self.waits[op.id, micro_batch])
 
@@ -397,6 +402,15 @@ class _JobBuilder:
         paddle.pir.set_insertion_point_to_block_end(self.block)
         paddle._C_ops.set_persistable_value(result, name)
         self.made.names.add(name)
+
+    def _write_into(self, target: int, micro_batch: int, result: Any) -> None:
+        """Let a copy have the variable that it writes into: a block argument of the job, whose buffer the executor then keeps."""
+        name = self.low.names.of(target, micro_batch)
+        if name not in self.given:
+            raise PlanError(f"job {self.job.name}: a copy writes into {name}, which the job computes; expected a value from outside of it")
+        result.persistable = True
+        paddle.pir.set_insertion_point_to_block_end(self.block)
+        paddle._C_ops.set_persistable_value(result, name)
 
     def done(self) -> JobProgram:
         """The finished program."""

@@ -18,6 +18,15 @@ from interlace.ir.storage import storages_of
 Ints = npt.NDArray[np.int64]
 
 
+def is_copy_into(op: Op) -> bool:
+    """Whether a copy writes into memory that is there already, its second operand, and not into memory of its own.
+
+    >>> is_copy_into(Op(2, "pd_op.memcpy_d2h", (1, 0), (2,), "optimize", no_buffer=(1,), inplace=((0, 1),)))
+    True
+    """
+    return is_copy(op) and (0, 1) in op.inplace
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One variant of the program and the micro-batches that run it.

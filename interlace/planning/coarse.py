@@ -123,7 +123,12 @@ class Coarse:
         return found
 
     def _without_moved(self, levels: tuple[StageTimes, ...], limit: int) -> tuple[StageTimes, ...]:
-        """The levels of a stage without what it holds above the limit at each of them, which only offload can give back."""
+        """The levels of a stage without what it holds above the limit at each of them, which only offload can give back, and without
+        optimizer state that then leaves the device."""
+        moved = self.drafts.make.movable_states[levels[0].stage]
+        if moved:
+            held = [each.peak_bytes - min(moved, max(0, each.peak_bytes - limit)) for each in levels]
+            levels = tuple(msgspec.structs.replace(each, peak_bytes=peak) for each, peak in zip(levels, held, strict=True))
         over = min(each.peak_bytes for each in levels) - limit
         if over <= 0 or not self.drafts.offloads:
             return levels

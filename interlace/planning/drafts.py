@@ -73,7 +73,7 @@ class Drafts:
         self.recomputes = any(each.recomputes for each in self.world.facts)
         self.own = paddles_own(pipeline, limit is not None)
         """Paddle's own jobs and streams."""
-        self.offloads = limit is not None and deciding(self.later, "offload") is not None
+        self.offloads = limit is not None and (deciding(self.later, "offload") is not None or make.levels.states is not None)
         """Whether under a budget offload moves what a plan holds too much."""
         asks = any(each.asks_ranks for each in (*self.later, *self.own.passes))
         self.ranks = tuple(self.world.all) if asks else self.world.firsts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from interlace.passes import Pipeline
-from interlace.planning.tasks import higher_level, levels_of
-from interlace.planning.variants import recomputation_of, recomputing
+from interlace.planning.tasks import higher_level, levels_of, movable_states
+from interlace.planning.variants import moving_states, recomputation_of, recomputing
 from interlace.planning.world import World
 from interlace.scheduler.whole_step.search import Numbers
 
@@ -25,12 +25,15 @@ class Levels:
     Attributes:
         are_open: Whether there is something to decide: a pass that recomputes, and whose user did not say how much.
         collectives: Whether repetitions that are added may repeat collectives.
+        states: Optimizer state that may leave the device under a budget; None where no pass moves any, or there is none.
     """
 
     def __init__(self, world: World, asked: Pipeline) -> None:
         self.world, chooses = world, recomputation_of(asked)
         self.are_open = chooses is not None and chooses.level is None
         self.collectives = chooses is not None and chooses.repeat_collectives
+        states = moving_states(asked)
+        self.states = states if states is not None and any(world.known(movable_states, states)) else None
 
     def within(self, limit: int, beyond: Sequence[float] = MORE_FREED) -> tuple[Numbers, ...]:
         """How much each stage may recompute, by stage, from nothing to most: a schedule may have any of them on each stage.
@@ -39,11 +42,16 @@ class Levels:
             limit: Device bytes that no stage may pass in Paddle's order.
             beyond: Parts of the limit by which recomputation may give back more than it takes for that, one for each level after the first.
         """
-        return tuple(dict.fromkeys(self.to_free(limit, [(0.0, 0), *((1.0, int(more * limit)) for more in beyond)])))
+        freed = [(1.0, int(more * limit)) for more in beyond]
+        found = self.to_free(limit, [(0.0, 0), *freed])
+        beside = self.to_free(limit, freed, beside_states=True) if self.states is not None else ()
+        return tuple(dict.fromkeys((*found[:1], *beside, *found[1:])) if len(beyond) > 1 else dict.fromkeys(found))
 
-    def to_free(self, limit: int, freed: Sequence[tuple[float, int]]) -> tuple[Numbers, ...]:
-        """See `levels_of`; of several ranks of a stage the one that needs most decides."""
-        said = self.world.known(levels_of, limit, tuple(freed), self.collectives, ranks=self.world.firsts)
+    def to_free(self, limit: int, freed: Sequence[tuple[float, int]], beside_states: bool = False) -> tuple[Numbers, ...]:
+        """See `levels_of`; of several ranks of a stage the one that needs most decides. `beside_states`: what is left to free once all
+        optimizer state that may leave the device has."""
+        states = self.states if beside_states else None
+        said = self.world.known(levels_of, limit, tuple(freed), self.collectives, states, ranks=self.world.firsts)
         return tuple(self.by_stage([each and each[k] for each in said]) for k in range(len(freed)))
 
     def raised(self, made: Pipeline, freed_bytes: Sequence[int]) -> Pipeline:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from interlace.ir.remarks import Fact, Kind, Remark, remark
 from interlace.passes import Pipeline, Schedule1F1B
 from interlace.planning.levels import Levels
-from interlace.planning.tasks import MemoryLimits
+from interlace.planning.tasks import MemoryLimits, movable_states
 from interlace.planning.variants import deciding, drafted
 from interlace.planning.world import Made, World
+from interlace.scheduler.whole_step.search import Numbers
 
 BASELINE_KEPT, FORM_TAKEN = "baseline-kept", "form-taken"
 """Rules of the remark that says what an open schedule became."""
@@ -40,8 +41,18 @@ class Making:
         self.pipe = world.captured.pipeline
         self.is_alone = not world.is_whole and self.pipe.num_stages > 1
         self.draws = any(each.draws for each in world.facts)
-        self.offloads = deciding(asked.passes, "offload") is not None
         self.levels = Levels(world, asked)
+        self.offloads = deciding(asked.passes, "offload") is not None or self.levels.states is not None
+
+    @property
+    def movable_states(self) -> Numbers:
+        """Bytes of optimizer state that may leave the device, by stage."""
+        states = self.levels.states
+        if states is None:
+            return (0,) * self.pipe.num_stages
+        said = self.world.known(movable_states, states, ranks=self.world.firsts)
+        least = {facts.stage: each for each, facts in zip(said, self.world.facts, strict=True) if each is not None}
+        return tuple(least.get(stage, 0) for stage in range(self.pipe.num_stages))
 
     def made(self, made: Pipeline, memory_limits: MemoryLimits) -> Made:
         """A run of passes whose forms are decided."""

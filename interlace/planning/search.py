@@ -74,7 +74,7 @@ class Search:
             BudgetError: No plan keeps the budget; with the least feasible one, and what holds it.
             PassError: As `Pipeline.run`.
         """
-        found = self.fitting(budget)
+        found = self.or_with_states_kept(self.fitting(budget), budget)
         found = self.or_without_budget(found, budget) if found else least_memory(self.make)
         if any(self.world.bytes_over(found, budget)):
             refuse(self.make, found, budget)
@@ -167,6 +167,19 @@ class Search:
                     return found
         return None
 
+    def or_with_states_kept(self, leaving: Made | None, budget: int) -> Made | None:
+        """A run within a budget, or the one that keeps all optimizer state on the device, where that keeps the budget and is as fast."""
+        if self.make.levels.states is None:
+            return leaving
+        passes = Pipeline(tuple(each for each in self.asked.passes if each.decides != "states"))
+        staying = Search(self.world, passes, self.make.memo + 2).fitting(budget)
+        if staying is None or leaving is None:
+            return leaving or staying
+        took, other = (self.world.step_ns(run) for run in (leaving, staying))
+        if took is None or (other is not None and other <= took):
+            return staying.noted(said("decided", "states-stay", step_ns=other or 0, leaving_ns=took or 0))
+        return leaving.noted(said("decided", "states-leave", step_ns=took, staying_ns=other or 0))
+
     def or_without_budget(self, within: Made, budget: int) -> Made:
         """A run within a budget, or the run without one where that keeps the budget and is faster.
 
@@ -192,11 +205,11 @@ class Search:
         """Whether the operations of some rank cannot run in the budget, however they are ordered and whatever is moved."""
         at = next((k for k, each in enumerate(self.asked.passes) if each.decides == "schedule"), len(self.asked.passes))
         if not all(is_built_in(type(each)) for each in self.asked.passes[at:]):
-            return any(each > budget for each in self.world.map(least_bytes, self.world.start.programs, True))
+            return any(each > budget for each in self.world.map(least_bytes, self.world.start.programs, True, self.make.levels.states))
         before = Pipeline(self.asked.passes[:at])
         keeping = recomputing(before, 0) if self.make.levels.are_open else before
         nothing = self.world.run(keeping, self.world.memory_limits(budget), memo=self.make.memo)
-        return any(each > budget for each in self.world.map(least_bytes, nothing.programs, False))
+        return any(each > budget for each in self.world.map(least_bytes, nothing.programs, False, self.make.levels.states))
 
     def _with_other_waits(self, run: Made) -> Iterator[Made]:
         """The run, and then, where that holds less, the same passes with a host that waits elsewhere."""
@@ -211,4 +224,6 @@ class Search:
             return Limit(budget)
         asked = schedule_of(made)
         parts = EXCESS_PARTS if self.make.offloads and not (asked and is_open(asked)) else EXCESS_PARTS[:1]
-        return Limit(budget, self.make.levels.to_free(budget, [(part, 0) for part in parts]))
+        freed = [(part, 0) for part in parts]
+        beside = self.make.levels.to_free(budget, freed, beside_states=True) if self.make.levels.states is not None else ()
+        return Limit(budget, (*beside, *self.make.levels.to_free(budget, freed)))

@@ -25,6 +25,7 @@ from interlace.scheduler.jobs.making import Jobs
 from interlace.scheduler.jobs.options import ScheduleOptions
 from interlace.scheduler.jobs.parts import baseline_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once, order_peak
+from interlace.scheduler.offload.optimizer_state import StateOptions, state_bytes
 from interlace.scheduler.whole_step.equivalent_stages import work_key
 from interlace.scheduler.whole_step.search import INLINE_SHARES, Numbers, kinds_of
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, changed_by
@@ -147,11 +148,18 @@ def baseline_peak(worker: Worker) -> int | None:
 
 
 @task
-def least_bytes(worker: Worker, programs: Programs, always: bool) -> int:
+def least_bytes(worker: Worker, programs: Programs, always: bool, states: StateOptions | None) -> int:
     """Device bytes without which a program cannot run, however its operations are ordered and whatever is moved; `always`: those of what
-    lives through the step alone."""
+    lives through the step alone. `states`: optimizer state that may leave the device."""
     program = worker.program(programs)
-    return lifetimes(program).base["device"] if always else needed_at_once(program)
+    moved = state_bytes(program, states) if states is not None else 0
+    return (lifetimes(program).base["device"] if always else needed_at_once(program)) - moved
+
+
+@task
+def movable_states(worker: Worker, states: StateOptions) -> int:
+    """Bytes of optimizer state that may leave the device between updates."""
+    return state_bytes(worker.captured, states)
 
 
 @task
@@ -173,7 +181,9 @@ def could_repeat(worker: Worker) -> bool:
 
 
 @task
-def levels_of(worker: Worker, limit: int, freed: tuple[tuple[float, int], ...], collectives: bool) -> tuple[int, ...]:
+def levels_of(
+    worker: Worker, limit: int, freed: tuple[tuple[float, int], ...], collectives: bool, states: StateOptions | None
+) -> tuple[int, ...]:
     """How much a stage must recompute, as levels of `ChooseRecompute`, to hold less in Paddle's order with nothing recomputed.
 
     Args:
@@ -181,8 +191,10 @@ def levels_of(worker: Worker, limit: int, freed: tuple[tuple[float, int], ...], 
         limit: Device bytes that it may hold.
         freed: For each level a part of the bytes by which it holds more, and bytes on top.
         collectives: Whether repetitions that are added may repeat collectives.
+        states: Optimizer state that leaves the device first.
     """
     stage = _Recomputed(worker, collectives)
+    limit += state_bytes(worker.captured, states) if states is not None else 0
     return tuple(stage.level(int(part * max(0, stage.peak(0) - limit)) + more) for part, more in freed)
 
 

@@ -13,6 +13,7 @@ from interlace.passes import ChooseRecompute, DelayTransfers, Pass, Pipeline, Sc
 from interlace.passes.base import Decides
 from interlace.scheduler.interleave.planner import EARLY, Form
 from interlace.scheduler.jobs.options import ScheduleOptions, numbers_text
+from interlace.scheduler.offload.optimizer_state import StateOptions
 from interlace.scheduler.recompute.choices import LEVELS
 from interlace.scheduler.whole_step.orders import Orders, Simulation, find_orders
 from interlace.scheduler.whole_step.search import Numbers, Ranked
@@ -33,6 +34,12 @@ def schedule_of(made: Pipeline) -> Schedule1F1B | None:
 def recomputation_of(made: Pipeline) -> ChooseRecompute | None:
     """The pass that chooses what is recomputed."""
     return cast("ChooseRecompute | None", deciding(made.passes, "recomputation"))
+
+
+def moving_states(made: Pipeline) -> StateOptions | None:
+    """Which optimizer state a pass may move under a budget; None where none does."""
+    found = deciding(made.passes, "states")
+    return StateOptions(modules=found.modules, min_bytes=found.min_bytes) if isinstance(found, StateOptions) else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- of one pass

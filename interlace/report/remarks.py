@@ -204,6 +204,17 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         "recomputation and the schedule",
     ),
     "kept-on-device": ("{values} value(s)", "{transfers} transfer(s)", ", {size_bytes:size}: {reason}: {reason:why}"),
+    # optimizer state
+    "state-moved": (
+        "keeps {values} value(s) of optimizer state in host memory: {in_bytes:size} in and {out_bytes:size} out a step; live memory "
+        "{before_peak_bytes:size} -> {peak_bytes:size}",
+        "; updates wait {stall_ns:ms}",
+        "; copies {copies}: in right before updates",
+    ),
+    "states-stay": ("keeps optimizer state on the device: the step takes {step_ns:ms}, {leaving_ns:ms} where some leaves it",),
+    "states-leave": ("optimizer state leaves the device: the step takes {step_ns:ms}, {staying_ns:ms} where all stays",),
+    "no-state-moved": ("moves no optimizer state; live memory {before_peak_bytes:size} at most",),
+    "state-kept": ("{values} value(s), {size_bytes:size}: {reason}: {reason:why}",),
     # streams and transfers
     "stream-named": ("stream {stream}: {operations} operations, priority {priority}",),
     "one-rank": ("one rank alone communicates with nobody",),
@@ -277,12 +288,14 @@ REASONS = {
     "other-module": "is of a module that was not chosen",
     "opted-out": "was opted out",
     "kept": "is kept by choice (fraction or keep_bytes), or the budget does not need it moved",
+    "shared": "shares memory with another value",
+    "communicated": "is sent or gathered by an operation of communication",
     "at-once": "backward reads it before it could be copied out and back",
     "one-job": "its last forward reader and its first backward reader are in one job",
     "congested": "earlier copies leave no time to copy it out and back",
     "capped": "max_in_flight does not allow its copies in time",
 }
-"""Reasons to keep a value on the device (`scheduler/offload/saved_values.py`)."""
+"""Reasons to keep a value on the device (`scheduler/offload/saved_values.py`, `optimizer_state.py`)."""
 MOST_WORDS = 40
 """Words of one fact that a sentence names."""
 

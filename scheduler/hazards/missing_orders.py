@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,9 +60,29 @@ def _needs_of(program: Program) -> Needs:
     trace = Tracer(flatten(program), STRICT, supply=True).run()
     found = Needs(trace, (), tuple(freed_in_use(trace, STRICT)))
     orders = [(found.item(before), found.item(item)) for before, item in trace.wanted]
-    carried = [_carried(trace, fault) for fault in overlapping_steps(trace, STRICT)]
+    faults = overlapping_steps(trace, STRICT)
+    behind_start = _behind_start(trace, [fault for fault in faults if _is_kept_on_host(trace, fault)])
+    carried = [*behind_start, *(_carried(trace, fault) for fault in faults if not _is_kept_on_host(trace, fault))]
     pairs = [(found.item(before), found.item(item)) for before, item in carried if before < item]
     return Needs(trace, tuple(orders), found.frees, tuple(dict.fromkeys(pairs)))
+
+
+def _is_kept_on_host(trace: Trace, fault: Fault) -> bool:
+    """Whether a fault is about a value that stays in host memory from step to step."""
+    storage = trace.plan.storage(fault.key)
+    return storage.persistable and storage.memory != "device"
+
+
+def _behind_start(trace: Trace, faults: Sequence[Fault]) -> list[tuple[int, int]]:
+    """Orders that make accesses wait for the first op instance on the stream of the use, which in the next step runs after the use. The
+    first access of each stream that can wait is enough. A copy of the step before may then run until its value is needed again."""
+    stream = trace.plan.stream
+    start = {number: stream.index(number) for number in {stream[fault.first] for fault in faults}}
+    found: dict[tuple[int, int], int] = {}
+    for fault in faults:
+        pair = (start[stream[fault.first]], stream[fault.second])
+        found[pair] = min(found.get(pair, fault.second), fault.second)
+    return [(before, item) for (before, _), item in found.items()]
 
 
 def _carried(trace: Trace, fault: Fault) -> tuple[int, int]:

@@ -185,6 +185,10 @@ class Lives:
         chosen = self.pinned == (pool == "pinned")
         return Lives(*(getattr(self, name)[chosen] for name in Lives.__slots__))
 
+    def columns(self) -> list[Any]:
+        """All arrays, in the order of the fields."""
+        return [getattr(self, name) for name in Lives.__slots__]
+
     def along(self, count: int) -> Ints:
         """Live bytes while each of so many op instances runs, and after the last; moments are indices in their order. `[count + 1]`"""
         change = np.zeros(count + 2, np.int64)
@@ -202,21 +206,31 @@ class Profile:
         program, lives: The program and its instances.
         base: Bytes of persistable storages, by pool.
         unknown: Ids of values of unknown size, counted as nothing.
+        carried: Instances of the step before that are still live when this one begins.
     """
 
     program: Program
     lives: Lives
     base: dict[str, int]
     unknown: list[int] = field(default_factory=list)
+    carried: Lives | None = None
 
     def curve(self, pool: Pool = "device") -> tuple[Ints, Ints]:
         """Moments in order, and the live bytes from each on; outputs are never freed."""
-        lives = self.lives.pool(pool)
+        lives = self._every.pool(pool)
         order = _order(lives)
         change = np.concatenate([lives.size, -lives.size])[order]
         when = np.concatenate([lives.alloc_at, lives.free_at])[order]
         inside = when < END
         return np.r_[0, when[inside]], self.persistable_bytes(pool) + np.r_[0, np.cumsum(change[inside])]
+
+    @property
+    def _every(self) -> Lives:
+        return (
+            self.lives
+            if self.carried is None
+            else Lives(*map(np.concatenate, zip(self.lives.columns(), self.carried.columns(), strict=True)))
+        )
 
     def persistable_bytes(self, pool: Pool = "device") -> int:
         """Bytes of persistable storages."""
@@ -228,7 +242,7 @@ class Profile:
 
     def at_peak(self, pool: Pool = "device") -> list[LiveBytes]:
         """What is live at the first moment of the peak, largest first; persistable storages are `parameters`."""
-        lives = self.lives.pool(pool)
+        lives = self._every.pool(pool)
         order = _order(lives)
         turn = np.empty(len(order), np.int64)
         turn[order] = np.arange(len(order))
@@ -242,6 +256,16 @@ class Profile:
             found["", "parameters"] = [self.persistable_bytes(pool)]
         live = [LiveBytes(layer, kind, sum(sizes), len(sizes)) for (layer, kind), sizes in found.items() if sum(sizes)]
         return sorted(live, key=lambda each: (-each.size_bytes, each.layer, each.kind))
+
+
+def with_carried(profile: Profile, step: int) -> Profile:
+    """The memory of a step behind another one, of which some instances live on: those that are freed after the step's end."""
+    lives = profile.lives
+    late = ~lives.pinned & (lives.free_at > step) & (lives.free_at < END)
+    rows = Lives(*(column[late] for column in lives.columns()))
+    rows.free_at, rows.alloc_at = rows.free_at - step, np.zeros(len(rows.size), np.int64)
+    profile.carried = rows
+    return profile
 
 
 def _order(lives: Lives) -> Ints:

@@ -107,8 +107,11 @@ def _uses_memory_beside(graph: Graph, op: Op) -> bool:
 
 
 def with_host_syncs(program: Program, waits: Mapping[str, tuple[HostSync, ...]]) -> Program:
-    """The program with these waits and no others."""
-    jobs = tuple(msgspec.structs.replace(job, host_waits=waits.get(job.name, ())) for job in program.jobs)
+    """The program with these waits, and those that it has; of two behind one op instance the one that it has."""
+    jobs = tuple(
+        msgspec.structs.replace(job, host_waits=tuple({**dict(waits.get(job.name, ())), **dict(job.host_waits)}.items()))
+        for job in program.jobs
+    )
     return msgspec.structs.replace(program, jobs=jobs)
 
 

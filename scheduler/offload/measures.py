@@ -38,10 +38,11 @@ def measure(program: Program, cost: Costs, memory_budget: int | None = None) -> 
     groups = {group.id: group for group in program.groups}
     op_ns = {op.id: cost.op_time(op, values, groups).dur_ns for op in program.ops}
     moved = {saved.size_bytes: values[saved.value] for saved in find_candidates(program).saved}
-    return Measured(op_ns, _copy_times(moved, cost, COPY_OUT), _copy_times(moved, cost, COPY_BACK), memory_budget)
+    return Measured(op_ns, copy_times(moved, cost, COPY_OUT), copy_times(moved, cost, COPY_BACK), memory_budget)
 
 
-def _copy_times(moved: Mapping[int, Value], cost: Costs, name: str) -> dict[int, int] | None:
+def copy_times(moved: Mapping[int, Value], cost: Costs, name: str) -> dict[int, int] | None:
+    """Durations of copies of these sizes, one way; None where one was not measured."""
     found = {}
     for size_bytes, value in sorted(moved.items()):
         host = msgspec.structs.replace(value, id=value.id + 1, storage=value.id + 1, memory="pinned")

@@ -110,6 +110,8 @@ class SimInput:
         job_first: Of each rank, `(job name, first op instance)`.
         absent: Rendezvous -> text that says which rank does not issue its part.
         power: What op instances draw, and the device's limit; None where clocks are constant.
+        tail: Copies to the host that the next step need not wait for, of optimizer state; None where there are none.
+        mark: Op instance of each rank that runs as long as such copies of the step before do, or -1. `[num_ranks]`
     """
 
     ranks: list[int]
@@ -138,6 +140,8 @@ class SimInput:
     absent: dict[int, str]
     programs: list[Program]
     power: PowerInput | None = None
+    tail: Flags | None = None
+    mark: Ints | None = None
     _ops: dict[int, dict[int, Op]] = field(default_factory=dict, repr=False)
 
     @property

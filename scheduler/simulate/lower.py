@@ -17,7 +17,7 @@ from interlace.cost_model.base import Draw, tables_of
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
-from interlace.ir.copies import items_of, places_of
+from interlace.ir.copies import is_copy_into, items_of, places_of
 from interlace.ir.kinds import COMPUTE_STREAMS, NO_KERNEL, is_boundary, is_comm, is_copy
 from interlace.ir.per_ops import once_per_ops
 from interlace.scheduler.simulate.arrays import (
@@ -61,6 +61,7 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     limit = cost.power() if options.power else None
     power = PowerInput.of(limit, draw, share) if limit and draw is not None else None
     deps = np.concatenate([part.deps + first[k] for k, part in enumerate(parts)])
+    tail, mark = _tail(parts, first, column) if parts else (None, None)
     dep_first, dep = rows(deps[:, 1], deps[:, 0], int(first[-1]))
     return SimInput(
         [program.rank for program in programs],
@@ -75,9 +76,27 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
         job_first=[[(name, at + int(first[k])) for name, at in part.job_first] for k, part in enumerate(parts)],
         programs=list(programs),
         power=power,
+        tail=tail,
+        mark=mark,
         **column,
         **meetings(parts, first, options),
     )
+
+
+def _tail(parts: Sequence[RankItems], first: Ints, column: dict[str, Any]) -> tuple[Flags | None, Ints | None]:
+    """`SimInput.tail` and `mark`: the first op instance on the stream of these copies stands for those of the step before."""
+    copies = [[op.id for op in part.program.ops if is_copy_into(op)] for part in parts]
+    if not any(copies):
+        return None, None
+    tail = np.concatenate([np.isin(part.columns["op"], ids) for part, ids in zip(parts, copies, strict=True)])
+    mark = np.full(len(parts), -1, np.int64)
+    for at in range(len(parts)):
+        mine = np.flatnonzero(tail[first[at] : first[at + 1]]) + int(first[at])
+        if len(mine):
+            opened = int(first[at]) + int(np.argmax(column["stream"][first[at] : first[at + 1]] == column["stream"][mine[0]]))
+            if not tail[opened]:
+                mark[at], column["side"][opened], column["kind"][opened] = opened, True, column["kind"][mine[0]]
+    return tail, mark
 
 
 def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Classes) -> RankItems:

@@ -35,6 +35,7 @@ in which nothing runs on the rank. What runs in a bubble is neither exposed nor 
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import sys
 from collections.abc import Sequence
@@ -121,7 +122,7 @@ class Result:
     @property
     def step_ns(self) -> int:
         """Time of the step, the same on every rank."""
-        return max(int(self.times.end.max(initial=0)), int(self.host_end.max(initial=0)))
+        return max(last_end(self.input, self.times), int(self.host_end.max(initial=0)))
 
     @cached_property
     def ranks(self) -> list[RankTime]:
@@ -189,10 +190,43 @@ def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_
 def device_memory(sim: SimInput, target: Target = IDEAL, placed: memory.Placed | None = None) -> tuple[Times, memory.Profile]:
     """When the op instances of the only rank run, and its memory; as `run`, with `placed` as in `over_time`."""
     times, _ = _times(sim, _compiled("auto", sim.num_items))
-    return times, memory.over_time(sim.programs[0], times.issue, times.start, times.end, sim.stream, target, placed)
+    found = memory.over_time(sim.programs[0], times.issue, times.start, times.end, sim.stream, target, placed)
+    return times, found if sim.tail is None else memory.with_carried(found, last_end(sim, times))
+
+
+def last_end(sim: SimInput, times: Times) -> int:
+    """When the last op instance ends that the next step waits for."""
+    return int((times.end if sim.tail is None else times.end[~sim.tail]).max(initial=0))
 
 
 def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
+    """Of a step behind another one, whose copies to the host are not done when it begins (`SimInput.tail`)."""
+    found = _times_alone(sim, compiled)
+    if sim.tail is None or sim.mark is None:
+        return found
+    left = dict.fromkeys(range(len(sim.ranks)), 0)
+    for _ in range(MOST_STEPS):
+        times, before = found[0], left
+        step = max(last_end(sim, times), int(host_ends(sim, times).max(initial=0)))
+        left = {at: _left(sim, times, at, step) for at in before}
+        if left == before:
+            break
+        dur = sim.dur.copy()
+        for at, mark in enumerate(sim.mark.tolist()):
+            if mark >= 0:
+                dur[mark] = sim.dur[mark] + left[at]
+        found = _times_alone(dataclasses.replace(sim, dur=dur), compiled)
+    return found
+
+
+def _left(sim: SimInput, times: Times, at: int, step: int) -> int:
+    """How long copies of a rank run in the next step."""
+    assert sim.tail is not None
+    mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
+    return max(0, int(times.end[mine][sim.tail[mine]].max(initial=0)) - step)
+
+
+def _times_alone(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
     """Of a step; with a limit of power, of one that begins as it ends: its device is as warm as training makes it."""
     trace = PowerTrace.begin(len(sim.ranks))
     for again in range(MOST_STEPS if sim.power else 1):
@@ -221,7 +255,8 @@ def _compiled(engine: Engine, num_items: int) -> Any:
 
 def _profile(sim: SimInput, times: Times, at: int, target: Target) -> memory.Profile:
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
-    return memory.over_time(sim.programs[at], times.issue[mine], times.start[mine], times.end[mine], sim.stream[mine], target)
+    found = memory.over_time(sim.programs[at], times.issue[mine], times.start[mine], times.end[mine], sim.stream[mine], target)
+    return found if sim.tail is None else memory.with_carried(found, last_end(sim, times))
 
 
 def _rank_times(result: Result, split: Any) -> list[RankTime]:
@@ -518,6 +553,7 @@ def columns_of(sim: SimInput, times: Times, at: int) -> RankColumns:
     """The columns of the rank with index `at`."""
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
     deps = slice(int(sim.dep_first[mine.start]), int(sim.dep_first[mine.stop]))
+    step = NEVER if sim.tail is None else max(last_end(sim, times), int(host_ends(sim, times).max(initial=0)))
     return RankColumns(
         sim.stream[mine] - sim.first_stream[at],
         sim.side[mine],
@@ -525,9 +561,9 @@ def columns_of(sim: SimInput, times: Times, at: int) -> RankColumns:
         sim.dep_first[mine.start : mine.stop + 1] - deps.start,
         sim.dep[deps] - mine.start,
         times.issue[mine],
-        times.ready[mine],
-        times.start[mine],
-        times.end[mine],
+        np.minimum(times.ready[mine], step),
+        np.minimum(times.start[mine], step),
+        np.minimum(times.end[mine], step),
     )
 
 

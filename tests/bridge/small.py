@@ -41,15 +41,18 @@ class Build:
         return made
 
 
-def small_program(rows: int = 2, ring_ranks: tuple[int, ...] = (0, 1), alias: bool = False, scaled: bool = False) -> Any:
+def small_program(
+    rows: int = 2, ring_ranks: tuple[int, ...] = (0, 1), alias: bool = False, scaled: bool = False, moment: bool = False
+) -> Any:
     """x @ w, all_reduce, gelu, mean; gradients; `g += dW`; `w -= g`. With `alias`, gelu and its gradient read the sum by a second name.
 
-    With `scaled` a number is fed besides, with which the product is multiplied.
+    With `scaled` a number is fed besides, with which the product is multiplied. With `moment` the update is `m += g; w -= m`.
     """
     build = Build()
     ring = new_process_group(list(ring_ranks)).id
     with paddle.static.program_guard(build.main):
         w, g = (build.data(name, [4, 4], persistable=True) for name in "wg")
+        m = build.data("m", [4, 4], persistable=True) if moment else None
         x = build.data("x", [rows, 4])
         h = C.matmul(x, w, False, False)
         h = C.multiply(h, build.data("by", [])) if scaled else h
@@ -68,7 +71,7 @@ def small_program(rows: int = 2, ring_ranks: tuple[int, ...] = (0, 1), alias: bo
         _, dw = C.matmul_grad(x, w, dh, False, False)
         C.add_(g, dw)
         build.role(1)
-        C.add_(w, g)
+        C.add_(w, C.add_(m, g) if moment else g)
         build.role(2)
     return build.main
 

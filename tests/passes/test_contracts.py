@@ -17,7 +17,8 @@ ORDER = {
     "split-backward": ("choose-recompute", "narrow-gathers"),
     "overlap-column-backward": ("split-backward",),
     "schedule-1f1b": ("split-backward", "overlap-column-backward"),
-    "offload-activations": ("schedule-1f1b",),
+    "offload-optimizer-state": ("schedule-1f1b",),
+    "offload-activations": ("schedule-1f1b", "offload-optimizer-state"),
     "name-streams": ("offload-activations",),
     "return-memory": ("name-streams",),
     "delay-transfers": ("name-streams", "return-memory"),
@@ -40,6 +41,7 @@ DEFAULTS = {
         "include_integers": False,
         "prefetch_slack": 0.25,
     },
+    "offload-optimizer-state": {"modules": (), "min_bytes": 1 << 20, "fraction": None},
     "overlap-column-backward": {"min_bytes": 0, "modules": (), "only_gains": True, "borrow": True},
     "return-memory": {"min_bytes": 1 << 20},
     "schedule-1f1b": {
@@ -84,6 +86,7 @@ def test_what_a_pass_needs_and_gives() -> None:
         "overlap-column-backward": {"tp-overlapped"},
         "schedule-1f1b": {"scheduled"},
         "offload-activations": {"offloaded"},
+        "offload-optimizer-state": {"states-offloaded"},
         "name-streams": {"streams"},
         "return-memory": {"returned"},
         "delay-transfers": {"delayed"},
@@ -91,22 +94,25 @@ def test_what_a_pass_needs_and_gives() -> None:
         "insert-events": {"events"},
         "throttle-host": {"throttled"},
     }
-    scheduled = ("offload-activations", "return-memory", "delay-transfers", "extend-lifetimes", "insert-events", "throttle-host")
+    offloads = ("offload-activations", "offload-optimizer-state")
+    scheduled = (*offloads, "return-memory", "delay-transfers", "extend-lifetimes", "insert-events", "throttle-host")
     needs = {name: {"scheduled"} for name in scheduled} | {"overlap-column-backward": {"dw-split"}}
     assert {name: kind.needs for name, kind in OURS.items() if kind.needs} == needs
 
 
 def test_when_a_pass_runs() -> None:
     """Unless it is turned off, but for offload, which must be told what to move (a budget says that too), and for what costs time."""
-    assert set(OURS) - those("is_default") == {"offload-activations", "return-memory"}
-    assert those("follows_budget") == {"choose-recompute", "offload-activations"}
+    offloads = {"offload-activations", "offload-optimizer-state"}
+    assert set(OURS) - those("is_default") == {*offloads, "return-memory"}
+    assert those("follows_budget") == {"choose-recompute", *offloads}
     assert those("instead_of_off") == {"schedule-1f1b"}
     assert set(OURS) - those("in_drafts") == {"delay-transfers", "extend-lifetimes", "insert-events"}
-    assert those("in_baseline") == {"schedule-1f1b", "offload-activations", "extend-lifetimes", "insert-events", "throttle-host"}
+    assert those("in_baseline") == {"schedule-1f1b", *offloads, "extend-lifetimes", "insert-events", "throttle-host"}
     assert {name: kind.decides for name, kind in OURS.items() if kind.decides} == {
         "choose-recompute": "recomputation",
         "schedule-1f1b": "schedule",
         "offload-activations": "offload",
+        "offload-optimizer-state": "states",
         "delay-transfers": "transfers",
         "throttle-host": "host-waits",
     }

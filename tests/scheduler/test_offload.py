@@ -28,6 +28,7 @@ from interlace.scheduler.offload import (
     unknown_names,
 )
 from interlace.scheduler.offload.copy_times import OpenTransfer, Timeline, place_transfers
+from interlace.scheduler.offload.optimizer_state import WHYS
 from interlace.scheduler.offload.saved_values import REASONS, find_candidates
 from interlace.scheduler.simulate.simulator import simulate
 from tests.remarks import rules_of, sentences
@@ -427,7 +428,7 @@ def test_explanation_counts_everything() -> None:
     assert "1 value(s), 7.6 MiB: other-module" in text
     counted = sum(count for count, _ in decided.reasons().values())
     assert counted + len(decided.moves) == 3
-    assert set(REASON_WORDS) == set(REASONS)
+    assert set(REASON_WORDS) == {*REASONS, *WHYS}
 
 
 def test_measure_from_a_profile() -> None:

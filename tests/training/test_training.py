@@ -180,7 +180,20 @@ LONG_ON_THE_TESTBED = (
 )
 """Beside `LONG`: any two parts of these cases (parallelism, form, offload, recomputation, number type) meet in another case too, there or
 on CPU ranks."""
+STATE = {"fraction": 1.0, "min_bytes": 64}
 ON_CPU_RANKS = {
+    "dp2 sharding 2, clip, optimizer state on the host": (
+        2,
+        "gpt",
+        "--dp 2 --layers 2 --sharding-stage 2 --clip-grad 1 --gradient-accumulation 2 --lr-scheduler cosine",
+        {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE},
+    ),
+    "pp2 bfloat16 O2, master weights and activations on the host": (
+        2,
+        "llama",
+        "--pp 2 --layers 2 --micro-batches 4 --amp O2 --master-grad --clip-grad 1",
+        {"schedule_1f1b": ROOMY, "offload_activations": HALF, "offload_optimizer_state": STATE},
+    ),
     "pp2 mp2, blocks that another stream reads last are returned": (
         4,
         "gpt",
@@ -296,6 +309,10 @@ def require_asked(passes: list[list[dict[str, Any]]], options: dict[str, Any]) -
     elif options.get("choose_recompute", {}).get("repeat_collectives"):
         again = [line for line in lines_of(passes, "choose-recompute") if "computed again in backward: frees" in line]
         assert any("all_gather" in line or "reduce_scatter" in line for line in again)
+    elif "offload_optimizer_state" in options:
+        assert all(
+            any("of optimizer state in host memory" in line for line in lines_of([mine], "offload-optimizer-state")) for mine in passes
+        )
     elif "offload_activations" in options:
         assert any("moves" in line for line in lines_of(passes, "offload-activations"))
 

@@ -76,6 +76,16 @@ class Device:
         """A copy from host memory back to the device."""
         return paddle._C_ops.memcpy_h2d(value, 1)
 
+    def is_on_host(self, tensor: Any) -> bool:
+        """Whether a tensor is in host memory, from which copies in read and into which copies out write."""
+        return True
+
+    def move_to_host(self, tensor: Any) -> None:
+        """Give a tensor memory of the host in place of the device's; nothing may use it."""
+
+    def move_to_device(self, tensor: Any) -> None:
+        """The reverse."""
+
     def never_collected(self, name: str) -> bool:
         """Whether the executor must never collect a variable (pinned buffers, where the device has no events on them)."""
         return self.target.keeps_pinned and name.startswith(PINNED_PREFIX)
@@ -108,6 +118,13 @@ class Device:
 
     def finish(self, program: Any, job: str) -> None:
         """Rewrite a finished job program."""
+
+
+def move(tensor: Any, place: Any) -> None:
+    """Give a tensor of the executor's scope memory at another place, with the same contents."""
+    made = core.DenseTensor()
+    made._copy_from(tensor, place)
+    tensor._share_data_with(made)
 
 
 def first_element(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import paddle
 
-from interlace.bridge.targets.base import Device
+from interlace.bridge.targets.base import Device, move
 from interlace.ir.target import GPU, Target
 
 PINNED = 2
@@ -47,3 +47,15 @@ class GpuDevice(Device):
     def copy_out(self, value: Any) -> Any:
         """An asynchronous copy to pinned memory."""
         return paddle._C_ops.memcpy(value, PINNED)
+
+    def is_on_host(self, tensor: Any) -> bool:
+        """Whether it is pinned."""
+        return bool(tensor._place().is_cuda_pinned_place())
+
+    def move_to_host(self, tensor: Any) -> None:
+        """Into pinned memory; the copy waits."""
+        move(tensor, paddle.CUDAPinnedPlace())
+
+    def move_to_device(self, tensor: Any) -> None:
+        """The reverse."""
+        move(tensor, self.place)

@@ -1,0 +1,58 @@
+"""Where optimizer state lies between steps: in host memory by one plan, on the device by another. Names in the scope stay the same.
+
+A plan's copies in read these variables and its copies out write them, so both keep them where they are. They are moved only before the
+first step of a plan, and after a checkpoint was loaded onto the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import paddle
+
+from interlace.bridge.targets import Device, choose_device
+from interlace.ir import Program
+from interlace.ir.kinds import is_boundary
+
+_on_host: dict[str, Any] = {}
+"""Variables of the global scope that were moved to host memory, and their tensors."""
+
+
+def names_on_host(program: Program) -> frozenset[str]:
+    """Names of the variables that a plan keeps in host memory."""
+    given = {value for op in program.ops if is_boundary(op) for value in op.results}
+    return frozenset(value.name for value in program.values if value.id in given and value.persistable and value.memory != "device")
+
+
+def settle(wanted: Iterable[str], device: Device) -> None:
+    """Move variables to where a plan that is about to run expects them: these to host memory, others that are there back to the device."""
+    wanted = frozenset(wanted)
+    back = [name for name in _on_host if name not in wanted]
+    scope = paddle.static.global_scope()
+    out = [name for name in wanted if name not in _on_host or not device.is_on_host(_on_host[name])]
+    if back or out:
+        device.synchronize()
+    for name in back:
+        device.move_to_device(_on_host.pop(name))
+    for name in sorted(out):
+        found = scope.find_var(name)
+        if found is not None:
+            _on_host[name] = found.get_tensor()
+            device.move_to_host(_on_host[name])
+
+
+def await_copies(device: Device) -> None:
+    """Wait for copies to the host where there may be any: nothing else does, where memory of the host is read."""
+    if _on_host:
+        device.synchronize()
+
+
+def state_dict_of(baseline: Callable[..., Any]) -> Callable[..., Any]:
+    """Paddle's `Program.state_dict`, which waits for copies to the host."""
+
+    def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        await_copies(choose_device())
+        return baseline(self, *args, **kwargs)
+
+    return state_dict

@@ -1,0 +1,204 @@
+"""`offload-optimizer-state`: moments and master weights stay in host memory between updates."""
+
+from __future__ import annotations
+
+import msgspec
+
+from interlace.errors import PassError
+from interlace.ir import Edit, Graph, Job, Op, OpInstance, Program, TensorType, Value
+from interlace.ir.kinds import is_boundary
+from interlace.passes.base import Context, Pass, register
+from interlace.passes.streams import AutoParallelStreamType
+from interlace.scheduler.offload.measures import COPY_BACK, COPY_OUT, PINNED
+from interlace.scheduler.offload.optimizer_state import StateMove, StateOptions, StatePlan, measure_states, plan_states
+
+MARK = "pd_op.full"
+"""An operation on the stream of copies out at the start of a step, behind the copies of the step before: an event is recorded there."""
+ZERO = {"dtype": "float32", "place": "Place(undefined:0)", "shape": [1], "value": 0.0}
+
+
+@register
+class OffloadOptimizerState(Pass, StateOptions, frozen=True, kw_only=True):
+    """Keep what only the optimizer part uses in pinned host memory; copy it in before its update, and out again behind it.
+
+    Contract: needs a schedule; keeps every value, every operation and the order of all op instances; adds copies. A moved value keeps its
+    name in the scope, and its bits between steps, so that checkpoints stay the same. No update starts before the copies out of the step
+    before have ended.
+
+    Before / After:
+        #0 %0!"moment" = pd_op.data()                   #0 %0!"moment"^pinned = pd_op.data()
+        #9 %9~0 = pd_op.momentum_(%8, %0)               #21 %21 = pd_op.memcpy_h2d(%0) optimize
+                                                        #9 %9~21 = pd_op.momentum_(%8, %21)
+                                                        #22 %22~0^pinned = pd_op.memcpy_d2h(%9, %0) optimize no_buffer=1 inplace=0:1
+        job backward_0: 5@0                             job backward_0: 21@0 5@0
+        job optimizer: 9@0                              job optimizer: 9@0 22@0
+
+    Steps: 1 choose values (`scheduler/offload/optimizer_state.py`, where the options are described: modules, min_bytes, fraction); 2 add a
+    copy in and, where the update writes the value, a copy out into the same buffer, and let the update use the copy; 3 insert the copies
+    into the jobs, and a mark at the start of the step on the stream of copies out: no event reaches into the next step, so copies in wait
+    for the mark.
+
+    Source: microsoft/DeepSpeed (DeepCompile moves optimizer states by a compiler pass, without a pipeline).
+    """
+
+    name = "offload-optimizer-state"
+    needs = frozenset({"scheduled"})
+    gives = frozenset({"states-offloaded"})
+    after = ("schedule-1f1b",)
+    follows_budget = True
+    decides = "states"
+
+    def mistake(self, has_budget: bool = False) -> tuple[str, str] | None:
+        if has_budget and self.fraction is not None:
+            return "fraction", (
+                f"fraction={self.fraction} and memory_budget contradict each other; give the part to move, or the bytes to stay under"
+            )
+        if has_budget or self.modules or self.fraction is not None:
+            return None
+        return "", (
+            "on, but nothing says what to move; choose modules (such as [mlp]) or a fraction from 0 to 1, or write a memory_budget "
+            "beside the passes"
+        )
+
+    def run(self, program: Program, context: Context) -> Program:
+        if not program.jobs:
+            raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
+        plan = plan_states(program, measure_states(program, context.cost, context.memory_limit), self)
+        context.remarks += plan.remarks()
+        return apply(program, plan)
+
+
+def apply(program: Program, plan: StatePlan) -> Program:
+    """The program with the copies of a plan; decides nothing."""
+    return _Rewrite(program, plan).run() if plan.moves else program
+
+
+class _Rewrite:
+    """Applies a plan.
+
+    Attributes:
+        issue_before, issue_after: Op instance -> copies to issue before and after it.
+        copy_out: Moved value -> its copy out.
+        gates: Moved value -> a computation behind the end of its copy out.
+        drained: A computation at which the host waits for the copies out of the step before.
+        awaited: Copy in -> the computation that the host waits for before it issues the copy.
+        moved_to: Storage of a moved value -> that of its copy on the device.
+    """
+
+    def __init__(self, program: Program, plan: StatePlan) -> None:
+        self.program, self.plan = program, plan
+        self.graph, self.edit = Graph(program), Edit(program)
+        self.issue_before: dict[OpInstance, list[OpInstance]] = {}
+        self.issue_after: dict[OpInstance, list[OpInstance]] = {}
+        self.copy_out: dict[int, Op] = {}
+        self.gates: dict[int, OpInstance] = {}
+        self.awaited: dict[OpInstance, OpInstance] = {}
+        self.drained: OpInstance | None = None
+        self.replaced: dict[int, Op] = {}
+        self.moved_to: dict[int, int] = {}
+
+    def run(self) -> Program:
+        """The rewritten program."""
+        for move in self.plan.moves:
+            self._move(move)
+        self._mark()
+        for op_id, op in self.replaced.items():
+            self.edit.replace(op_id, [op])
+        built = self.edit.build()
+        values = tuple(self._placed(value) for value in built.values)
+        jobs = tuple(self._job(job) for job in self.program.jobs)
+        return msgspec.structs.replace(built, values=values, jobs=jobs)
+
+    def _move(self, move: StateMove) -> None:
+        state = move.state
+        value = self.graph.values[state.value]
+        kind = TensorType(value.shape, value.dtype)
+        first, last = self.graph.ops[state.users[0]], self.graph.ops[state.users[-1]]
+        there = self.edit.value(kind)
+        copy_in = self.edit.op(
+            COPY_BACK, [value.id], [there], like=first, attrs=dict(PINNED), role="optimize", stream=AutoParallelStreamType.H2D.value
+        )
+        self.edit.before(first.id, [copy_in])
+        self.issue_before.setdefault(move.in_before, []).append((copy_in.id, 0))
+        if move.awaited is not None and move.awaited in self.copy_out:
+            self.awaited[copy_in.id, 0] = self._gate(move.awaited)
+        self.moved_to[value.storage] = there.storage
+        newest = there.id
+        for op_id in state.users:
+            op = self.replaced.get(op_id, self.graph.ops[op_id])
+            self.replaced[op_id] = msgspec.structs.replace(op, operands=tuple(there.id if v == value.id else v for v in op.operands))
+            newest = next((v for v in op.results if self.graph.values[v].storage == value.storage), newest)
+        if state.is_written:
+            back = self.edit.value(kind, storage=value.storage, memory="pinned")
+            copy_out = self.edit.op(
+                COPY_OUT,
+                [newest, value.id],
+                [back],
+                like=last,
+                attrs=dict(PINNED),
+                role="optimize",
+                stream=AutoParallelStreamType.D2H.value,
+                no_buffer=(1,),
+                inplace=((0, 1),),
+            )
+            self.edit.after(last.id, [copy_out])
+            self.issue_after.setdefault((last.id, 0), []).append((copy_out.id, 0))
+            self.copy_out[state.value] = copy_out
+
+    def _gate(self, value: int) -> OpInstance:
+        """A computation that ends when a copy out has: it reads what the copies' stream computes behind the copy."""
+        if value not in self.gates:
+            out = self.copy_out[value]
+            last = next(item for item, copies in self.issue_after.items() if (out.id, 0) in copies)
+            behind = self._constant(out)
+            gate = self.edit.op("pd_op.share_data", [behind.results[0]], [self._view(behind.results[0])], like=out, views=((0, 0),))
+            self.edit.after(last[0], [behind, gate])
+            at = self.issue_after[last].index((out.id, 0))
+            self.issue_after[last][at + 1 : at + 1] = [(behind.id, 0), (gate.id, 0)]
+            self.gates[value] = (gate.id, 0)
+        return self.gates[value]
+
+    def _constant(self, like: Op) -> Op:
+        stream = AutoParallelStreamType.D2H.value
+        return self.edit.op(MARK, [], [TensorType((1,), "float32")], like=like, attrs=dict(ZERO), role="optimize", stream=stream)
+
+    def _view(self, value: int) -> Value:
+        return self.edit.value(TensorType((1,), "float32"), storage=value)
+
+    def _mark(self) -> None:
+        """Let the stream of copies out say at the start of the step that those of the step before have ended."""
+        if not self.issue_after:
+            return
+        first = next(item for job in self.program.jobs for item in job.items)
+        like = self.graph.ops[self.plan.moves[0].state.users[0]]
+        mark = self._constant(like)
+        self.edit.before(like.id, [mark])
+        self.issue_before.setdefault(first, []).insert(0, (mark.id, 0))
+        if self.plan.drained_before is not None:
+            gate = self.edit.op("pd_op.share_data", [mark.results[0]], [self._view(mark.results[0])], like=like, views=((0, 0),))
+            self.edit.before(like.id, [gate])
+            self.issue_before.setdefault(self.plan.drained_before, []).append((gate.id, 0))
+            self.drained = (gate.id, 0)
+
+    def _placed(self, value: Value) -> Value:
+        """The value in its place: what is moved is in host memory, and what updates give of it in the memory of its copy."""
+        if value.storage not in self.moved_to or value.memory == "pinned":
+            return value
+        if is_boundary(self.graph.ops[self.graph.producer[value.id]]):
+            return msgspec.structs.replace(value, memory="pinned")
+        return msgspec.structs.replace(value, storage=self.moved_to[value.storage])
+
+    def _job(self, job: Job) -> Job:
+        items: list[OpInstance] = []
+        waits, seen = dict(job.host_waits), set[OpInstance]()
+        for item in job.items:
+            for copy in self.issue_before.get(item, ()):
+                gate = self.awaited.get(copy)
+                if gate is not None and gate not in seen and items:
+                    waits[items[-1]] = gate
+                    seen.add(gate)
+                items.append(copy)
+                if copy == self.drained:
+                    waits[copy] = copy
+            items += [item, *self.issue_after.get(item, ())]
+        return msgspec.structs.replace(job, items=tuple(items), host_waits=tuple(waits.items()))

@@ -1,0 +1,437 @@
+"""Planning of optimizer-state offload: which values that only the optimizer part uses stay in host memory between updates, and when each is
+copied in before its update.
+
+Times are computation time, as in `planner.py`. A value is copied out right after its last use; its device memory is free from the end of
+that copy to the start of the next step's copy in. Copies in of one step run one after another, in the order of the updates.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from interlace.cost_model import Costs
+from interlace.errors import ConfigError
+from interlace.ir import Graph, Op, OpInstance, Program, Value
+from interlace.ir.kinds import KEYWORD, PARAMETER, is_boundary, is_comm
+from interlace.ir.per_ops import once_per_ops
+from interlace.ir.remarks import Remark, remark
+from interlace.ir.storage import Storage, is_fed
+from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.offload.measures import COPY_BACK, COPY_OUT, copy_times
+from interlace.scheduler.offload.selection import names_layer
+
+Ints = npt.NDArray[np.int64]
+SLACK = 0.25
+"""Share of its duration by which a copy in is issued before the latest possible time: copies share the link with those of activations."""
+IN_HAND = 2
+"""Updates that are issued, besides the one that runs, before the host waits for memory of earlier ones."""
+Why = Literal["below-floor", "other-module", "kept", "output", "shared", "communicated", "nested-block", "unknown-size"]
+WHYS: tuple[Why, ...] = get_args(Why)
+"""Why a value that an update writes stays on the device."""
+
+
+class StateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options. Without modules, a fraction or a memory budget nothing is moved.
+
+    Attributes:
+        modules: Names or globs of layers (`mlp`, `layers.*.attn`) whose optimizer state is moved; empty means all layers, if a fraction or
+            a budget is given. When: as for `offload_activations`. Details: the layer is that of the operations which read the parameter.
+        min_bytes: Smaller values are kept. When: 1 MiB suits GPUs, and leaves out what is a single number (`beta1_pow_acc`); small models
+            on a CPU need less to have anything to move.
+        fraction: Share of the eligible bytes to move; by default all of them, or what the budget needs. When: you want a fixed share moved,
+            whatever the memory; for a limit in bytes set a budget.
+    """
+
+    modules: tuple[str, ...] = ()
+    min_bytes: int = 1 << 20
+    fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.fraction is not None and not 0 <= self.fraction <= 1:
+            raise ConfigError(f"offload of optimizer state: fraction={self.fraction}, expected a number from 0 to 1")
+        if self.min_bytes < 0:
+            raise ConfigError(f"offload of optimizer state: min_bytes={self.min_bytes}, expected 0 or more")
+
+
+class State(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A persistable value that only the optimizer part uses.
+
+    Attributes:
+        value: The value that names it at the start of the step.
+        size_bytes: Of its tensor.
+        users: Operations that read or write it, in program order.
+        is_written: Whether one of them writes it, so that it must be copied out again.
+        layer: That of the parameter which it belongs to; empty where unknown.
+    """
+
+    value: int
+    size_bytes: int
+    users: tuple[int, ...]
+    is_written: bool
+    layer: str = ""
+
+
+class Kept(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A persistable value of the optimizer part that stays on the device, and why."""
+
+    value: int
+    size_bytes: int
+    reason: Why
+
+
+class StateMove(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A value that stays in host memory, and where it is copied in.
+
+    Attributes:
+        in_before: The copy in is issued before this op instance.
+        awaited: The value whose copy out must have ended before this one's memory is taken: the host waits for that; None for no wait.
+    """
+
+    state: State
+    in_before: OpInstance
+    awaited: int | None = None
+
+
+class StatePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The decision for one rank.
+
+    Attributes:
+        moves: In the order of first users.
+        kept: What stays on the device.
+        measured: Whether copy times were known.
+        drained_before: The host issues this op instance only when the copies out of the step before have ended; None for no such wait.
+        stall_ns: Estimated time for which updates wait for copies.
+        before_peak_bytes, peak_bytes: Peak of live device bytes in the order of operations, without copies and with them.
+    """
+
+    moves: tuple[StateMove, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    measured: bool = True
+    before_peak_bytes: int = 0
+    peak_bytes: int = 0
+    drained_before: OpInstance | None = None
+    stall_ns: int = 0
+
+    @property
+    def moved_bytes(self) -> int:
+        """Device memory that is free between updates."""
+        return sum(move.state.size_bytes for move in self.moves)
+
+    def remarks(self) -> list[Remark]:
+        """The whole decision: one remark for what is moved, and one for each reason to keep values."""
+        found: Counter[Why] = Counter()
+        total: Counter[Why] = Counter()
+        for each in self.kept:
+            found[each.reason] += 1
+            total[each.reason] += max(0, each.size_bytes)
+        kept = [
+            remark("declined", "state-kept", reason=reason, values=found[reason], size_bytes=total[reason])
+            for reason in WHYS
+            if found[reason]
+        ]
+        if not self.moves:
+            return [remark("declined", "no-state-moved", before_peak_bytes=self.before_peak_bytes), *kept]
+        written = sum(move.state.size_bytes for move in self.moves if move.state.is_written)
+        how: dict[str, int | str] = {"stall_ns": self.stall_ns} if self.measured else {"copies": "not measured"}
+        peaks = {"before_peak_bytes": self.before_peak_bytes, "peak_bytes": self.peak_bytes}
+        return [
+            remark("applied", "state-moved", values=len(self.moves), in_bytes=self.moved_bytes, out_bytes=written, **peaks, **how),
+            *kept,
+        ]
+
+
+@once_per_ops
+def find_states(program: Program) -> tuple[list[State], list[Kept]]:
+    """The values that can stay on the host between updates, by their first users, and those of the optimizer part that cannot;
+    O(values + operands)."""
+    return _Finder(program).run()
+
+
+class _Finder:
+    def __init__(self, program: Program) -> None:
+        self.graph = Graph(program)
+        self.users: dict[int, dict[int, None]] = {}
+        for op in program.ops:
+            for value in (*op.operands, *op.results):
+                for number in self.graph.storages.numbers(value):
+                    self.users.setdefault(number, {})[op.id] = None
+
+    def run(self) -> tuple[list[State], list[Kept]]:
+        states, kept = [], []
+        for number, storage in enumerate(self.graph.storages.storages):
+            ops = [self.graph.ops[op_id] for op_id in self.users.get(number, ())]
+            inner = [op for op in ops if not is_boundary(op)]
+            if not self._is_named(storage) or not inner or not any(op.role == "optimize" for op in inner):
+                continue
+            if any(op.role != "optimize" for op in inner):
+                continue  # a parameter, or a buffer of gradients
+            reason = self._reason(storage, ops, inner)
+            if reason:
+                kept.append(Kept(storage.value, storage.size_bytes, reason))
+            else:
+                written = any(value in op.results for op in inner for value in storage.values)
+                users = tuple(op.id for op in inner)
+                states.append(State(storage.value, storage.size_bytes, users, written, self._layer(inner)))
+        states.sort(key=lambda each: (self.graph.position[each.users[0]], each.value))
+        return states, kept
+
+    def _is_named(self, storage: Storage) -> bool:
+        """Whether it is a variable of the program's scope that is there before the step."""
+        maker, value = self.graph.ops[storage.producer], self.graph.values[storage.value]
+        given = maker.name in (PARAMETER, KEYWORD) or (is_boundary(maker) and not is_fed(maker, dict(self.graph.values)))
+        return storage.persistable and bool(value.name) and value.memory == "device" and given and value.id in maker.results
+
+    def _reason(self, storage: Storage, ops: Sequence[Op], inner: Sequence[Op]) -> Why | None:
+        checks: tuple[tuple[bool, Why], ...] = (
+            (storage.size_bytes < 0, "unknown-size"),
+            (any(is_boundary(op) and op.id != storage.producer for op in ops), "output"),
+            (len(storage.variables) > 1 or bool(storage.vectors) or self._may_be_elsewhere(storage), "shared"),
+            (any(is_comm(op) for op in inner), "communicated"),
+            (any(op.num_blocks for op in inner), "nested-block"),
+        )
+        return next((why for holds, why in checks if holds), None)
+
+    def _may_be_elsewhere(self, storage: Storage) -> bool:
+        return any(len(self.graph.storages.parts[value]) > 1 for value in storage.values)
+
+    def _layer(self, inner: Sequence[Op]) -> str:
+        """The layer of the operations that read what these update besides, the parameter."""
+        for op in inner:
+            for value in op.operands:
+                for user in self._of_the_same(value):
+                    if user.role != "optimize" and user.layer:
+                        return user.layer
+        return ""
+
+    def _of_the_same(self, value: int) -> Iterable[Op]:
+        for number in self.graph.storages.numbers(value):
+            if self.graph.storages.storages[number].persistable:
+                yield from (self.graph.ops[op_id] for op_id in self.users[number])
+
+
+class StateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Input of planning besides the program and the options.
+
+    Attributes:
+        op_ns: Operation id -> duration.
+        in_ns, out_ns: Bytes -> duration of a copy to the device and to the host; None where copies were not measured.
+        memory_limit: Of this rank's live device bytes, None without one.
+    """
+
+    op_ns: dict[int, int]
+    in_ns: dict[int, int] | None = None
+    out_ns: dict[int, int] | None = None
+    memory_limit: int | None = None
+
+
+def measure_states(program: Program, cost: Costs, memory_limit: int | None = None) -> StateFacts:
+    """Durations by a cost model: of the program's operations, and of copies of every size that could be moved."""
+    graph = Graph(program)
+    groups = {group.id: group for group in program.groups}
+    op_ns = {op.id: cost.op_time(op, graph.values, groups).dur_ns for op in program.ops}
+    sizes: dict[int, Value] = {state.size_bytes: graph.values[state.value] for state in find_states(program)[0]}
+    back, out = (copy_times(sizes, cost, way) for way in (COPY_BACK, COPY_OUT))
+    return StateFacts(op_ns, back, out, memory_limit) if back and out else StateFacts(op_ns, memory_limit=memory_limit)
+
+
+def plan_states(program: Program, facts: StateFacts, options: StateOptions) -> StatePlan:
+    """Decide what is moved, and where each copy in is issued: what the options say, or the least with which a memory limit is kept, or all
+    that can be where that does not suffice. O(values x op instances)."""
+    states, kept = find_states(program)
+    chosen, more = _chosen(states, options)
+    return _Planner(program, facts, options).run(chosen, (*kept, *more))
+
+
+def state_bytes(program: Program, options: StateOptions) -> int:
+    """Bytes of what the options allow to move, whatever the fraction; O(values + operands)."""
+    everything = StateOptions(modules=options.modules, min_bytes=options.min_bytes)
+    return sum(state.size_bytes for state in _chosen(find_states(program)[0], everything)[0])
+
+
+def _chosen(states: Sequence[State], options: StateOptions) -> tuple[list[State], list[Kept]]:
+    """The values that the options ask for, the largest first until the fraction is reached, and why others are kept."""
+    kept: list[Kept] = []
+    eligible: list[State] = []
+    for state in states:
+        if state.size_bytes < options.min_bytes or not state.size_bytes:
+            kept.append(Kept(state.value, state.size_bytes, "below-floor"))
+        elif options.modules and not any(names_layer(pattern, state.layer) for pattern in options.modules):
+            kept.append(Kept(state.value, state.size_bytes, "other-module"))
+        else:
+            eligible.append(state)
+    if options.fraction is None:
+        return eligible, kept
+    room = options.fraction * sum(state.size_bytes for state in eligible)
+    taken: set[int] = set()
+    for state in _largest_first(eligible):
+        if state.size_bytes <= room:
+            room -= state.size_bytes
+            taken.add(state.value)
+    kept += [Kept(state.value, state.size_bytes, "kept") for state in eligible if state.value not in taken]
+    return [state for state in eligible if state.value in taken], kept
+
+
+def _largest_first(states: Sequence[State]) -> list[State]:
+    """Few large copies are faster than many small ones; of equal ones those that are updated last, whose copies in have most time."""
+    return [state for _, state in sorted(enumerate(states), key=lambda each: (-each[1].size_bytes, -each[0]))]
+
+
+class _Planner:
+    """Places copies in, and chooses the least to move under a memory limit.
+
+    Attributes:
+        clock: Computation time at which each op instance starts, and at the end. `[items + 1]`
+        live: Live device bytes while each op instance runs, if nothing is moved. `[items]`
+    """
+
+    def __init__(self, program: Program, facts: StateFacts, options: StateOptions) -> None:
+        self.facts, self.options = facts, options
+        self.items = [item for job in program.jobs for item in job.items]
+        self.index = {item: k for k, item in enumerate(self.items)}
+        self.clock = np.cumsum([0, *(facts.op_ns.get(op_id, 0) for op_id, _ in self.items)], dtype=np.int64)
+        profile = in_order(program)
+        self.live = profile.base["device"] + profile.lives.pool("device").along(len(self.items))[:-1]
+
+    def run(self, states: Sequence[State], kept: Sequence[Kept]) -> StatePlan:
+        """See `plan_states`."""
+        limit, asked = self.facts.memory_limit, bool(self.options.modules) or self.options.fraction is not None
+        before = int(self.live.max(initial=0))
+        if asked or limit is None:
+            taken = list(states)
+        elif before <= limit:
+            taken = []
+        else:
+            taken = self._least(states, limit)
+        there = {state.value for state in taken}
+        kept = (*kept, *(Kept(state.value, state.size_bytes, "kept") for state in states if state.value not in there))
+        limit = self._limit(taken)
+        moves, live = self._placed(taken, limit)
+        stall_ns, left = self._copied(taken, moves)
+        drained = self._drained_before(left, live, limit)
+        return StatePlan(moves, tuple(kept), self.facts.in_ns is not None, before, int(live.max(initial=0)), drained, stall_ns)
+
+    def _limit(self, states: Sequence[State]) -> int:
+        """What copies in may not pass: the limit, or without one the peak with copies in right before their users."""
+        return self._peak(states, states, 0) if self.facts.memory_limit is None else self.facts.memory_limit
+
+    def _least(self, states: Sequence[State], limit: int) -> list[State]:
+        """The fewest of the largest with which the limit is kept; all where none keeps it."""
+        ordered = _largest_first(states)
+        few, many = 0, len(ordered)
+        while few < many:
+            tried = (few + many) // 2
+            if self._peak(ordered[:tried], states, limit) <= limit:
+                many = tried
+            else:
+                few = tried + 1
+        return self._in_order(ordered[:many], states)
+
+    def _peak(self, taken: Sequence[State], states: Sequence[State], limit: int) -> int:
+        return int(self._placed(self._in_order(taken, states), limit)[1].max(initial=0))
+
+    @staticmethod
+    def _in_order(taken: Sequence[State], states: Sequence[State]) -> list[State]:
+        there = {state.value for state in taken}
+        return [state for state in states if state.value in there]
+
+    def _placed(self, states: Sequence[State], limit: int) -> tuple[tuple[StateMove, ...], Ints]:
+        """The moves, and live bytes with them. Each copy in is issued as late as it can be without making its user wait, with those that
+        follow it, and later where the limit leaves no room; where there is only room once earlier values have left, the host waits for
+        that with two updates in hand, so that both directions of the link stay busy."""
+        live = self.live - sum(state.size_bytes for state in states)
+        groups = self._groups(states)
+        due = self._due(groups)
+        moves: list[StateMove] = []
+        for number, group in enumerate(groups):
+            place = max(0, min(group.at, int(np.searchsorted(self.clock, due[number], side="right")) - 1))
+            behind = self._behind(groups, number, limit - int(live[group.at]))
+            if behind < 0:
+                full = np.flatnonzero(live[place : group.at] + group.size_bytes > limit)
+                place += int(full[-1]) + 1 if len(full) else 0
+            else:
+                place = min(group.at, groups[max(behind, number - IN_HAND)].stop)
+            live[place : group.stop] += group.size_bytes
+            awaited = groups[behind].states[-1].value if behind >= 0 else None
+            moves += [StateMove(state, self.items[place], awaited) for state in group.states]
+        return tuple(moves), live
+
+    def _drained_before(self, left: Sequence[tuple[int, int]], live: Ints, limit: int) -> OpInstance | None:
+        """The first op instance for which the limit leaves no room beside the copies out of the step before."""
+        held = np.zeros(len(self.items), np.int64)
+        for end, size_bytes in left:
+            held[: int(np.searchsorted(self.clock[:-1], end))] += size_bytes
+        over = np.flatnonzero((held > 0) & (live + held > limit))
+        return self.items[int(over[0])] if len(over) else None
+
+    def _copied(self, states: Sequence[State], moves: Sequence[StateMove]) -> tuple[int, list[tuple[int, int]]]:
+        """For how long updates wait for copies; and when copies out end that do not in their step, counted from its end and
+        with slack, and their bytes."""
+        if self.facts.in_ns is None or self.facts.out_ns is None:
+            return 0, [(int(self.clock[-1]), move.state.size_bytes) for move in moves]
+        number = {state.value: k for k, group in enumerate(self._groups(states)) for state in group.states}
+        place = {move.state.value: move for move in moves}
+        link = out = update = before = 0
+        out_end: list[int] = []
+        for group in self._groups(states):
+            move = place[group.states[0].value]
+            free = out_end[number[move.awaited]] if move.awaited is not None else 0
+            link = max(link, free, int(self.clock[self.index[move.in_before]])) + sum(self.facts.in_ns[s.size_bytes] for s in group.states)
+            update = max(update + int(self.clock[group.at]) - before, link) + int(self.clock[group.at + 1] - self.clock[group.at])
+            before = int(self.clock[group.at + 1])
+            out = max(out, update) + sum(self.facts.out_ns[s.size_bytes] for s in group.states if s.is_written)
+            out_end.append(out)
+        step = update + int(self.clock[-1]) - before
+        left = [(int((1 + SLACK) * (end - step)), group.size_bytes) for end, group in zip(out_end, self._groups(states), strict=True)]
+        return step - int(self.clock[-1]), [(end, size_bytes) for end, size_bytes in left if end > 0]
+
+    def _groups(self, states: Sequence[State]) -> list[_Group]:
+        """Values that one operation uses first, in the order of these."""
+        found: dict[int, list[State]] = {}
+        for state in states:
+            found.setdefault(min(self.index[op_id, 0] for op_id in state.users), []).append(state)
+        return [
+            _Group(tuple(group), at, 1 + max(self.index[op_id, 0] for state in group for op_id in state.users))
+            for at, group in sorted(found.items())
+        ]
+
+    @staticmethod
+    def _behind(groups: Sequence[_Group], number: int, room: int) -> int:
+        """The last group that must have left the device before another one comes, as the room is for those behind it and this one; -1 if
+        none must."""
+        left = number
+        while left > 0 and sum(group.size_bytes for group in groups[left - 1 : number + 1]) <= room:
+            left -= 1
+        return left - 1
+
+    def _due(self, groups: Sequence[_Group]) -> list[int]:
+        """The time at which copies in of each group must start."""
+        due: list[int] = []
+        end = int(self.clock[-1])
+        for group in reversed(groups):
+            took = sum(self.facts.in_ns[state.size_bytes] for state in group.states) if self.facts.in_ns is not None else 0
+            end = min(end, int(self.clock[group.at])) - int((1 + SLACK) * took)
+            due.append(end)
+        return due[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Values that come in together: first use and end of the last one, as indices of op instances."""
+
+    states: tuple[State, ...]
+    at: int
+    stop: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(state.size_bytes for state in self.states)
+
+
+__all__ = ["Kept", "State", "StateFacts", "StateMove", "StateOptions", "StatePlan", "find_states", "measure_states", "plan_states"]

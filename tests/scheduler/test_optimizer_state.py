@@ -1,0 +1,268 @@
+"""Optimizer state that stays on the host: what is chosen, when it is copied, and that nothing reads a buffer that is being written, in this
+step or the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from interlace.cost_model import GivenCosts
+from interlace.ir import Program, parse, show, verify
+from interlace.ir.copies import is_copy_into
+from interlace.ir.target import CPU, CUSTOM, GPU
+from interlace.passes import ExtendLifetimes, InsertEvents, NameStreams, OffloadOptimizerState, Pipeline, Schedule1F1B
+from interlace.scheduler.hazards import check
+from interlace.scheduler.memory.live import in_order, order_peak
+from interlace.scheduler.offload.optimizer_state import StateOptions, find_states, measure_states, plan_states
+from interlace.scheduler.simulate.arrays import Options
+from interlace.scheduler.simulate.simulator import last_end, simulate
+from tests.closure import is_unsafe
+from tests.interpreter import assert_same
+
+LAYERS, BYTES = 4, 4 * 256
+COSTS = GivenCosts({"copy": 40, "matmul": 100, "default": 10})
+TAIL = (NameStreams(), ExtendLifetimes(), InsertEvents())
+
+
+def trained(layers: int = LAYERS, micro_batches: int = 2) -> Program:
+    """A stack of layers, each with a weight, a buffer of its gradient, a moment and a counter, and the rate that all read."""
+    ops, values = [], {}
+
+    def op(text: str) -> None:
+        ops.append(f"#{len(ops)} {text}")
+
+    def value(name: str, text: str) -> str:
+        values[name] = len(values)
+        return f"%{values[name]}:{text}"
+
+    def of(name: str) -> str:
+        return f"%{values[name]}"
+
+    op(f'{value("x", "float32[256]")}"x" = pd_op.data() forward')
+    op(f'{value("rate", "float32[1]")}!"rate" = pd_op.data() forward')
+    for k in range(layers):
+        for name, size in (("w", 256), ("g", 256), ("m", 256), ("c", 1)):
+            op(f'{value(f"{name}{k}", f"float32[{size}]")}!"{name}{k}" = pd_op.data() forward')
+    last = "x"
+    for k in range(layers):
+        op(f'{value(f"h{k}", "float32[256]")} = pd_op.multiply({of(last)}, {of(f"w{k}")}) forward layer="layers.{k}"')
+        last = f"h{k}"
+    op(f'builtin.shadow_output({of(last)}) forward {{"output_name":"y"}}')
+    for k in reversed(range(layers)):
+        grad = of(last)
+        op(f'{value(f"d{k}", "float32[256]")} = pd_op.relu_grad({of(f"h{k}")}, {grad}) backward layer="layers.{k}"')
+        last = f"d{k}"
+        op(f"{value(f's{k}', 'float32[256]')}~{values[f'g{k}']} = pd_op.add_({of(f'g{k}')}, {of(last)}) backward inplace=0:0")
+    for k in range(layers):
+        written = (("w", 256), ("m", 256), ("c", 1))
+        results = ", ".join(value(f"{n}{k}'", f"float32[{size}]") + f"~{values[f'{n}{k}']}" for n, size in written)
+        read = ", ".join(of(name) for name in (f"w{k}", f"s{k}", "rate", f"m{k}", f"c{k}"))
+        op(f"{results} = pd_op.adamw_({read}) optimize inplace=0:0,1:3,2:4")
+    head = f"program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches={micro_batches} chunks=1 schedule=accumulate\n"
+    made = parse(head + "\n".join(ops))
+    verify(made)
+    return made
+
+
+def planned(limit: int | None = None, fraction: float | None = 1.0, layers: int = LAYERS) -> Program:
+    offload = OffloadOptimizerState(fraction=fraction, min_bytes=64)
+    return Pipeline((Schedule1F1B(interleave="off"), offload, *TAIL)).run(trained(layers), COSTS, limit)[0]
+
+
+def plain() -> Program:
+    return Pipeline((Schedule1F1B(interleave="off"), *TAIL)).run(trained(), COSTS)[0]
+
+
+# ------------------------------------------------------------------------------------------------------------------- choice
+
+
+def test_what_only_the_optimizer_part_uses_can_move() -> None:
+    program = trained()
+    names = {value.id: value.name for value in program.values}
+    states, kept = find_states(program)
+    assert {names[state.value] for state in states} == {"rate", *(f"{name}{k}" for name in "mc" for k in range(LAYERS))}
+    assert not kept
+    assert {state.layer for state in states if names[state.value] == "m2"} == {"layers.2"}
+
+
+@pytest.mark.parametrize(
+    ("options", "moved"),
+    [
+        ({"min_bytes": 64}, ["m0", "m1", "m2", "m3"]),
+        ({"min_bytes": 64, "fraction": 0.5}, ["m2", "m3"]),
+        ({"min_bytes": 64, "fraction": 0.0}, []),
+        ({"min_bytes": 64, "modules": ("layers.1",)}, ["m1"]),
+        ({"min_bytes": BYTES + 1}, []),
+    ],
+)
+def test_options_say_what_moves(options: dict[str, object], moved: list[str]) -> None:
+    program = Pipeline((Schedule1F1B(interleave="off"),)).run(trained(), COSTS)[0]
+    names = {value.id: value.name for value in program.values}
+    plan = plan_states(program, measure_states(program, COSTS), StateOptions(**options))  # type: ignore[arg-type]
+    assert [names[move.state.value] for move in plan.moves] == moved
+    assert sum(each.size_bytes for each in plan.kept) + plan.moved_bytes == sum(s.size_bytes for s in find_states(program)[0])
+
+
+def test_a_limit_moves_the_least_that_keeps_it() -> None:
+    before = order_peak(plain())
+    for layers_moved in range(LAYERS + 1):
+        limit = before - layers_moved * BYTES
+        made = planned(limit, fraction=None)
+        there = [value for value in made.values if value.persistable and value.memory == "pinned"]
+        assert len(there) == layers_moved
+        assert order_peak(made) <= limit
+
+
+# ------------------------------------------------------------------------------------------------------------------ rewrite
+
+
+def test_values_keep_their_names_and_bits_and_leave_the_device_between_updates() -> None:
+    before, after = plain(), planned()
+    names = {value.name for value in after.values if value.memory == "pinned" and value.name}
+    assert names == {f"m{k}" for k in range(LAYERS)}
+    assert in_order(before).persistable_bytes() - in_order(after).persistable_bytes() == LAYERS * BYTES
+    assert in_order(after).persistable_bytes("pinned") == LAYERS * BYTES
+    assert parse(show(after)) == after
+    assert_same([before], [after], 3)
+
+
+# -------------------------------------------------------------------------------------------------------------------- proof
+
+
+def _copies(program: Program) -> tuple[list[int], list[int], int]:
+    """Copies in and out in program order, and the mark."""
+    ins = [op.id for op in program.ops if op.kind == "memcpy_h2d"]
+    outs = [op.id for op in program.ops if is_copy_into(op)]
+    return ins, outs, next(op.id for op in program.ops if op.kind == "full" and op.stream)
+
+
+def _ordered(program: Program, change: Callable[[list[tuple[int, int]]], None], job: int) -> Program:
+    items = list(program.jobs[job].items)
+    change(items)
+    jobs = list(program.jobs)
+    jobs[job] = msgspec.structs.replace(jobs[job], items=tuple(items))
+    index = {item: k for k, item in enumerate(item for each in jobs for item in each.items)}
+    events = [
+        msgspec.structs.replace(event, waits=tuple(wait for wait in event.waits if index.get(event.record, 1 << 30) < index[wait]))
+        for event in program.events
+        if event.record in index
+    ]
+    return msgspec.structs.replace(program, jobs=tuple(jobs), events=tuple(event for event in events if event.waits))
+
+
+def _moved(program: Program, item: tuple[int, int]) -> Program:
+    """With an op instance at the end of the last job in place of where it is, and without its events."""
+    events = tuple(event for event in program.events if item not in (event.record, *event.waits))
+    program = msgspec.structs.replace(program, events=events)
+    jobs = [msgspec.structs.replace(each, items=tuple(i for i in each.items if i != item)) for each in program.jobs]
+    jobs[-1] = msgspec.structs.replace(jobs[-1], items=(*jobs[-1].items, item))
+    return msgspec.structs.replace(program, jobs=tuple(jobs))
+
+
+def _without_event_of_the_mark(program: Program) -> Program:
+    _, _, mark = _copies(program)
+    return msgspec.structs.replace(program, events=tuple(event for event in program.events if event.record != (mark, 0)))
+
+
+def _copy_out_on_another_stream(program: Program) -> Program:
+    _, outs, _ = _copies(program)
+    return program.with_ops([msgspec.structs.replace(op, stream="other") if op.id == outs[-1] else op for op in program.ops])
+
+
+def _copy_out_before_the_update(program: Program) -> Program:
+    _, outs, _ = _copies(program)
+
+    def change(items: list[tuple[int, int]]) -> None:
+        at = items.index((outs[1], 0))
+        items[at - 1], items[at] = items[at], items[at - 1]
+
+    return _ordered(program, change, len(program.jobs) - 1)
+
+
+def _copy_in_behind_the_update(program: Program) -> Program:
+    ins, _, _ = _copies(program)
+    return _moved(program, (ins[-1], 0))
+
+
+def _mark_at_the_end(program: Program) -> Program:
+    _, _, mark = _copies(program)
+    return _moved(program, (mark, 0))
+
+
+def _two_in_one_buffer(program: Program) -> Program:
+    first, second = [v.storage for v in program.values if v.memory == "pinned" and v.name][:2]
+    values = [msgspec.structs.replace(v, storage=first) if v.storage == second else v for v in program.values]
+    return program.with_ops(program.ops, values)
+
+
+def _update_reads_the_host_buffer_late(program: Program) -> Program:
+    """The wait that orders a copy in before an update that is in another job."""
+    ins, _, _ = _copies(program)
+    return msgspec.structs.replace(program, events=tuple(event for event in program.events if event.record[0] not in ins))
+
+
+FAULTS = [
+    _without_event_of_the_mark,
+    _copy_out_on_another_stream,
+    _copy_out_before_the_update,
+    _copy_in_behind_the_update,
+    _mark_at_the_end,
+    _two_in_one_buffer,
+    _update_reads_the_host_buffer_late,
+]
+
+
+@pytest.mark.parametrize("target", [CPU, CUSTOM, GPU], ids=lambda target: target.name)
+def test_plans_are_safe_over_two_steps(target: object) -> None:
+    for limit in (None, order_peak(plain()) - 2 * BYTES, order_peak(planned())):
+        assert check([planned(limit, fraction=1.0)], target) == []  # type: ignore[arg-type]
+
+
+def test_the_oracle_agrees() -> None:
+    assert not is_unsafe([planned()])
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__.strip("_"))
+def test_planted_faults_are_found_by_checker_and_oracle(fault: Callable[[Program], Program]) -> None:
+    wrong = fault(planned())
+    assert wrong != planned()
+    assert is_unsafe([wrong])
+    assert check([wrong])
+
+
+def test_one_event_orders_the_steps() -> None:
+    """Copies in follow each other, so that the first one's wait is enough; computation waits for no copy out."""
+    made = planned()
+    ins, outs, mark = _copies(made)
+    index = {item: k for k, item in enumerate(item for job in made.jobs for item in job.items)}
+    (event,) = [event for event in made.events if event.record == (mark, 0)]
+    first = min(((copy, 0) for copy in ins), key=index.__getitem__)
+    assert [wait for wait in event.waits if wait[0] in ins] == [first]
+    assert not [event for event in made.events if event.record[0] in outs]
+
+
+# --------------------------------------------------------------------------------------------------------------------- time
+
+
+def test_copies_out_run_beneath_the_next_steps_forward() -> None:
+    """The step ends with its computation; what is left of the copies takes their stream, and memory, in the next step."""
+    slow = GivenCosts({"copy": 400, "matmul": 100, "default": 10})
+    before, after = (simulate([program], slow, Options.of(GPU, peers_ready=True), target=GPU) for program in (plain(), planned()))
+    assert int(after.times.end.max()) > after.step_ns == last_end(after.input, after.times)
+    left = int(after.times.end.max()) - after.step_ns
+    mark = int(after.input.mark[0])  # type: ignore[index]
+    assert after.times.end[mark] - after.times.start[mark] >= left
+    ranks = after.ranks[0]
+    assert ranks.step_ns == ranks.compute_ns + ranks.exposed_comm_ns + ranks.bubble_ns + ranks.host_ns
+    assert before.step_ns < after.step_ns  # copies that long cannot all be hidden
+
+
+def test_what_lives_on_into_the_next_step_counts_there() -> None:
+    slow = GivenCosts({"copy": 4000, "default": 10})
+    found = simulate([planned()], slow, Options.of(GPU, peers_ready=True), target=GPU)
+    (memory,) = found.memory
+    assert memory.carried is not None
+    assert memory.carried.size.sum() >= BYTES
+    assert memory.curve()[1][1] >= memory.base["device"] + BYTES
