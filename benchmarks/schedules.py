@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bounds import bound_ns, firm_bound_ns
+from interlace.planning.bounds import bound_ns, firm_bound_ns
 from measuring import RESULTS, meta, store
 from msgspec.structs import replace
 from simulated import built, captured, parse, parser

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bounds import bound_ns, firm_bound_ns
+from interlace.planning.bounds import bound_ns, firm_bound_ns
 from claims_speed import NAMED, zoo_table
 from measuring import RESULTS, ROOT, meta, store
 from schedules import PADDLES, chosen

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from bounds import bound_ns, firm_bound_ns
+from interlace.planning.bounds import bound_ns, firm_bound_ns
 
 from interlace.config import load_config, make_config
 from interlace.cost_model import GivenCosts
