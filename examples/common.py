@@ -54,7 +54,7 @@ def _add_parallel_options(g: argparse._ArgumentGroup) -> None:
         choices=("none", "FThenB", "1F1B", "VPP"),
         help="pipeline schedule; by default 1F1B where pp > 1, VPP where vpp > 1, and none elsewhere",
     )
-    g.add_argument("--micro-batches", type=int, help="a step; by default 2 pp where pp > 1; without a schedule gradients accumulate over them")
+    g.add_argument("--micro-batches", type=int, help="a step (default: 2 pp where pp > 1); accumulated where no schedule is")
     g.add_argument("--gradient-accumulation", type=int, default=1, help="the same, without a schedule")
     g.add_argument("--sequence-parallel", action="store_true", help="split the sequence over mp between matmuls")
     g.add_argument("--sharding-stage", type=int, choices=(0, 1, 2, 3), default=0, help="of the optimizer, over dp")

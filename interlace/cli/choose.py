@@ -140,7 +140,7 @@ def _memory(text: str | None, profile: DeviceProfile) -> int:
 
 
 def _profile(args: argparse.Namespace, profile: DeviceProfile, cluster: Cluster) -> tuple[str, str]:
-    """The profile for this cluster, and what connects its hosts in words: that of the user, or a file with the network beside what is kept."""
+    """The profile for this cluster, and what connects its hosts in words: the user's, or a file with the network beside what is kept."""
     import msgspec
 
     from interlace.cost_model.profile import save_profile

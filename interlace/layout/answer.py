@@ -70,7 +70,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def best(self) -> tuple[str, Figures] | None:
         """The fastest plan that keeps the memory, and whose it is."""
-        fit = [(name, each) for name, each in ((OURS, self.ours), (PADDLES, self.paddles)) if each and each.fits]
+        fit = [(name, each) for name, each in ((PADDLES, self.paddles), (OURS, self.ours)) if each and each.fits]
         return min(fit, key=lambda each: each[1].step_ns, default=None)
 
 

@@ -191,7 +191,7 @@ class Search:
             over = promise.peak_bytes(each.layout) > self.limits.memory
             return over, round(promise.step(each.layout) * self._guess(each.layout), 3), _sortable(each.layout)
 
-        return sorted(waiting, key=rank)[: max(0, min(left, ROUND))]
+        return _spread(sorted(waiting, key=rank), min(left, ROUND))
 
     def _guess(self, layout: Layout) -> float:
         reference = self.references.get(_model(layout))
@@ -309,6 +309,16 @@ def _judging(asked: Asked, path: Path) -> Callable[[], Judging]:
 
 def _by_step(each: Candidate) -> tuple[float, Layout]:
     return each.draft.step.step_ns if each.draft and each.draft.step else inf, _sortable(each.layout)
+
+
+def _spread(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
+    """The first of each shape (pp and mp), as many as are asked for, and then the next: layouts of one shape tell little of others."""
+    turns, taken = list[tuple[int, int]](), dict[tuple[object, object], int]()
+    for k, each in enumerate(ranked):
+        shape = each.layout.get("pp"), each.layout.get("mp")
+        turns.append((taken.get(shape, 0), k))
+        taken[shape] = turns[-1][0] + 1
+    return [ranked[k] for _, k in sorted(turns)[: max(0, count)]]
 
 
 def _sortable(layout: Layout) -> Layout:

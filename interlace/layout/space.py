@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -299,9 +299,5 @@ def _number(values: Mapping[str, Number], name: str) -> int:
 
 def command_line(template: Template, layout: Layout) -> str:
     """How the script is started with a layout."""
-    import shlex
-
     arguments, environment = template.filled(layout)
-    return " ".join(
-        [*(f"{name}={shlex.quote(value)}" for name, value in environment), shlex.join([Path(template.script).as_posix(), *arguments])]
-    )
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment), shlex.join([template.script, *arguments])])

@@ -101,9 +101,9 @@ class Store:
         path = self._record(request)
         with suppress(OSError, msgspec.MsgspecError):
             record = msgspec.json.decode(path.read_bytes(), type=Built)
-            if all(_digest(Path(source)) == digest for source, digest in record.sources.items()):
-                if record.refused or _digest(self.path(request)) == record.digest:
-                    return record
+            same = all(_digest(Path(source)) == digest for source, digest in record.sources.items())
+            if same and (record.refused or _digest(self.path(request)) == record.digest):
+                return record
         return None
 
     def build(self, requests: Sequence[Request]) -> list[Built]:

@@ -109,10 +109,9 @@ def _sources(script: str) -> dict[str, str]:
     """The user's own modules that were imported, the script first, with digests of their texts; what is installed is told by versions."""
     folders = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     installed = {os.path.realpath(each) for each in (*folders, *site.getsitepackages(), site.getusersitepackages())}
-    own = os.path.realpath(Path(__file__).parents[1])
-    files = {os.path.realpath(each) for module in [*sys.modules.values()] if (each := getattr(module, "__file__", None))}
-    known = (*installed, own)
-    users = {each for each in files if not each.startswith(tuple(f"{folder}{os.sep}" for folder in known)) and Path(each).is_file()}
+    others = {name: module for name, module in [*sys.modules.items()] if name.partition(".")[0] != "interlace"}
+    files = {os.path.realpath(each) for module in others.values() if (each := getattr(module, "__file__", None))}
+    users = {each for each in files if not each.startswith(tuple(f"{folder}{os.sep}" for folder in installed)) and Path(each).is_file()}
     paths = dict.fromkeys((os.path.realpath(script), *sorted(users)))
     return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:32] for path in paths}
 
