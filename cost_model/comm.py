@@ -81,8 +81,8 @@ def across_hosts(kind: str, ranks: int, hosts: int, size_bytes: int, network: Ne
 
 
 def _between(kind: str, ranks: int, hosts: int, local: int, size_bytes: int) -> tuple[float, int]:
-    """Bytes that each device sends over the network, and messages that follow one another: in a ring of hosts, or a tree where latency
-    counts for more; NCCL chooses, and both move the same bytes."""
+    """Bytes that each device sends over the network, and messages that follow one another: as many bytes as in a ring of hosts, in as few
+    steps as in a tree; the libraries choose between the two, and are not faster than both."""
     share, tree = size_bytes / local, ceil(log2(hosts))
     if kind in ("all_reduce", "barrier"):
         return 2 * share * (hosts - 1) / hosts, 2 * tree

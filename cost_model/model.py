@@ -216,8 +216,7 @@ class CostModel(Costs):
             if ranks < 2:
                 return Estimate(0, "free", 0.0, "a group of one rank")
             if hosts > 1 and self.profile.network is not None:
-                found = across_hosts(part.kind, ranks, hosts, part.size_bytes, self.profile.network, self._comm.time)
-                return self._carried(part, found)
+                return self._carried(part, across_hosts(part.kind, ranks, hosts, part.size_bytes, self.profile.network, self._comm.time))
             return self._carried(part, self._comm.time(part.kind, 2 if part.family == "p2p" else ranks, part.size_bytes))
         if part.family == "copy":
             return self._carried(part, self._copies.time(part.kind, part.size_bytes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.cost_model import CostModel, load_profile
@@ -24,6 +24,7 @@ sizes = st.integers(4, 16).map(lambda k: 1 << k) | st.integers(1, 60_000)
 
 @pytest.mark.parametrize("device", ["h100", "h200", "cpu"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@settings(deadline=None)  # the first call reads a profile
 @given(m=sizes, n=sizes, k=sizes, batch=st.sampled_from([1, 8, 64]), transposed=st.sampled_from([(), ("transpose_x",), ("transpose_y",)]))
 def test_no_product_is_faster_than_the_best_rate(
     device: str, dtype: str, m: int, n: int, k: int, batch: int, transposed: tuple[str, ...]
@@ -39,6 +40,7 @@ def test_no_product_is_faster_than_the_best_rate(
 
 
 @pytest.mark.parametrize("device", ["h100", "h200"])
+@settings(deadline=None)
 @given(
     batch=st.integers(1, 64),
     heads=st.integers(1, 128),
