@@ -1,8 +1,9 @@
 """Bounds of layouts that are not built, or of which one stage is: nothing that a script runs in such a layout takes less.
 
-A layout splits what the *reference* does, the layout that splits the model least, so that in sum over ranks no layout has fewer products or
-holds less. That holds as long as placeholders say how the same model and the same batch are split; layouts that differ in placeholders of
-another meaning have references of their own.
+All layouts split what the *reference* does, the same model and batch on one GPU, where nothing is done twice: in sum over ranks no layout
+has fewer products. (Layouts over replicas may have more: Paddle computes on every replica what an operation without a rule of its own reads
+whole.) What ranks hold is compared with the layout of the most replicas, over which a script may spread parameters, such as experts. Both
+hold as long as placeholders say how one model and one batch are split; layouts that differ in others have references of their own.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class Reference:
     """What all layouts split.
 
     Attributes:
-        gpus: Of the world that it was built for.
-        forward_ns, backward_ns: Its products over all ranks and micro-batches of a step, at the best rates, on one GPU.
-        state_bytes: What lives through the step on a rank: with all replicas there can be, the least of the model that one copy holds.
+        gpus: Over which it is split.
+        forward_ns, backward_ns: Products of a step on one GPU at the best rates; 0 where they are not known.
+        state_bytes: What lives through the step on a rank of the layout of the most replicas; 0 where it is not known.
     """
 
     gpus: int
@@ -54,11 +55,12 @@ class Reference:
     state_bytes: int
 
     @classmethod
-    def of(cls, program: Program, profile: DeviceProfile) -> Reference:
-        """Of a program without pipeline stages and without recomputation."""
-        took = _products_ns(program, best_rates(profile))
-        count = program.pipeline.num_micro_batches * program.world
-        return cls(program.world, count * took["forward"], count * took["backward"], lifetimes(program).base["device"])
+    def of(cls, gpus: int, serial: Program | None, replica: Program | None, profile: DeviceProfile) -> Reference:
+        """Of programs without pipeline stages and without recomputation: on one GPU, and a rank of as many replicas as there are GPUs."""
+        took = _products_ns(serial, best_rates(profile)) if serial else {"forward": 0.0, "backward": 0.0}
+        count = serial.pipeline.num_micro_batches if serial else 0
+        state = lifetimes(replica).base["device"] if replica else 0
+        return cls(gpus, count * took["forward"], count * took["backward"], state)
 
     def least_bytes(self, layout: Layout) -> int:
         """Device bytes of the fullest rank: parameters and what the optimizer keeps of them lie on pp x mp ranks, with sharding on all."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -20,7 +20,7 @@ from interlace.ir import Program
 from interlace.layout.floors import Reference, computation_ns, rank_bytes
 from interlace.layout.judge import Asked, Draft, Judging, Planned, without_recomputation
 from interlace.layout.promise import Promise, Seen, guess
-from interlace.layout.space import KNOWN, Layout, Template
+from interlace.layout.space import KNOWN, Layout, Number, Template
 from interlace.layout.store import Store, run_all
 from interlace.local.building import Request
 from interlace.local.stages import stages_of
@@ -30,8 +30,10 @@ from interlace.units import ms, size
 ROUND = 4
 """Layouts that are built before the next are chosen."""
 REFERENCES = 3
-"""Layouts at most that are tried as the one that all others split."""
+"""Layouts at most that are tried as the one of the most replicas."""
 T = TypeVar("T")
+ATTEMPTS = 2
+"""Layouts, for each that is to be planned, that are tried where no plan of them keeps the memory."""
 State = Literal["waiting", "excluded", "refused", "drafted", "planned"]
 
 
@@ -146,19 +148,24 @@ class Search:
     def _refer(self, found: Sequence[Candidate]) -> None:
         """Find the references, and the bounds of all layouts."""
         for key in dict.fromkeys(_model(each.layout) for each in found):
-            mine = [each for each in found if _model(each.layout) == key]
-            least = [each for each in sorted(mine, key=_split) if each.layout.number("pp") == 1]
-            for each in least[:REFERENCES]:
-                if self._first(each) is not None:
-                    bare = without_recomputation(self.store.program(self.request(each.layout, 0)), self.costs)
-                    if bare.pipeline.num_stages == 1:
-                        self.references[key] = Reference.of(bare, self.costs.profile)
-                    break
+            mine = sorted((each for each in found if _model(each.layout) == key), key=_split)
+            least = [each.layout for each in mine if each.layout.number("pp") * each.layout.number("mp") == 1]
+            serial = self._bare([replace(self.request(_alone(mine[0].layout), 0), world=1)])
+            replica = self._bare([self.request(layout, 0) for layout in least[:REFERENCES]])
+            self.references[key] = Reference.of(self.gpus, serial, replica, self.costs.profile)
         for each in found:
             reference = self.references.get(_model(each.layout))
             if reference:
                 each.least_bytes = max(each.least_bytes, reference.least_bytes(each.layout))
                 each.least_ns = max(each.least_ns, reference.least_ns(each.layout))
+
+    def _bare(self, requests: Sequence[Request]) -> Program | None:
+        """The first of the programs that is built, without recomputation; None where all are refused, or have pipeline stages."""
+        for request in requests:
+            if not self.store.build([request])[0].refused:
+                bare = without_recomputation(self.store.program(request), self.costs)
+                return bare if bare.pipeline.num_stages == 1 else None
+        return None
 
     def _exclude(self, found: Sequence[Candidate]) -> None:
         """Exclude waiting layouts that cannot keep the memory or cannot be faster than one that does."""
@@ -195,16 +202,8 @@ class Search:
 
     def _guess(self, layout: Layout) -> float:
         reference = self.references.get(_model(layout))
-        work = (reference.forward_ns + reference.backward_ns) / reference.gpus if reference else 0.0
+        work = (reference.forward_ns + reference.backward_ns) / self.gpus if reference else 0.0
         return max(1.0, guess(layout, work or 1e9))
-
-    def _first(self, each: Candidate) -> Program | None:
-        """The program of rank 0; None where it is refused."""
-        (built,) = self.store.build([self.request(each.layout, 0)])
-        if built.refused:
-            each.state, each.why = "refused", built.refused
-            return None
-        return self.store.program(self.request(each.layout, 0))
 
     def _draft(self, picked: Sequence[Candidate]) -> None:
         """Build the layouts, those that no bound excludes in full, and simulate Paddle's own plan of them."""
@@ -267,12 +266,15 @@ class Search:
         fit = [each for each in drafted if each.fits(memory)]
         over = [each for each in drafted if not each.fits(memory) and each.least_bytes <= memory]
         few = over if not fit else [each for each in over[:1] if _by_step(each) < _by_step(fit[0])]
-        for each in [*fit[: max(1, left - len(few))], *few][:left]:
+        for each in [*fit[: max(1, left - len(few))], *few][: ATTEMPTS * left]:
             best_ns = min(other.best_ns(memory) for other in found)
             if self.has_bounds and each.least_ns > best_ns:
-                each.why = f"not planned: takes {ms(each.least_ns)} or more, another takes {ms(best_ns)}"
+                each.why = f"takes {ms(each.least_ns)} or more, another takes {ms(best_ns)}"
                 continue
             self._plan_one(each)
+            left -= each.state == "planned"
+            if not left:
+                break
 
     def _plan_one(self, each: Candidate) -> None:
         asked = Asked(each.programs, self.profile, self.limits.memory, self.config, "", self.limits.jobs)
@@ -329,6 +331,12 @@ def _sortable(layout: Layout) -> Layout:
 def _model(layout: Layout) -> tuple[object, ...]:
     """Values of names whose meaning is not known: where they differ, another model may be trained."""
     return tuple(item for item in layout.values if item[0] not in KNOWN)
+
+
+def _alone(layout: Layout) -> Layout:
+    """The same model on one GPU."""
+    one: dict[str, Number] = {"pp": 1, "mp": 1, "dp": 1, "vpp": 1, "sharding": 0}
+    return Layout(tuple((name, one.get(name, value)) for name, value in layout.values))
 
 
 def _split(each: Candidate) -> tuple[int, int, bool, int, Layout]:

