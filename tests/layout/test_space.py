@@ -34,15 +34,15 @@ ALL = (
     "--recompute={recompute}",
 )
 WHOLE = Template("train.py", ALL)
-EIGHT = Cluster(gpus=16, gpus_a_host=8, layers=12, heads=6, batch=24)
+TWO_HOSTS = Cluster(gpus=16, gpus_a_host=8, layers=12, heads=8, batch=96)
 
 
 def test_every_layout_is_one_of_the_cluster_and_the_model() -> None:
-    found = layouts_of(WHOLE, EIGHT, {})
+    found = layouts_of(WHOLE, TWO_HOSTS, {})
     assert len(found) == len(set(found)) > 50
     for each in found:
         pp, mp, dp, vpp, m = (each.number(name) for name in ("pp", "mp", "dp", "vpp", "m"))
-        assert (pp * mp * dp, 12 % (pp * vpp), 6 % mp, 24 % (dp * m), m % pp) == (16, 0, 0, 0, 0)
+        assert (pp * mp * dp, 12 % (pp * vpp), 8 % mp, 96 % (dp * m), m % pp) == (16, 0, 0, 0, 0)
         assert mp <= 8
         assert vpp == 1 or pp > 1
         assert each.get("sharding") == 0 or dp > 1
@@ -66,7 +66,9 @@ def test_ranges_miss_no_layout_of_powers_of_two() -> None:
 
 
 def test_given_values_take_the_place_of_ranges() -> None:
-    found = layouts_of(WHOLE, EIGHT, parse_tries(["pp=2", "mp=1,2", "m=6", "vpp=1", "sharding=0", "recompute=attention"]))
+    found = layouts_of(
+        WHOLE, Cluster(16, 8, 12, 6, 24), parse_tries(["pp=2", "mp=1,2", "m=6", "vpp=1", "sharding=0", "recompute=attention"])
+    )
     assert [str(each) for each in found] == [
         "pp 2, mp 2, dp 4, vpp 1, m 6, sharding 0, recompute attention",
     ]  # with mp 1 there are 8 replicas, and 8 x 6 micro-batches of 24 sequences are too many
