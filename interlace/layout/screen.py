@@ -105,7 +105,7 @@ def _not_built(answer: Answer) -> list[str]:
     lines += [f"not planned: {row.layout}: {row.why}" for row in answer.rows if row.state == "drafted" and row.why]
     if answer.counts["waiting"]:
         gap = (
-            f"one of them may be up to {answer.gap:.0%} faster, as bounds say" if answer.gap else "no bound says that one of them is faster"
+            f"one of them may take up to {answer.gap:.0%} less, as far as bounds tell" if answer.gap else "bounds tell that none is faster"
         )
         lines.append(f"not built: {answer.counts['waiting']} less promising; {gap}. More with --layouts N; what is built is kept")
     return lines
