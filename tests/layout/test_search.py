@@ -121,6 +121,24 @@ def test_the_best_layouts_train_with_the_losses_of_paddles_own_plan(
         assert "SAME: " in capfd.readouterr().out, row.layout
 
 
+def test_hosts_make_times_that_are_estimated(everything: Answer, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The same programs on two hosts of two: no layout whose groups cross them is faster for it, and the share that rests on it is told."""
+    words = ["--gpus-a-host", "2", "--network", "10GB", "--latency-us", "20", "--try", "mp=1,2", "--layouts", "3", "--finalists", "1"]
+    apart = [row for row in choose(folder, *words).rows if row.paddles]
+    out = capfd.readouterr().out
+    known = figures(everything)
+    assert len(apart) == 3
+    for row in apart:
+        within = known[row.layout].paddles
+        assert within is not None
+        assert row.paddles is not None
+        assert row.paddles.step_ns > within.step_ns
+        assert 0 < row.across_hosts < 1
+        assert row.paddles.rel_error >= within.rel_error
+    assert "10 GB/s and 20 us a GPU between hosts (as given); times across hosts are estimated" in out
+    assert "of its device time crosses hosts and is estimated, not measured" in out
+
+
 def test_changed_sources_are_built_again(folder: Path, forked_ranks: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A module that the script imports decides on what is built, and so does a file that is named in its arguments."""
     for name in ("gpt.py", "common.py"):
