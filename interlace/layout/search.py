@@ -34,6 +34,8 @@ REFERENCES = 3
 T = TypeVar("T")
 ATTEMPTS = 2
 """Layouts, for each that is to be planned, that are tried where no plan of them keeps the memory."""
+FULL = ("1F1B", "VPP")
+"""Schedules that Paddle builds with fewer micro-batches than stages, and refuses to run."""
 State = Literal["waiting", "excluded", "refused", "drafted", "planned"]
 
 
@@ -223,9 +225,15 @@ class Search:
         self._judge([each for each in going if each.programs])
 
     def _stages(self, each: Candidate) -> list[Request]:
-        """One rank of each stage; none where ranks of a stage do not do the same, and the layout is refused."""
+        """One rank of each stage; none where ranks of a stage do not do the same, or Paddle would not run it, and the layout is refused."""
+        first = self.store.program(self.request(each.layout, 0))
+        pipe = first.pipeline
+        if pipe.schedule in FULL and pipe.num_micro_batches < pipe.num_stages:
+            each.state = "refused"
+            each.why = f"Paddle runs {pipe.schedule} of {pipe.num_stages} stages with as many micro-batches or more, here are {pipe.num_micro_batches}"
+            return []
         try:
-            stages = stages_of(self.store.program(self.request(each.layout, 0)))
+            stages = stages_of(first)
         except InterlaceError as error:
             each.state, each.why = "refused", str(error)
             return []

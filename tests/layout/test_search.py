@@ -51,6 +51,9 @@ def test_every_layout_is_told_of(everything: Answer) -> None:
     assert everything.counts["waiting"] == everything.counts["excluded"] == 0
     assert everything.tokens == 8 * 64
     assert all(row.paddles or row.why for row in everything.rows)
+    few = [row for row in everything.rows if row.values["m"] < row.values["pp"]]  # type: ignore[operator]
+    assert few
+    assert all(row.state == "refused" and "Paddle runs 1F1B of 2 stages with as many micro-batches or more" in row.why for row in few)
     steps = [row.best()[1].step_ns for row in everything.rows if row.best()]  # type: ignore[index]
     assert steps == sorted(steps)
     assert {row.values["pp"] for row in everything.rows if row.paddles} == {1, 2}
