@@ -230,7 +230,8 @@ class Search:
         pipe = first.pipeline
         if pipe.schedule in FULL and pipe.num_micro_batches < pipe.num_stages:
             each.state = "refused"
-            each.why = f"Paddle runs {pipe.schedule} of {pipe.num_stages} stages with as many micro-batches or more, here are {pipe.num_micro_batches}"
+            wanted = f"Paddle runs {pipe.schedule} of {pipe.num_stages} stages with as many micro-batches or more"
+            each.why = f"{wanted}, here are {pipe.num_micro_batches}"
             return []
         try:
             stages = stages_of(first)
