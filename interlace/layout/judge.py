@@ -174,11 +174,11 @@ def draft(programs: Sequence[Program], costs: CostModel, profile: str) -> Draft:
 
 
 def step_error(rows: Sequence[Row], costs: CostModel, programs: Sequence[Program]) -> float:
-    """Expected relative error of a step: claimed errors add up within a kind of operation, as they come from the same samples, and in
-    squares over kinds; with the error that steps of measured runs had."""
-    off: dict[tuple[str, bool], float] = {}
+    """Expected relative error of a step: claimed errors add up within a kind of operation, and over all that is estimated from one network,
+    as they have one cause, and in squares over kinds; with the error that steps of measured runs had."""
+    off: dict[str, float] = {}
     for row in rows:
-        key = row.kind, row.detail.startswith(ACROSS)
+        key = ACROSS if row.detail.startswith(ACROSS) else row.kind
         off[key] = off.get(key, 0.0) + row.runs * row.dur_ns * row.rel_error
     total = sum(row.runs * row.dur_ns for row in rows)
     measured = errors_of(costs, programs)
