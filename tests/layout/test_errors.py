@@ -55,4 +55,4 @@ def test_a_script_that_refuses_everything(capsys: pytest.CaptureFixture[str]) ->
     """Its words are told, and nothing is recommended."""
     assert main(["choose", "train.py", "--gpus", "1", "--memory", "70GB", "--try", "m=1,2", "--", "--m", "{m}"]) == 2
     error = capsys.readouterr().err
-    assert "no layout can be simulated:\nm 1: was built\nm 2: was built\n" in error
+    assert "no layout can be simulated:\nm 1: the script ended: was built\nm 2: the script ended: was built\n" in error
