@@ -11,5 +11,6 @@ setup(
         "interlace.configs.presets": ["*.yaml"],
         "interlace.cpu.kernels": ["*.cc"],
         "interlace.report.page": ["*.html"],
+        "interlace.layout": ["*.html"],
     },
 )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
-from math import log
+from collections.abc import Callable, Iterable
+from math import ceil, log, log2
 from statistics import median
 from typing import NamedTuple
 
 from interlace.cost_model.base import How
 from interlace.cost_model.curves import Curve, line
-from interlace.cost_model.profile import CommSample, CopySample
+from interlace.cost_model.profile import CommSample, CopySample, Network
 
 SAME_ERROR = 0.10
 """Least expected error at the very size and group that was measured: of eight collectives of 16 MiB that two programs measured on
@@ -24,6 +24,8 @@ BEYOND_ERROR = 0.50
 """... at a size outside the measured ones, from the fitted latency and bandwidth."""
 GROUP_ERROR = 0.30
 """... at a group size that was not measured (all-reduce over 4 from over 2 on the H200: 20 % off)."""
+NETWORK_ERROR = 0.50
+"""... across hosts, from the network's bandwidth and latency."""
 PROXY_ERROR = 0.80
 """... of a kind that was not measured, from one whose traffic is known (on the H200s, broadcast and reduce so found are 17 to 137 %
 too slow, four in five by up to 77 %)."""
@@ -55,6 +57,51 @@ def traffic(kind: str, ranks: int) -> float:
     if kind in ("broadcast", "reduce", "send_recv"):
         return 1.0
     return (2.0 if kind in ("all_reduce", "barrier") else 1.0) * (ranks - 1) / ranks
+
+
+Within = Callable[[str, int, int], Found | None]
+"""Time of a collective within a host, by kind, ranks and bytes."""
+
+
+def across_hosts(kind: str, ranks: int, hosts: int, size_bytes: int, network: Network, within: Within) -> Found | None:
+    """Estimate of one collective over `ranks` devices of `hosts` hosts, as many of each: the devices of a host share the tensor among
+    themselves over their own links, and each exchanges its share with its like on the other hosts at the network's rate.
+
+    None where what happens within a host was not measured, nor anything comparable.
+    """
+    local = max(1, ranks // hosts)
+    between_bytes, steps = _between(kind, ranks, hosts, local, size_bytes)
+    inside = [within(name, local, part) for name, part in _inside(kind, local, hosts, size_bytes)] if local > 1 else []
+    known = [each for each in inside if each is not None]
+    if len(known) < len(inside):
+        return None
+    dur_ns = between_bytes * 1e9 / network.bytes_per_s + steps * network.latency_ns + sum(each.dur_ns for each in known)
+    error = max([NETWORK_ERROR, *(each.rel_error for each in known)])
+    return Found(dur_ns, "roofline", error, f"estimated: {kind} over {hosts} hosts of {local}, the network's {network.source} rate")
+
+
+def _between(kind: str, ranks: int, hosts: int, local: int, size_bytes: int) -> tuple[float, int]:
+    """Bytes that each device sends over the network, and messages that follow one another: as many bytes as in a ring of hosts, in as few
+    steps as in a tree; the libraries choose between the two, and are not faster than both."""
+    share, tree = size_bytes / local, ceil(log2(hosts))
+    if kind in ("all_reduce", "barrier"):
+        return 2 * share * (hosts - 1) / hosts, 2 * tree
+    if kind == "all_to_all":
+        return size_bytes * (ranks - local) / ranks, 1
+    if kind == "send_recv":
+        return float(size_bytes), 1
+    if kind in ("broadcast", "reduce"):
+        return share, tree
+    return share * (hosts - 1) / hosts, tree
+
+
+def _inside(kind: str, local: int, hosts: int, size_bytes: int) -> list[tuple[str, int]]:
+    """What the devices of one host do among themselves for it."""
+    if kind in ("all_reduce", "barrier"):
+        return [("reduce_scatter", size_bytes), ("all_gather", size_bytes)]
+    if kind == "all_to_all":
+        return [("all_to_all", size_bytes // hosts)]
+    return [] if kind == "send_recv" else [(kind, size_bytes)]
 
 
 class CommTimes:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from interlace.cost_model.base import HOWS, Costs, Draw, Estimate, Groups, How
-from interlace.cost_model.comm import CommTimes, CopyTimes, Found
+from interlace.cost_model.comm import CommTimes, CopyTimes, Found, across_hosts
 from interlace.cost_model.curves import Surface, check_error
 from interlace.cost_model.families import REPRESENTATIVES, is_free
 from interlace.cost_model.interference import InterferenceTable, Stretch
@@ -157,9 +157,9 @@ class CostModel(Costs):
         """As in `Costs`; of several kernels in one operation the mean by time."""
         key = self._number(op, values, groups)
         if key not in self._draws:
-            ranks, _ = self._ranks(op, groups)
+            ranks, hosts = self._ranks(op, groups)
             parts = work_of(op, values).parts if self._power else ()
-            found = [(self.part_time(part, ranks).dur_ns, self._power.of(part)) for part in parts] if self._power else []
+            found = [(self.part_time(part, ranks, hosts).dur_ns, self._power.of(part)) for part in parts] if self._power else []
             total = sum(dur for dur, _ in found)
             self._draws[key] = (
                 Draw(
@@ -177,33 +177,35 @@ class CostModel(Costs):
         work = work_of(op, values)
         if not work.parts:
             return Estimate(0, "unknown", UNMEASURED_ERROR, work.unknown) if work.unknown else Estimate(0, "free", 0.0)
-        ranks, hosts_apart = self._ranks(op, groups)
+        ranks, hosts = self._ranks(op, groups)
         if is_comm(op) and ranks == 0:
             return Estimate(0, "unknown", UNMEASURED_ERROR, f"group {op.group} is not in the program")
-        found = [self.part_time(part, ranks) for part in work.parts]
+        found = [self.part_time(part, ranks, hosts) for part in work.parts]
         total = _sum(found)
         if work.assumed and not work.unknown:
             how: How = max(total.how, "proxy", key=HOWS.index)
             return Estimate(total.dur_ns, how, max(total.rel_error, UNMEASURED_ERROR), f"{work.assumed}; {total.detail}")
-        if work.unknown or hosts_apart:
+        if work.unknown or (hosts > 1 and self.profile.network is None):
             why = work.unknown or f"a group across hosts of {self.profile.ranks_per_host}: the network was not measured"
             return Estimate(total.dur_ns, "unknown", UNMEASURED_ERROR, f"lower bound, {why}")
         return total
 
-    def _ranks(self, op: Op, groups: Groups) -> tuple[int, bool]:
-        """Size of the operation's group (0: not known) and whether it reaches over more than one host."""
+    def _ranks(self, op: Op, groups: Groups) -> tuple[int, int]:
+        """Size of the operation's group (0: not known) and over how many hosts it reaches."""
         if op.group < 0:
-            return 1, False
+            return 1, 1
         if op.group not in groups:
-            return 0, False
+            return 0, 1
         ranks = groups[op.group].ranks
-        return len(ranks), len({rank // self.profile.ranks_per_host for rank in ranks}) > 1
+        return len(ranks), len({rank // self.profile.ranks_per_host for rank in ranks})
 
-    def part_time(self, part: Part, ranks: int = 1) -> Estimate:
-        """Time of one kernel, or of one collective over `ranks`."""
+    def part_time(self, part: Part, ranks: int = 1, hosts: int = 1) -> Estimate:
+        """Time of one kernel, or of one collective over `ranks` on `hosts`."""
         if part.family in ("comm", "p2p"):
             if ranks < 2:
                 return Estimate(0, "free", 0.0, "a group of one rank")
+            if hosts > 1 and self.profile.network is not None:
+                return self._carried(part, across_hosts(part.kind, ranks, hosts, part.size_bytes, self.profile.network, self._comm.time))
             return self._carried(part, self._comm.time(part.kind, 2 if part.family == "p2p" else ranks, part.size_bytes))
         if part.family == "copy":
             return self._carried(part, self._copies.time(part.kind, part.size_bytes))

@@ -183,6 +183,20 @@ class Power(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     note: str = ""
 
 
+class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What connects hosts of `ranks_per_host` devices each; nobody measured collectives on it, so times across hosts are estimates.
+
+    Attributes:
+        bytes_per_s: What one device sends and, at the same time, receives while all devices of its host do.
+        latency_ns: Of one message, however short.
+    """
+
+    bytes_per_s: Rate
+    latency_ns: Count
+    source: Source = "datasheet"
+    note: str = ""
+
+
 class Errors(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """How far predictions are off a set of measured runs, as shares; medians but for `step_worst`.
 
@@ -226,6 +240,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         device: Name as the runtime reports it (`NVIDIA H200`).
         ranks_per_host: Number of devices connected by the links on which the collectives were measured.
+        network: Between hosts; without it a group across hosts has no time but a lower bound.
         memory_bytes, pinned_bytes: Capacity of a device, and pinned host memory one rank may take (0: unknown).
         shortest_kernel_ns: Lower bound of the duration of a kernel.
         matrix_flops: FLOP/s of matrix products, by dtype.
@@ -252,6 +267,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interference: tuple[Interference, ...] = ()
     power: Power | None = None
     accuracy: Accuracy | None = None
+    network: Network | None = None
 
 
 class _Header(msgspec.Struct):

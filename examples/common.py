@@ -54,8 +54,8 @@ def _add_parallel_options(g: argparse._ArgumentGroup) -> None:
         choices=("none", "FThenB", "1F1B", "VPP"),
         help="pipeline schedule; by default 1F1B where pp > 1, VPP where vpp > 1, and none elsewhere",
     )
-    g.add_argument("--micro-batches", type=int, help="a step, of a pipeline schedule; by default 2 pp where pp > 1")
-    g.add_argument("--gradient-accumulation", type=int, default=1, help="micro-batches a step, without a schedule")
+    g.add_argument("--micro-batches", type=int, help="a step (default: 2 pp where pp > 1); accumulated where no schedule is")
+    g.add_argument("--gradient-accumulation", type=int, default=1, help="the same, without a schedule")
     g.add_argument("--sequence-parallel", action="store_true", help="split the sequence over mp between matmuls")
     g.add_argument("--sharding-stage", type=int, choices=(0, 1, 2, 3), default=0, help="of the optimizer, over dp")
     g.add_argument("--sharding-fusion", action="store_true", help="sharding over fused buffers of gradients and parameters")
@@ -84,6 +84,8 @@ def parse(p: argparse.ArgumentParser, presets: Presets, argv: Sequence[str] | No
     args = p.parse_args(argv)
     if args.schedule is None:
         args.schedule = "VPP" if args.vpp > 1 else "1F1B" if args.pp > 1 else "none"
+    if args.schedule == "none" and args.gradient_accumulation == 1:
+        args.gradient_accumulation, args.micro_batches = args.micro_batches or 1, 1
     args.micro_batches = args.micro_batches or (2 * args.pp if args.pp > 1 else 1)
     for wrong, message in _contradictions(args):
         if wrong:
@@ -97,7 +99,7 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
     return [
         (args.pp > 1 and not piped, "--pp > 1 needs a --schedule"),
         (args.vpp > 1 and args.schedule != "VPP", "--vpp > 1 needs --schedule VPP"),
-        (args.micro_batches > 1 and not piped, "--micro-batches needs a --schedule; see --gradient-accumulation"),
+        (args.micro_batches > 1 and not piped, "--micro-batches and --gradient-accumulation say the same without a --schedule; give one"),
         (args.gradient_accumulation > 1 and piped, "--gradient-accumulation is for --schedule none"),
         (args.layers % chunks != 0, f"--layers {args.layers} must be a multiple of pp x vpp = {chunks}"),
         (args.heads % args.mp != 0, f"--heads {args.heads} must be a multiple of mp = {args.mp}"),

@@ -19,8 +19,8 @@ from interlace.passes.pipeline import built_in
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "examples" / "README.md", *ROOT.glob("docs/*.md")])
-NEEDS_MORE = {"guide-pass", "guide-schedule"}
-"""Guides whose configuration names what is made there."""
+NEEDS_MORE = {"guide-pass", "guide-schedule", "guide-choose"}
+"""Guides whose configuration names what is made there, or that show a file of another kind."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

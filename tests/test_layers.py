@@ -24,6 +24,7 @@ LAYERS = {
     "cpu": "Paddle's CPU wheel taught to run several ranks",
     "bridge": "Paddle's programs in, jobs of its executor out",
     "local": "ranks as processes of this machine",
+    "layout": "a search over layouts, of which each is a set of programs that are built, bounded, simulated and planned",
     "cli": "the console command",
 }
 """From the inside out, each with its purpose: a layer may import itself and layers in front of it."""

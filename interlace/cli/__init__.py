@@ -27,7 +27,7 @@ BROKEN_PIPE = 141
 """As a shell reports SIGPIPE."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of writing; those without a file's name are of what is printed, as files are written by `write_whole`."""
-COMMANDS = ("run", "dump", "plan", "show", "check", "timeline", "report", "calibrate", "doctor", "accuracy")
+COMMANDS = ("run", "dump", "plan", "choose", "show", "check", "timeline", "report", "calibrate", "doctor", "accuracy")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

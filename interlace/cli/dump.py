@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from interlace.interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from interlace.cli.progress import Alive
-    from interlace.local.processes import Child
+    from interlace.local.building import Build
 
 BUILDER = [sys.executable, "-m", "interlace.local.build_rank"]
 _POLL_S = 0.02
@@ -158,9 +155,10 @@ def _build_all(
         total: Of all that the command builds; None where it is not known yet (the stages are told by the first program).
     """
     from interlace.local import processes
+    from interlace.local.building import Build
     from interlace.units import size
 
-    waiting, running = list(ranks), list[_Build]()
+    waiting, running = list(ranks), list[Build]()
     of = "" if total is None else f"/{total}"
     try:
         while waiting or running:
@@ -174,7 +172,7 @@ def _build_all(
                 processes.end([build.child])
                 count = before + len(ranks) - len(waiting) - len(running)
                 print(
-                    f"[{count}{of}] rank {build.rank}: {result['ops']} ops, {result['seconds']:.1f} s, "
+                    f"[{count}{of}] rank {build.request.rank}: {result['ops']} ops, {result['seconds']:.1f} s, "
                     f"{size(result['peak_rss_bytes'])} of memory, {size(result['file_bytes'])} file",
                     flush=True,
                 )
@@ -193,17 +191,6 @@ def _is_file(args: argparse.Namespace) -> bool:
     return args.rank is not None and args.output.suffix in (SUFFIX, ".gz")
 
 
-@dataclass(slots=True)
-class _Build:
-    """A process that builds a rank's program: the path of the program, and the output of the process."""
-
-    rank: int
-    path: Path
-    child: Child
-    out: BinaryIO
-    err: BinaryIO
-
-
 def _name(args: argparse.Namespace, rank: int) -> str:
     """Of a rank's file."""
     from interlace.ir.dump import SUFFIX
@@ -211,47 +198,17 @@ def _name(args: argparse.Namespace, rank: int) -> str:
     return args.output.name if _is_file(args) else f"rank{rank}{SUFFIX}"
 
 
-def _start(args: argparse.Namespace, rank: int, folder: Path) -> _Build:
-    from interlace.local import processes
+def _start(args: argparse.Namespace, rank: int, folder: Path) -> Build:
+    from interlace.local.building import Build, Request
 
-    path = folder / _name(args, rank)
-    command = [*BUILDER, "--rank", str(rank), "--world", str(args.world), "--out", str(path)]
-    command += ["--materialize"] if args.materialize else []
-    command += ["--force-paddle"] if args.force_paddle else []
-    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
-    return _Build(rank, path, processes.start([*command, args.script, *args.script_args], os.environ, out, err), out, err)
+    options = [name for name, is_set in (("--materialize", args.materialize), ("--force-paddle", args.force_paddle)) if is_set]
+    request = Request(args.script, tuple(args.script_args), rank, args.world, tuple(options))
+    return Build.start(request, folder / _name(args, rank), BUILDER)
 
 
-def _result(args: argparse.Namespace, build: _Build) -> dict[str, Any]:
+def _result(args: argparse.Namespace, build: Build) -> dict[str, Any]:
     """The record that a finished process printed about its program. Raises LaunchError or ScriptError without one."""
-    from interlace.errors import LaunchError, ScriptError
-
-    code = build.child.process.returncode
-    if code:
-        tail = "\n".join(_text(build.err).strip().splitlines()[-12:]).replace(str(build.path.parent), str(_folder(args)))
-        tail = tail or f"its process ended with code {code} and without a word; is there room left in {tempfile.gettempdir()}?"
-        kind = ScriptError if code == 2 else LaunchError
-        raise kind(f"rank {build.rank} of {args.script} could not be built:\n{tail}")
-    result = _last_document(_text(build.out))
-    if result is None or not build.path.is_file():
-        raise ScriptError(
-            f"{args.script}: rank {build.rank} ended by itself before its program was built (os._exit?); expected "
-            "dist.to_static(...) with a loss and an optimizer, and model.train()"
-        )
+    result = build.record(str(_folder(args)))
+    result.pop("sources", None)
     path = args.output if _is_file(args) else args.output / build.path.name
     return {**result, "file_bytes": build.path.stat().st_size, "path": str(path)}
-
-
-def _last_document(text: str) -> dict[str, Any] | None:
-    """The last line that is a JSON object, decoded; the script may print more lines when it ends."""
-    for line in reversed(text.splitlines()):
-        with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                return found
-    return None
-
-
-def _text(file: BinaryIO) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")

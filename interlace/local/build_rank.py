@@ -7,10 +7,13 @@ its program stands; then it is ended.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
 import resource
+import site
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
@@ -91,9 +94,26 @@ def main(argv: list[str]) -> int:
             print("parameters are described, not allocated; a script that needs their values is dumped with --materialize", file=sys.stderr)
         return 2 if users else 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    done = {"rank": args.rank, "ops": len(program.ops), "seconds": round(time.perf_counter() - start, 2), "peak_rss_bytes": peak}
+    done = {
+        "rank": args.rank,
+        "ops": len(program.ops),
+        "seconds": round(time.perf_counter() - start, 2),
+        "peak_rss_bytes": peak,
+        "sources": _sources(args.script),
+    }
     print(msgspec.json.encode(done).decode(), flush=True)
     return 0
+
+
+def _sources(script: str) -> dict[str, str]:
+    """The user's own modules that were imported, the script first, with digests of their texts; what is installed is told by versions."""
+    folders = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    installed = {os.path.realpath(each) for each in (*folders, *site.getsitepackages(), site.getusersitepackages())}
+    others = {name: module for name, module in [*sys.modules.items()] if name.partition(".")[0] != "interlace"}
+    files = {os.path.realpath(each) for module in others.values() if (each := getattr(module, "__file__", None))}
+    users = {each for each in files if not each.startswith(tuple(f"{folder}{os.sep}" for folder in installed)) and Path(each).is_file()}
+    paths = dict.fromkeys((os.path.realpath(script), *sorted(users)))
+    return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:32] for path in paths}
 
 
 def build_program(script: str, arguments: list[str], rank: int, world: int, *, lazy: bool = True, force_paddle: bool = False) -> Program:

@@ -33,6 +33,17 @@ def test_check(tmp_path: Path) -> None:
     assert all(row["findings"] == 0 and row["items_a_rank"] >= 500 for row in result["rows"])
 
 
+@pytest.mark.paddle
+@pytest.mark.slow
+def test_layouts(tmp_path: Path) -> None:
+    """Every layout is counted once, and no bound is above a step."""
+    (row,) = quick("layouts", tmp_path / "layouts.json")["cases"].values()
+    counts = row["counts"]
+    assert counts["layouts"] == sum(counts[state] for state in ("excluded", "refused", "drafted", "planned", "waiting"))
+    assert counts["drafted"] + counts["planned"] == len(row["layouts"]) == 2
+    assert all(each["least_ns"] <= min(each["paddles_step_ns"], each.get("ours_step_ns", 1 << 60)) for each in row["layouts"])
+
+
 @pytest.mark.slow
 def test_simulator(tmp_path: Path) -> None:
     pytest.importorskip("numba")

@@ -29,6 +29,8 @@ SHORTER = {
     "--preset gpt3-6.7b --layers 4": "--layers 2",
     "--seq-len 2048": "--seq-len 32",
     "--sweep": "--sweep --points 2",
+    "--layouts 8": "--layouts 2 --finalists 1",
+    "--attention flash --amp O2 --master-grad ": "",
 }
 """Sizes of models and curves in commands, which would take minutes, and those that are taken here."""
 NOT_RUN = {
@@ -39,6 +41,7 @@ NOT_RUN = {
 """Beginnings of commands that are not run here, and why."""
 NO_COMMANDS = {
     "docs/guide-memory.md": "the table that --sweep printed",
+    "docs/guide-choose.md": "the screen that its first command printed",
 }
 """Documents with a fenced block without a language, and what it is."""
 OWN = ("model = dist.to_static(", "model.train()")
@@ -192,6 +195,15 @@ def test_choosing_a_memory_budget(here: Path, capfd: pytest.CaptureFixture[str])
     assert read_record("mine/rank0.ilp").memory_budget == load_config("my.yaml").memory_budget == 70 * 10**9
 
 
+def test_choosing_a_layout(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Both commands recommend a layout with its command line; the page is there."""
+    first, listed = follow(ROOT / "docs" / "guide-choose.md", lambda: capfd.readouterr().out).values()
+    assert re.search(r"^recommended: pp \d, mp \d, dp \d, m \d", first, re.MULTILINE)
+    assert re.search(r"^  examples/gpt.py --layers 2 .*--pp \d", first, re.MULTILINE)
+    assert listed.count("2 layouts: 2 simulated, of these 2 planned in full") == 1
+    assert Path("layouts/choose.html").read_text().startswith("<!doctype html>")
+
+
 def test_the_page(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "dumps", "--config", "baseline", "-o", "plan"]) == 0
     follow(ROOT / "docs" / "guide-page.md", lambda: capfd.readouterr().out)
@@ -240,6 +252,7 @@ def test_every_guide_is_followed() -> None:
         "README.md",
         "commands.md",
         "guide-memory.md",
+        "guide-choose.md",
         "guide-page.md",
         "guide-pass.md",
         "guide-schedule.md",

@@ -1,0 +1,136 @@
+"""Searches for layouts: how many candidates there are, what bounds exclude, what is built and planned, how long it takes; all steps are
+simulated.
+
+The programs are Paddle's, built without parameters. What is stored says how busy the machine was: other work on it makes building longer.
+
+    python benchmarks/layouts.py [--case NAME ...] [--keep DIR] [-o FILE]     (with Paddle; other cases in FILE stay)
+    python benchmarks/layouts.py --quick [-o FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from measuring import RESULTS, ROOT, meta, store
+
+GPT, LLAMA, MOE = "examples/gpt.py", "examples/llama.py", "examples/moe.py"
+VARIES = "--pp {pp} --mp {mp} --dp {dp} --micro-batches {m} --sharding-stage {sharding} --recompute {recompute}"
+HALF = "--attention flash --amp O2 --master-grad"
+CASES: dict[str, tuple[str, str, str]] = {
+    "GPT-3 6.7B layers, 4 of them, 4 GPUs": (
+        GPT,
+        "--gpus 4 --layers 4 --heads 32 --batch-size 16 --layouts 8",
+        f"--preset gpt3-6.7b --layers 4 {HALF} --batch-size 16 {VARIES}",
+    ),
+    "GPT-3 6.7B, 8 GPUs": (
+        GPT,
+        "--gpus 8 --layers 32 --heads 32 --batch-size 64 --layouts 8 --finalists 1",
+        f"--preset gpt3-6.7b {HALF} --batch-size 64 --vpp {{vpp}} {VARIES}",
+    ),
+    "GPT-3 6.7B, 64 GPUs": (
+        GPT,
+        "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --layouts 12",
+        f"--preset gpt3-6.7b {HALF} --batch-size 512 --vpp {{vpp}} {VARIES}",
+    ),
+    "Llama 7B, 64 GPUs": (
+        LLAMA,
+        "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --layouts 12",
+        f"--preset llama-7b {HALF} --batch-size 512 --vpp {{vpp}} {VARIES}",
+    ),
+    "GPT-3 175B, 1,024 GPUs": (
+        GPT,
+        "--gpus 1024 --gpus-a-host 8 --layers 96 --heads 96 --batch-size 1536 --layouts 12",
+        f"--preset gpt3-175b {HALF} --batch-size 1536 --vpp {{vpp}} {VARIES}",
+    ),
+    "experts, 8 of 7B, 64 GPUs": (
+        MOE,
+        "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --layouts 12",
+        f"--layers 32 --hidden 4096 --heads 32 --kv-heads 8 --intermediate 14336 --vocab 32000 --seq-len 4096 --experts 8 {HALF} "
+        f"--batch-size 512 {VARIES}",
+    ),
+}
+QUICK = (GPT, "--gpus 2 --layers 2 --heads 4 --batch-size 4 --layouts 2 --finalists 1 --try m=1,2", f"{VARIES} --layers 2 --batch-size 4")
+COMMON = "--memory 70GB --device h100"
+
+
+def searched(case: tuple[str, str, str], keep: Path) -> dict[str, Any]:
+    """One search, in a process of its own; `keep` is its folder."""
+    script, words, arguments = case
+    answer_file = keep / "answer.json"
+    command = [sys.executable, "-m", "interlace", "choose", script, *COMMON.split(), *words.split()]
+    command += ["-o", str(keep), "--json", str(answer_file), "--", *arguments.split()]
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(command)}:\n{done.stderr[-3000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    row = row_of(json.loads(answer_file.read_text()))
+    return {
+        "command": f"interlace choose {script} {COMMON} {words} -- {arguments}",
+        **row,
+        "wall_s": round(time.perf_counter() - start, 1),
+        "processor_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "load": round(os.getloadavg()[1], 1),
+    }
+
+
+def row_of(answer: dict[str, Any]) -> dict[str, Any]:
+    """What is stored of an answer."""
+    rows = [row for row in answer["rows"] if row["paddles"] or row["ours"]]
+    kept = [
+        {
+            "layout": row["layout"],
+            **{
+                f"{whose}_{name}": row[whose][name]
+                for whose in ("paddles", "ours")
+                if row[whose]
+                for name in ("step_ns", "peak_bytes", "fits", "rel_error")
+            },
+            "least_ns": row["least_ns"],
+        }
+        for row in rows
+    ]
+    reasons = [row["why"] for row in answer["rows"] if row["state"] == "refused"]
+    holds = sum("holds" in row["why"] for row in answer["rows"] if row["state"] == "excluded")
+    return {
+        "simulated": True,
+        "counts": answer["counts"],
+        "excluded_by_memory": holds,
+        "excluded_by_time": answer["counts"]["excluded"] - holds,
+        "refused": sorted({reason[:160] for reason in reasons}),
+        "tokens": answer["tokens"],
+        "gap": answer["gap"],
+        "layouts": kept,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure the cases that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--keep", type=Path, help="folder of what is built; what is there already is not built again")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS / "layouts.json")
+    args = parser.parse_args(argv)
+    stored: dict[str, Any] = json.loads(args.output.read_text()) if args.output.is_file() else {"cases": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ["quick"] if args.quick else args.case:
+            keep = (args.keep or Path(folder)) / name.replace(" ", "_").replace(",", "")
+            stored["cases"][name] = searched(QUICK if args.quick else CASES[name], keep)
+            store("layouts", {**meta(), "cases": stored["cases"]}, args.output)
+            print(f"{name}: {json.dumps(stored['cases'][name]['counts'])}, {stored['cases'][name]['wall_s']} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""The answer of a search as data: every layout with what is known of it, the recommended one, and what decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import msgspec
+
+from interlace.errors import ConfigError
+from interlace.layout.search import Candidate, Limits, State
+from interlace.layout.space import Cluster, Layout, Template, command_line
+from interlace.planning.outcome import Step
+from interlace.units import ms, size
+
+LEAST_PART = 0.02
+"""Parts of a step that differ by less than this share of it are not told."""
+LAYOUT = 1
+"""Of the JSON; raised with every change of it."""
+PADDLES, OURS = "Paddle's plan", "Interlace"
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A layout by one plan, simulated.
+
+    Attributes:
+        tokens_per_s: Of all GPUs; 0 where the tokens of a step are not known.
+        peak_bytes: Of the fullest rank.
+        fits: Into the memory that is given.
+        exposed_ns, bubble_ns: Means over ranks.
+        compute_ns: Of the stage that computes most.
+        rel_error: Expected of the step.
+    """
+
+    step_ns: int
+    tokens_per_s: float
+    peak_bytes: int
+    fits: bool
+    exposed_ns: int
+    bubble_ns: int
+    compute_ns: int
+    rel_error: float
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A layout.
+
+    Attributes:
+        layout: In words.
+        state: How far the search came with it.
+        why: It was excluded, refused or not planned.
+        least_ns, least_bytes: No plan takes, or holds, less; 0 where no bound is known.
+        across_hosts: Share of the device time that is estimated as it crosses hosts.
+        imbalance: What an even split over the stages would bring, in words.
+        plans: Folder of the plans.
+    """
+
+    layout: str
+    values: dict[str, int | str]
+    command: str
+    state: State
+    why: str = ""
+    least_ns: int = 0
+    least_bytes: int = 0
+    across_hosts: float = 0.0
+    imbalance: str = ""
+    paddles: Figures | None = None
+    ours: Figures | None = None
+    plans: str = ""
+
+    def best(self) -> tuple[str, Figures] | None:
+        """The fastest plan that keeps the memory, and whose it is."""
+        fit = [(name, each) for name, each in ((PADDLES, self.paddles), (OURS, self.ours)) if each and each.fits]
+        return min(fit, key=lambda each: each[1].step_ns, default=None)
+
+
+class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan that no other beats in both time and memory."""
+
+    layout: str
+    whose: str
+    step_ns: int
+    peak_bytes: int
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a search found; all times are simulated.
+
+    Attributes:
+        version: Of this record.
+        tokens: Of a step, over all replicas; 0 where not known.
+        network: What connects hosts, in words; empty on one host.
+        rows: The fastest first; then those that are not known in full, the most promising bound first.
+        counts: Of layouts by state, and of programs that were built for this answer.
+        decides: Between the first and the second, in words.
+        gap: By how much, at most, a layout that was not built may be faster, as bounds say; 0 where none may.
+        frontier: By memory.
+    """
+
+    version: int
+    script: str
+    gpus: int
+    gpus_a_host: int
+    memory_bytes: int
+    device: str
+    network: str
+    tokens: int
+    counts: dict[str, int]
+    rows: tuple[Row, ...]
+    decides: str
+    gap: float
+    frontier: tuple[Point, ...]
+
+
+def answer_of(
+    found: Sequence[Candidate], template: Template, cluster: Cluster, limits: Limits, device: str, network: str, tokens: int, built: int
+) -> Answer:
+    """The answer.
+
+    Args:
+        found: By the search.
+        template, cluster, limits: Of the search.
+        device, network: In words.
+        tokens: Of a step, if given; 0 takes those that programs read.
+        built: Programs that were built.
+
+    Raises:
+        ConfigError: Layouts do not train the same number of tokens a step.
+    """
+    tokens = tokens or _tokens(found, cluster)
+    rows = sorted((_row(each, template, limits, tokens) for each in found), key=_order)
+    best, second = ([row for row in rows if row.best()] + [None, None])[:2]
+    states = [row.state for row in rows]
+    counts = {"layouts": len(rows), **{state: states.count(state) for state in ("excluded", "refused", "drafted", "planned", "waiting")}}
+    shortest = best.best() if best else None
+    left = min((row.least_ns for row in rows if row.state == "waiting" and row.least_bytes <= limits.memory), default=None)
+    gap = max(0.0, 1 - left / shortest[1].step_ns) if shortest and left is not None else 0.0
+    return Answer(
+        LAYOUT,
+        template.script,
+        cluster.gpus,
+        cluster.gpus_a_host,
+        limits.memory,
+        device,
+        network,
+        tokens,
+        {**counts, "programs built": built},
+        tuple(rows),
+        _decides(best, second) if best and second else "",
+        round(gap, 4),
+        tuple(_frontier(rows)),
+    )
+
+
+def _tokens(found: Sequence[Candidate], cluster: Cluster) -> int:
+    """Of a step over all replicas; 0 where the layout does not say how many there are."""
+    counts = {each.layout: each.draft.tokens * _replicas(each.layout, cluster) for each in found if each.draft and each.draft.step}
+    known = {count: layout for layout, count in counts.items() if count}
+    if len(known) > 1:
+        (one, first), (other, second), *_ = sorted(known.items())
+        raise ConfigError(
+            f"layouts train different batches: {first} reads {one} tokens a step, {second} {other}; expected a script that trains the "
+            "same batch in every layout (for one of other data give --tokens-a-step)"
+        )
+    return next(iter(known), 0)
+
+
+def _replicas(layout: Layout, cluster: Cluster) -> int:
+    if isinstance(layout.get("dp"), int):
+        return layout.number("dp")
+    return cluster.gpus // (layout.number("pp") * layout.number("mp")) if cluster.gpus == 1 or layout.get("mp") is not None else 0
+
+
+def _row(each: Candidate, template: Template, limits: Limits, tokens: int) -> Row:
+    draft, planned = each.draft, each.planned
+    imbalance = (planned.imbalance if planned else "") or (draft.imbalance if draft else "")
+    return Row(
+        str(each.layout),
+        dict(each.layout.values),
+        command_line(template, each.layout),
+        each.state,
+        each.why,
+        each.least_ns,
+        each.least_bytes,
+        draft.across_hosts if draft else 0.0,
+        imbalance,
+        _figures(draft.step, draft.peak_bytes, draft.rel_error, limits, tokens) if draft else None,
+        _figures(planned.step, planned.peak_bytes, planned.rel_error, limits, tokens) if planned else None,
+        each.folder if planned and planned.step else "",
+    )
+
+
+def _figures(step: Step | None, peak_bytes: int, rel_error: float, limits: Limits, tokens: int) -> Figures | None:
+    if step is None:
+        return None
+    peak, compute = max(peak_bytes, step.peak_bytes), max((stage.compute_ns for stage in step.stages), default=0)
+    rate = round(tokens * 1e9 / step.step_ns, 1) if step.step_ns else 0.0
+    return Figures(step.step_ns, rate, peak, peak <= limits.memory, step.exposed_ns, step.bubble_ns, compute, rel_error)
+
+
+def _order(row: Row) -> tuple[int, float, str]:
+    best = row.best()
+    known = 0 if best else 1 if row.paddles else ("waiting", "excluded", "refused").index(row.state) + 2 if row.state != "planned" else 1
+    return known, best[1].step_ns if best else row.paddles.step_ns if row.paddles else row.least_ns or inf, row.layout
+
+
+def _decides(best: Row, second: Row) -> str:
+    """What makes one layout faster than another, part by part; means over ranks, of the plans that are compared."""
+    (whose, mine), (other, theirs) = best.best() or ("", None), second.best() or ("", None)
+    if mine is None or theirs is None:
+        return ""
+    parts = [
+        ("computation of the slowest stage", mine.compute_ns - theirs.compute_ns),
+        ("exposed communication", mine.exposed_ns - theirs.exposed_ns),
+        ("waiting for other stages", mine.bubble_ns - theirs.bubble_ns),
+    ]
+    told = [
+        f"{name} {ms(abs(by))} {'shorter' if by < 0 else 'longer'}"
+        for name, by in sorted(parts, key=lambda part: -abs(part[1]))
+        if abs(by) >= LEAST_PART * mine.step_ns
+    ]
+    behind = theirs.step_ns / mine.step_ns - 1 if mine.step_ns else 0.0
+    within = max(mine.rel_error, theirs.rel_error)
+    sure = (
+        f"more than the expected error of {within:.0%}" if behind > within else f"within the expected error of {within:.0%}: measure both"
+    )
+    memory = f"peak {size(mine.peak_bytes)} and {size(theirs.peak_bytes)}"
+    plans = f" ({whose} and {other})" if whose != other else ""
+    return f"{best.layout} is {behind:.1%} ahead of {second.layout}{plans}, {sure}: {'; '.join([*told, memory])}."
+
+
+def _frontier(rows: Sequence[Row]) -> list[Point]:
+    """Plans for which no other is as fast with less memory, by memory."""
+    points = [
+        Point(row.layout, name, each.step_ns, each.peak_bytes)
+        for row in rows
+        for name, each in ((PADDLES, row.paddles), (OURS, row.ours))
+        if each
+    ]
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda each: (each.peak_bytes, each.step_ns, each.layout)):
+        if not kept or point.step_ns < kept[-1].step_ns:
+            kept.append(point)
+    return kept

@@ -1,0 +1,116 @@
+"""The answer on one screen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from interlace.layout.answer import OURS, PADDLES, Answer, Figures, Row
+from interlace.units import Unit, ms_figure, size
+
+MOST_ROWS = 10
+MOST_REASONS = 5
+WIDTH = 11
+
+
+def screen_text(answer: Answer) -> str:
+    """Layouts with both plans, the recommendation, what decides, and what was not built and why."""
+    known = [row for row in answer.rows if row.paddles]
+    tokens = f", {answer.tokens:,} tokens a step" if answer.tokens else ""
+    head = f"{answer.gpus} GPUs, {answer.gpus_a_host} a host, {size(answer.memory_bytes)} each, profile {answer.device}{tokens}; simulated"
+    lines = [head, *([answer.network] if answer.network else []), _counts(answer), *_table(known, bool(answer.tokens))]
+    best = next((row for row in known if row.best()), None)
+    lines += _recommended(best) if best else ["no layout that was built keeps the memory; the least that is known:", *_nearest(known)]
+    lines += [f"runner-up: {answer.decides}"] if answer.decides else []
+    lines += _frontier(answer)
+    return "\n".join([*lines, *_not_built(answer)])
+
+
+def _counts(answer: Answer) -> str:
+    count = answer.counts
+    told = [f"{count[state]} {state}" for state in ("excluded", "refused") if count[state]]
+    simulated = count["drafted"] + count["planned"]
+    told += [f"{simulated} simulated, of these {count['planned']} planned in full"]
+    told += [f"{count['waiting']} not built"] if count["waiting"] else []
+    return f"{count['layouts']} layouts: {', '.join(told)} ({count['programs built']} programs built now)"
+
+
+def _table(rows: Sequence[Row], has_tokens: bool) -> list[str]:
+    shown = rows[:MOST_ROWS]
+    width = max([len(row.layout) for row in shown] + [6])
+    unit = _unit(each.peak_bytes for row in shown for each in (row.paddles, row.ours) if each)
+    names = ("step ms", *(("tokens/s",) if has_tokens else ()), f"peak {unit.name}")
+    columns = "".join(f"{name:>{WIDTH}}" for name in names)
+    lines = [f"{'':{width}}  {PADDLES:>{len(columns)}}  {OURS:>{len(columns)}}   error", f"{'layout':{width}}  {columns}  {columns}"]
+    for row in shown:
+        best = row.best()
+        told = best[1] if best else row.paddles
+        cells = (_cells(each, has_tokens, unit) for each in (row.paddles, row.ours))
+        lines.append(f"{row.layout:{width}}  {'  '.join(cells)}{told.rel_error if told else 0:>8.0%}")
+    if len(rows) > len(shown):
+        lines.append(f"and {len(rows) - len(shown)} slower ones")
+    if any(each and not each.fits for row in shown for each in (row.paddles, row.ours)):
+        lines.append("* more than the memory that is given")
+    return lines
+
+
+def _cells(figures: Figures | None, has_tokens: bool, unit: Unit) -> str:
+    if figures is None:
+        return "-".rjust(WIDTH) * (3 if has_tokens else 2)
+    rate = f"{figures.tokens_per_s:>{WIDTH},.0f}" if has_tokens else ""
+    peak = unit.figure(figures.peak_bytes) + ("" if figures.fits else "*")
+    return f"{ms_figure(figures.step_ns):>{WIDTH}}{rate}{peak:>{WIDTH}}"
+
+
+def _unit(sizes: Iterable[float]) -> Unit:
+    """With two decimals at most: what differs by less is told apart by nobody."""
+    unit = Unit.of(sizes)
+    return unit._replace(decimals=min(2, unit.decimals))
+
+
+def _recommended(best: Row) -> list[str]:
+    found = best.best()
+    whose = found[0] if found else ""
+    lines = [f"recommended: {best.layout}, {whose}", f"  {best.command}"]
+    if best.plans and whose == OURS:
+        lines.append(f"  its plans, and the configuration schedule.yaml that makes them again: {best.plans}")
+    if best.across_hosts:
+        lines.append(f"  {best.across_hosts:.0%} of its device time crosses hosts and is estimated, not measured")
+    return [*lines, *([f"  {best.imbalance}"] if best.imbalance else [])]
+
+
+def _nearest(rows: Sequence[Row]) -> list[str]:
+    least = sorted(rows, key=lambda row: min(each.peak_bytes for each in (row.paddles, row.ours) if each))[:3]
+    return [
+        f"  {row.layout}: {size(min(each.peak_bytes for each in (row.paddles, row.ours) if each))}; {row.why}".rstrip("; ") for row in least
+    ]
+
+
+def _frontier(answer: Answer) -> list[str]:
+    if len(answer.frontier) < 2:
+        return []
+    told = (f"  {size(each.peak_bytes)}: {ms_figure(each.step_ns)} ms, {each.layout}, {each.whose}" for each in answer.frontier)
+    return ["time against memory, plans that no other beats in both:", *told]
+
+
+def _not_built(answer: Answer) -> list[str]:
+    lines = []
+    for state, told in (("excluded", "excluded by a bound"), ("refused", "refused")):
+        reasons = Counter(_kind_of(row.why) for row in answer.rows if row.state == state)
+        first = {_kind_of(row.why): row for row in reversed(answer.rows) if row.state == state}
+        for kind, count in reasons.most_common(MOST_REASONS):
+            lines.append(f"{told}: {count} such as {first[kind].layout}: {first[kind].why}")
+        if len(reasons) > MOST_REASONS:
+            lines.append(f"{told}: {sum(reasons.values()) - sum(n for _, n in reasons.most_common(MOST_REASONS))} more for other reasons")
+    lines += [f"not planned: {row.layout}: {row.why}" for row in answer.rows if row.state == "drafted" and row.why]
+    if answer.counts["waiting"]:
+        gap = (
+            f"one of them may take up to {answer.gap:.0%} less, as far as bounds tell" if answer.gap else "bounds tell that none is faster"
+        )
+        lines.append(f"not built: {answer.counts['waiting']} less promising; {gap}. More with --layouts N; what is built is kept")
+    return lines
+
+
+def _kind_of(why: str) -> str:
+    """A reason without its figures, so that like ones are told once."""
+    return "".join(" " if each.isdigit() or each == "." else each for each in why)[:60]

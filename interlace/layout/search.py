@@ -1,0 +1,366 @@
+"""The search: exclude by bounds, build the most promising, simulate Paddle's own plan, and plan the best few in full.
+
+Rounds have a fixed size, whatever number of processes works, so that equal commands give equal answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from interlace.cost_model import CostModel, load_profile
+from interlace.errors import ConfigError, InterlaceError
+from interlace.ir import Program
+from interlace.layout.floors import Reference, computation_ns, rank_bytes
+from interlace.layout.judge import Asked, Draft, Judging, Planned, without_recomputation
+from interlace.layout.promise import Promise, Seen, guess
+from interlace.layout.space import KNOWN, Layout, Number, Template
+from interlace.layout.store import Store, run_all
+from interlace.local.building import Request
+from interlace.local.stages import stages_of
+from interlace.planning.rows import CONFIG
+from interlace.units import ms, size
+
+ROUND = 4
+"""Layouts that are built before the next are chosen."""
+REFERENCES = 3
+"""Layouts at most that are tried as the one of the most replicas."""
+T = TypeVar("T")
+ATTEMPTS = 2
+"""Layouts, for each that is to be planned, that are tried where no plan of them keeps the memory."""
+FULL = ("1F1B", "VPP")
+"""Schedules that Paddle builds with fewer micro-batches than stages, and refuses to run."""
+State = Literal["waiting", "excluded", "refused", "drafted", "planned"]
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A layout and what is known of it.
+
+    Attributes:
+        why: It was excluded or refused, or cannot be simulated.
+        least_ns, least_bytes: Bounds, as far as they are known.
+        draft, planned: By Paddle's own plan, and by one of Interlace.
+        programs: Files, one for each stage, where they are all built.
+        folder: Of the plans.
+    """
+
+    layout: Layout
+    state: State = "waiting"
+    why: str = ""
+    least_ns: int = 0
+    least_bytes: int = 0
+    draft: Draft | None = None
+    planned: Planned | None = None
+    programs: tuple[str, ...] = ()
+    folder: str = ""
+
+    def fits(self, memory: int) -> bool:
+        """Whether Paddle's own plan is simulated and keeps the memory."""
+        return self.draft is not None and self.draft.step is not None and self.draft.peak_bytes <= memory
+
+    def best_ns(self, memory: int) -> float:
+        """The shortest step that is known to keep the memory."""
+        steps = [self.planned.step.step_ns] if self.planned and self.planned.step else []
+        if self.fits(memory) and self.draft and self.draft.step:
+            steps.append(self.draft.step.step_ns)
+        return min(steps, default=inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a search may do.
+
+    Attributes:
+        memory: Device bytes of each rank.
+        layouts: That are built at most.
+        finalists: That are planned in full.
+        jobs: Processes at once.
+    """
+
+    memory: int
+    layouts: int
+    finalists: int
+    jobs: int
+
+
+@dataclass(slots=True)
+class Search:
+    """A search among layouts.
+
+    Attributes:
+        template, gpus: How a rank of a layout is built.
+        options: Of the builder.
+        profile: Of the device, by name or path.
+        config: Of plans; empty for the defaults.
+        limits: What may be done.
+        store: What is built and found.
+        say: Is told what happens.
+        has_bounds: Whether layouts are excluded by bounds; without, all are built.
+    """
+
+    template: Template
+    gpus: int
+    options: tuple[str, ...]
+    profile: str
+    config: str
+    limits: Limits
+    store: Store
+    say: Callable[[str], None]
+    has_bounds: bool = True
+    references: dict[tuple[object, ...], Reference] = field(default_factory=dict)
+    costs: CostModel = field(init=False)
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = load_profile(self.profile)
+        self.costs = CostModel(found)
+        self.digest = hashlib.sha256(msgspec.json.encode(found)).hexdigest()[:24]
+
+    def run(self, layouts: Sequence[Layout]) -> list[Candidate]:
+        """What is found of each layout, in the order of `layouts`.
+
+        Raises:
+            ConfigError: No layout is built.
+        """
+        found = [Candidate(layout) for layout in layouts]
+        if self.has_bounds and any(name in KNOWN for name, _ in layouts[0].values):
+            self._refer(found)
+        while picked := self._picked(found):
+            self._draft(picked)
+        if not any(each.state == "drafted" for each in found):
+            raise ConfigError(_none_built(found))
+        self._plan(found)
+        self._exclude(found)
+        return found
+
+    def request(self, layout: Layout, rank: int) -> Request:
+        """A rank of a layout."""
+        arguments, environment = self.template.filled(layout)
+        return Request(self.template.script, arguments, rank, self.gpus, self.options, environment)
+
+    # --------------------------------------------------------------------------------------------------------------- bounds
+
+    def _refer(self, found: Sequence[Candidate]) -> None:
+        """Find the references, and the bounds of all layouts."""
+        for key in dict.fromkeys(_model(each.layout) for each in found):
+            mine = sorted((each for each in found if _model(each.layout) == key), key=_split)
+            least = [each.layout for each in mine if each.layout.number("pp") * each.layout.number("mp") == 1]
+            serial = self._bare([replace(self.request(_alone(mine[0].layout), 0), world=1)])
+            replica = self._bare([self.request(layout, 0) for layout in least[:REFERENCES]])
+            self.references[key] = Reference.of(self.gpus, serial, replica, self.costs.profile)
+        for each in found:
+            reference = self.references.get(_model(each.layout))
+            if reference:
+                each.least_bytes = max(each.least_bytes, reference.least_bytes(each.layout))
+                each.least_ns = max(each.least_ns, reference.least_ns(each.layout))
+
+    def _bare(self, requests: Sequence[Request]) -> Program | None:
+        """The first of the programs that is built, without recomputation; None where all are refused, or have pipeline stages."""
+        for request in requests:
+            if not self.store.build([request])[0].refused:
+                bare = without_recomputation(self.store.program(request), self.costs)
+                return bare if bare.pipeline.num_stages == 1 else None
+        return None
+
+    def _exclude(self, found: Sequence[Candidate]) -> None:
+        """Exclude waiting layouts that cannot keep the memory or cannot be faster than one that does."""
+        if not self.has_bounds:
+            return
+        memory, best_ns = self.limits.memory, min((each.best_ns(self.limits.memory) for each in found), default=inf)
+        for each in found:
+            if each.state != "waiting":
+                continue
+            if each.least_bytes > memory:
+                each.state, each.why = "excluded", f"holds {size(each.least_bytes)} or more on some rank"
+            elif each.least_ns >= best_ns:
+                each.state, each.why = "excluded", f"takes {ms(each.least_ns)} or more, another takes {ms(best_ns)}"
+
+    # ---------------------------------------------------------------------------------------------------------------- rounds
+
+    def _picked(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """The most promising layouts that are to be built next."""
+        self._exclude(found)
+        left = self.limits.layouts - sum(each.state == "drafted" for each in found)
+        waiting = [each for each in found if each.state == "waiting"]
+        seen = [
+            Seen(each.layout, each.draft.step.step_ns / self._guess(each.layout), each.draft.peak_bytes)
+            for each in found
+            if each.draft and each.draft.step
+        ]
+        promise = Promise(seen)
+
+        def rank(each: Candidate) -> tuple[bool, float, Layout]:
+            over = promise.peak_bytes(each.layout) > self.limits.memory
+            return over, round(promise.step(each.layout) * self._guess(each.layout), 3), _sortable(each.layout)
+
+        return _spread(sorted(waiting, key=rank), min(left, ROUND))
+
+    def _guess(self, layout: Layout) -> float:
+        reference = self.references.get(_model(layout))
+        work = (reference.forward_ns + reference.backward_ns) / self.gpus if reference else 0.0
+        return max(1.0, guess(layout, work or 1e9))
+
+    def _draft(self, picked: Sequence[Candidate]) -> None:
+        """Build the layouts, those that no bound excludes in full, and simulate Paddle's own plan of them."""
+        for each, built in zip(picked, self.store.build([self.request(each.layout, 0) for each in picked]), strict=True):
+            if built.refused:
+                each.state, each.why = "refused", built.refused
+        going = [each for each in picked if each.state == "waiting" and not self._is_bounded(each)]
+        requests = {each.layout: self._stages(each) for each in going}
+        built_all = self.store.build([request for each in requests.values() for request in each])
+        refusals = dict(zip([request for each in requests.values() for request in each], built_all, strict=True))
+        for each in going:
+            refused = next((refusals[request].refused for request in requests[each.layout] if refusals[request].refused), "")
+            if refused:
+                each.state, each.why = "refused", refused
+            elif requests[each.layout]:
+                each.programs = tuple(str(self.store.path(request)) for request in requests[each.layout])
+        self._judge([each for each in going if each.programs])
+
+    def _stages(self, each: Candidate) -> list[Request]:
+        """One rank of each stage; none where ranks of a stage do not do the same, or Paddle would not run it, and the layout is refused."""
+        first = self.store.program(self.request(each.layout, 0))
+        pipe = first.pipeline
+        if pipe.schedule in FULL and pipe.num_micro_batches < pipe.num_stages:
+            each.state = "refused"
+            wanted = f"Paddle runs {pipe.schedule} of {pipe.num_stages} stages with as many micro-batches or more"
+            each.why = f"{wanted}, here are {pipe.num_micro_batches}"
+            return []
+        try:
+            stages = stages_of(first)
+        except InterlaceError as error:
+            each.state, each.why = "refused", str(error)
+            return []
+        return [self.request(each.layout, ranks[0]) for ranks in stages]
+
+    def _is_bounded(self, each: Candidate) -> bool:
+        """Whether what the first stage must compute and hold excludes the layout, before the others are built."""
+        bare = without_recomputation(self.store.program(self.request(each.layout, 0)), self.costs)
+        if self.has_bounds:
+            each.least_bytes = max(each.least_bytes, rank_bytes(bare))
+            each.least_ns = max(each.least_ns, computation_ns(bare, self.costs))
+        self._exclude([each])
+        return each.state == "excluded"
+
+    def _judge(self, going: Sequence[Candidate]) -> None:
+        asked = {k: Asked(each.programs, self.profile) for k, each in enumerate(going)}
+        paths = {k: self._path("draft", each) for k, each in asked.items()}
+        missing = [k for k, path in paths.items() if self._known(path, Draft) is None]
+        for number, judging in run_all([_judging(asked[k], paths[k]) for k in missing], self.limits.jobs):
+            judging.require_done()
+            self.say(f"simulated: {going[missing[number]].layout}")
+        for k, each in enumerate(going):
+            each.draft = self._known(paths[k], Draft)
+            if each.draft is None or each.draft.step is None:
+                each.state, each.why = "refused", each.draft.why if each.draft else "its draft cannot be read"
+                continue
+            each.state = "drafted"
+            if self.has_bounds:
+                each.least_ns = max(each.least_ns, each.draft.bound_ns)
+                each.least_bytes = max(each.least_bytes, each.draft.least_bytes)
+
+    # ----------------------------------------------------------------------------------------------------------------- plans
+
+    def _plan(self, found: Sequence[Candidate]) -> None:
+        """Plan the best few in full: the fastest by Paddle's own plan, and the fastest that only a plan of ours could make fit."""
+        memory, left = self.limits.memory, self.limits.finalists
+        drafted = sorted((each for each in found if each.state == "drafted"), key=_by_step)
+        fit = [each for each in drafted if each.fits(memory)]
+        over = [each for each in drafted if not each.fits(memory) and each.least_bytes <= memory]
+        few = over if not fit else [each for each in over[:1] if _by_step(each) < _by_step(fit[0])]
+        for each in [*fit[: max(1, left - len(few))], *few][: ATTEMPTS * left]:
+            best_ns = min(other.best_ns(memory) for other in found)
+            if self.has_bounds and each.least_ns > best_ns:
+                each.why = f"takes {ms(each.least_ns)} or more, another takes {ms(best_ns)}"
+                continue
+            self._plan_one(each)
+            left -= each.state == "planned"
+            if not left:
+                break
+
+    def _plan_one(self, each: Candidate) -> None:
+        asked = Asked(each.programs, self.profile, self.limits.memory, self.config, "", self.limits.jobs)
+        path = self._path("plan", asked)
+        each.folder = str(path.with_suffix(""))
+        if self._known(path, Planned) is None or not (Path(each.folder) / CONFIG).is_file():
+            asked = msgspec.structs.replace(asked, folder=each.folder)
+            for _, judging in run_all([_judging(asked, path)], 1):
+                judging.require_done()
+            self.say(f"planned: {each.layout}")
+        each.planned = self._known(path, Planned)
+        if each.planned and each.planned.step:
+            each.state = "planned"
+        elif each.planned:
+            each.why = each.planned.why
+
+    def _path(self, name: str, asked: Asked) -> Path:
+        """Where a finding is kept: by the contents of programs, profile and configuration, not by their names."""
+        programs = [hashlib.sha256(Path(each).read_bytes()).hexdigest() for each in asked.programs]
+        config = Path(asked.config).read_text() if Path(asked.config).is_file() else asked.config
+        return self.store.finding_path(name, [programs, self.digest, Path(self.profile).stem, asked.memory_budget, config])
+
+    @staticmethod
+    def _known(path: Path, kind: type[T]) -> T | None:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+
+def _judging(asked: Asked, path: Path) -> Callable[[], Judging]:
+    return lambda: Judging.start(asked, path)
+
+
+def _by_step(each: Candidate) -> tuple[float, Layout]:
+    return each.draft.step.step_ns if each.draft and each.draft.step else inf, _sortable(each.layout)
+
+
+def _spread(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
+    """The first of each shape (pp and mp), as many as are asked for, and then the next: layouts of one shape tell little of others."""
+    turns, taken = list[tuple[int, int]](), dict[tuple[object, object], int]()
+    for k, each in enumerate(ranked):
+        shape = each.layout.get("pp"), each.layout.get("mp")
+        turns.append((taken.get(shape, 0), k))
+        taken[shape] = turns[-1][0] + 1
+    return [ranked[k] for _, k in sorted(turns)[: max(0, count)]]
+
+
+def _sortable(layout: Layout) -> Layout:
+    """Values as text of one length, so that numbers and words can be compared."""
+    return Layout(tuple((name, f"{value:>12}") for name, value in layout.values))
+
+
+def _model(layout: Layout) -> tuple[object, ...]:
+    """Values of names whose meaning is not known: where they differ, another model may be trained."""
+    return tuple(item for item in layout.values if item[0] not in KNOWN)
+
+
+def _alone(layout: Layout) -> Layout:
+    """The same model on one GPU."""
+    one: dict[str, Number] = {"pp": 1, "mp": 1, "dp": 1, "vpp": 1, "sharding": 0}
+    return Layout(tuple((name, one.get(name, value)) for name, value in layout.values))
+
+
+def _split(each: Candidate) -> tuple[int, int, bool, int, Layout]:
+    """How much a layout splits the model; the least first."""
+    layout = each.layout
+    again = layout.get("recompute") not in (None, "none", "off", 0)
+    return layout.number("pp") * layout.number("mp"), layout.number("sharding", 0), again, layout.number("m"), _sortable(layout)
+
+
+def _none_built(found: Iterable[Candidate]) -> str:
+    reasons = list(dict.fromkeys(f"{each.layout}: {each.why}" for each in found if each.why))
+    more = f"\nand {len(reasons) - 5} more" if len(reasons) > 5 else ""
+    return (
+        "no layout can be simulated:\n"
+        + "\n".join(reasons[:5])
+        + more
+        + "\nexpected at least one that the script accepts and the memory holds"
+    )

@@ -1,0 +1,167 @@
+"""Built programs and what was found about them, kept by content: what was done once is not done again, in this run or a later one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from interlace.errors import LaunchError, ScriptError
+from interlace.installed import versions
+from interlace.interrupts import uninterrupted
+from interlace.ir import Program, load
+from interlace.ir.dump import SUFFIX, write_whole
+from interlace.local import processes
+from interlace.local.building import Build, Request
+
+PROGRAMS, FOUND = "programs", "found"
+"""Folders of a store."""
+_POLL_S = 0.02
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+class Built(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What came of building a program.
+
+    Attributes:
+        refused: What the script or Paddle said where there is no program.
+        digest: Of the program's file.
+        sources: The user's modules that were read, by path, with their digests.
+    """
+
+    refused: str = ""
+    digest: str = ""
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+    sources: dict[str, str] = {}
+
+
+class Task(Protocol):
+    """Work that a process does."""
+
+    child: processes.Child
+
+
+Start = TypeVar("Start", bound=Task)
+
+
+def run_all(starts: Sequence[Callable[[], Start]], at_once: int) -> Iterator[tuple[int, Start]]:
+    """Run processes, several at once; gives each with its number when it has ended, and ends the others if the caller stops."""
+    waiting, running = list(enumerate(starts)), list[tuple[int, Start]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                number, start = waiting.pop(0)
+                with uninterrupted():
+                    running.append((number, start()))
+            done = [each for each in running if each[1].child.process.poll() is not None]
+            for each in done:
+                yield each
+                running.remove(each)
+                processes.end([each[1].child])
+            if not done:
+                time.sleep(_POLL_S)
+    finally:
+        processes.end(task.child for _, task in running)
+
+
+@dataclass(slots=True)
+class Store:
+    """A folder of programs and findings.
+
+    Attributes:
+        folder: Made if it is not there.
+        at_once: Processes that run at once.
+        say: Is told of each program as it is built.
+        built: Programs that this run built itself.
+    """
+
+    folder: Path
+    at_once: int
+    say: Callable[[str], None]
+    built: int = 0
+
+    def path(self, request: Request) -> Path:
+        """Where the program of a request is, if it is built."""
+        return self.folder / PROGRAMS / f"{_key(request)}{SUFFIX}.gz"
+
+    def program(self, request: Request) -> Program:
+        """A program that was built."""
+        return load(self.path(request))
+
+    def found(self, request: Request) -> Built | None:
+        """What came of building it before; None where it was not built, or one of its sources is another now."""
+        path = self._record(request)
+        with suppress(OSError, msgspec.MsgspecError):
+            record = msgspec.json.decode(path.read_bytes(), type=Built)
+            same = all(_digest(Path(source)) == digest for source, digest in record.sources.items())
+            if same and (record.refused or _digest(self.path(request)) == record.digest):
+                return record
+        return None
+
+    def build(self, requests: Sequence[Request]) -> list[Built]:
+        """Build what was not built before.
+
+        A refusal is kept as well: the script, run by itself, refuses again.
+        """
+        known = {each: self.found(each) for each in requests}
+        missing = [each for each, built in known.items() if built is None]
+        (self.folder / PROGRAMS).mkdir(parents=True, exist_ok=True)
+        for number, build in run_all([self._starting(each) for each in missing], self.at_once):
+            made = known[missing[number]] = self._ended(build)
+            write_whole(self._record(build.request), msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+            self.built += not made.refused
+        return [built for each in requests if (built := known[each]) is not None]
+
+    def _starting(self, request: Request) -> Callable[[], Build]:
+        return lambda: Build.start(request, self.path(request), more=_ONE_THREAD)
+
+    def _ended(self, build: Build) -> Built:
+        rank, said = build.request.rank, " ".join(build.request.arguments)
+        try:
+            record = build.record(str(self.folder / PROGRAMS))
+        except (ScriptError, LaunchError) as error:
+            if build.child.process.returncode < 0:  # ended from outside: nothing is known of the program
+                raise
+            self.say(f"refused: rank {rank} of {said}")
+            script = Path(build.request.script)
+            return Built(refused=_reason(str(error)), sources={os.path.realpath(script): _digest(script)})
+        self.say(f"built: rank {rank} of {said}, {record['seconds']:.0f} s")
+        return Built("", _digest(build.path), record["seconds"], record["peak_rss_bytes"], record["sources"])
+
+    def _record(self, request: Request) -> Path:
+        return self.folder / PROGRAMS / f"{_key(request)}.json"
+
+    # ------------------------------------------------------------------------------------------------------------ findings
+
+    def finding_path(self, name: str, about: Any) -> Path:
+        """Where a finding is kept."""
+        return self.folder / FOUND / f"{name}-{_digest_of([versions(), about])}.json"
+
+
+def _key(request: Request) -> str:
+    """Of all that decides on a program but the text of the modules that are read, which are known afterwards (`Built.sources`)."""
+    files = [_digest(Path(each)) for each in request.arguments if Path(each).is_file()]
+    set_outside = {name: value for name, value in os.environ.items() if name.startswith(("INTERLACE_", "FLAGS_"))}
+    return _digest_of([versions(), os.path.realpath(request.script), msgspec.to_builtins(request), files, set_outside])
+
+
+def _digest_of(document: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()[:24]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+
+
+def _reason(text: str) -> str:
+    """The last line that says something, of what a script said as it ended."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "ended without a word"

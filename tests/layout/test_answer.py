@@ -1,0 +1,110 @@
+"""What is told of a search: order, recommendation, what decides, frontier, and what was not built."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from interlace.errors import ConfigError
+from interlace.layout.answer import Answer, answer_of
+from interlace.layout.judge import Draft, Planned
+from interlace.layout.page import page_html
+from interlace.layout.screen import screen_text
+from interlace.layout.search import Candidate, Limits
+from interlace.layout.space import Cluster, Layout, Template
+from interlace.planning.outcome import StageStep, Step
+
+GIB, MS = 1 << 30, 1_000_000
+LIMITS = Limits(memory=10 * GIB, layouts=4, finalists=1, jobs=1)
+TEMPLATE = Template("train.py", ("--pp", "{pp}"))
+CLUSTER = Cluster(4, 4)
+
+
+def step(ns: int, peak: int, compute: int = 0, exposed: int = 0, bubble: int = 0) -> Step:
+    stage = StageStep(0, (0,), compute, exposed, bubble, 0, 0, peak, 0)
+    return Step(ns, exposed, bubble, peak, (stage,))
+
+
+def layout(pp: int) -> Layout:
+    return Layout((("pp", pp), ("mp", 1), ("dp", 4 // pp)))
+
+
+def drafted(pp: int, ns: int, peak: int, **parts: int) -> Candidate:
+    return Candidate(layout(pp), "drafted", draft=Draft(step(ns, peak, **parts), peak_bytes=peak, rel_error=0.05, tokens=1000 * pp))
+
+
+def answer(*found: Candidate, tokens: int = 0) -> Answer:
+    return answer_of(found, TEMPLATE, CLUSTER, LIMITS, "h100", "", tokens, 3)
+
+
+SLOW = drafted(1, 300 * MS, 4 * GIB, compute=250 * MS)
+FAST = drafted(2, 200 * MS, 8 * GIB, compute=150 * MS, exposed=20 * MS)
+OVER = drafted(4, 100 * MS, 12 * GIB)
+
+
+def test_the_fastest_that_fits_is_recommended() -> None:
+    found = answer(SLOW, FAST, OVER)
+    assert [row.values["pp"] for row in found.rows] == [2, 1, 4]
+    assert found.tokens == 4000
+    assert found.rows[0].paddles is not None
+    assert found.rows[0].paddles.tokens_per_s == 20_000.0
+    assert [(each.layout, each.peak_bytes // GIB) for each in found.frontier] == [
+        ("pp 1, mp 1, dp 4", 4),
+        ("pp 2, mp 1, dp 2", 8),
+        ("pp 4, mp 1, dp 1", 12),
+    ]
+    text = screen_text(found)
+    assert "recommended: pp 2, mp 1, dp 2, Paddle's plan\n  train.py --pp 2" in text
+    assert "12.00*" in text
+    assert "50.0% ahead of pp 1, mp 1, dp 4, more than the expected error of 5%" in found.decides
+    assert "computation of the slowest stage 100.000 ms shorter; exposed communication 20.000 ms longer" in found.decides
+
+
+def test_what_is_within_the_error_is_to_be_measured() -> None:
+    near = drafted(1, 203 * MS, 4 * GIB)
+    assert "within the expected error of 5%: measure both" in answer(near, FAST).decides
+
+
+def test_a_plan_of_ours_makes_a_layout_fit() -> None:
+    planned = dataclasses.replace(OVER, state="planned", planned=Planned(step(150 * MS, 9 * GIB), peak_bytes=9 * GIB), folder="kept/plan")
+    found = answer(SLOW, FAST, planned)
+    assert found.rows[0].values["pp"] == 4
+    assert "recommended: pp 4, mp 1, dp 1, Interlace" in (text := screen_text(found))
+    assert "schedule.yaml that makes them again: kept/plan" in text
+
+
+def test_nothing_fits() -> None:
+    text = screen_text(answer(OVER))
+    assert "no layout that was built keeps the memory" in text
+    assert "recommended" not in text
+
+
+def test_what_was_not_built_is_told() -> None:
+    waiting = Candidate(Layout((("pp", 8),)), least_ns=150 * MS)
+    excluded = [Candidate(Layout((("pp", k),)), "excluded", f"holds {k}.5 GiB or more on some rank") for k in (16, 32)]
+    refused = Candidate(Layout((("pp", 3),)), "refused", "--layers 4 must be a multiple of 3")
+    found = answer(FAST, waiting, *excluded, refused)
+    assert (found.gap, found.counts["waiting"], found.counts["excluded"]) == (0.25, 1, 2)
+    text = screen_text(found)
+    assert "excluded by a bound: 2 such as pp 16: holds 16.5 GiB or more on some rank" in text
+    assert "refused: 1 such as pp 3: --layers 4 must be a multiple of 3" in text
+    assert "not built: 1 less promising; one of them may take up to 25% less, as far as bounds tell" in text
+    too_large = Candidate(Layout((("pp", 8),)), least_ns=1, least_bytes=11 * GIB)
+    assert answer(FAST, too_large).gap == 0.0
+
+
+def test_layouts_of_other_batches_are_not_compared() -> None:
+    other = drafted(1, 200 * MS, GIB)
+    other.draft = msgspec.structs.replace(other.draft, tokens=999)
+    with pytest.raises(ConfigError, match=r"layouts train different batches: pp 1, mp 1, dp 4 reads 3996 tokens a step, pp 2, .* 4000"):
+        answer(other, FAST)
+    assert answer(other, FAST, tokens=7).tokens == 7
+
+
+def test_the_page_holds_any_text() -> None:
+    hostile = Candidate(Layout((("pp", 3),)), "refused", "</script><b>")
+    text = page_html(answer(FAST, hostile))
+    assert "</script><b>" not in text
+    assert text == page_html(answer(FAST, hostile))
