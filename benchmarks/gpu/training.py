@@ -224,7 +224,7 @@ def cases(gpus: int) -> list[Case]:
             for model in models
         ]
         found += [_layers(model, 2048, 1, 2, 2, plans=(*SOME, AUTO[0], DELAYS[0])) for model in models]
-        found += [*_wide(), *_data_parallel(), *_peaks(), *_experts()]
+        found += [*_wide(), *_data_parallel(), *_peaks(), *_experts(), *_states()]
     if gpus > 3:
         found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
@@ -298,6 +298,14 @@ def _experts() -> list[Case]:
         "4",
     )
     return [Case("moe-s1024-dp2-m4", "moe", 2, args, (BASELINE, AUTO[0]))]
+
+
+def _states() -> list[Case]:
+    """Two stages with AdamW, whose state leaves the device: as budgets ask, and all of it."""
+    every = Plan("state-1", "offload_optimizer_state: {fraction: 1.0}\n")
+    plans = (BASELINE, AUTO[0], every, *(Plan(f"budget-{share:g}", f"memory_budget: {share}\n") for share in (0.9, 0.8, 0.7, 0.6)))
+    more = ("--optimizer", "adamw")
+    return [replace(_layers(model, 2048, 1, 2, plans=plans, more=more), name=f"{model}-adamw-s2048-pp2") for model in ("gpt", "llama")]
 
 
 def _peaks() -> list[Case]:
