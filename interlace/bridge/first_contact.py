@@ -159,12 +159,12 @@ def without(options: Mapping[str, Any], features: Iterable[Feature]) -> dict[str
     if options.get("plan"):
         return {"enable": False} if any(each in NEEDED_BY_PLANS for each in features) else dict(options)
     found = dict(options)
-    for feature in features:
-        key, _, inner = feature.option.partition(".")
+    for feature, option in ((each, option) for each in features for option in each.option.split()):
+        key, _, inner = option.partition(".")
         given = msgspec.to_builtins(found.get(key))
         if feature == TIMES:
             found.setdefault(key, feature.value)
-        elif key and not inner and feature != MEMORY:
+        elif not inner and feature != MEMORY:
             found[key] = feature.value
         elif inner and given not in ("off", False):
             found[key] = {**(given if isinstance(given, Mapping) else {}), inner: feature.value}

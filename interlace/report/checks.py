@@ -19,8 +19,8 @@ class Feature(msgspec.Struct, frozen=True):
 
     Attributes:
         name: In a user's words.
-        option: The option of a configuration that does without it, `pass.option` for one of a pass; empty where there is none.
-        value: What that option is then.
+        option: The options of a configuration that do without it, `pass.option` for one of a pass; empty where there is none.
+        value: What they are then.
     """
 
     name: str
@@ -29,21 +29,21 @@ class Feature(msgspec.Struct, frozen=True):
 
     @property
     def off(self) -> str:
-        """The line of a configuration that does without it.
+        """What a configuration says that does without it.
 
         >>> OFFLOAD.off, PRIORITIES.off, MEMORY.off
-        ('offload_activations: off', 'name_streams: {priority: 0}', 'memory_budget: null')
+        ('offload_activations: off, offload_optimizer_state: off', 'name_streams: {priority: 0}', 'memory_budget: null')
         """
-        name, _, inner = self.option.partition(".")
         value = "null" if self.value is None else "false" if self.value is False else self.value
-        return (f"{name}: {{{inner}: {value}}}" if inner else f"{name}: {value}") if name else ""
+        options = (option.partition(".") for option in self.option.split())
+        return ", ".join(f"{name}: {{{inner}: {value}}}" if inner else f"{name}: {value}" for name, _, inner in options)
 
 
 EVERYTHING = Feature("every plan", "enable", False)
 RANKS = Feature("runs on CPU ranks and dumps")
 TUNE = Feature("trial and fallback", "tune")
 OVERLAP = Feature("overlap on named streams", "name_streams")
-OFFLOAD = Feature("offload", "offload_activations")
+OFFLOAD = Feature("offload", "offload_activations offload_optimizer_state")
 THROTTLE = Feature("waits of the host", "throttle_host")
 RETURN = Feature("return-memory", "return_memory")
 TIMES = Feature("predicted times", "tune", "on")
@@ -116,7 +116,7 @@ def table(found: Examination) -> str:
 
     >>> row = Check("copies out", "asynchronous", "the host waits", "fails", (OFFLOAD,), "copies")
     >>> print(table(Examination("a GPU", "gpu", {"paddle": "3.3.1"}, (row,))).splitlines()[-1])
-    offload rests on: copies out. Without it: `offload_activations: off`
+    offload rests on: copies out. Without it: `offload_activations: off, offload_optimizer_state: off`
     """
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
     lines = [f"{found.device}, rules of the {found.target} target; {versions}", *_row(HEADS)]

@@ -169,7 +169,7 @@ def test_what_fails_names_what_to_do_without() -> None:
     )
     found = Examination("a GPU", "gpu", {}, rows)
     assert consequences(found) == [
-        "offload rests on: copy out; named streams. Without it: `offload_activations: off`",
+        "offload rests on: copy out; named streams. Without it: `offload_activations: off, offload_optimizer_state: off`",
         "overlap on named streams rests on: named streams. Without it: `name_streams: off`",
     ]
     assert "3 rules: 0 hold, 2 fail, 1 not checked" in table(found)

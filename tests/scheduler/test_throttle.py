@@ -91,12 +91,14 @@ def test_small_blocks_hold_nobody() -> None:
     assert (alone.count, alone.reason) == (0, "no-side-work")
 
 
-def test_waits_that_a_program_has_already_change_nothing() -> None:
-    """They are replaced: those that are chosen, and the peaks that are told, are the ones of the program without any."""
+def test_waits_that_a_program_has_already_stay_and_count() -> None:
+    """Where they hold the host back enough, no others are chosen."""
     program = run_ahead_program()
     held = with_host_syncs(program, sync_at_job_ends(program, jobs_with_side_work(program)))
     assert any(job.host_waits for job in held.jobs)
-    assert plan_host_syncs(held, COST, BLOCK) == plan_host_syncs(program, COST, BLOCK)
+    assert plan_host_syncs(program, COST, BLOCK).waits
+    assert not plan_host_syncs(held, COST, BLOCK).waits
+    assert with_host_syncs(held, {}) == held
 
 
 def test_short_jobs_wait_at_their_ends() -> None:

@@ -119,7 +119,7 @@ def test_the_command(plugin: Path, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("offload rests on: "))
     assert "copy out; pinned memory" in line
-    assert line.endswith("Without it: `offload_activations: off`")
+    assert line.endswith("Without it: `offload_activations: off, offload_optimizer_state: off`")
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["target"] == "testbed"
     assert {each["verdict"] for each in found["checks"] if each["rule"] in ("copy out", "pinned memory")} == {"fails"}

@@ -52,6 +52,7 @@ KNOWN = (
         (TUNE,),
     ),
     Internals("a copy of what a step writes", "paddle.base.core.DenseTensor", "_copy_from _is_initialized _numel _dtype _place", (TUNE,)),
+    Internals("checkpoints of optimizer state", "paddle.pir.Program", "state_dict", (OFFLOAD,)),
     Internals("agreement of ranks", "paddle.base.core", "create_or_get_global_tcp_store", (EVERYTHING,)),
     Internals("the place", "paddle.base.framework", "_current_expected_place_ get_flags", (EVERYTHING,)),
     Internals("jobs", "paddle.base.core", "Job Plan Place Scope StandaloneExecutor CPUPlace DataType", (EVERYTHING,)),
