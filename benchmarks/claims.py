@@ -20,6 +20,7 @@ import claims_h100  # noqa: F401
 import claims_h200  # noqa: F401
 import claims_power  # noqa: F401
 import claims_speed  # noqa: F401
+import claims_states  # noqa: F401
 import claims_tuning  # noqa: F401
 from claiming import CLAIMS, ROOT
 
@@ -28,6 +29,7 @@ TEXTS = (
     "benchmarks/README.md",
     "benchmarks/results/external/README.md",
     "benchmarks/results/gpu.md",
+    "benchmarks/results/optimizer_state.md",
     "benchmarks/results/planning.md",
     "benchmarks/results/power.md",
     "benchmarks/results/simulated.md",

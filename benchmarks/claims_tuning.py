@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from claiming import Row, claim, raw, table
 
 TENTH = "schedule_1f1b.extra_live_bytes="
@@ -11,8 +13,11 @@ NAMES = ("baseline", "`auto`", "`mixed`", "a tenth more memory")
 CLEAR = 0.02
 
 
-def _runs() -> list[Row]:
-    return [row for row in raw("h100/testbed_tuned.json")["runs"] if "trial" in row]
+CARDS = ("h100", "h200")
+
+
+def _runs(cards: Sequence[str] = CARDS) -> list[Row]:
+    return [{**row, "card": card.upper()} for card in cards for row in raw(f"{card}/testbed_tuned.json")["runs"] if "trial" in row]
 
 
 def _results(row: Row) -> list[Row | None]:
@@ -53,8 +58,17 @@ def tuned() -> str:
         predicted = [f"{each['predicted_ns'] / 1e6:.1f}" for each in _results(row) if each]
         same = {True: "yes", False: "no", None: "no baseline beside it"}[row.get("parameters_equal_stock")]
         gain = f"{100 * _gains(row)[_taken(row)]:+.1f} %"
-        rows.append([row["case"], *cells, ", ".join(predicted), _taken(row), gain, str(row["trial"]["steps"]), same])
-    head = ["case", *(f"{name}: ms (spread), steps" for name in NAMES), "predicted ms", "taken", "gain", "steps until taken", "same bits"]
+        rows.append([row["card"], row["case"], *cells, ", ".join(predicted), _taken(row), gain, str(row["trial"]["steps"]), same])
+    head = [
+        "GPUs",
+        "case",
+        *(f"{name}: ms (spread), steps" for name in NAMES),
+        "predicted ms",
+        "taken",
+        "gain",
+        "steps until taken",
+        "same bits",
+    ]
     return table(head, rows)
 
 

@@ -1,0 +1,61 @@
+"""Claims about optimizer state that leaves the device between updates, measured on two GPUs."""
+
+from __future__ import annotations
+
+from claiming import Row, claim, raw, table
+
+NAMES = {
+    "stock": "Paddle's baseline",
+    "auto": "`auto`",
+    "budget-0.8": "`memory_budget: 0.8`",
+    "budget-0.6": "`memory_budget: 0.6`",
+    "state-1": "all state leaves",
+}
+
+
+def _of(case: str) -> dict[str, Row]:
+    return {row["plan"]: row for row in raw("h200/testbed_states.json")["runs"] if row["case"] == case}
+
+
+def _fullest(row: Row, key: str) -> float:
+    return max(each[key] for each in row["peak_bytes_by_rank"]) / 1e9
+
+
+@claim
+def states_measured() -> str:
+    """Steps and peaks of plans that move optimizer state, measured and simulated."""
+    rows = []
+    for case in sorted({row["case"] for row in raw("h200/testbed_states.json")["runs"]}):
+        found = _of(case)
+        stock = found["stock"]
+        for plan, name in NAMES.items():
+            row, simulated = found[plan], found[plan]["simulated"]
+            step, expected = row["step_ms"]["median"], simulated["step_ms"]
+            held = max(simulated["held_peak_bytes_by_rank"]) / 1e9
+            share = _fullest(row, "in_use") / _fullest(stock, "in_use")
+            rows.append(
+                [
+                    case.partition("-")[0],
+                    name,
+                    f"{step:.1f} ({row['step_ms']['min']:.1f} to {row['step_ms']['max']:.1f})",
+                    f"{expected:.1f} ({100 * (expected / step - 1):+.1f} %)",
+                    f"{_fullest(row, 'allocated'):.2f}",
+                    f"{_fullest(row, 'in_use'):.2f} ({100 * share:.0f} %)",
+                    f"{held:.2f} ({100 * (held / _fullest(row, 'in_use') - 1):+.0f} %)",
+                    f"{_fullest(row, 'reserved'):.2f}",
+                    f"{_fullest(row, 'pinned'):.2f}",
+                    "yes" if row["losses_equal_stock"] and row["parameters_equal_stock"] else "no",
+                ]
+            )
+    head = [
+        "model",
+        "plan",
+        "step, ms (range)",
+        "simulated",
+        "tensors, GB",
+        "in use, GB (of baseline)",
+        "planned",
+        "pools, GB",
+        "pinned, GB",
+    ]
+    return table([*head, "same bits"], rows)
