@@ -25,6 +25,7 @@ from interlace.scheduler.offload import (
     measure,
     plan_offload,
 )
+from interlace.scheduler.offload.selection import mistake_of
 
 
 @register
@@ -61,16 +62,7 @@ class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
     decides = "offload"
 
     def mistake(self, has_budget: bool = False) -> tuple[str, str] | None:
-        if has_budget and self.fraction is not None:
-            return "fraction", (
-                f"fraction={self.fraction} and memory_budget contradict each other; give the part to move, or the bytes to stay under"
-            )
-        if has_budget or self.modules or self.fraction is not None:
-            return None
-        return "", (
-            "on, but nothing says what to move; choose modules (such as [mlp]) or a fraction from 0 to 1, or write a memory_budget "
-            "beside the passes"
-        )
+        return mistake_of(self.modules, self.fraction, has_budget)
 
     def facts(self, program: Program, context: Context) -> OffloadFacts:
         """Names, and measured times and bytes, of what this rank could move."""

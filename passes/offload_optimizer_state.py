@@ -11,6 +11,7 @@ from interlace.passes.base import Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType
 from interlace.scheduler.offload.measures import COPY_BACK, COPY_OUT, PINNED
 from interlace.scheduler.offload.optimizer_state import StateMove, StateOptions, StatePlan, measure_states, plan_states
+from interlace.scheduler.offload.selection import mistake_of
 
 MARK = "pd_op.full"
 """An operation on the stream of copies out at the start of a step, behind the copies of the step before: an event is recorded there."""
@@ -49,16 +50,7 @@ class OffloadOptimizerState(Pass, StateOptions, frozen=True, kw_only=True):
     decides = "states"
 
     def mistake(self, has_budget: bool = False) -> tuple[str, str] | None:
-        if has_budget and self.fraction is not None:
-            return "fraction", (
-                f"fraction={self.fraction} and memory_budget contradict each other; give the part to move, or the bytes to stay under"
-            )
-        if has_budget or self.modules or self.fraction is not None:
-            return None
-        return "", (
-            "on, but nothing says what to move; choose modules (such as [mlp]) or a fraction from 0 to 1, or write a memory_budget "
-            "beside the passes"
-        )
+        return mistake_of(self.modules, self.fraction, has_budget)
 
     def run(self, program: Program, context: Context) -> Program:
         if not program.jobs:
@@ -151,7 +143,7 @@ class _Rewrite:
             out = self.copy_out[value]
             last = next(item for item, copies in self.issue_after.items() if (out.id, 0) in copies)
             behind = self._constant(out)
-            gate = self.edit.op("pd_op.share_data", [behind.results[0]], [self._view(behind.results[0])], like=out, views=((0, 0),))
+            gate = self._reader(behind, out)
             self.edit.after(last[0], [behind, gate])
             at = self.issue_after[last].index((out.id, 0))
             self.issue_after[last][at + 1 : at + 1] = [(behind.id, 0), (gate.id, 0)]
@@ -162,8 +154,11 @@ class _Rewrite:
         stream = AutoParallelStreamType.D2H.value
         return self.edit.op(MARK, [], [TensorType((1,), "float32")], like=like, attrs=dict(ZERO), role="optimize", stream=stream)
 
-    def _view(self, value: int) -> Value:
-        return self.edit.value(TensorType((1,), "float32"), storage=value)
+    def _reader(self, constant: Op, like: Op) -> Op:
+        """A computation that reads a constant."""
+        (value,) = constant.results
+        view = self.edit.value(TensorType((1,), "float32"), storage=value)
+        return self.edit.op("pd_op.share_data", [value], [view], like=like, views=((0, 0),))
 
     def _mark(self) -> None:
         """Let the stream of copies out say at the start of the step that those of the step before have ended."""
@@ -175,7 +170,7 @@ class _Rewrite:
         self.edit.before(like.id, [mark])
         self.issue_before.setdefault(first, []).insert(0, (mark.id, 0))
         if self.plan.drained_before is not None:
-            gate = self.edit.op("pd_op.share_data", [mark.results[0]], [self._view(mark.results[0])], like=like, views=((0, 0),))
+            gate = self._reader(mark, like)
             self.edit.before(like.id, [gate])
             self.issue_before.setdefault(self.plan.drained_before, []).append((gate.id, 0))
             self.drained = (gate.id, 0)

@@ -13,14 +13,14 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import paddle
 
 from interlace.bridge.doctor.internals import check_internals
-from interlace.bridge.doctor.versions import CHECKED, check_flags, flag, installed_versions
+from interlace.bridge.doctor.versions import CHECKED, check_flags, installed_versions
 from interlace.bridge.profiles import known_name
 from interlace.bridge.targets import Device
 from interlace.config import Config
@@ -41,6 +41,8 @@ NOT_INHERITED = ("PADDLE_", "INTERLACE_")
 INHERITED = ("INTERLACE_CACHE",)
 NEEDED_BY_PLANS = (EVERYTHING, OVERLAP, OFFLOAD)
 """Without these a plan that is loaded may be wrong, not only slow."""
+_known: dict[Device, tuple[Feature, ...]] = {}
+"""What was found in this process."""
 
 
 class Contact(msgspec.Struct, frozen=True):
@@ -67,28 +69,14 @@ def features_off(device: Device, peers: Peers | None) -> tuple[Feature, ...]:
 
     Ranks of one host have the same devices: its first rank examines its own.
     """
-    return _features_off(device, peers is None, _Held(peers))
+    if device not in _known:
+        _known[device] = _features_off(device, peers)
+    return _known[device]
 
 
-class _Held:
-    """Peers that do not count as an argument of their own: a process has one run."""
-
-    def __init__(self, peers: Peers | None) -> None:
-        self.peers = peers
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-@cache
-def _features_off(device: Device, is_alone: bool, held: _Held) -> tuple[Feature, ...]:
-    peers, host = held.peers, socket.gethostname()
-    hosts = gather(peers, "hosts", host)
-    rank = int(os.environ.get("PADDLE_TRAINER_ID", "0")) if not is_alone else 0
-    is_first = hosts.index(host) == rank
+def _features_off(device: Device, peers: Peers | None) -> tuple[Feature, ...]:
+    host, rank = socket.gethostname(), paddle.distributed.ParallelEnv().rank
+    is_first = gather(peers, "hosts", host).index(host) == rank
     failed = [each for each in (*check_internals(), *check_flags(device)) if each.verdict == "fails"]
     mine = _examined(device, host, failed) if is_first else Contact(host, tuple(failed))
     contacts = gather(peers, "rules of the machine", mine)
@@ -125,8 +113,8 @@ def _examined(device: Device, host: str, failed: list[Check]) -> Contact:
 
 
 def _key(device: Device, host: str) -> str:
-    flags = [f"{each.name}={flag(each.name) if each.name.startswith('FLAGS_') else os.environ.get(each.name)}" for each in CHECKED]
-    own = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(("CUDA_", "TESTBED_"))]
+    flags = [f"{each.name}={each.found(os.environ)}" for each in CHECKED]
+    own = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("CUDA_")]
     versions = [f"{name} {version}" for name, version in installed_versions().items()]
     return key_of([host, known_name(device) or str(device.place), device.target.name, *versions, *flags, *own])
 
@@ -169,3 +157,9 @@ def without(options: Mapping[str, Any], features: Iterable[Feature]) -> dict[str
         elif inner and given not in ("off", False):
             found[key] = {**(given if isinstance(given, Mapping) else {}), inner: feature.value}
     return found
+
+
+def changes_text(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What other options say now, as a configuration file has it."""
+    changed = [f"{key}: {'off' if value is False else value}" for key, value in after.items() if before.get(key) != value]
+    return ", ".join(changed).replace("'", "") or "nothing"

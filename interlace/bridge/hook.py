@@ -18,7 +18,7 @@ from interlace.bridge import mesh
 from interlace.bridge.agree import peers_of, peers_of_run, require_agreement
 from interlace.bridge.capture import Captured, capture
 from interlace.bridge.feeds import matching_feed
-from interlace.bridge.first_contact import features_off, is_examined, without
+from interlace.bridge.first_contact import changes_text, features_off, is_examined, without
 from interlace.bridge.flags import Flags, final_config
 from interlace.bridge.host_state import settle, state_dict_of
 from interlace.bridge.layers import LayerNames
@@ -199,22 +199,16 @@ def _fitting(config: Config, asked: Outside | Flags, engine: Any) -> Config:
     if not features:
         return config
     options, source, marks = asked.asked() if isinstance(asked, Flags) else asked[:3]
-    left = without(options, features)
+    left, names, why = without(options, features), ", ".join(each.name for each in features), ""
+    engine._interlace_off = f"{source}: rules of this machine do not hold ({names})"
     try:
         found = final_config(left, source, marks, engine._strategy, say=False)
     except ConfigError as error:
-        found, left = make_config({"enable": False}, source), {"enable": False}
-        say_once(f"without {', '.join(each.name for each in features)} this configuration cannot run: {error}")
-    off = ", ".join(f"{key}: {_words(value)}" for key, value in left.items() if options.get(key) != value) or "nothing"
-    engine._interlace_off = f"{source}: rules of this machine do not hold ({', '.join(each.name for each in features)})"
+        left, why = {"enable": False}, f"; without them this configuration cannot run: {error}"
+        found = make_config(left, source)
     if paddle.distributed.ParallelEnv().rank == 0:
-        say_once(f"rules that do not hold: what rests on them is {', '.join(each.name for each in features)}; in force: {off}")
+        say_once(f"rules that do not hold: what rests on them is {names}; in force: {changes_text(options, left)}{why}")
     return found
-
-
-def _words(value: Any) -> str:
-    """As a configuration file has it."""
-    return {True: "on", False: "off"}.get(value, "") if isinstance(value, bool) else str(value).replace("'", "")
 
 
 def _joined(flags: Any, outside: Outside | None) -> tuple[Any, Outside | None]:

@@ -19,7 +19,7 @@ from interlace.cost_model.work import work_of
 from interlace.ir import Program
 from interlace.ir.kinds import NO_KERNEL, is_comm
 from interlace.layout.space import Layout
-from interlace.scheduler.memory.live import lifetimes, needed_at_once
+from interlace.scheduler.memory.live import lifetimes
 
 PRODUCTS = ("gemm", "attention")
 HALF = ("bfloat16", "float16")
@@ -102,8 +102,3 @@ def computation_ns(program: Program, costs: CostModel) -> int:
         if not is_comm(op) and op.name not in NO_KERNEL:
             total += costs.op_time(op, *tables).dur_ns * (1 if op.role == "optimize" else count)
     return total
-
-
-def rank_bytes(program: Program) -> int:
-    """Device bytes without which a rank cannot run, in whatever order and wherever its values wait."""
-    return needed_at_once(program)

@@ -6,9 +6,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
@@ -156,9 +157,8 @@ def draft(programs: Sequence[Program], costs: CostModel, profile: str) -> Draft:
         step = Step.of(result)
     except InterlaceError as error:
         why = str(error)
-    rows = [costs.table(program) for program in programs]
-    slowest = max(rows, key=lambda table: sum(row.runs * row.dur_ns for row in table))
-    across = sum(row.runs * row.dur_ns for row in slowest if row.detail.startswith(ACROSS))
+    slowest = _slowest(programs, costs)
+    across = _device_ns(row for row in slowest if row.detail.startswith(ACROSS))
     return Draft(
         step,
         why,
@@ -166,11 +166,20 @@ def draft(programs: Sequence[Program], costs: CostModel, profile: str) -> Draft:
         bound_ns(bare, costs),
         max(needed_at_once(program) for program in bare),
         round(step_error(slowest, costs, programs), 4),
-        round(across / max(1, sum(row.runs * row.dur_ns for row in slowest)), 4),
+        round(across / max(1, _device_ns(slowest)), 4),
         tokens_of(programs[0]),
         imbalance(step) if step else "",
         round(time.perf_counter() - start, 2),
     )
+
+
+def _slowest(programs: Sequence[Program], costs: CostModel) -> Sequence[Row]:
+    """The table of the rank with the most device time."""
+    return max((costs.table(program) for program in programs), key=_device_ns)
+
+
+def _device_ns(rows: Iterable[Row]) -> int:
+    return sum(row.runs * row.dur_ns for row in rows)
 
 
 def step_error(rows: Sequence[Row], costs: CostModel, programs: Sequence[Program]) -> float:
@@ -180,7 +189,7 @@ def step_error(rows: Sequence[Row], costs: CostModel, programs: Sequence[Program
     for row in rows:
         key = ACROSS if row.detail.startswith(ACROSS) else row.kind
         off[key] = off.get(key, 0.0) + row.runs * row.dur_ns * row.rel_error
-    total = sum(row.runs * row.dur_ns for row in rows)
+    total = _device_ns(rows)
     measured = errors_of(costs, programs)
     mine = sum(each**2 for each in off.values()) ** 0.5 / total if total else 0.0
     return float((mine**2 + (measured.step_median if measured else 0.0) ** 2) ** 0.5)
@@ -190,15 +199,8 @@ def tokens_of(program: Program) -> int:
     """Integers of the largest input of a step on one rank."""
     values = {value.id: value for value in program.values}
     inputs = [values[each] for op in program.ops if op.name == DATA for each in op.results if not values[each].persistable]
-    sizes = [_elements(each.shape) for each in inputs if each.dtype in ("int64", "int32") and len(each.shape) > 1]
+    sizes = [prod(max(0, size) for size in each.shape) for each in inputs if each.dtype in ("int64", "int32") and len(each.shape) > 1]
     return max(sizes, default=0) * program.pipeline.num_micro_batches
-
-
-def _elements(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= max(0, size)
-    return count
 
 
 def plan(programs: Sequence[Program], costs: CostModel, asked: Asked) -> Planned:
@@ -216,13 +218,12 @@ def plan(programs: Sequence[Program], costs: CostModel, asked: Asked) -> Planned
         each.dump(asked.folder)
     write_rows(plans, Path(asked.folder), Path(asked.folder))
     step = plans[0].outcome.plan if plans[0].outcome else None
-    rows = max((costs.table(program) for program in planned), key=lambda table: sum(row.runs * row.dur_ns for row in table))
     return Planned(
         step,
         "" if step else "its step cannot be simulated",
         max(peak_bytes(program, costs) or 0 for program in planned),
         0,
-        round(step_error(rows, costs, planned), 4),
+        round(step_error(_slowest(planned, costs), costs, planned), 4),
         imbalance(step) if step else "",
         round(time.perf_counter() - start, 2),
     )

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from importlib import resources
 
-import msgspec
-
 from interlace.layout.answer import Answer
-
-MARK = "/*DATA*/"
+from interlace.report.page.write import filled
 
 
 def page_html(answer: Answer) -> str:
     """The whole file; it needs nothing else, and equal answers give equal bytes."""
-    data = msgspec.json.encode(answer, order="deterministic").decode()
-    before, _, after = (resources.files("interlace.layout") / "page.html").read_text(encoding="utf-8").partition(MARK)
-    return before + data.replace("<", "\\u003c") + after
+    return filled((resources.files("interlace.layout") / "page.html").read_text(encoding="utf-8"), answer)

@@ -17,7 +17,7 @@ import msgspec
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import ConfigError, InterlaceError
 from interlace.ir import Program
-from interlace.layout.floors import Reference, computation_ns, rank_bytes
+from interlace.layout.floors import Reference, computation_ns
 from interlace.layout.judge import Asked, Draft, Judging, Planned, without_recomputation
 from interlace.layout.promise import Promise, Seen, guess
 from interlace.layout.space import KNOWN, Layout, Number, Template
@@ -25,6 +25,7 @@ from interlace.layout.store import Store, run_all
 from interlace.local.building import Request
 from interlace.local.stages import stages_of
 from interlace.planning.rows import CONFIG
+from interlace.scheduler.memory.live import needed_at_once
 from interlace.units import ms, size
 
 ROUND = 4
@@ -212,8 +213,9 @@ class Search:
         for each, built in zip(picked, self.store.build([self.request(each.layout, 0) for each in picked]), strict=True):
             if built.refused:
                 each.state, each.why = "refused", built.refused
-        going = [each for each in picked if each.state == "waiting" and not self._is_bounded(each)]
-        requests = {each.layout: self._stages(each) for each in going}
+        firsts = {each.layout: self.store.program(self.request(each.layout, 0)) for each in picked if each.state == "waiting"}
+        going = [each for each in picked if each.state == "waiting" and not self._is_bounded(each, firsts[each.layout])]
+        requests = {each.layout: self._stages(each, firsts[each.layout]) for each in going}
         built_all = self.store.build([request for each in requests.values() for request in each])
         refusals = dict(zip([request for each in requests.values() for request in each], built_all, strict=True))
         for each in going:
@@ -224,9 +226,8 @@ class Search:
                 each.programs = tuple(str(self.store.path(request)) for request in requests[each.layout])
         self._judge([each for each in going if each.programs])
 
-    def _stages(self, each: Candidate) -> list[Request]:
+    def _stages(self, each: Candidate, first: Program) -> list[Request]:
         """One rank of each stage; none where ranks of a stage do not do the same, or Paddle would not run it, and the layout is refused."""
-        first = self.store.program(self.request(each.layout, 0))
         pipe = first.pipeline
         if pipe.schedule in FULL and pipe.num_micro_batches < pipe.num_stages:
             each.state = "refused"
@@ -240,11 +241,11 @@ class Search:
             return []
         return [self.request(each.layout, ranks[0]) for ranks in stages]
 
-    def _is_bounded(self, each: Candidate) -> bool:
+    def _is_bounded(self, each: Candidate, first: Program) -> bool:
         """Whether what the first stage must compute and hold excludes the layout, before the others are built."""
-        bare = without_recomputation(self.store.program(self.request(each.layout, 0)), self.costs)
         if self.has_bounds:
-            each.least_bytes = max(each.least_bytes, rank_bytes(bare))
+            bare = without_recomputation(first, self.costs)
+            each.least_bytes = max(each.least_bytes, needed_at_once(bare))
             each.least_ns = max(each.least_ns, computation_ns(bare, self.costs))
         self._exclude([each])
         return each.state == "excluded"

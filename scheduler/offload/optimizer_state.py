@@ -375,11 +375,12 @@ class _Planner:
         with slack, and their bytes."""
         if self.facts.in_ns is None or self.facts.out_ns is None:
             return 0, [(int(self.clock[-1]), move.state.size_bytes) for move in moves]
-        number = {state.value: k for k, group in enumerate(self._groups(states)) for state in group.states}
+        groups = self._groups(states)
+        number = {state.value: k for k, group in enumerate(groups) for state in group.states}
         place = {move.state.value: move for move in moves}
         link = out = update = before = 0
         out_end: list[int] = []
-        for group in self._groups(states):
+        for group in groups:
             move = place[group.states[0].value]
             free = out_end[number[move.awaited]] if move.awaited is not None else 0
             link = max(link, free, int(self.clock[self.index[move.in_before]])) + sum(self.facts.in_ns[s.size_bytes] for s in group.states)
@@ -388,7 +389,7 @@ class _Planner:
             out = max(out, update) + sum(self.facts.out_ns[s.size_bytes] for s in group.states if s.is_written)
             out_end.append(out)
         step = update + int(self.clock[-1]) - before
-        left = [(int((1 + SLACK) * (end - step)), group.size_bytes) for end, group in zip(out_end, self._groups(states), strict=True)]
+        left = [(int((1 + SLACK) * (end - step)), group.size_bytes) for end, group in zip(out_end, groups, strict=True)]
         return step - int(self.clock[-1]), [(end, size_bytes) for end, size_bytes in left if end > 0]
 
     def _groups(self, states: Sequence[State]) -> list[_Group]:
@@ -432,6 +433,3 @@ class _Group:
     @property
     def size_bytes(self) -> int:
         return sum(state.size_bytes for state in self.states)
-
-
-__all__ = ["Kept", "State", "StateFacts", "StateMove", "StateOptions", "StatePlan", "find_states", "measure_states", "plan_states"]

@@ -14,6 +14,18 @@ from interlace.ir.kinds import is_boundary
 from interlace.ir.remarks import Remark, remark
 
 
+def mistake_of(modules: Sequence[str], fraction: float | None, has_budget: bool) -> tuple[str, str] | None:
+    """What is wrong in options that say what to move: the option (empty for all of them) and why; None where nothing is."""
+    if has_budget and fraction is not None:
+        return "fraction", f"fraction={fraction} and memory_budget contradict each other; give the part to move, or the bytes to stay under"
+    if has_budget or modules or fraction is not None:
+        return None
+    return "", (
+        "on, but nothing says what to move; choose modules (such as [mlp]) or a fraction from 0 to 1, or write a memory_budget "
+        "beside the passes"
+    )
+
+
 class OffloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options. Without modules, a fraction or a memory budget nothing is moved; under a budget as little as necessary.
 

@@ -40,6 +40,10 @@ class Flag:
     rests: tuple[Feature, ...]
     on_gpus: bool = False
 
+    def found(self, environment: Mapping[str, str]) -> Any:
+        """What it is in this process."""
+        return flag(self.name) if self.name.startswith("FLAGS_") else environment.get(self.name, self.value)
+
 
 CHECKED = (
     Flag("FLAGS_enable_pir_in_executor", True, "programs are not run as they are built", (EVERYTHING,)),
@@ -92,7 +96,7 @@ def check_flags(device: Device, environment: Mapping[str, str] | None = None) ->
     rows = [_set_by_runs()]
     for each in CHECKED:
         name, expected = each.name.removeprefix("FLAGS_"), _shown(each.value)
-        found = flag(each.name) if each.name.startswith("FLAGS_") else environment.get(each.name, each.value)
+        found = each.found(environment)
         verdict: Verdict = "not checked"
         if each.on_gpus and device.target is not GPU:
             said = "means something on GPUs only"

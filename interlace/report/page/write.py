@@ -11,13 +11,18 @@ from interlace.ir.dump import write_whole
 from interlace.report.page.document import Page
 
 MARK = "/*DATA*/"
-"""Where the template has the data."""
+"""Where a template has the data."""
 
 
 def html(page: Page) -> str:
     """The whole file; it needs nothing else, from the network or from disk."""
-    data = msgspec.json.encode(page, order="deterministic").decode()
-    before, _, after = template().partition(MARK)
+    return filled(template(), page)
+
+
+def filled(template: str, document: msgspec.Struct) -> str:
+    """A page with its data in it; equal data give equal bytes."""
+    data = msgspec.json.encode(document, order="deterministic").decode()
+    before, _, after = template.partition(MARK)
     return before + data.replace("<", "\\u003c") + after
 
 
