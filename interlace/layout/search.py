@@ -134,7 +134,7 @@ class Search:
         if self.has_bounds and any(name in KNOWN for name, _ in layouts[0].values):
             self._refer(found)
         while picked := self._picked(found):
-            self._draft(picked)
+            self._draft(picked, found)
         if not any(each.state == "drafted" for each in found):
             raise ConfigError(_none_built(found))
         self._plan(found)
@@ -208,13 +208,13 @@ class Search:
         work = (reference.forward_ns + reference.backward_ns) / self.gpus if reference else 0.0
         return max(1.0, guess(layout, work or 1e9))
 
-    def _draft(self, picked: Sequence[Candidate]) -> None:
+    def _draft(self, picked: Sequence[Candidate], found: Sequence[Candidate]) -> None:
         """Build the layouts, those that no bound excludes in full, and simulate Paddle's own plan of them."""
         for each, built in zip(picked, self.store.build([self.request(each.layout, 0) for each in picked]), strict=True):
             if built.refused:
                 each.state, each.why = "refused", built.refused
         firsts = {each.layout: self.store.program(self.request(each.layout, 0)) for each in picked if each.state == "waiting"}
-        going = [each for each in picked if each.state == "waiting" and not self._is_bounded(each, firsts[each.layout])]
+        going = [each for each in picked if each.state == "waiting" and not self._is_bounded(each, firsts[each.layout], found)]
         requests = {each.layout: self._stages(each, firsts[each.layout]) for each in going}
         built_all = self.store.build([request for each in requests.values() for request in each])
         refusals = dict(zip([request for each in requests.values() for request in each], built_all, strict=True))
@@ -241,13 +241,13 @@ class Search:
             return []
         return [self.request(each.layout, ranks[0]) for ranks in stages]
 
-    def _is_bounded(self, each: Candidate, first: Program) -> bool:
+    def _is_bounded(self, each: Candidate, first: Program, found: Sequence[Candidate]) -> bool:
         """Whether what the first stage must compute and hold excludes the layout, before the others are built."""
         if self.has_bounds:
             bare = without_recomputation(first, self.costs)
             each.least_bytes = max(each.least_bytes, needed_at_once(bare))
             each.least_ns = max(each.least_ns, computation_ns(bare, self.costs))
-        self._exclude([each])
+        self._exclude(found)
         return each.state == "excluded"
 
     def _judge(self, going: Sequence[Candidate]) -> None:

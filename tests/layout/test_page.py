@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from interlace.layout.page import page_html
-from tests.layout.test_answer import FAST, OVER, SLOW, answer
+from tests.layout.candidates import FAST, OVER, SLOW, answer
 from tests.report.browser import CHROMIUM, WHY_NOT, ask
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
