@@ -14,7 +14,9 @@ from interlace.scheduler.offload.optimizer_state import StateMove, StateOptions,
 from interlace.scheduler.offload.selection import mistake_of
 
 MARK = "pd_op.full"
-"""An operation on the stream of copies out at the start of a step, behind the copies of the step before: an event is recorded there."""
+"""A constant on the stream of copies out, which is there when what that stream did before has ended."""
+MARKED = TensorType((1,), "float32")
+IN, OUT = AutoParallelStreamType.H2D.value, AutoParallelStreamType.D2H.value
 ZERO = {"dtype": "float32", "place": "Place(undefined:0)", "shape": [1], "value": 0.0}
 
 
@@ -69,11 +71,9 @@ class _Rewrite:
     """Applies a plan.
 
     Attributes:
-        issue_before, issue_after: Op instance -> copies to issue before and after it.
-        copy_out: Moved value -> its copy out.
-        gates: Moved value -> a computation behind the end of its copy out.
-        drained: A computation at which the host waits for the copies out of the step before.
-        awaited: Copy in -> the computation that the host waits for before it issues the copy.
+        issue_before, issue_after: Op instance -> what to issue before and after it.
+        issue_last: What to issue at the end of the step.
+        has_copies_out: Whether a moved value is written.
         moved_to: Storage of a moved value -> that of its copy on the device.
     """
 
@@ -82,10 +82,8 @@ class _Rewrite:
         self.graph, self.edit = Graph(program), Edit(program)
         self.issue_before: dict[OpInstance, list[OpInstance]] = {}
         self.issue_after: dict[OpInstance, list[OpInstance]] = {}
-        self.copy_out: dict[int, Op] = {}
-        self.gates: dict[int, OpInstance] = {}
-        self.awaited: dict[OpInstance, OpInstance] = {}
-        self.drained: OpInstance | None = None
+        self.issue_last: list[OpInstance] = []
+        self.has_copies_out = False
         self.replaced: dict[int, Op] = {}
         self.moved_to: dict[int, int] = {}
 
@@ -99,6 +97,7 @@ class _Rewrite:
         built = self.edit.build()
         values = tuple(self._placed(value) for value in built.values)
         jobs = tuple(self._job(job) for job in self.program.jobs)
+        jobs = (*jobs[:-1], msgspec.structs.replace(jobs[-1], items=(*jobs[-1].items, *self.issue_last)))
         return msgspec.structs.replace(built, values=values, jobs=jobs)
 
     def _move(self, move: StateMove) -> None:
@@ -107,73 +106,61 @@ class _Rewrite:
         kind = TensorType(value.shape, value.dtype)
         first, last = self.graph.ops[state.users[0]], self.graph.ops[state.users[-1]]
         there = self.edit.value(kind)
-        copy_in = self.edit.op(
-            COPY_BACK, [value.id], [there], like=first, attrs=dict(PINNED), role="optimize", stream=AutoParallelStreamType.H2D.value
-        )
+        copy_in = self.edit.op(COPY_BACK, [value.id], [there], like=first, attrs=dict(PINNED), role="optimize", stream=IN)
         self.edit.before(first.id, [copy_in])
         self.issue_before.setdefault(move.in_before, []).append((copy_in.id, 0))
-        if move.awaited is not None and move.awaited in self.copy_out:
-            self.awaited[copy_in.id, 0] = self._gate(move.awaited)
         self.moved_to[value.storage] = there.storage
-        newest = there.id
+        newest = there
         for op_id in state.users:
             op = self.replaced.get(op_id, self.graph.ops[op_id])
             self.replaced[op_id] = msgspec.structs.replace(op, operands=tuple(there.id if v == value.id else v for v in op.operands))
-            newest = next((v for v in op.results if self.graph.values[v].storage == value.storage), newest)
+            newest = next((self.graph.values[v] for v in op.results if self.graph.values[v].storage == value.storage), newest)
         if state.is_written:
             back = self.edit.value(kind, storage=value.storage, memory="pinned")
             copy_out = self.edit.op(
                 COPY_OUT,
-                [newest, value.id],
+                [newest.id, value.id],
                 [back],
                 like=last,
                 attrs=dict(PINNED),
                 role="optimize",
-                stream=AutoParallelStreamType.D2H.value,
+                stream=OUT,
                 no_buffer=(1,),
                 inplace=((0, 1),),
             )
-            self.edit.after(last.id, [copy_out])
-            self.issue_after.setdefault((last.id, 0), []).append((copy_out.id, 0))
-            self.copy_out[state.value] = copy_out
+            behind = self._constant(copy_out)
+            self.edit.after(last.id, [copy_out, behind])
+            self.issue_after.setdefault((last.id, 0), []).extend([(copy_out.id, 0), (behind.id, 0)])
+            self.has_copies_out = True
+            self._give_back(move, last, behind, newest, there)
 
-    def _gate(self, value: int) -> OpInstance:
-        """A computation that ends when a copy out has: it reads what the copies' stream computes behind the copy."""
-        if value not in self.gates:
-            out = self.copy_out[value]
-            last = next(item for item, copies in self.issue_after.items() if (out.id, 0) in copies)
-            behind = self._constant(out)
-            gate = self._reader(behind, out)
-            self.edit.after(last[0], [behind, gate])
-            at = self.issue_after[last].index((out.id, 0))
-            self.issue_after[last][at + 1 : at + 1] = [(behind.id, 0), (gate.id, 0)]
-            self.gates[value] = (gate.id, 0)
-        return self.gates[value]
+    def _give_back(self, move: StateMove, last: Op, behind: Op, newest: Value, there: Value) -> None:
+        """Let the stream of copies in, which has the memory, read it last: behind the copy out, for which the constant stands."""
+        (end,) = behind.results
+        order = self._reader(end, MARKED, end, last)
+        reader = self._reader(newest.id, TensorType(newest.shape, newest.dtype), there.storage, last)
+        self.edit.after(last.id, [order, reader])
+        at = self.issue_last if move.back_before is None else self.issue_before.setdefault(move.back_before, [])
+        at += [(order.id, 0), (reader.id, 0)]
 
     def _constant(self, like: Op) -> Op:
-        stream = AutoParallelStreamType.D2H.value
-        return self.edit.op(MARK, [], [TensorType((1,), "float32")], like=like, attrs=dict(ZERO), role="optimize", stream=stream)
+        return self.edit.op(MARK, [], [MARKED], like=like, attrs=dict(ZERO), role="optimize", stream=OUT)
 
-    def _reader(self, constant: Op, like: Op) -> Op:
-        """A computation that reads a constant."""
-        (value,) = constant.results
-        view = self.edit.value(TensorType((1,), "float32"), storage=value)
-        return self.edit.op("pd_op.share_data", [value], [view], like=like, views=((0, 0),))
+    def _reader(self, value: int, kind: TensorType, storage: int, like: Op) -> Op:
+        view = self.edit.value(kind, storage=storage)
+        return self.edit.op("pd_op.share_data", [value], [view], like=like, views=((0, 0),), role="optimize", stream=IN)
 
     def _mark(self) -> None:
-        """Let the stream of copies out say at the start of the step that those of the step before have ended."""
-        if not self.issue_after:
+        """Let copies in of this step wait for copies out of the step before, before anything else that their stream does."""
+        if not self.has_copies_out:
             return
         first = next(item for job in self.program.jobs for item in job.items)
         like = self.graph.ops[self.plan.moves[0].state.users[0]]
         mark = self._constant(like)
-        self.edit.before(like.id, [mark])
-        self.issue_before.setdefault(first, []).insert(0, (mark.id, 0))
-        if self.plan.drained_before is not None:
-            gate = self._reader(mark, like)
-            self.edit.before(like.id, [gate])
-            self.issue_before.setdefault(self.plan.drained_before, []).append((gate.id, 0))
-            self.drained = (gate.id, 0)
+        (end,) = mark.results
+        order = self._reader(end, MARKED, end, like)
+        self.edit.before(like.id, [mark, order])
+        self.issue_before.setdefault(first, [])[:0] = [(mark.id, 0), (order.id, 0)]
 
     def _placed(self, value: Value) -> Value:
         """The value in its place: what is moved is in host memory, and what updates give of it in the memory of its copy."""
@@ -185,15 +172,6 @@ class _Rewrite:
 
     def _job(self, job: Job) -> Job:
         items: list[OpInstance] = []
-        waits, seen = dict(job.host_waits), set[OpInstance]()
         for item in job.items:
-            for copy in self.issue_before.get(item, ()):
-                gate = self.awaited.get(copy)
-                if gate is not None and gate not in seen and items:
-                    waits[items[-1]] = gate
-                    seen.add(gate)
-                items.append(copy)
-                if copy == self.drained:
-                    waits[copy] = copy
-            items += [item, *self.issue_after.get(item, ())]
-        return msgspec.structs.replace(job, items=tuple(items), host_waits=tuple(waits.items()))
+            items += [*self.issue_before.get(item, ()), item, *self.issue_after.get(item, ())]
+        return msgspec.structs.replace(job, items=tuple(items))

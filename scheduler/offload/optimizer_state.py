@@ -1,8 +1,9 @@
 """Planning of optimizer-state offload: which values that only the optimizer part uses stay in host memory between updates, and when each is
 copied in before its update.
 
-Times are computation time, as in `planner.py`. A value is copied out right after its last use; its device memory is free from the end of
-that copy to the start of the next step's copy in. Copies in of one step run one after another, in the order of the updates.
+Times are computation time, as in `planner.py`. Copies in of one step run one after another, in the order of the updates. A value is copied
+out right after its last use. Its device memory is of the stream of copies in, and is given back to it in the order in which operations
+are issued: what that stream does next waits for the copy out. So what a rank holds does not depend on how long copies take.
 """
 
 from __future__ import annotations
@@ -30,8 +31,6 @@ from interlace.scheduler.offload.selection import names_layer
 Ints = npt.NDArray[np.int64]
 SLACK = 0.25
 """Share of its duration by which a copy in is issued before the latest possible time: copies share the link with those of activations."""
-IN_HAND = 2
-"""Updates that are issued, besides the one that runs, before the host waits for memory of earlier ones."""
 Why = Literal["below-floor", "other-module", "kept", "output", "shared", "communicated", "nested-block", "unknown-size"]
 WHYS: tuple[Why, ...] = get_args(Why)
 """Why a value that an update writes stays on the device."""
@@ -87,16 +86,16 @@ class Kept(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class StateMove(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A value that stays in host memory, and where it is copied in.
+    """A value that stays in host memory, and where it is on the device.
 
     Attributes:
         in_before: The copy in is issued before this op instance.
-        awaited: The value whose copy out must have ended before this one's memory is taken: the host waits for that; None for no wait.
+        back_before: Its memory is given back before this op instance; None for the end of the step.
     """
 
     state: State
     in_before: OpInstance
-    awaited: int | None = None
+    back_before: OpInstance | None = None
 
 
 class StatePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,7 +105,6 @@ class StatePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         moves: In the order of first users.
         kept: What stays on the device.
         measured: Whether copy times were known.
-        drained_before: The host issues this op instance only when the copies out of the step before have ended; None for no such wait.
         stall_ns: Estimated time for which updates wait for copies.
         before_peak_bytes, peak_bytes: Peak of live device bytes in the order of operations, without copies and with them.
     """
@@ -116,7 +114,6 @@ class StatePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: bool = True
     before_peak_bytes: int = 0
     peak_bytes: int = 0
-    drained_before: OpInstance | None = None
     stall_ns: int = 0
 
     @property
@@ -311,11 +308,16 @@ class _Planner:
             taken = self._least(states, limit)
         there = {state.value for state in taken}
         kept = (*kept, *(Kept(state.value, state.size_bytes, "kept") for state in states if state.value not in there))
-        limit = self._limit(taken)
-        moves, live = self._placed(taken, limit)
-        stall_ns, left = self._copied(taken, moves)
-        drained = self._drained_before(left, live, limit)
-        return StatePlan(moves, tuple(kept), self.facts.in_ns is not None, before, int(live.max(initial=0)), drained, stall_ns)
+        groups = self._groups(taken)
+        places, live = self._placed(groups, self._limit(taken))
+        moves = tuple(
+            StateMove(state, self.items[place.start], self.items[place.stop] if place.stop < len(self.items) else None)
+            for group, place in zip(groups, places, strict=True)
+            for state in group.states
+        )
+        return StatePlan(
+            moves, tuple(kept), self.facts.in_ns is not None, before, int(live.max(initial=0)), self._stall_ns(groups, places)
+        )
 
     def _limit(self, states: Sequence[State]) -> int:
         """What copies in may not pass: the limit, or without one the peak with copies in right before their users."""
@@ -334,63 +336,57 @@ class _Planner:
         return self._in_order(ordered[:many], states)
 
     def _peak(self, taken: Sequence[State], states: Sequence[State], limit: int) -> int:
-        return int(self._placed(self._in_order(taken, states), limit)[1].max(initial=0))
+        return int(self._placed(self._groups(self._in_order(taken, states)), limit)[1].max(initial=0))
 
     @staticmethod
     def _in_order(taken: Sequence[State], states: Sequence[State]) -> list[State]:
         there = {state.value for state in taken}
         return [state for state in states if state.value in there]
 
-    def _placed(self, states: Sequence[State], limit: int) -> tuple[tuple[StateMove, ...], Ints]:
-        """The moves, and live bytes with them. Each copy in is issued as late as it can be without making its user wait, with those that
-        follow it, and later where the limit leaves no room; where there is only room once earlier values have left, the host waits for
-        that with two updates in hand, so that both directions of the link stay busy."""
-        live = self.live - sum(state.size_bytes for state in states)
-        groups = self._groups(states)
+    def _placed(self, groups: Sequence[_Group], limit: int) -> tuple[list[_Place], Ints]:
+        """From where to where each group is on the device, and live bytes with them.
+
+        Each copy in is issued as late as it can be without making its user wait, with those that follow it, and later where the limit
+        leaves no room. Where there is only room once earlier groups have been given back, these are given back right before it. The others
+        are given back when all copies in have been issued, so that no copy in waits for them.
+        """
+        live = self.live - sum(group.size_bytes for group in groups)
         due = self._due(groups)
-        moves: list[StateMove] = []
+        starts, stops = list[int](), list[int]()
         for number, group in enumerate(groups):
-            place = max(0, min(group.at, int(np.searchsorted(self.clock, due[number], side="right")) - 1))
-            behind = self._behind(groups, number, limit - int(live[group.at]))
-            if behind < 0:
-                full = np.flatnonzero(live[place : group.at] + group.size_bytes > limit)
-                place += int(full[-1]) + 1 if len(full) else 0
-            else:
-                place = min(group.at, groups[max(behind, number - IN_HAND)].stop)
-            live[place : group.stop] += group.size_bytes
-            awaited = groups[behind].states[-1].value if behind >= 0 else None
-            moves += [StateMove(state, self.items[place], awaited) for state in group.states]
-        return tuple(moves), live
+            behind, room = len(stops), limit - int(live[group.at]) - group.size_bytes
+            while room < 0 and behind < number and groups[behind].stop <= group.at:
+                room += groups[behind].size_bytes
+                behind += 1
+            start = max(0, int(np.searchsorted(self.clock, due[number], side="right")) - 1)
+            if behind > len(stops):
+                start = max(group.stop for group in groups[:behind])
+            start = min(group.at, max([start, *starts[-1:]]))
+            given_back = sum(each.size_bytes for each in groups[len(stops) : behind])
+            full = np.flatnonzero(live[start : group.at] + group.size_bytes - given_back > limit)
+            start += int(full[-1]) + 1 if len(full) else 0
+            stops += [start] * (behind - len(stops))
+            live[start:] += group.size_bytes - given_back
+            starts.append(start)
+        for group in groups[len(stops) :]:
+            stops.append(max(group.stop, starts[-1] + 1))
+            live[stops[-1] :] -= group.size_bytes
+        return [_Place(*each) for each in zip(starts, stops, strict=True)], live
 
-    def _drained_before(self, left: Sequence[tuple[int, int]], live: Ints, limit: int) -> OpInstance | None:
-        """The first op instance for which the limit leaves no room beside the copies out of the step before."""
-        held = np.zeros(len(self.items), np.int64)
-        for end, size_bytes in left:
-            held[: int(np.searchsorted(self.clock[:-1], end))] += size_bytes
-        over = np.flatnonzero((held > 0) & (live + held > limit))
-        return self.items[int(over[0])] if len(over) else None
-
-    def _copied(self, states: Sequence[State], moves: Sequence[StateMove]) -> tuple[int, list[tuple[int, int]]]:
-        """For how long updates wait for copies; and when copies out end that do not in their step, counted from its end and
-        with slack, and their bytes."""
+    def _stall_ns(self, groups: Sequence[_Group], places: Sequence[_Place]) -> int:
+        """For how long updates wait for copies: each copy in for those before it, and for copies out whose memory it takes."""
         if self.facts.in_ns is None or self.facts.out_ns is None:
-            return 0, [(int(self.clock[-1]), move.state.size_bytes) for move in moves]
-        groups = self._groups(states)
-        number = {state.value: k for k, group in enumerate(groups) for state in group.states}
-        place = {move.state.value: move for move in moves}
+            return 0
         link = out = update = before = 0
         out_end: list[int] = []
-        for group in groups:
-            move = place[group.states[0].value]
-            free = out_end[number[move.awaited]] if move.awaited is not None else 0
-            link = max(link, free, int(self.clock[self.index[move.in_before]])) + sum(self.facts.in_ns[s.size_bytes] for s in group.states)
+        for group, place in zip(groups, places, strict=True):
+            free = max((end for end, earlier in zip(out_end, places, strict=False) if earlier.stop <= place.start), default=0)
+            link = max(link, free, int(self.clock[place.start])) + sum(self.facts.in_ns[s.size_bytes] for s in group.states)
             update = max(update + int(self.clock[group.at]) - before, link) + int(self.clock[group.at + 1] - self.clock[group.at])
             before = int(self.clock[group.at + 1])
             out = max(out, update) + sum(self.facts.out_ns[s.size_bytes] for s in group.states if s.is_written)
             out_end.append(out)
-        step = update + int(self.clock[-1]) - before
-        left = [(int((1 + SLACK) * (end - step)), group.size_bytes) for end, group in zip(out_end, groups, strict=True)]
-        return step - int(self.clock[-1]), [(end, size_bytes) for end, size_bytes in left if end > 0]
+        return update - before
 
     def _groups(self, states: Sequence[State]) -> list[_Group]:
         """Values that one operation uses first, in the order of these."""
@@ -401,15 +397,6 @@ class _Planner:
             _Group(tuple(group), at, 1 + max(self.index[op_id, 0] for state in group for op_id in state.users))
             for at, group in sorted(found.items())
         ]
-
-    @staticmethod
-    def _behind(groups: Sequence[_Group], number: int, room: int) -> int:
-        """The last group that must have left the device before another one comes, as the room is for those behind it and this one; -1 if
-        none must."""
-        left = number
-        while left > 0 and sum(group.size_bytes for group in groups[left - 1 : number + 1]) <= room:
-            left -= 1
-        return left - 1
 
     def _due(self, groups: Sequence[_Group]) -> list[int]:
         """The time at which copies in of each group must start."""
@@ -433,3 +420,11 @@ class _Group:
     @property
     def size_bytes(self) -> int:
         return sum(state.size_bytes for state in self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Op instances, as indices, before which a group's copies in are issued, and its memory is given back; the number of all for the end."""
+
+    start: int
+    stop: int

@@ -84,18 +84,21 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
 
 
 def _tail(parts: Sequence[RankItems], first: Ints, column: dict[str, Any]) -> tuple[Flags | None, Ints | None]:
-    """`SimInput.tail` and `mark`: the first op instance on the stream of these copies stands for those of the step before."""
+    """`SimInput.tail` and `mark`: copies to the host that the next step does not wait for, with what only gives their memory back; and the
+    first op instance on their stream, which stands for those of the step before."""
     copies = [[op.id for op in part.program.ops if is_copy_into(op)] for part in parts]
     if not any(copies):
         return None, None
     tail = np.concatenate([np.isin(part.columns["op"], ids) for part, ids in zip(parts, copies, strict=True)])
     mark = np.full(len(parts), -1, np.int64)
-    for at in range(len(parts)):
+    for at, part in enumerate(parts):
         mine = np.flatnonzero(tail[first[at] : first[at + 1]]) + int(first[at])
         if len(mine):
             opened = int(first[at]) + int(np.argmax(column["stream"][first[at] : first[at + 1]] == column["stream"][mine[0]]))
             if not tail[opened]:
                 mark[at], column["side"][opened], column["kind"][opened] = opened, True, column["kind"][mine[0]]
+            orders = [op.id for op in part.program.ops if op.kind in ("full", "share_data") and op.role == "optimize" and op.stream]
+            tail[mine[0] : first[at + 1]] |= np.isin(part.columns["op"], orders)[mine[0] - int(first[at]) :]
     return tail, mark
 
 
