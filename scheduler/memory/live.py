@@ -258,14 +258,12 @@ class Profile:
         return sorted(live, key=lambda each: (-each.size_bytes, each.layer, each.kind))
 
 
-def with_carried(profile: Profile, step: int) -> Profile:
-    """The memory of a step behind another one, of which some instances live on: those that are freed after the step's end."""
-    lives = profile.lives
+def _carried(lives: Lives, step: int) -> Lives:
+    """What lives on into the next step, as that one has it."""
     late = ~lives.pinned & (lives.free_at > step) & (lives.free_at < END)
     rows = Lives(*(column[late] for column in lives.columns()))
     rows.free_at, rows.alloc_at = rows.free_at - step, np.zeros(len(rows.size), np.int64)
-    profile.carried = rows
-    return profile
+    return rows
 
 
 def _order(lives: Lives) -> Ints:
@@ -275,19 +273,26 @@ def _order(lives: Lives) -> Ints:
 
 
 def over_time(
-    program: Program, issue: Ints, start: Ints, end: Ints, stream: Ints, target: Target = IDEAL, placed: Placed | None = None
+    program: Program,
+    issue: Ints,
+    start: Ints,
+    end: Ints,
+    stream: Ints,
+    target: Target = IDEAL,
+    placed: Placed | None = None,
+    step: int | None = None,
 ) -> Profile:
     """Memory of a rank whose op instances were issued, started and ended at these times; arrays in the issue order of its jobs.
 
     Of what the executor does besides the program, only what it never collects is counted. `placed`: as `placed_on` gives it, where it
-    is known already.
+    is known already. `step`: when the next step begins, to have the memory of a step behind another one.
     """
     placed = placed or placed_on(program, stream, target)
     alloc = start if target.alloc == "start" else issue
-    lives = placed.lives(alloc, end) if target.free == "end" else placed.lives(alloc, issue, end)
+    lives = placed.lives(alloc, end) if target.free == "end" else placed.lives(alloc, issue, end, step if placed.away is not None else None)
     if target.keeps_pinned:
         lives.alloc_at[lives.pinned], lives.free_at[lives.pinned] = 0, END
-    return Profile(program, lives, placed.base, placed.unknown)
+    return Profile(program, lives, placed.base, placed.unknown, _carried(lives, step) if step is not None else None)
 
 
 def placed_on(program: Program, stream: Ints, target: Target = IDEAL) -> Placed:
@@ -348,6 +353,7 @@ class Placed:
         read_first, reads: All readers, -1 for those that are not there. `[instances + 1]`, `[readers]`
         away_row, away: Last readers of a variable on another stream than the producer, which need it until they have completed; and
             whose. None where that makes no difference. `[away]`
+        stream: Of each op instance; empty where that makes no difference. `[items]`
         base, unknown: As in `Profile`.
     """
 
@@ -363,16 +369,19 @@ class Placed:
     reads: Ints
     away_row: Ints
     away: Ints | None
+    stream: Ints
     base: dict[str, int]
     unknown: list[int]
 
-    def lives(self, alloc: Ints, free: Ints, complete: Ints | None = None) -> Lives:
+    def lives(self, alloc: Ints, free: Ints, complete: Ints | None = None, step: int | None = None) -> Lives:
         """The instances of op instances that run at given times.
 
         Args:
             alloc: When the results of each are allocated.
             free: When each no longer needs its operands: an instance is freed at the latest `free` of its readers.
             complete: When each has completed.
+            step: When the next step begins. If given, a block that another stream reads last is given back when its own stream takes
+                memory after that reader has completed, be it in the next step: only then does the allocator look.
         """
         by_issue = np.zeros(len(self.first), np.bool_)
         free_at = self._latest(free)
@@ -383,8 +392,24 @@ class Placed:
         alloc_at = np.where(self.is_input, 0, alloc[self.first])
         free_at = np.maximum(free_at, alloc_at)
         tie = np.where((free_at == alloc_at) | by_issue, 2 * self.last_read + 2, 0)
+        if step is not None:
+            self._looked_at(~by_issue, alloc, step, free_at, tie)
         free_at = np.where(self.output, END, free_at)
         return Lives(alloc_at, free_at, 2 * self.first + 1, tie, self.size, self.pinned, self.producer, self.micro_batch)
+
+    def _looked_at(self, away: Flags, alloc: Ints, step: int, free_at: Ints, tie: Ints) -> None:
+        """Put off when blocks are given back to when their own stream takes memory."""
+        takes = ~self.is_input & ~self.pinned
+        pool = np.where(self.is_input, -1, self.stream[self.first])
+        for stream in np.unique(pool[away]).tolist():
+            mine = np.flatnonzero(away & (pool == stream))
+            looks = np.unique(self.first[takes & (pool == stream)])
+            at = np.maximum(np.searchsorted(alloc[looks], free_at[mine]), np.searchsorted(looks, self.last_read[mine], side="right"))
+            again = np.searchsorted(alloc[looks], np.maximum(free_at[mine] - step, 0))
+            which, is_next = np.where(at < len(looks), at, again), at == len(looks)
+            found = which < len(looks)
+            rows, which, is_next = mine[found], looks[which[found]], is_next[found]
+            free_at[rows], tie[rows] = alloc[which] + np.where(is_next, step, 0), 2 * which
 
     def _latest(self, free: Ints) -> Ints:
         """The latest of the readers' times; that of the last reader where times rise with the order."""
@@ -442,6 +467,7 @@ class OrderMemory:
             reads=reads,
             away_row=row[away],
             away=None if stream is None else reads[away],
+            stream=ints([]) if stream is None else stream,
             base=self.base,
             unknown=self.unknown,
         )

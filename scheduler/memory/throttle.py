@@ -175,7 +175,8 @@ class _Alone:
         can = np.array([op_id in can_wait for job in self.program.jobs for op_id, _ in job.items], np.bool_)
         for _ in range(PEAKS):
             times, memory = self._run(waits)
-            more = self._joined(waits, waits_at_peaks(self.program, times, memory.lives, self.placed, can, limit_bytes))
+            ended = self.placed.lives(times.issue, times.issue, times.end).free_at
+            more = self._joined(waits, waits_at_peaks(self.program, times, memory.lives, ended, self.placed, can, limit_bytes))
             lower = self.peak(more)
             if lower >= peak:
                 break

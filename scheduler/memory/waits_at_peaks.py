@@ -15,13 +15,16 @@ from interlace.scheduler.simulate.arrays import Flags, Ints
 from interlace.scheduler.simulate.simulator import Times
 
 
-def waits_at_peaks(program: Program, times: Times, lives: Lives, placed: Placed, can: Flags, limit_bytes: int) -> dict[int, int]:
+def waits_at_peaks(
+    program: Program, times: Times, lives: Lives, ended: Ints, placed: Placed, can: Flags, limit_bytes: int
+) -> dict[int, int]:
     """Waits in front of allocations that pass a limit, as far as blocks are held that computation of the same job outlasts.
 
     Args:
         program: Of one rank.
         times: When its op instances were issued and ended, with the waits that there are.
         lives: When its blocks were taken and given back then.
+        ended: When nothing used them any more.
         placed: The same blocks in the issue order.
         can: Which op instances can be waited for. `[num_items]`
         limit_bytes: Live device bytes.
@@ -32,9 +35,9 @@ def waits_at_peaks(program: Program, times: Times, lives: Lives, placed: Placed,
     lengths = [len(job.items) for job in program.jobs]
     job_first = np.repeat(np.cumsum([0, *lengths])[:-1], lengths)
     held = np.flatnonzero(~lives.pinned & (placed.last_read >= 0))
-    held = held[lives.free_at[held] > times.issue[placed.last_read[held]]]
-    held = held[np.argsort(lives.free_at[held])]
-    taken, read, free = placed.first[held], placed.last_read[held], lives.free_at[held]
+    held = held[ended[held] > times.issue[placed.last_read[held]]]
+    held = held[np.argsort(ended[held])]
+    taken, read, free = placed.first[held], placed.last_read[held], ended[held]
     ends = np.maximum.accumulate(np.where(can, times.end, -1))
     found: dict[int, int] = {}
     waited = 0

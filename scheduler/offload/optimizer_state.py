@@ -315,9 +315,7 @@ class _Planner:
             for group, place in zip(groups, places, strict=True)
             for state in group.states
         )
-        return StatePlan(
-            moves, tuple(kept), self.facts.in_ns is not None, before, int(live.max(initial=0)), self._stall_ns(groups, places)
-        )
+        return StatePlan(moves, tuple(kept), self.facts.in_ns is not None, before, int(live.max(initial=0)), self._stall_ns(groups, places))
 
     def _limit(self, states: Sequence[State]) -> int:
         """What copies in may not pass: the limit, or without one the peak with copies in right before their users."""
@@ -424,7 +422,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Op instances, as indices, before which a group's copies in are issued, and its memory is given back; the number of all for the end."""
+    """Indices of the op instances before which a group's copies in are issued, and its memory is given back; their number for the end."""
 
     start: int
     stop: int

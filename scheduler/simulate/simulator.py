@@ -190,8 +190,8 @@ def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_
 def device_memory(sim: SimInput, target: Target = IDEAL, placed: memory.Placed | None = None) -> tuple[Times, memory.Profile]:
     """When the op instances of the only rank run, and its memory; as `run`, with `placed` as in `over_time`."""
     times, _ = _times(sim, _compiled("auto", sim.num_items))
-    found = memory.over_time(sim.programs[0], times.issue, times.start, times.end, sim.stream, target, placed)
-    return times, found if sim.tail is None else memory.with_carried(found, last_end(sim, times))
+    step = last_end(sim, times)
+    return times, memory.over_time(sim.programs[0], times.issue, times.start, times.end, sim.stream, target, placed, step)
 
 
 def last_end(sim: SimInput, times: Times) -> int:
@@ -255,8 +255,8 @@ def _compiled(engine: Engine, num_items: int) -> Any:
 
 def _profile(sim: SimInput, times: Times, at: int, target: Target) -> memory.Profile:
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
-    found = memory.over_time(sim.programs[at], times.issue[mine], times.start[mine], times.end[mine], sim.stream[mine], target)
-    return found if sim.tail is None else memory.with_carried(found, last_end(sim, times))
+    step, arrays = last_end(sim, times), (times.issue[mine], times.start[mine], times.end[mine], sim.stream[mine])
+    return memory.over_time(sim.programs[at], *arrays, target, step=step)
 
 
 def _rank_times(result: Result, split: Any) -> list[RankTime]:

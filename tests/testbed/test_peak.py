@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from interlace.ir import load
-from interlace.local.launch import launch
+from interlace.local.launch import LaunchResult, launch
 from interlace.scheduler.memory.live import in_order
 from tests.testbed.variant import need_ranks
 
@@ -34,8 +34,6 @@ WORDS = (
     "8",
     "--micro-batches",
     "8",
-    "--steps",
-    "2",
     "--optimizer",
     "sgd",
     "--schedule",
@@ -43,25 +41,37 @@ WORDS = (
 )
 
 
-def peaks(folder: Path, offload: str) -> list[tuple[int, int, dict[str, Any]]]:
-    """Of each rank: planned peak, measured peak of tensors and parameters, and the other numbers of the last step."""
+BUDGETS = {"gpt": (0.8, 0.65), "llama": (0.8, 0.65)}
+"""Of what tensors and parameters of the baseline hold."""
+BESIDE = 0.005
+"""The fed batch, which budgets do not count, and single numbers."""
+SLOW_COPIES = "seed=1,permille=1000,max_us=4000,kinds=copy"
+
+
+Memory = list[dict[str, Any]]
+
+
+def run(folder: Path, script: str, config: str, steps: int, *words: str, **variables: str) -> tuple[LaunchResult, list[Memory]]:
+    """A run with these options, or (none) by Paddle's own plan; and of each rank the memory of each step."""
     need_ranks(2)
     folder.mkdir()
-    (folder / "plan.yaml").write_text(f"{ORDER}offload_activations: {offload}\ndump: {folder / 'plan'}\n")
-    env = {
-        "INTERLACE_TARGET": "testbed",
-        "INTERLACE_CONFIG": os.fspath(folder / "plan.yaml"),
-        "GLOG_minloglevel": "2",
-        "TESTBED_MEASURE": os.fspath(folder),
-        "TESTBED_STEPS": "2",
-    }
-    launch(EXAMPLES / "gpt.py", WORDS, 2, env, None, folder / "logs", 60.0)
-    found = []
-    for rank in range(2):
-        memory = json.loads((folder / f"rank{rank}.json").read_text())["steps"][0]["memory"]
-        planned = in_order(load(folder / "plan" / f"rank{rank}.ilp")).peak()
-        found.append((planned, memory["allocated_peak"] + memory["outside"], memory))
-    return found
+    measured = {"TESTBED_MEASURE": os.fspath(folder), "TESTBED_STEPS": str(steps)}
+    env = {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", **measured, **variables}
+    if config:
+        (folder / "plan.yaml").write_text(f"{config}dump: {folder / 'plan'}\n")
+        env["INTERLACE_CONFIG"] = os.fspath(folder / "plan.yaml")
+    else:
+        env["INTERLACE_DISABLE"] = "1"
+    result = launch(EXAMPLES / f"{script}.py", (*WORDS, *words, "--steps", str(steps)), 2, env, None, folder / "logs", 60.0)
+    found = [json.loads((folder / f"rank{rank}.json").read_text())["steps"] for rank in range(2)]
+    return result, [[step["memory"] for step in each] for each in found]
+
+
+def peaks(folder: Path, offload: str) -> list[tuple[int, int, dict[str, Any]]]:
+    """Of each rank: planned peak, measured peak of tensors and parameters, and the other numbers of the first step."""
+    _, memory = run(folder, "gpt", f"{ORDER}offload_activations: {offload}\n", 2)
+    planned = [in_order(load(folder / "plan" / f"rank{rank}.ilp")).peak() for rank in range(2)]
+    return [(peak, first["allocated_peak"] + first["outside"], first) for peak, (first, *_) in zip(planned, memory, strict=True)]
 
 
 def test_the_peak_falls_by_what_was_planned(plugin: Path, tmp_path: Path) -> None:
@@ -72,3 +82,20 @@ def test_the_peak_falls_by_what_was_planned(plugin: Path, tmp_path: Path) -> Non
         assert measured_less == pytest.approx(planned_less, rel=0.01)
         assert measured - measured_less == pytest.approx(planned - planned_less, rel=0.01)
         assert memory["pinned_peak"] >= measured - measured_less > 0.2 * measured
+
+
+@pytest.mark.parametrize("script", [pytest.param(name, marks=[pytest.mark.long] * (name == "llama")) for name in BUDGETS])
+def test_blocks_in_use_keep_the_budget_where_copies_are_slow(plugin: Path, tmp_path: Path, script: str) -> None:
+    """Optimizer state and activations leave the device; each copy is delayed by up to twice the step. Bits are the baseline's."""
+    words = ("--optimizer", "adamw", "--batch-size", "4", "--micro-batches", "4")
+    baseline, memory = run(tmp_path / "baseline", script, "", 3, *words)
+    held = max(step["allocated_peak"] + step["outside"] for each in memory for step in each[1:])
+    moved = "tune: off\nchoose_recompute: off\noffload_optimizer_state: {min_bytes: 1KB}\noffload_activations: {min_bytes: 1KB}\n"
+    for share in BUDGETS[script]:
+        limit = int(share * held)
+        config = f"device: h200\n{moved}memory_budget: {limit}\n"
+        result, memory = run(tmp_path / f"{share}", script, config, 3, *words, TESTBED_DELAYS=SLOW_COPIES)
+        assert [each.parameters for each in result.reports] == [each.parameters for each in baseline.reports]
+        in_use = max(step["in_use_peak"] + step["outside"] for each in memory for step in each[1:])
+        assert in_use <= limit * (1 + BESIDE), share
+        assert max(step["pinned"] for each in memory for step in each) > 0
