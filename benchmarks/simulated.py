@@ -42,7 +42,7 @@ def captured(name: str) -> list[Program]:
     """Programs that are stored for the tests, by the name of their case: small ones."""
     sys.path.insert(0, str(ROOT))
     from tests.captured.build import member, ranks
-    from tests.captured.test_targets import stored
+    from tests.captured.stored import stored
 
     return [stored()[1][member(name, rank)] for rank in ranks(name)]
 

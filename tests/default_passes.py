@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from interlace.passes import ExtendLifetimes, InsertEvents, NameStreams, Pass, ThrottleHost
+from interlace.passes import (
+    ExtendLifetimes,
+    InsertEvents,
+    NameStreams,
+    Pass,
+    ThrottleHost,
+)
 
 STREAMS: tuple[Pass, ...] = (NameStreams(), ExtendLifetimes(), InsertEvents())
 """What names and orders side streams."""
 THROTTLED = (*STREAMS, ThrottleHost())
 """The same with waits of the host."""
+
+
+DEFAULT = [
+    "choose-recompute",
+    "narrow-gathers",
+    "split-backward",
+    "overlap-column-backward",
+    "schedule-1f1b",
+    "name-streams",
+    "delay-transfers",
+    "extend-lifetimes",
+    "insert-events",
+    "throttle-host",
+]
+NO_JOBS = dict.fromkeys(("schedule_1f1b", "extend_lifetimes", "insert_events", "delay_transfers", "throttle_host"), "off")

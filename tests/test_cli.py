@@ -18,9 +18,9 @@ from interlace.cost_model.base import trust_text
 from interlace.ir import load, save, show
 from interlace.passes import REGISTRY
 from interlace.planning.plan import RECORD
+from tests.default_passes import DEFAULT, NO_JOBS
 from tests.remarks import done_in
 from tests.strategies import World, programs
-from tests.test_config import DEFAULT, NO_JOBS
 
 WITHOUT_JOBS = "".join(f"{name}: off\n" for name in NO_JOBS)
 OWN = '''

@@ -16,24 +16,10 @@ from interlace.cost_model.profile import encode_profile
 from interlace.errors import ConfigError, PassError, ProgramError
 from interlace.ir import Op, Program
 from interlace.passes import REGISTRY, Context, OffloadActivations, Pass, Pipeline, Schedule1F1B, register
+from tests.default_passes import DEFAULT, NO_JOBS
 from tests.strategies import World, programs
 
 PRESETS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs" / "presets").glob("*.yaml"))
-
-
-DEFAULT = [
-    "choose-recompute",
-    "narrow-gathers",
-    "split-backward",
-    "overlap-column-backward",
-    "schedule-1f1b",
-    "name-streams",
-    "delay-transfers",
-    "extend-lifetimes",
-    "insert-events",
-    "throttle-host",
-]
-NO_JOBS = dict.fromkeys(("schedule_1f1b", "extend_lifetimes", "insert_events", "delay_transfers", "throttle_host"), "off")
 
 
 def loaded(tmp_path: Path, text: str) -> Config:

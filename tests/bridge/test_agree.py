@@ -18,7 +18,7 @@ from interlace.ir import Program
 from interlace.ir.target import GPU
 from interlace.planning.peers import Peers
 from interlace.scheduler.hazards import RankComm, check, require_safe
-from tests.scheduler.test_together import pair, three_ranks_in_a_circle
+from tests.scheduler.groups import pair, three_ranks_in_a_circle
 from tests.strategies import World, plan
 from tests.together import in_threads
 

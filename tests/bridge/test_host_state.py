@@ -16,8 +16,8 @@ from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.ir import Program  # noqa: E402
 from interlace.passes import OffloadOptimizerState, Schedule1F1B  # noqa: E402
 from interlace.passes import Pipeline as Passes  # noqa: E402
+from tests.bridge.lowered import DEVICES, copies, job, ops_of  # noqa: E402
 from tests.bridge.small import COSTS, captured_small  # noqa: E402
-from tests.bridge.test_targets import DEVICES, copies, job, ops_of  # noqa: E402
 from tests.default_passes import STREAMS  # noqa: E402
 
 pytestmark = pytest.mark.paddle

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,32 +11,15 @@ paddle = pytest.importorskip("paddle")
 
 from interlace.bridge import calibrate  # noqa: E402
 from interlace.bridge.capture import Captured, capture  # noqa: E402
-from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, JobProgram, Lowered, Names, kept_names, lower  # noqa: E402
-from interlace.bridge.targets import Device  # noqa: E402
+from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, Lowered, Names, kept_names, lower  # noqa: E402
 from interlace.bridge.targets.base import PINNED_PREFIX  # noqa: E402
-from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
-from interlace.bridge.targets.custom import CustomDevice  # noqa: E402
-from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
 from interlace.ir import Graph, Pipeline, Program, Value  # noqa: E402
 from interlace.ir.kinds import is_comm, is_copy  # noqa: E402
 from interlace.passes import ThrottleHost  # noqa: E402
-from testbed.lowering import TestbedDevice  # noqa: E402
+from tests.bridge.lowered import DEVICES, attrs_of, copies, job, ops_of  # noqa: E402
 from tests.bridge.small import ACCUMULATE, captured_small, planned  # noqa: E402
 
 pytestmark = pytest.mark.paddle
-
-
-class Held(TestbedDevice):
-    """The testbed's rules without its rewrite of finished programs, which needs the device."""
-
-    def finish(self, program: Any, job: str) -> None:
-        """Nothing."""
-
-
-DEVICES: dict[str, Device] = {
-    name: kind(paddle.CPUPlace()) for name, kind in {"cpu": CpuDevice, "custom": CustomDevice, "gpu": GpuDevice, "testbed": Held}.items()
-}
-"""Each target's own builders; with the CPU in the device's stead they are enough to lower, not to run."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -62,27 +44,9 @@ def case(target: str, offload: bool = True, hold: bool = False) -> Case:
     return _cases[target, offload, hold]
 
 
-def job(lowered: Lowered, name: str) -> JobProgram:
-    return next(each for each in lowered.jobs if each.name == name)
-
-
-def ops_of(each: JobProgram, name: str = "") -> list[Any]:
-    return [op for op in each.program.global_block().ops if not name or op.name() == name]
-
-
-def attrs_of(each: JobProgram) -> Iterator[tuple[str, dict[str, Any]]]:
-    for op in ops_of(each):
-        yield op.name(), op.attrs()
-
-
 def waits(lowered: Lowered, job_name: str) -> list[Any]:
     """What holds the host in a job."""
     return ops_of(job(lowered, job_name), "pd_op.sync_calc_stream_")
-
-
-def copies(lowered: Lowered, job_name: str) -> list[tuple[str, int]]:
-    """Copies of a job: name and destination."""
-    return [(name, attrs["dst_place_type"]) for name, attrs in attrs_of(job(lowered, job_name)) if "memcpy" in name]
 
 
 # ------------------------------------------------------------------------------------------------------------------ copies

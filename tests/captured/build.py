@@ -16,7 +16,7 @@ import msgspec
 from interlace.errors import LaunchError
 from interlace.ir import load, show
 from interlace.ir.dump import SUFFIX
-from tests.training import test_training, test_zoo
+from tests.training import cases, zoo_cases
 
 ARCHIVE = Path(__file__).with_name("programs.tar.xz")
 MANIFEST = "cases.json"
@@ -26,8 +26,8 @@ Case = tuple[int, str, str]
 
 MASKED = "dp2 pp2 mp2 sequence parallel, sharding 1, O2, a loss gathered and masked"
 CASES: dict[str, Case] = {
-    **{name: (world, f"examples/{model}.py", words) for name, (world, model, words, _) in test_training.CASES.items()},
-    **{name: (world, "tests/training/zoo.py", words.removesuffix(" --predict")) for name, (world, words, _) in test_zoo.CASES.items()},
+    **{name: (world, f"examples/{model}.py", words) for name, (world, model, words, _) in cases.CASES.items()},
+    **{name: (world, "tests/training/zoo.py", words.removesuffix(" --predict")) for name, (world, words, _) in zoo_cases.CASES.items()},
     "pp2, clip": (2, "examples/gpt.py", "--pp 2 --clip-grad 1"),
     "pp2, tied embeddings": (2, "examples/gpt.py", "--pp 2 --tie-embeddings"),
     "pp2 mp2, tied embeddings, clip": (4, "examples/gpt.py", "--pp 2 --mp 2 --tie-embeddings --clip-grad 1"),

@@ -24,7 +24,7 @@ from interlace.planning.plan import make_plans
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.simulate.simulator import Options, simulate
 from tests.captured.build import CASES, member, ranks
-from tests.captured.test_targets import stored
+from tests.captured.stored import stored
 
 FILE = Path(__file__).with_name("goldens.json")
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}

@@ -9,7 +9,7 @@ from interlace.cost_model.families import is_free
 from interlace.ir import Graph, parse
 from interlace.ir.kinds import HOST_PLACE, NO_KERNEL
 from interlace.ir.program import Op
-from tests.captured.test_targets import stored
+from tests.captured.stored import stored
 
 GIVEN = """
 program rank=0 world=2 mode=train paddle=3.3.1

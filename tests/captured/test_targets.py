@@ -5,22 +5,19 @@ The programs are stored (`programs.tar.xz`); `python -m tests.captured.build` ma
 
 from __future__ import annotations
 
-import tarfile
-from functools import cache
-
-import msgspec
 import pytest
 
 from interlace.config import Config, load_config, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import InterlaceError
-from interlace.ir import Program, parse
+from interlace.ir import Program
 from interlace.ir.target import CPU, CUSTOM, GPU, Target
 from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.interleave import planner as interleave
 from testbed.target import RULES
-from tests.captured.build import ARCHIVE, CASES, MANIFEST, MASKED, Case, member, ranks
+from tests.captured.build import CASES, MASKED, member, ranks
+from tests.captured.stored import stored
 
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
 pytestmark = pytest.mark.slow
@@ -48,16 +45,6 @@ of them."""
 STALLS = {("baseline", "frozen batch norm, a skipped stage, 3 stages, 7 micro-batches of a row"): "deadlock"}
 """Configuration and case -> what is found where sends wait for their receivers: Paddle's 1F1B puts all p2p on one stream, and
 with a connection that skips a stage the stages wait in a circle, unless the library buffers the messages."""
-
-
-@cache
-def stored() -> tuple[dict[str, Case], dict[str, Program]]:
-    """What the archive holds: its cases, and programs by their names in it."""
-    with tarfile.open(ARCHIVE) as archive:
-        files = {entry.name: archive.extractfile(entry) for entry in archive}
-        data = {name: file.read() for name, file in files.items() if file is not None}
-    cases = msgspec.json.decode(data.pop(MANIFEST), type=dict[str, Case])
-    return cases, {name: parse(each.decode(), name) for name, each in data.items()}
 
 
 @pytest.fixture(autouse=True)

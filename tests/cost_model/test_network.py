@@ -7,7 +7,7 @@ import pytest
 
 from interlace.cost_model import CostModel, load_profile
 from interlace.cost_model.profile import Network, decode_profile, encode_profile
-from tests.cost_model.test_model import collective
+from tests.cost_model.programs import collective
 
 PROFILE = msgspec.structs.replace(load_profile("h100"), network=Network(50e9, 10_000))
 COSTS = CostModel(PROFILE)

@@ -14,8 +14,8 @@ from interlace.cli import main
 from interlace.cli import run as run_command
 from interlace.local.launch import LaunchResult
 from interlace.local.rank_report import RankReport, StepLoss
+from tests.default_passes import NO_JOBS
 from tests.remarks import done_in, sentences
-from tests.test_config import NO_JOBS
 
 WITHOUT_JOBS = "".join(f"{name}: off\n" for name in NO_JOBS)
 TINY = Path(__file__).with_name("tiny_gpt.py")

@@ -11,7 +11,7 @@ import pytest
 from interlace.cpu import half
 from interlace.cpu.reduction import float32_to_bfloat16
 from interlace.ir import Program
-from tests.passes.test_split_backward import CASES, SETTINGS, case, outputs_of, split
+from tests.passes.splits import CASES, SETTINGS, case, outputs_of, split
 
 pytestmark = pytest.mark.paddle
 

@@ -20,7 +20,7 @@ from interlace.cli.outputs import check_file
 from interlace.errors import ConfigError, OutputError, ProgramError
 from interlace.ir import Program, load, save
 from interlace.ir.dump import SCHEMA, decode, encode, find_dumps, write_whole
-from tests.ir.test_text import odd_programs
+from tests.ir.odd_programs import odd_programs
 from tests.strategies import World, plan, worlds
 
 ONE = World(pp=2, mp=2, micro_batches=3, layers=2, streams=True, pairs=True, offload=True, seed=5)

@@ -30,7 +30,7 @@ from interlace.scheduler.memory import throttle
 from interlace.scheduler.memory.live import order_peak
 from interlace.units import size
 from tests.remarks import rules_of
-from tests.scheduler.test_throttle import run_ahead_program
+from tests.scheduler.run_ahead import run_ahead_program
 from tests.strategies import World, programs, worlds
 from tests.together import together
 

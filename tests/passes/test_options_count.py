@@ -12,7 +12,7 @@ from interlace.ir import Program
 from interlace.ir.kinds import is_comm
 from interlace.ir.target import CPU
 from interlace.passes import NameStreams, Pass, Pipeline, Schedule1F1B, SplitBackward
-from tests.passes.test_fixtures import FILES, given_of, outcome
+from tests.passes.fixture_files import FILES, given_of, outcome
 from tests.strategies import World, programs
 
 LONG_COMM = GivenCosts({"comm": 5_000, "gemm": 50, "copy": 5, "default": 10}, {("gemm", "comm"): (1.1, 1.1)})

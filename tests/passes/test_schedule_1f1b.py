@@ -21,7 +21,7 @@ from interlace.planning.variants import baseline, draft, fallbacks
 from interlace.planning.variants import label as label_of
 from interlace.scheduler.jobs.parts import KIND_NAMES
 from tests.remarks import declined, rules_of
-from tests.scheduler.test_interleave import Sides, side_program
+from tests.scheduler.sides import Sides, side_program
 from tests.strategies import World, programs
 
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10})

@@ -74,7 +74,7 @@ def test_a_rings_name_says_what_it_moves(lines: tuple[str, str], streams: list[s
 def test_streams_of_real_programs_are_named_for_what_they_are() -> None:
     """Data parallelism beside tensor parallelism, and alone: the loss's mean over replicas is no tensor parallelism."""
     from tests.captured.build import member
-    from tests.captured.test_targets import stored
+    from tests.captured.stored import stored
 
     found = {}
     for name, rank in (("dp2 mp2 sharding 1, clip", 3), ("dp2 pp2 sharding 2, clip", 2), ("mp2 without accumulation", 0)):

@@ -8,15 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from interlace.config import make_config
-from interlace.cost_model import GivenCosts
 from interlace.errors import BudgetError, PassError, PlanError
 from interlace.interrupts import as_interrupts
 from interlace.passes.base import Context, Pass
@@ -27,21 +25,12 @@ from interlace.planning.plan import make_plan, make_plans
 from interlace.planning.processes import usable_processes, world_of
 from interlace.planning.tasks import task
 from interlace.planning.worker import Worker, digest_of
-from interlace.planning.world import LinkError, World, decide
+from interlace.planning.world import LinkError, decide
+from tests.planning.ranks import COSTS, DONE, RANKS, ranks, who_am_i
 from tests.processes import alive, wait_until
 from tests.strategies import World as Shape
 from tests.strategies import programs
 from tests.together import in_threads, run_together
-
-COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
-RANKS = programs(Shape(pp=3, micro_batches=2))
-
-
-@task
-def who_am_i(worker: Worker, given: tuple[int, ...]) -> tuple[int, int, int]:
-    """The rank, what was given for it, and the process that it is in."""
-    print("rank", worker.seat)
-    return worker.seat, given[worker.seat], os.getpid()
 
 
 class Own(Exception):
@@ -68,18 +57,6 @@ def fail(worker: Worker, how: str, on: tuple[int, ...]) -> int:
         if how == "unpacked":
             return object()  # type: ignore[return-value]
     return worker.seat
-
-
-DONE: list[int] = []
-
-
-@contextmanager
-def ranks(where: Sequence[int] = (), seats: Sequence[int] = (0, 1, 2)) -> Iterator[World]:
-    """Three ranks in these processes; all but this one are gone afterwards."""
-    DONE.clear()
-    with world_of([Worker(program, COSTS) for program in RANKS], seats, where) as world:
-        yield world
-    assert not multiprocessing.active_children()
 
 
 def test_ranks_of_several_processes_answer_in_the_order_of_ranks() -> None:
@@ -138,7 +115,7 @@ def test_processes_end_with_the_one_that_made_them(tmp_path: Path) -> None:
     code = f"""
 import os, time
 from pathlib import Path
-from tests.planning.test_processes import ranks, who_am_i
+from tests.planning.ranks import ranks, who_am_i
 
 with ranks([0, 1, 2]) as world:
     for rank, _, process in world.map(who_am_i, (0, 0, 0)):
@@ -203,9 +180,7 @@ def test_as_many_processes_as_cores(monkeypatch: Any) -> None:
 
 def test_what_another_process_prints_is_not_lost(tmp_path: Path) -> None:
     """Standard output is a file, so that lines wait in a buffer."""
-    code = (
-        "from tests.planning.test_processes import ranks, who_am_i\nwith ranks([0, 1, 2]) as world:\n    world.map(who_am_i, (0, 0, 0))\n"
-    )
+    code = "from tests.planning.ranks import ranks, who_am_i\nwith ranks([0, 1, 2]) as world:\n    world.map(who_am_i, (0, 0, 0))\n"
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with (tmp_path / "out").open("w") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, env=env, check=True)

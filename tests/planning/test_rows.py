@@ -16,7 +16,7 @@ from interlace.ir import Program, save
 from interlace.ir.schedule import parse_rows
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.rows import CONFIG, ROWS, rows_of, rows_text, write_rows
-from tests.planning.test_whole_step import FairCosts
+from tests.planning.costs import FairCosts
 from tests.strategies import World, programs
 
 COSTS = FairCosts({"comm": 30, "gemm": 100, "default": 10})

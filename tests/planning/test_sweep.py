@@ -22,7 +22,7 @@ from interlace.planning.curve import SWEEP, Point, read_sweep
 from interlace.planning.plan import Plan, make_plans, read_record
 from interlace.planning.sweep import became_of_saved, faster
 from interlace.report.sweep import sweep_text
-from tests.passes.test_choose_recompute import PLAIN
+from tests.passes.recomputed import PLAIN
 from tests.strategies import World, programs
 
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "copy": 5, "default": 10})

@@ -14,9 +14,8 @@ from hypothesis import example, given, settings
 
 from interlace.config import make_config
 from interlace.cost_model import CostModel, GivenCosts, load_profile
-from interlace.cost_model.base import Estimate, Groups, Values
 from interlace.errors import BudgetError
-from interlace.ir import Op, Program, parse
+from interlace.ir import Program, parse
 from interlace.ir.remarks import Remark
 from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B
@@ -36,21 +35,12 @@ from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.whole_step.search import Ranked
 from interlace.units import ms, size
-from tests.passes.test_choose_recompute import PLAIN, layered
+from tests.passes.recomputed import PLAIN, layered
+from tests.planning.costs import FairCosts
 from tests.proofs import KNOWN
 from tests.remarks import rules_of, sentences
 from tests.strategies import World, programs, worlds
 from tests.together import together
-
-
-class FairCosts(GivenCosts):
-    """Both halves of a product's gradient take as long as the whole."""
-
-    def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
-        took = super().op_time(op, values, groups)
-        whole = op.kind == "matmul_grad" and all(values[result].dtype != "null" for result in op.results)
-        return msgspec.structs.replace(took, dur_ns=2 * took.dur_ns) if whole else took
-
 
 LOADED = FairCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
 CALM = FairCosts({"comm": 5, "gemm": 50, "default": 5}, host_ns=1, job_ns=20)

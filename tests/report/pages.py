@@ -16,7 +16,7 @@ import numpy.typing as npt
 from interlace.cli import main
 from interlace.ir import parse, save
 from interlace.planning.curve import Base, Point, Sweep
-from tests.passes.test_choose_recompute import PLAIN as RECOMPUTING
+from tests.passes.recomputed import PLAIN as RECOMPUTING
 from tests.strategies import World, programs
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.S)

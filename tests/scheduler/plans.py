@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from interlace.ir import Group, Job, Op, Pipeline, Program, Value
+from interlace.ir import Group, Job, Op, Pipeline, Program, Value, parse
 from interlace.ir.waits import computes
 
 MP, PP, DP_NORM = "mp", "pp", "norm"
@@ -194,3 +194,10 @@ def shapes(draw: st.DrawFn, max_stages: int = 3, max_tensor: int = 2) -> Shape:
         draw(st.frozensets(st.integers(0, micro_batches - 1))),
         draw(st.sampled_from([4, 64])),
     )
+
+
+def rank(ops: str, jobs: str, number: int = 0, count: int = 1, groups: str = "", micro_batches: int = 1) -> Program:
+    """A program from its lines; `#0` gives an input `%0` of 8 bytes."""
+    head = f"program rank={number} world={count} mode=train\n"
+    pipe = f"pipeline stage=0 of 1 micro_batches={micro_batches} chunks=1 schedule=none\n"
+    return parse(f"{head}{pipe}{groups}#0 %0:float32[2] = pd_op.data() forward\n{ops.strip()}\n{jobs.strip()}\n")

@@ -14,7 +14,7 @@ from interlace.ir import parse
 from interlace.ir.program import Program
 from interlace.passes.choose_recompute import choices
 from interlace.scheduler.recompute.choices import RecomputeLevels
-from tests.passes.test_choose_recompute import PLAIN
+from tests.passes.recomputed import PLAIN
 from tests.strategies import World, programs
 
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10})

@@ -389,7 +389,7 @@ def test_messages_of_a_group_that_carries_both_directions_keep_paddles_order() -
 
 
 def planned(costs: GivenCosts, form: Form, **options: Any) -> PairPlan:
-    from tests.scheduler.test_interleave import Sides, side_program
+    from tests.scheduler.sides import Sides, side_program
 
     program = side_program(Sides())
     inner = [op for op in program.ops if not op.name.startswith("builtin.") and op.name != "pd_op.data"]

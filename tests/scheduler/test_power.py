@@ -23,8 +23,7 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.power import TICK_NS, PowerTrace
 from interlace.scheduler.simulate.simulator import Result, Simulation, run
-from tests.scheduler.plans import Shape, shapes, world
-from tests.scheduler.test_simulator_by_hand import rank
+from tests.scheduler.plans import Shape, rank, shapes, world
 
 fast = pytest.importorskip("interlace.scheduler.simulate.compiled")
 

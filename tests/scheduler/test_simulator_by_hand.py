@@ -6,23 +6,16 @@ import pytest
 
 from interlace.cost_model.base import GivenCosts
 from interlace.errors import PlanError
-from interlace.ir import Program, parse
+from interlace.ir import Program
 from interlace.ir.copies import variants
 from interlace.scheduler.simulate.arrays import ONE, Options
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.simulator import host_ends, run, simulate
-from tests.scheduler.plans import Shape, world
+from tests.scheduler.plans import Shape, rank, world
 
 ALONE = Options(peers_ready=True)
 APART = Options(share=False)
 """Computation on two streams does not share the device."""
-
-
-def rank(ops: str, jobs: str, number: int = 0, count: int = 1, groups: str = "", micro_batches: int = 1) -> Program:
-    """A program from its lines; `#0` gives an input `%0` of 8 bytes."""
-    head = f"program rank={number} world={count} mode=train\n"
-    pipe = f"pipeline stage=0 of 1 micro_batches={micro_batches} chunks=1 schedule=none\n"
-    return parse(f"{head}{pipe}{groups}#0 %0:float32[2] = pd_op.data() forward\n{ops.strip()}\n{jobs.strip()}\n")
 
 
 def table(stretch: dict[tuple[str, str], tuple[float, float]] | None = None, host_ns: int = 0, job_ns: int = 0, **times: int) -> GivenCosts:

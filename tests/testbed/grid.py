@@ -21,7 +21,7 @@ import yaml
 from interlace.errors import InterlaceError
 from interlace.local.launch import LaunchResult, launch
 from testbed.build import build
-from tests.training.test_training import EXAMPLES
+from tests.training.cases import EXAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "grid.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.trace import COMM, Planned, RankTrace, align, read_rank
-from tests.testbed.test_training import train
+from tests.testbed.trained import train
 
 pytestmark = pytest.mark.paddle
 NUM_COLUMN_GRADIENTS = (2 * 2 + 1) * 4  # two layers with two column-parallel linears each, and the head, by micro-batches

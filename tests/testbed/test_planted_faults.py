@@ -25,8 +25,9 @@ from testbed import shrink
 from testbed.delays import Site, show_sites
 from tests.testbed.faults import FAULTS, Fault
 from tests.testbed.tasks import NUM_STEPS, VARIABLE, Done, Front, Task
-from tests.testbed.test_training import ALL, EXAMPLES
+from tests.testbed.trained import ALL
 from tests.testbed.variant import need_ranks, switches
+from tests.training.cases import EXAMPLES
 
 pytestmark = pytest.mark.paddle
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,26 +18,14 @@ from interlace.local.launch import LaunchResult, launch
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN
 from testbed import device
 from tests.remarks import done_in
+from tests.testbed.trained import SMALL, train
 from tests.testbed.variant import need_ranks, switches
-from tests.training import test_zoo
-from tests.training.test_training import LONG_ON_THE_TESTBED, ON_THE_TESTBED, configured, few_layers, lines_of, require_asked
+from tests.training import zoo_cases
+from tests.training.cases import EXAMPLES, LONG_ON_THE_TESTBED, ON_THE_TESTBED
+from tests.training.verified import configured, few_layers, lines_of, require_asked
 
 pytestmark = pytest.mark.paddle
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SMALL = ("--layers", "2", "--steps", "2", "--micro-batches", "4")
 DELAYS = "seed=3,permille=30,max_us=2000"
-ALL = "device: h200\nschedule_1f1b: {{interleave: {form}, only_gains: off}}\noffload_activations: {{fraction: 1.0, min_bytes: 1KB}}\n"
-
-
-def train(tmp_path: Path, script: str, world: int, args: tuple[str, ...], form: str = "", **variables: str) -> LaunchResult:
-    need_ranks(world)
-    env = {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", **variables}
-    if form:
-        (tmp_path / "plan.yaml").write_text(ALL.format(form=form))
-        env["INTERLACE_CONFIG"] = os.fspath(tmp_path / "plan.yaml")
-    else:
-        env["INTERLACE_DISABLE"] = "1"
-    return launch(EXAMPLES / f"{script}.py", [*SMALL, *args], world, env, None, tmp_path / "logs", 60.0)
 
 
 def bits(result: LaunchResult) -> list[list[str]]:
@@ -188,7 +176,7 @@ def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, stocks: d
         assert any("posted when their peer is about to be ready" in line for line in lines_of(passes, "delay-transfers"))
 
 
-ZOO = [name for name, (_, _, options) in test_zoo.CASES.items() if "name_streams" not in options]
+ZOO = [name for name, (_, _, options) in zoo_cases.CASES.items() if "name_streams" not in options]
 """Without streams of ours the plan keeps Paddle's, and is refused: it sends gradients' norms that may be freed."""
 LONG_IN_THE_ZOO = (
     "convolutions, 3 micro-batches, Momentum",
@@ -202,14 +190,14 @@ LONG_IN_THE_ZOO = (
 def test_models_unlike_a_transformer_under_delays(plugin: Path, tmp_path: Path, name: str) -> None:
     """Equal results, odd programs. Unmodified Paddle runs with every reader recorded: with the last one only it reads poison in one
     case."""
-    world, words, options = test_zoo.CASES[name]
+    world, words, options = zoo_cases.CASES[name]
     need_ranks(world)
     (tmp_path / "case.yaml").write_text(configured(options))
     baseline = {"INTERLACE_DISABLE": "1", "TESTBED_SWITCHES": switches("record=2")}
     ours = {"INTERLACE_CONFIG": os.fspath(tmp_path / "case.yaml"), "TESTBED_DELAYS": DELAYS}
     results = [
         launch(
-            test_zoo.SCRIPT,
+            zoo_cases.SCRIPT,
             words.split(),
             world,
             {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", **env},

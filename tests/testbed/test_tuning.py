@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.testbed.variant import need_ranks
-from tests.training.test_tuning import OURS, Run
+from tests.training.tuned import OURS, Run
 
 pytestmark = pytest.mark.paddle
 TESTBED = {"INTERLACE_TARGET": "testbed"}

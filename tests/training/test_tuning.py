@@ -3,54 +3,22 @@
 from __future__ import annotations
 
 import functools
-import json
 import socket
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from interlace.errors import LaunchError
-from interlace.local.launch import LaunchResult, launch
 from interlace.planning.baseline import BASELINE
 from interlace.planning.choice import Beginning
 from interlace.planning.plan import read_record
 from tests.report.pages import data_in
+from tests.training.tuned import FORM, LAYOUTS, MEMORY, OURS, Run
 
 pytestmark = pytest.mark.paddle
-SCRIPT = Path(__file__).with_name("tuned_script.py")
-OURS, FORM, MEMORY = "Interlace's plan", "the plan with schedule_1f1b.interleave=mixed", "the plan with schedule_1f1b.extra_live_bytes="
 SLOW_MS = 200.0
 """What a plan that is played slow sleeps in every step."""
-PP2, STEPS = "--pp 2 --micro-batches 4 --layers 2", "--steps 30"
-LAYOUTS = {"pp2": (2, PP2), "mp2": (2, "--mp 2 --layers 1 --gradient-accumulation 2"), "mp2, one micro-batch": (2, "--mp 2 --layers 1")}
-
-
-class Run:
-    """A run and what it said."""
-
-    def __init__(self, folder: Path, layout: str, play: dict[str, Any], words: str = STEPS, **env: str) -> None:
-        world, arguments = LAYOUTS[layout]
-        self.said: list[str] = []
-        variables = {"TUNED_PLAY": json.dumps(play), "INTERLACE_CACHE": str(folder / "cache"), "GLOG_minloglevel": "2", **env}
-        logs, args = folder / "logs", [*arguments.split(), *words.split()]
-        self.result: LaunchResult = launch(SCRIPT, args, world, variables, None, logs, 60.0, None, lambda rank, line: self.hear(rank, line))
-
-    def hear(self, rank: int, line: str) -> None:
-        """A line that the script printed."""
-        if rank == 0:
-            self.said.append(line.removeprefix("EXPLAINED "))
-
-    def bits(self) -> list[object]:
-        """Of the training losses and of all that lasts."""
-        losses = [[(loss.raw_hex, loss.shape) for loss in report.losses if loss.mode == "train"] for report in self.result.reports]
-        return [losses, [report.parameters for report in self.result.reports], [report.state for report in self.result.reports]]
-
-    def trial(self) -> list[str]:
-        """What it said of the trial."""
-        start = next((k for k, line in enumerate(self.said) if line.startswith("plans ")), len(self.said))
-        return self.said[start:]
 
 
 @functools.cache

@@ -1,0 +1,52 @@
+"""Fixture files of passes: what people write in one, and what the passes give."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+
+from interlace.cost_model import GivenCosts
+from interlace.errors import InterlaceError
+from interlace.ir import parse, show, verify
+from interlace.passes import Pass, Pipeline, find_pass
+from interlace.report.screen import places_text
+
+FILES = sorted((Path(__file__).parent / "fixtures").glob("*.txt"))
+PASS = re.compile(r"([a-z0-9-]+)(?: (\{.*?\}))?(?:; |$)")
+
+
+def head_of(text: str, key: str) -> str:
+    found = re.search(rf"^{key}: (.*)$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def passes_of(text: str) -> Pipeline:
+    made: list[Pass] = []
+    for name, options in PASS.findall(head_of(text, "passes")):
+        made.append(msgspec.convert(json.loads(options or "{}"), find_pass(name)))
+    return Pipeline(tuple(made))
+
+
+def costs_of(text: str) -> GivenCosts:
+    stretch = {tuple(key.split("|")): tuple(pair) for key, pair in json.loads(head_of(text, "stretch") or "{}").items()}
+    return GivenCosts(json.loads(head_of(text, "costs") or '{"default": 1}'), stretch)
+
+
+def given_of(text: str) -> str:
+    """The part that people write."""
+    return re.split(r"^=== (?:report|error)$", text, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def outcome(given: str, where: str) -> str:
+    """What the passes give, as the file's last part."""
+    program = parse(given.partition("=== program\n")[2], where)
+    verify(program)
+    try:
+        result, reports = passes_of(given).run(program, costs_of(given), memory_limit=int(head_of(given, "room") or 0) or None)
+    except InterlaceError as error:
+        return f"=== error\n{type(error).__name__}: {error}\n"
+    report = "\n".join(places_text(reports))
+    return f"=== report\n{report}\n=== expected\n{show(result)}"
