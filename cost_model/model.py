@@ -114,7 +114,7 @@ class CostModel(Costs):
         known = self._number_of.get(at)
         if known is not None and known[0] is op and known[1] is values:
             return known[2]
-        number = self._numbers.setdefault(_signature(op, values, groups), next(self._unused))  # not their count: ranks may be threads
+        number = self._numbers.setdefault(signature_of(op, values, groups), next(self._unused))  # not their count: ranks may be threads
         if op.group not in groups:
             if len(self._number_of) >= MOST_KNOWN:
                 self._number_of.clear()
@@ -339,7 +339,7 @@ def sample_size(sample: OpSample) -> int:
     return sample.size_bytes
 
 
-def _signature(op: Op, values: Values, groups: Groups) -> Any:
+def signature_of(op: Op, values: Values, groups: Groups) -> Any:
     """All that an estimate depends on."""
     tensors = tuple((v.shape, v.dtype, v.elements, v.memory) for v in (values[i] for i in (*op.operands, *op.results) if i != ABSENT))
     lives_on = bool(op.inplace and op.operands and op.operands[0] != ABSENT and values[op.operands[0]].persistable)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 VARIABLE = "INTERLACE_SAY_FD"
-_said: set[str] = set()
+SAID: set[str] = set()
 
 
 def say(text: str) -> None:
@@ -21,9 +21,9 @@ def say(text: str) -> None:
 
 def say_once(text: str) -> None:
     """The same, once a process and only of rank 0."""
-    if text not in _said and os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
+    if text not in SAID and os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
         say(text)
-    _said.add(text)
+    SAID.add(text)
 
 
 @contextmanager

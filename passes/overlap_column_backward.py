@@ -76,7 +76,7 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
 
     def facts(self, program: Program, context: Context) -> tuple[str, ...]:
         """The layers with a collective in backward, where some of them are chosen."""
-        work = _Work(Graph(program), context, self)
+        work = Work(Graph(program), context, self)
         return tuple(sorted({work.layer(op) for op in work.sites}))
 
     def run(self, program: Program, context: Context) -> Program:
@@ -86,7 +86,7 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
             PassError: The program has a schedule already, or `modules` names what is not there.
         """
         check_unscheduled(program)
-        work = _Work(Graph(program), context, self)
+        work = Work(Graph(program), context, self)
         check_modules(self.modules, program, context)
         for op in work.sites:
             work.visit(op)
@@ -130,7 +130,7 @@ def beside(costs: Costs, tables: tuple[Values, Groups], comm: Op, fillers: Itera
 
 
 @dataclass(slots=True)
-class _Work:
+class Work:
     """The current order, and its constraints.
 
     Attributes:
@@ -301,11 +301,11 @@ class _Work:
         elif found.gain < 0 and self.options.only_gains:
             self.context.declined("overlap-slower", comm, overlapped_ns=found.both, serial_ns=found.comm + found.fill)
         else:
-            self._apply(moved, comm)
+            self.move(moved, comm)
             self.used.update(op_id for op_id in fillers if op_id in self.backward.sinks)
             self._report(comm, own, moved)
 
-    def _apply(self, moved: set[int], comm: Op) -> None:
+    def move(self, moved: set[int], comm: Op) -> None:
         end = self.index[comm.id] + 1
         start = min((self.index[op_id] for op_id in moved), default=end)
         self.order[start:end] = sorted(self.order[start:end], key=lambda op_id: op_id in moved)

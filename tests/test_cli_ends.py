@@ -188,7 +188,7 @@ def test_a_killed_dump_leaves_no_process(script: Path, tmp_path: Path) -> None:
 def test_an_interrupted_run_leaves_no_logs(script: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(launch, "_collect", signalled(signal.SIGHUP))
+    monkeypatch.setattr(launch, "read_report", signalled(signal.SIGHUP))
     monkeypatch.setattr(launch, "cpu_command", lambda *args: [sys.executable, "-c", ""])
     assert main(["run", str(script), "--world", "1", "--json", str(tmp_path / "x.json")]) == 130
     assert "interlace run: interrupted" in capsys.readouterr().err

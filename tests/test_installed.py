@@ -65,7 +65,7 @@ def test_which_paddle_is_supported(monkeypatch: pytest.MonkeyPatch, version: str
 def other(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Another Paddle is installed. Gives an empty strategy."""
     monkeypatch.setitem(sys.modules, "paddle", SimpleNamespace(__version__="3.2.0"))
-    monkeypatch.setattr(say, "_said", set())
+    monkeypatch.setattr(say, "SAID", set())
     monkeypatch.delitem(sys.modules, "interlace.bridge.hook", raising=False)
     return SimpleNamespace(pipeline=SimpleNamespace())
 

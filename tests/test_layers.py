@@ -144,3 +144,27 @@ def test_command_line_starts_without_heavy_modules() -> None:
         if name.startswith("interlace.cli"):
             found = {module.partition(".")[0] for module in imported(path, top_level_only=True)}
             assert not found & heavy, name
+
+
+TESTS = sorted(Path(__file__).parent.rglob("*.py"))
+
+
+def test_no_test_imports_another() -> None:
+    """What several of them use is in a module of its own."""
+    folder = Path(__file__).parents[1]
+    names = {path.relative_to(folder).with_suffix("").as_posix().replace("/", "."): path for path in TESTS}
+    assert [
+        f"{name} -> {other}" for name, path in names.items() for other in imported(path) if other.rpartition(".")[2].startswith("test_")
+    ] == []
+
+
+def test_no_test_replaces_what_is_private_to_a_module_of_ours() -> None:
+    """It would have to change with each change behind the module's face."""
+    found = []
+    for path in TESTS:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".setattr", ".delattr")):
+                words = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+                parts = [part for word in words for part in word.split(".") if not word.startswith("paddle.")]
+                found += [f"{path.name}:{node.lineno}: {part}" for part in parts if part.startswith("_") and not part.startswith("__")]
+    assert found == []

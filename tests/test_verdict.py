@@ -184,7 +184,7 @@ def test_a_plan_is_not_blamed_for_an_evaluation_and_not_acquitted_by_one(name: s
 def test_the_command_says_so(tmp_path: Path, monkeypatch: Any, capsys: Any, name: str, code: int, told: str) -> None:
     baseline, given, _, _ = CASES[name]
     runs = Runs(**given, baseline=baseline, interlace=PLANNED)
-    monkeypatch.setattr(run_command, "_launch", lambda args, env, name: runs(name, env))
+    monkeypatch.setattr(run_command, "train", lambda args, env, name: runs(name, env))
     (tmp_path / "script.py").write_text("")
     assert main(["run", str(tmp_path / "script.py"), "--world", "1", "--verify", "--json", os.fspath(tmp_path / "x.json")]) == code
     said = capsys.readouterr().out

@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
     alone = "" if args.rank is None else _name(args, args.rank)
     building = "building the program of one rank of each stage" if args.stages else f"building the program of {len(ranks)} rank(s)"
     with Alive("dump", building) as alive, staged(_folder(args), alone) as folder:
-        done = list(_build_all(args, ranks, folder, alive, total=None if args.stages else len(ranks)))
+        done = list(build_ranks(args, ranks, folder, alive, total=None if args.stages else len(ranks)))
         note = _stages(args, folder, alive, done) if args.stages else ""
     done.sort(key=lambda each: int(each["rank"]))
     write_json(args.json, {"ranks": done})
@@ -126,8 +126,8 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
     check_no_others("-o", args.output, [f"rank{ranks[0]}{SUFFIX}" for ranks in stages])
     lasts = [ranks[-1] for ranks in stages if args.compare and len(ranks) > 1]
     total = len(stages) + len(lasts)
-    done += _build_all(args, [ranks[0] for ranks in stages[1:]], folder, alive, 1, total)
-    list(_build_all(args, lasts, folder, alive, len(stages), total))
+    done += build_ranks(args, [ranks[0] for ranks in stages[1:]], folder, alive, 1, total)
+    list(build_ranks(args, lasts, folder, alive, len(stages), total))
     for ranks in stages if lasts else []:
         path = folder / f"rank{ranks[-1]}{SUFFIX}"
         require_alike(load(folder / f"rank{ranks[0]}{SUFFIX}"), load(path))
@@ -141,7 +141,7 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
     return each + ("" if len(stages[0]) == 1 else "; that ranks of a stage are equivalent was not looked at (--compare)")
 
 
-def _build_all(
+def build_ranks(
     args: argparse.Namespace, ranks: Sequence[int], folder: Path, alive: Alive, before: int = 0, total: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """Build ranks, several at once; all are ended if one fails or the caller stops.

@@ -165,7 +165,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _run_once(args: argparse.Namespace) -> int:
-    result = _launch(args, _environment(args, baseline=False), "run")
+    result = train(args, _environment(args, baseline=False), "run")
     _write_json(args, {"verdict": None, "runs": {"run": _as_dict(result)}})
     print(_losses_text(result.reports))
     print(_times_text("run", result, args))
@@ -182,7 +182,7 @@ def _verify(args: argparse.Namespace) -> int:
     )  # decisions may not be for this model: the sooner it is said
     tried = {name: _attempt(args, _environment(args, baseline=name == "baseline"), name) for name in names}
     baseline, planned = tried["baseline"], tried["interlace"]
-    found = judge(baseline, planned, lambda name, env: _launch(args, {**_environment(args, baseline=name != PLAN_ALONE), **env}, name))
+    found = judge(baseline, planned, lambda name, env: train(args, {**_environment(args, baseline=name != PLAN_ALONE), **env}, name))
     mine, theirs = found.runs[found.of], found.runs.get(found.against)
     compared = sum(bool(loss.raw_hex) for report in theirs.reports for loss in report.losses) if theirs else 0
     idle = _why_idle(args, mine, compared) if found.verdict == "same" else ""
@@ -235,7 +235,7 @@ def _attempt(args: argparse.Namespace, env: dict[str, str], name: str) -> Launch
     from interlace.errors import LaunchError
 
     try:
-        return _launch(args, env, name)
+        return train(args, env, name)
     except LaunchError as error:
         return error
 
@@ -276,7 +276,8 @@ def _told(args: argparse.Namespace) -> dict[str, str]:
     return {**told, BUDGET_VARIABLE: args.memory_budget} if args.memory_budget is not None else told
 
 
-def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:
+def train(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:
+    """Run the script's ranks with this environment; the run's name stands on the screen and in the path of its logs."""
     from interlace.local.launch import launch
 
     logs = Path(args.log_dir or args.temporary_logs) / name

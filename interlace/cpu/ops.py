@@ -114,7 +114,7 @@ def rewrite_program(program: Any, job: str) -> dict[str, int]:
 
 def communication_names() -> list[str]:
     """Names of all ops that `rewrite_program` replaces or refuses; programs with them have to build first."""
-    return sorted({*_STARTERS, *_SPECIAL, *_IDENTITIES, *_COMMUNICATION_NAMES})
+    return sorted({*STARTERS, *_SPECIAL, *_IDENTITIES, *_COMMUNICATION_NAMES})
 
 
 def op_name(name: str) -> str:
@@ -139,12 +139,12 @@ def _rewrite_op(op: Any, name: str, place: str) -> bool:
     if plain in _SPECIAL:
         _replace(op, _SPECIAL[plain](_site(op, place)))
         return True
-    if plain in _STARTERS:
+    if plain in STARTERS:
         site = _site(op, place)
-        _replace_communication(site, _STARTERS[plain](site), in_place=name.endswith("_"))
+        _replace_communication(site, STARTERS[plain](site), in_place=name.endswith("_"))
         return True
     if op.has_attr("ring_id") or plain in _COMMUNICATION_NAMES:
-        known = ", ".join(sorted([*_STARTERS, *_SPECIAL, *_IDENTITIES]))
+        known = ", ".join(sorted([*STARTERS, *_SPECIAL, *_IDENTITIES]))
         raise ProgramError(
             f"{place} communicates, and CPU processes cannot run it yet; known are: {known}. Build the model without it, or run it on GPUs"
         )
@@ -411,7 +411,7 @@ def _barrier(site: _Site) -> Starter:
     return start
 
 
-_STARTERS: dict[str, Callable[[_Site], Starter]] = {
+STARTERS: dict[str, Callable[[_Site], Starter]] = {
     "all_gather": lambda site: _gather_along(site, 0),
     "all_reduce": lambda site: _all_reduce_by(site, site.reduce_name()),
     "all_to_all": _all_to_all,

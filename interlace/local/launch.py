@@ -34,7 +34,7 @@ RANK_MODULE = "interlace.local.rank"
 KNOWN = ("cpu", "gpu")
 """Targets on which Interlace itself knows how to start ranks."""
 _POLL_S = 0.05
-_ORIGIN_GRACE_S = 1.0  # after the first failed rank, how long the real cause may still come from another one
+ORIGIN_GRACE_S = 1.0  # after the first failed rank, how long the real cause may still come from another one
 _LOG_TAIL_LINES = 15
 
 OnProgress = Callable[[Progress], None]
@@ -214,7 +214,7 @@ def _new_lines(run: _Run, path: Path) -> list[bytes]:
 
 def _explain(run: _Run) -> InterlaceError:
     """The error of a failed run: waits a moment for the cause; ranks that only lost a peer come last, in one line."""
-    deadline_s = time.monotonic() + _ORIGIN_GRACE_S
+    deadline_s = time.monotonic() + ORIGIN_GRACE_S
     while time.monotonic() < deadline_s and any(rank.child.process.poll() is None for rank in run.ranks):
         time.sleep(_POLL_S)
     known = _failures(run)

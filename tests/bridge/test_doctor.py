@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,17 +147,17 @@ def test_flags_of_gpus() -> None:
     ],
 )
 def test_times(each_ns: list[float], rel_error: float, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(times, "_others", lambda: "")
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert times._held("gemm", 100.0, each_ns, rel_error).verdict == verdict
 
 
 def test_times_that_are_lost_in_the_length_of_steps_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(times, "_others", lambda: "")
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert times._held("gemm", 100.0, [-20.0, 100.0], 0.05).verdict == "not checked"
 
 
 def test_times_beside_others_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(times, "_others", lambda: "others use this machine")
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 1e6, 1e6))
     assert times._held("gemm", 100.0, [160.0, 300.0], 0.05).verdict == "not checked"
     assert times._held("gemm", 100.0, [160.0, 165.0], 0.05).verdict == "fails"
 
@@ -178,7 +179,7 @@ def test_what_fails_names_what_to_do_without() -> None:
 def test_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that needs streams is checked there, and each says why."""
     monkeypatch.setattr(times, "KINDS", ("add",))
-    monkeypatch.setattr(times, "_others", lambda: "others use this machine")
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 1e6, 1e6))
     main(["doctor", "--target", "cpu", "--device", "h200", "--json", str(tmp_path / "found.json")])
     printed = capsys.readouterr().out
     found = {each["rule"]: each for each in json.loads((tmp_path / "found.json").read_text())["checks"]}

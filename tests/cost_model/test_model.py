@@ -40,8 +40,8 @@ def test_operations_that_two_ranks_ask_for_at_the_same_moment_keep_their_own_tim
                 cost.op_time(*between.pop())
             return super().__hash__()
 
-    signature = model._signature
-    monkeypatch.setattr(model, "_signature", lambda *asked: Signature(signature(*asked)))
+    signature = model.signature_of
+    monkeypatch.setattr(model, "signature_of", lambda *asked: Signature(signature(*asked)))
     found = [cost.op_time(*each).dur_ns for each in (small, large)]
     assert found == [alone.op_time(*each).dur_ns for each in (small, large)]
 

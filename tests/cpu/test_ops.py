@@ -130,7 +130,7 @@ def adds_ten(paddle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def add(transport: Transport, array: Any, *rest: Any) -> Pending:
         return Pending(lambda: array + 10)
 
-    monkeypatch.setitem(ops._STARTERS, "all_reduce", lambda site: add)
+    monkeypatch.setitem(ops.STARTERS, "all_reduce", lambda site: add)
 
 
 @pytest.mark.usefixtures("adds_ten")

@@ -107,14 +107,14 @@ def test_a_pass_that_nobody_registers_is_found_by_the_rank(script: Path, tmp_pat
 )
 def test_wrong_configurations_start_nothing(tmp_path: Path, monkeypatch: Any, capsys: Any, text: str, told: str) -> None:
     """Wrong options. Exit code 2 before any rank."""
-    monkeypatch.setattr(run_command, "_launch", lambda *args: pytest.fail("a rank was started"))
+    monkeypatch.setattr(run_command, "train", lambda *args: pytest.fail("a rank was started"))
     assert main(["run", str(TINY), "--world", "1", "--config", config(tmp_path, text)]) == 2
     assert told in capsys.readouterr().err
 
 
 def test_plans_beside_a_preset_are_refused_in_the_words_of_the_command(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """And not by a line of a file that comes with Interlace."""
-    monkeypatch.setattr(run_command, "_launch", lambda *args: pytest.fail("a rank was started"))
+    monkeypatch.setattr(run_command, "train", lambda *args: pytest.fail("a rank was started"))
     assert main(["run", str(TINY), "--world", "1", "--plan", str(tmp_path), "--config", "overlap"]) == 2
     said = capsys.readouterr().err
     assert f"--plan {tmp_path} beside --config overlap: the plans there have their profile and the options of their passes" in said
@@ -132,7 +132,7 @@ def test_imports_reach_the_ranks(tmp_path: Path, monkeypatch: Any, capsys: Any) 
         seen.append(env)
         return result(None)
 
-    monkeypatch.setattr(run_command, "_launch", launch)
+    monkeypatch.setattr(run_command, "train", launch)
     assert main(["run", str(TINY), "--world", "1", "--import", "own_words.py", "--import", "json"]) == 0
     assert seen[0]["INTERLACE_IMPORT"] == f"{tmp_path / 'own_words.py'}{os.pathsep}json"
 
@@ -170,7 +170,7 @@ def test_baseline_against_baseline_verifies_nothing(
     """A check that cannot fail is none: without a plan the verdict is the user's error."""
     more = [*words, config(tmp_path, "enable: off")] if words else []
     out = tmp_path / "out.json"
-    monkeypatch.setattr(run_command, "_launch", lambda args, env, name: result(None) if name.startswith("baseline") else result(plan, bits))
+    monkeypatch.setattr(run_command, "train", lambda args, env, name: result(None) if name.startswith("baseline") else result(plan, bits))
     assert main(["run", str(TINY), "--world", "1", "--verify", "--json", str(out), *more]) == code
     said = capsys.readouterr()
     assert told in said.out + said.err

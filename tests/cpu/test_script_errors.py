@@ -33,7 +33,7 @@ def test_a_script_that_fails(
     if kind not in ("argparse", "exception"):
         request.getfixturevalue("forked")
     monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
-    monkeypatch.setattr(launch_module, "_ORIGIN_GRACE_S", 20.0)  # both ranks end by themselves
+    monkeypatch.setattr(launch_module, "ORIGIN_GRACE_S", 20.0)  # both ranks end by themselves
     text, code, expected = SCRIPTS[kind]
     script = tmp_path / "script.py"
     script.write_text(text + "\n")

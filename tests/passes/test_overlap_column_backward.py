@@ -15,7 +15,7 @@ from interlace.ir import Graph, Job, Op, Program, dependencies, parse, verify
 from interlace.ir.graph import is_topological
 from interlace.ir.kinds import is_comm
 from interlace.passes.base import Context
-from interlace.passes.overlap_column_backward import OverlapColumnBackward, _Work, beside
+from interlace.passes.overlap_column_backward import OverlapColumnBackward, Work, beside
 from interlace.passes.split_backward import SplitBackward
 from interlace.passes.weight_gradients import Backward
 from tests.interpreter import assert_same
@@ -401,13 +401,13 @@ def test_places_follow_the_order_from_site_to_site(recipe: Recipe, borrow: bool)
     """What one collective moves is where the next one looks for it."""
     seen = []
 
-    def applied(work: _Work, moved: set[int], comm: Op) -> None:
+    def applied(work: Work, moved: set[int], comm: Op) -> None:
         apply(work, moved, comm)
         seen.append(work.index == {op_id: k for k, op_id in enumerate(work.order)})
 
-    apply = _Work._apply
+    apply = Work.move
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Work, "_apply", applied)
+        patch.setattr(Work, "move", applied)
         for program in backward_programs(recipe):
             overlapped(program, only_gains=False, borrow=borrow)
     assert all(seen)

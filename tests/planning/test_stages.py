@@ -77,7 +77,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             save(every[rank], folder / f"rank{rank}.ilp")
             yield {"rank": rank}
 
-    monkeypatch.setattr(dump, "_build_all", build)
+    monkeypatch.setattr(dump, "build_ranks", build)
     monkeypatch.setattr(installed, "require_paddle", lambda: None)
     return ranks
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import tempfile
 from typing import Any
@@ -87,7 +88,7 @@ def main() -> None:
             names.remove(LATE)
             delays.draw(0, 1000, 5_000)
             times.KINDS = ("add", "softmax")
-            times._others = lambda: ""  # as on a machine that nobody else uses
+            os.getloadavg = lambda: (0.0, 0.0, 0.0)  # as on a machine that nobody else uses
             with settings():
                 rows = check_profile(choose_device(), None, "sure", sure(load_profile("cpu")), is_asked=True)
             delays.off()
