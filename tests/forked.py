@@ -7,6 +7,7 @@ Rank 0 is forked from another process than the other ranks, so that their sets a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -48,6 +49,10 @@ LOADED = (device.ROOT_VARIABLE,)
 """What Paddle's import, or the testbed's plugin, leaves in the environment."""
 SEARCH_WORK = 500
 """A two-hundredth of what the search for a pair's order may spend: what it finds is as legal, and takes less than the training."""
+COMPILED = ("interlace.scheduler.simulate.compiled", "interlace.scheduler.interleave.compiled")
+"""Engines that a process takes for small plans too once it has them; their results are those of the plain ones."""
+WARM = "pp2, half offload, pp micro-batches"
+"""The stored case that a server plans before it forks."""
 START_S = 120.0
 START = processes.start
 
@@ -148,8 +153,9 @@ def serve(target: str, address: str, ready: int) -> None:
         importlib.import_module("testbed.world")
     for name in PRELOADED:
         importlib.import_module(name)
-    make_building_cheap()
     planner.SEARCH_WORK = SEARCH_WORK
+    make_planning_cheap()
+    make_building_cheap()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
@@ -172,6 +178,21 @@ def serve(target: str, address: str, ready: int) -> None:
             return
         connection.close()
     raise SystemExit(0)
+
+
+def make_planning_cheap() -> None:
+    """In this process and its forks: plan a model once, so that its forks have the compiled engines, errors of the profile's curves and
+    modules that are imported late."""
+    from interlace.config import make_config
+    from interlace.cost_model import CostModel, load_profile
+    from interlace.planning.plan import make_plans
+    from tests.captured.stored import programs_of
+
+    with (Path(tempfile.gettempdir()) / f"interlace-tests-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # what numba compiles for the first one is stored for the others
+        for name in COMPILED:
+            importlib.import_module(name)
+        make_plans(programs_of(WARM), make_config({}), CostModel(load_profile("h200")), "h200", 1)
 
 
 def make_building_cheap() -> None:
