@@ -36,7 +36,7 @@ assert rank < 2 or total._local_value().numpy().tolist() == [3.0, 3.0]
 """
 
 
-def test_tensors_go_between_meshes_and_placements(tmp_path: Path) -> None:
+def test_tensors_go_between_meshes_and_placements(forked: None, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     assert len(launch(script, [], 4, {}, None, tmp_path / "logs", 120.0).reports) == 4

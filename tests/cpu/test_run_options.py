@@ -78,7 +78,9 @@ def test_a_scripts_own_pass_may_stand_in_the_configuration(script: Path, tmp_pat
 
 
 @pytest.mark.paddle
-def test_a_memory_budget_alone_goes_on_top_of_the_scripts_own(script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_memory_budget_alone_goes_on_top_of_the_scripts_own(
+    forked: None, script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The script turns two passes off; they stay off."""
     out = tmp_path / "out.json"
     assert main(["run", str(script), "--world", "1", "--memory-budget", "4GB", "--json", str(out), "--", "--steps", "1"]) == 0

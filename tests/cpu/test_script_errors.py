@@ -29,8 +29,8 @@ SCRIPTS = {
 def test_a_script_that_fails(
     request: pytest.FixtureRequest, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks of two kinds start as a user's do, with all that Paddle's import says."""
-    if kind not in ("argparse", "exception"):
+    """Ranks of one kind start as a user's do, with all that Paddle's import says."""
+    if kind != "argparse":
         request.getfixturevalue("forked")
     monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
     monkeypatch.setattr(launch_module, "ORIGIN_GRACE_S", 20.0)  # both ranks end by themselves
@@ -46,7 +46,7 @@ def test_a_script_that_fails(
 
 @pytest.mark.paddle
 def test_prints_of_the_first_rank_are_shown_and_logs_go(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    forked: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
     script = tmp_path / "script.py"

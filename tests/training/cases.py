@@ -151,6 +151,13 @@ LONG = {
 ON_THE_TESTBED = {**CASES, **UNCAPTURED, **LONG}
 LONG_ON_THE_TESTBED = (
     *LONG,
+    "one rank, no accumulation, offload",
+    "pp2, half offload, pp micro-batches",
+    "pp2 recompute",
+    "pp2 vpp2, offload",
+    "dp2 sharding 1 over fused buffers",
+    "mp2 sequence parallel, recompute that is left out",
+    "pp2 vpp2, weight gradients trail",
     "mp2, clip, accumulation: column overlap",
     "pp2 mixed, offload",
     "pp2 mp2 bfloat16 O2, master gradients",

@@ -26,7 +26,7 @@ SCRIPT = Path(__file__).with_name("engine_script.py")
         (1, "--gradient-accumulation 2 --layers 1"),
         (2, "--pp 2 --micro-batches 4 --layers 2"),
         (2, "--mp 2 --layers 1"),
-        (2, "--pp 2 --vpp 2 --micro-batches 4"),
+        pytest.param(2, "--pp 2 --vpp 2 --micro-batches 4", marks=pytest.mark.long),
     ],
 )
 def test_everything_the_engine_offers_keeps_working(world: int, arguments: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from interlace.planning.baseline import BASELINE
 from interlace.planning.choice import Beginning
 from interlace.planning.plan import read_record
 from tests.report.pages import data_in
-from tests.training.tuned import FORM, LAYOUTS, MEMORY, OURS, Run
+from tests.training.tuned import FORM, MEMORY, OURS, Run
 
 pytestmark = pytest.mark.paddle
 SLOW_MS = 200.0
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("baseline")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["pp2", "mp2, one micro-batch", pytest.param("mp2", marks=pytest.mark.long)])
 def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(layout: str, tmp_path: Path, folder: Path) -> None:
     """The next run takes what was decided, and tries nothing."""
     run = Run(tmp_path, layout, {"between": True, "slow": BASELINE})
@@ -59,7 +59,7 @@ def test_all_plans_that_differ_in_kind_are_tried(tmp_path: Path, folder: Path) -
     assert shown["taken"] in run.trial()[0]
 
 
-@pytest.mark.parametrize(("memory", "is_dropped"), [(300_000, True), (300_000_000, False)])
+@pytest.mark.parametrize(("memory", "is_dropped"), [(300_000, True), pytest.param(300_000_000, False, marks=pytest.mark.long)])
 def test_a_plan_with_more_memory_is_tried_where_every_device_has_it(memory: int, is_dropped: bool, tmp_path: Path, folder: Path) -> None:
     run = Run(tmp_path, "pp2", {"slow": BASELINE, "memory": memory})
     assert run.bits() == baseline("pp2", folder)
@@ -83,10 +83,17 @@ def test_a_plan_that_becomes_slow_is_tried_against_the_others_again(tmp_path: Pa
     assert [path.read_bytes() for path in (tmp_path / "cache").glob("tuned-*.json")] == kept
 
 
-@pytest.mark.parametrize("kind", ["build", "take", "fail"])
-@pytest.mark.parametrize("on", [None, 1])
+@pytest.mark.parametrize(
+    ("kind", "on"),
+    [
+        ("build", 1),
+        ("take", None),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("build", None), ("take", 1), ("fail", None), ("fail", 1))),
+    ],
+)
 def test_a_plan_that_fails_is_dropped_and_training_goes_on(kind: str, on: int | None, tmp_path: Path, folder: Path) -> None:
-    """Its first step fails at its very end: parameters are written, and go back to what they were."""
+    """Its first step fails at its very end: parameters are written, and go back to what they were (`tests/testbed/test_tuning.py` trains
+    that on one rank each time)."""
     play = {kind: OURS, **({} if on is None else {"on": on})}
     run = Run(tmp_path, "pp2", play)
     assert run.bits() == baseline("pp2", folder)
@@ -97,7 +104,7 @@ def test_a_plan_that_fails_is_dropped_and_training_goes_on(kind: str, on: int | 
     assert any("Traceback" in path.read_text() for path in reports)
 
 
-@pytest.mark.parametrize("kind", ["build", "take", "fail"])
+@pytest.mark.parametrize("kind", ["fail", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("build", "take"))])
 def test_a_baseline_that_fails_beside_a_plan_that_runs_ends_nothing(kind: str, tmp_path: Path, folder: Path) -> None:
     """As where the model only fits with what Interlace moves."""
     run = Run(tmp_path, "pp2", {kind: BASELINE})

@@ -15,7 +15,15 @@ from tests.training.zoo_cases import CASES, OFFLOAD, PLAIN, RECOMPUTED, SCRIPT
 pytestmark = pytest.mark.paddle
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = (
+    "batch norm, a branch, dropout, stages of 1 and 2 layers, 5 micro-batches",
+    "frozen batch norm, a skipped stage, 3 stages, 7 micro-batches of a row",
+    "3 stages of 2 chunks, a table handed on",
+)
+"""Trained on the testbed by every `make test`."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES])
 def test_same_bits_as_baseline(name: str, tmp_path: Path) -> None:
     """Plain lowering (its second half), P3, F2, M2."""
     train(*CASES[name], tmp_path)
