@@ -137,7 +137,7 @@ def step_ns(made: Sequence[Program], costs: GivenCosts) -> int:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"))
 def test_no_plan_is_simulated_slower_than_the_plain_order(world: World) -> None:
     """Warm-up depth. Of any world, with and without host time; one rank a stage judges as the whole world would."""

@@ -80,7 +80,7 @@ def test_data_flow_is_kept_and_nothing_is_freed_early(world: World, options: dic
     assert_same(programs, [offload(program, cost, **options) for program in programs])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(worlds(offload=False), choices, cost_models)
 def test_memory_is_as_predicted_and_never_above_before(world: World, options: dict[str, Any], cost: GivenCosts) -> None:
     """Memory budget, measured peaks. Device bytes by host order, counted on the result, are those of the plan."""
@@ -93,7 +93,7 @@ def test_memory_is_as_predicted_and_never_above_before(world: World, options: di
         assert in_order(result, items(result)).peak("pinned") <= decided.pinned_peak_bytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(worlds(offload=False), choices, cost_models)
 def test_copies_stand_in_different_jobs_and_all_else_keeps_its_order(world: World, options: dict[str, Any], cost: GivenCosts) -> None:
     """What is moved. A pinned result crosses a job boundary; other items and operations stay in order."""
@@ -129,7 +129,7 @@ def test_same_inputs_same_plan(world: World, options: dict[str, Any], cost: Give
             assert items(result) == items(twin)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(worlds(offload=False, max_mp=1), st.integers(0, 300), cost_models, st.sampled_from([None, 1]))
 def test_any_budget_holds_or_is_refused_with_one_that_does(world: World, less: int, cost: GivenCosts, cap: int | None) -> None:
     """Memory budget. On the result, by host order and with copies out in flight; a refusal's figure is feasible."""

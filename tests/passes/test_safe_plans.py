@@ -43,7 +43,7 @@ def planned_and_proved(world: World, config: Config) -> None:
     assert_same(before, plans)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(worlds(max_pp=2, max_dp=2, max_micro_batches=4, max_layers=2, streams=False, pairs=False, offload=False, hoist=False, cut=False))
 def test_plans_of_random_programs_are_safe(world: World) -> None:
     """Fails where the checker, on any target, or the closure finds something in a plan, or where its numbers are not the program's."""

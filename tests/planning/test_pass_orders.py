@@ -379,7 +379,7 @@ def test_calls_that_stand_for_others_on_all_ranks_alike_pass(case: str) -> None:
     assert check([plan.program for plan in make_plans(given(), config(**options), COSTS, "cpu")]) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @drawing(worlds(max_pp=2, max_dp=2, max_micro_batches=3, max_layers=2), st.sampled_from(["mixed", "dx-first", "off"]))
 def test_our_own_passes_keep_the_captured_calls(drawn: World, form: str) -> None:
     plans = make_plans(programs(drawn), make_config({"schedule_1f1b": {"interleave": form}}), COSTS, "cpu")

@@ -180,7 +180,7 @@ def prove_and_compute(before: list[Program], after: list[Program], seed: int) ->
     assert_same(before, after, seed=seed)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(SMALL, st.booleans(), st.integers(0, 2**16), st.sampled_from(["dx-first", "mixed"]))
 def test_any_legal_rows_are_planned_proved_and_computed(world: World, chunks: bool, seed: int, form: str) -> None:
     world = chunked(world) if chunks else world
@@ -210,7 +210,7 @@ def test_rows_with_a_slip_are_refused_with_their_place_or_still_legal(world: Wor
         prove_and_compute(before, after, seed)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(SMALL, st.booleans(), st.data())
 def test_any_lag_and_depth_are_planned_proved_and_computed(world: World, chunks: bool, data: st.DataObject) -> None:
     """With chunks micro-batches come in multiples of the stages: Paddle's baseline order of others waits in a circle, or swaps messages."""

@@ -167,7 +167,7 @@ def same_results(before: Sequence[Program], after: Sequence[Program]) -> bool:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(drawn=st.tuples(styles, styles))
 def test_calls_that_meet_others_than_captured_are_refused(world: str, drawn: tuple[Style, Style]) -> None:
     """Whatever each rank does: if the numbers are others, a pass is named."""
@@ -179,7 +179,7 @@ def test_calls_that_meet_others_than_captured_are_refused(world: str, drawn: tup
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(style=styles)
 def test_calls_that_all_ranks_make_alike_are_accepted(world: str, style: Style) -> None:
     before = captured(world)

@@ -192,7 +192,7 @@ def swapped(program: Program, rng: random.Random) -> Program | None:
     return msgspec.structs.replace(program, jobs=tuple(jobs), events=())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(worlds(max_pp=2, max_dp=2, max_micro_batches=3, max_layers=2), st.integers(0, 2**16))
 def test_any_two_calls_of_a_channel_swapped_on_one_rank_are_found(drawn: World, seed: int) -> None:
     rng, ranks = random.Random(seed), plan(drawn)

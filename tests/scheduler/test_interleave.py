@@ -59,7 +59,7 @@ def pairs_of(program: Program) -> list[Job]:
 # ------------------------------------------------------------------------------------------------------------- whole worlds
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B", dropout=True), FORMS, ALLOWANCES)
 def test_every_output_and_buffer_equals_the_plain_schedule(world: World, form: Form, allowance: int) -> None:
     """Pairs of parts, nothing lost. All ranks computed; verify finds every operation once for each micro-batch; the text holds the plan."""
@@ -181,14 +181,14 @@ def step_of(made: Sequence[Program], costs: GivenCosts) -> int:
     return max(rank.step_ns for rank in simulate(made, costs, Options(peers_ready=True)).ranks)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(worlds(max_pp=4, max_micro_batches=7, max_layers=2, schedule="1F1B"), st.just("off") | FORMS, ALLOWANCES)
 def test_the_checker_finds_nothing(world: World, form: Form, allowance: int) -> None:
     """No deadlock. With sends that wait for their receiver, on a GPU: no race, no circle, partners agree."""
     assert [str(finding.message) for finding in check(planned(programs(world), form, extra_live_bytes=allowance))] == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @example(World(mp=2, micro_batches=2, gather=True, seed=3502), 64)  # extend-lifetimes keeps 8 bytes longer than the schedule knows
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"), st.sampled_from([0, 32, 64, 10_000]))
 def test_live_memory_stays_under_the_plain_order_and_the_allowance(world: World, allowance: int) -> None:
@@ -218,7 +218,7 @@ def _kept_longer(before: Program, after: Program) -> int:
     return before.pipeline.num_micro_batches * sum(table.storages[n].size_bytes for n in kept)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"), FORMS, st.integers(1, 60))
 def test_no_job_is_larger_than_allowed(world: World, form: Form, limit: int) -> None:
     """Nothing lost. A pair that would be larger stays two jobs; receives that come early, and what keeps values alive, are not counted."""
@@ -230,7 +230,7 @@ def test_no_job_is_larger_than_allowed(world: World, form: Form, limit: int) -> 
         assert all(sum(op in own for op, _ in job.items) <= limit for job in pairs_of(program))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=4, schedule="1F1B"), FORMS)
 def test_the_same_input_gives_the_same_plan(world: World, form: Form) -> None:
     """Equal plans. Twice, and on both ranks of a tensor-parallel group."""

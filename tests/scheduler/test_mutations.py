@@ -244,7 +244,7 @@ def test_orders_that_the_checker_calls_wrong_do_change_the_result() -> None:
     assert wrong > 5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(worlds(max_dp=2), st.integers(0, 2**16), st.sampled_from(sorted(MUTATIONS, key=lambda m: m.__name__)))
 def test_checker_and_oracle_agree_on_any_change(world: World, seed: int, mutation: Mutation) -> None:
     planned = plan(world)

@@ -60,7 +60,7 @@ def delayed(plan: Plan) -> list[tuple[OpInstance, OpInstance]]:
     ]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"),
     st.sampled_from(["dx-first", "mixed"]),

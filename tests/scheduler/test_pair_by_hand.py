@@ -322,7 +322,7 @@ def orders(forward: str, backward: str) -> Iterator[list[str]]:
     ]
     for form in ("dx-first", "mixed"):
         for costs in TABLES:
-            plan = plan_pair(Pair(program, both, costs, work=SEARCH_WORK), form, extra_bytes=1 << 30)  # type: ignore[arg-type]
+            plan = plan_pair(Pair(program, both, costs, work=SEARCH_WORK // 5), form, extra_bytes=1 << 30)  # type: ignore[arg-type]
             yield [f"{side}.{kinds[op_id]}" for side, op_id in plan.order]
 
 

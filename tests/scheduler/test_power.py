@@ -65,7 +65,7 @@ def simulated(programs: Sequence[Program], cost: Drawing, engine: str = "plain",
     return run(lower(programs, cost, Options(power=power, peers_ready=True)), engine=engine, with_memory=False)  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(shapes(), st.integers(200, 900), st.integers(1, 200))
 def test_both_engines_find_the_same_times_clocks_and_energy(shape: Shape, limit: int, response_ms: int) -> None:
     limited = msgspec.structs.replace(POWER, limit_w=limit, response_ns=response_ms * MS)

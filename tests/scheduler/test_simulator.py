@@ -160,7 +160,7 @@ def test_twins_agree_on_plans(shape: Shape, cost: GivenCosts, p2p: str) -> None:
     assert (plain.times.end == compiled.times.end).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(shapes(), cost_models())
 def test_makespan_is_at_least_every_load(shape: Shape, cost: GivenCosts) -> None:
     """Acceptance: C4. No shorter than the critical path, nor than what any stream or host has to do."""
@@ -176,7 +176,7 @@ def test_makespan_is_at_least_every_load(shape: Shape, cost: GivenCosts) -> None
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(shapes(), cost_models())
 def test_alone_it_is_the_longest_path(shape: Shape, cost: GivenCosts) -> None:
     """Acceptance: C4. With nothing stretched and nothing shared."""
@@ -236,7 +236,7 @@ def test_every_read_follows_its_write(shape: Shape, cost: GivenCosts) -> None:
                 assert end.get((before, micro_batch), 0) <= begin
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(shapes(2), cost_models(), st.sampled_from(["rendezvous", "buffered"]))
 def test_parts_of_the_step_by_the_nanosecond(shape: Shape, cost: GivenCosts, p2p: str) -> None:
     """The parts add up, and equal what looking at every single nanosecond gives."""

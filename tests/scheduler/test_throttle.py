@@ -129,7 +129,7 @@ def looking_back(program: Program, back: int) -> dict[str, tuple[HostSync, ...]]
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(worlds(streams=True), st.integers(0, 4))
 def test_waits_leave_plans_safe(drawn: World, back: int) -> None:
     """No deadlock. What the checker finds in a plan it finds with waits and without; steps that end still end."""
