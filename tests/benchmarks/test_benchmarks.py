@@ -63,6 +63,7 @@ def test_oracle(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_splitting(tmp_path: Path) -> None:
     """docs/decisions/007: parts of products gain less than they cost."""
     rows = [row for found in quick("splitting", tmp_path / "splitting.json")["configurations"].values() for row in found]
@@ -78,6 +79,7 @@ def test_schedules(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_collectives(tmp_path: Path) -> None:
     """`auto` is no slower than Paddle's baseline, and what is exposed of each kind is no more than there is in all."""
     for row in quick("collectives", tmp_path / "collectives.json")["rows"]:
@@ -87,6 +89,7 @@ def test_collectives(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_recompute(tmp_path: Path) -> None:
     """The more memory, the less is recomputed; and what nothing reads costs none."""
     found = quick("recompute", tmp_path / "recompute.json")
@@ -98,6 +101,7 @@ def test_recompute(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_budgets(tmp_path: Path) -> None:
     """What is planned keeps its share of what Paddle's baseline holds; the rest says what the least is."""
     (model,) = quick("budgets", tmp_path / "budgets.json")["models"]

@@ -158,10 +158,13 @@ LONG_ON_THE_TESTBED = (
     "dp2 sharding 1 over fused buffers",
     "mp2 sequence parallel, recompute that is left out",
     "pp2 vpp2, weight gradients trail",
+    "dp2 mp2 sharding 1, clip",
+    "auto, pp2 mp2, sequence parallel, bfloat16 O2, master gradients",
+    "auto, dp2 pp2, offload",
     "mp2, clip, accumulation: column overlap",
     "pp2 mixed, offload",
     "pp2 mp2 bfloat16 O2, master gradients",
     "pp2 mp2, everything on",
 )
 """Beside `LONG`: any two parts of these cases (parallelism, form, offload, recomputation, number type) meet in another case too, there or
-on CPU ranks."""
+on CPU ranks; sharding stage 1 beside mp, and bfloat16 beside sequence parallelism, in plans that `tests/captured` proves."""
