@@ -40,7 +40,8 @@ class Feature(msgspec.Struct, frozen=True):
 
 
 EVERYTHING = Feature("every plan", "enable", False)
-RANKS = Feature("runs on CPU ranks and dumps")
+RANKS = Feature("runs on CPU ranks")
+DUMPS = Feature("dumps")
 TUNE = Feature("trial and fallback", "tune")
 OVERLAP = Feature("overlap on named streams", "name_streams")
 OFFLOAD = Feature("offload", "offload_activations offload_optimizer_state")
