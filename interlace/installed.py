@@ -61,7 +61,7 @@ def unusable_paddle(*features: Feature) -> str:
 
     other = other_paddle()
     missing = missing_for(*features) if other else ""
-    return f"{other}; {' and '.join(each.name for each in features)} cannot be had with it: {missing}" if missing else ""
+    return f"{other}; this one lacks what is needed for {' and '.join(each.name for each in features)}: {missing}" if missing else ""
 
 
 def stands_back(force: bool) -> bool:
