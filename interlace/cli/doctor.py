@@ -42,21 +42,21 @@ def main(args: argparse.Namespace) -> int:
     if args.json and rank:
         args.json = f"{args.json}.rank{rank}"
     check_file("--json", args.json)
-    with _prepared(args.target), Alive("doctor", "running small programs through Paddle"):
+    with _prepared(args.target) as target, Alive("doctor", "running small programs through Paddle"):
         from interlace.bridge.doctor.examine import examine
 
-        found = examine(args.device, times=not args.no_times)
+        found = examine(args.device, not args.no_times, target)
     write_json(args.json, found)
     print(*([f"rank {rank} of {world}"] if world > 1 else []), table(found), sep="\n")
     return 1 if found.failed else 0
 
 
 @contextlib.contextmanager
-def _prepared(target: str) -> Iterator[None]:
-    """Paddle on the device that was asked for.
+def _prepared(target: str) -> Iterator[str]:
+    """Paddle, imported with the device that was asked for; gives its kind.
 
     Raises:
-        ConfigError: It is not there.
+        ConfigError: A device of the user's own is not there.
     """
     from interlace.installed import require_paddle
     from interlace.temporary import temporary_folder
@@ -66,18 +66,13 @@ def _prepared(target: str) -> Iterator[None]:
     if own is not None:
         own.require()
         with temporary_folder() as folder, contextlib.closing(own.install(0, 1, str(folder), 60.0)):
-            from interlace.bridge.doctor.examine import use_place
-
-            use_place("custom")
-            yield
+            yield "custom"
         return
     with postponed():
         from interlace.bridge.calibrate import import_paddle
-        from interlace.bridge.doctor.examine import use_place
 
         import_paddle()
-    use_place(target)
-    yield
+    yield target
 
 
 def _own(target: str) -> OwnTarget | None:
