@@ -82,5 +82,6 @@ def _examine(profile: str, internals: list[Check], times: bool, meeting: Meeting
         behaviour = Behaviour(device, meeting)
         checks += behaviour.checks()
         lab = None if device.target.serial or not behaviour.runs else behaviour.lab
-        checks += check_profile(device, lab, name, loaded, bool(profile)) if times else []
-    return Examination(known_name(device) or str(device.place), device.target.name, installed_versions(), tuple(checks))
+        checks += check_profile(device, lab, name, loaded, bool(profile), times)
+    called = known_name(device) or str(device.place)
+    return Examination(called, device.target.name, installed_versions(), tuple(checks), name, device.total_bytes())
