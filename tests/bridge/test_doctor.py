@@ -17,6 +17,7 @@ from pathlib import Path
 from subprocess import PIPE
 from types import SimpleNamespace
 
+import msgspec
 import paddle
 import pytest
 
@@ -35,6 +36,7 @@ from interlace.report.checks import OFFLOAD, OVERLAP, Check, Examination, conseq
 from tests.modules import package_modules
 
 pytestmark = pytest.mark.paddle
+GPT = Path(__file__).parents[2] / "examples" / "gpt.py"
 ROOTS = ("interlace.bridge", "interlace.cpu", "interlace.local")
 PUBLIC = {
     "paddle",
@@ -198,6 +200,53 @@ def test_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert found["collectives"]["verdict"] == "not checked"
     assert all(each["found"] for each in found.values())
     assert "rules of the cpu target" in printed
+
+
+def test_what_the_plan_of_a_script_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag that streams do not bear turns off what rests on it by name; and the device is too small."""
+    (tmp_path / "mine.yaml").write_text("offload_activations: {fraction: 0.5, min_bytes: 1KB}\n")
+    monkeypatch.setattr(CpuDevice, "total_bytes", lambda _: 1000)
+    words = [
+        "--target",
+        "cpu",
+        "--device",
+        "h200",
+        "--no-times",
+        "--config",
+        str(tmp_path / "mine.yaml"),
+        "--json",
+        str(tmp_path / "found"),
+    ]
+    script = ["doctor", str(GPT), "--world", "1", *words, "--", "--layers", "1", "--gradient-accumulation", "2"]
+    paddle.set_flags({"FLAGS_check_nan_inf": True})
+    try:
+        assert main(script) == 1
+    finally:
+        paddle.set_flags({"FLAGS_check_nan_inf": False})
+    printed = capsys.readouterr().out
+    found = msgspec.json.decode((tmp_path / "found").read_bytes(), type=Examination)
+    needs = {each.rule: each for each in found.needs}
+    assert (needs["offload"].verdict, needs["device memory"].verdict) == ("fails", "fails"), printed
+    assert "check_nan_inf" in needs["offload"].found
+    assert needs["every plan"].verdict == "not checked"
+    assert "`memory_budget: 900` keeps a tenth free" in needs["device memory"].found
+    (turned,) = (line for line in printed.splitlines() if line.startswith(f"what a run of {GPT} turns off: "))
+    assert "offload_activations: off" in turned
+    assert "name_streams: off" in turned
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--world", "2"], "--world: of which script? SCRIPT is missing"),
+        (["--", "--layers", "2"], "arguments after --: of which script? SCRIPT is missing"),
+        (["train.py"], "train.py: with how many ranks? add --world N"),
+        (["train.py", "--world", "2", "--config", "nothing"], "nothing"),
+    ],
+)
+def test_questions_about_scripts_that_cannot_be_answered(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_targets_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
