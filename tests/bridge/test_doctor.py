@@ -206,18 +206,9 @@ def test_what_the_plan_of_a_script_needs(tmp_path: Path, capsys: pytest.CaptureF
     """A flag that streams do not bear turns off what rests on it by name; and the device is too small."""
     (tmp_path / "mine.yaml").write_text("offload_activations: {fraction: 0.5, min_bytes: 1KB}\n")
     monkeypatch.setattr(CpuDevice, "total_bytes", lambda _: 1000)
-    words = [
-        "--target",
-        "cpu",
-        "--device",
-        "h200",
-        "--no-times",
-        "--config",
-        str(tmp_path / "mine.yaml"),
-        "--json",
-        str(tmp_path / "found"),
-    ]
-    script = ["doctor", str(GPT), "--world", "1", *words, "--", "--layers", "1", "--gradient-accumulation", "2"]
+    files = ["--config", str(tmp_path / "mine.yaml"), "--json", str(tmp_path / "found")]
+    machine = ["--target", "cpu", "--device", "h200", "--no-times"]
+    script = ["doctor", str(GPT), "--world", "1", *machine, *files, "--", "--layers", "1", "--gradient-accumulation", "2"]
     paddle.set_flags({"FLAGS_check_nan_inf": True})
     try:
         assert main(script) == 1

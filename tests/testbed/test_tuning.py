@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from interlace.errors import LaunchError
 from interlace.planning.baseline import BASELINE
 from tests.testbed.variant import need_ranks
 from tests.training.test_tuning import MEMORY, OURS, Run
@@ -41,6 +42,13 @@ def test_a_plan_with_more_memory_is_left_out_where_the_device_has_none_left(base
     run = Run(tmp_path, "pp2", {"slow": BASELINE}, TESTBED_MEMORY="1000000", **TESTBED)
     assert run.bits() == baselines["pp2"]
     assert [line for line in run.trial() if MEMORY in line and "; of 976.6 KiB of device memory " in line and IN_USE in line], run.trial()
+
+
+@pytest.mark.long
+def test_a_rank_that_dies_in_a_trial_ends_the_run(plugin: Path, tmp_path: Path) -> None:
+    need_ranks(2)
+    with pytest.raises(LaunchError, match="rank 1 failed: ended with exit code 3"):
+        Run(tmp_path, "pp2", {"die": 5}, **DELAYS)
 
 
 def test_a_first_step_that_fails_after_its_last_write_is_undone(baselines: dict[str, list[object]], tmp_path: Path) -> None:
