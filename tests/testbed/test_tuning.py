@@ -9,7 +9,7 @@ import pytest
 from interlace.errors import LaunchError
 from interlace.planning.baseline import BASELINE
 from tests.testbed.variant import need_ranks
-from tests.training.test_tuning import MEMORY, OURS, Run
+from tests.training.test_tuning import FORM, MEMORY, OURS, Run
 
 pytestmark = pytest.mark.paddle
 TESTBED = {"INTERLACE_TARGET": "testbed"}
@@ -35,6 +35,9 @@ def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(
     head, *lines = run.trial()
     assert head.startswith(("plans measured in ", "plans are being measured, "))
     assert [line for line in lines if line.startswith(f"  {OURS}: ")], run.said
+    if layout == "pp2":
+        measured = [line for line in lines if " a step, half of " in line]
+        assert all(any(name in line for line in measured) for name in (OURS, BASELINE, FORM, MEMORY)), lines
     assert not [line for line in lines if IN_USE in line], "a plan with more memory is tried: the device has it"
 
 
