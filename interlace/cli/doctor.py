@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -137,7 +137,7 @@ def _programs(args: argparse.Namespace) -> list[Program]:
     from interlace.cli.plans import read_files
     from interlace.temporary import temporary_folder
 
-    with temporary_folder() as folder, contextlib.redirect_stdout(sys.stderr):
+    with temporary_folder() as folder, contextlib.redirect_stdout(io.StringIO()):  # of a folder that does not last
         words = ["dump", args.script, "--world", str(args.world), "--stages", "-o", str(folder), "--", *args.script_args]
         dump.main(parsed(words))
         return [program for _, program in read_files([str(folder)])]
