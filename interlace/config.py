@@ -84,10 +84,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             kept for later runs of the same program, device, configuration and versions in the folder of `dump` or `plan`, else in the one
             that the environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
         examine: Before the first plan, hold what plans assume of this machine and its Paddle against what happens, as `interlace doctor`
-            does, and turn off what rests on rules that do not hold; a line says which. `auto`: on GPUs, and with a Paddle that nobody has
-            tested. When: leave it on; off where the machine is known. Details: the first rank of each host examines its GPU in a process
-            beside it, for some seconds, and what it finds is kept in the folder of `INTERLACE_CACHE` for later runs with the same device,
-            versions and flags.
+            does, and turn off what rests on rules that do not hold. `auto`: on GPUs, and with an untested Paddle. When: leave it on; off
+            where the machine is known. Details: the first rank of each host examines its GPU in a process beside it, for some seconds, and
+            what it finds is kept in the folder of `INTERLACE_CACHE` for later runs with the same device, versions and flags.
         plan: Folder of plans that `interlace plan` or `dump` wrote, of which each rank loads its own instead of planning; empty for none.
             When: many runs of one job: planning is done once, and all runs have the same plan. Details: the plans hold the options of
             passes and the profile, so none of these can be given together with `plan`.
