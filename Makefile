@@ -8,6 +8,7 @@ NLP := .venv-nlp
 # `make test-paddle VERSION=3.3.0`: another Paddle than the newest, in an environment of its own.
 VERSION ?= 3.3.0
 OTHER := .venv-paddle-$(VERSION)
+OTHER_PYTEST := TESTBED_BUILD=$(CURDIR)/testbed/build/paddle-$(VERSION) $(OTHER)/bin/python -m pytest
 OUT := out/demo
 TRAIN := examples/gpt.py --world 4
 BIG := --preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8
@@ -96,8 +97,8 @@ test-long: setup
 	$(PYTEST) --long -m long
 
 test-paddle: $(OTHER)/.installed
-	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "paddle and not main_thread"
-	$(OTHER)/bin/python -m pytest -m "paddle and main_thread"
+	$(OTHER_PYTEST) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "paddle and not main_thread"
+	$(OTHER_PYTEST) -m "paddle and main_thread"
 
 $(OTHER)/.installed: setup.py pyproject.toml
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)

@@ -102,6 +102,7 @@ def main(args: argparse.Namespace) -> int:
         if args.sweep:
             curve, found = _swept(args, points, programs, cost, profile, plans)
             if found[0] is not plans[0]:
+                room = ""
                 print(f"interlace plan: the plan of {size(found[0].memory_budget)} fits and is faster; it is taken", file=sys.stderr)
             plans = found
         for plan in plans:
