@@ -5,6 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FAST := $(VENV)/.installed-for-fast-tests
 NLP := .venv-nlp
+# `make test-paddle VERSION=3.3.0`: another Paddle than the newest, in an environment of its own.
+VERSION ?= 3.3.0
+OTHER := .venv-paddle-$(VERSION)
+OTHER_PYTEST := TESTBED_BUILD=$(CURDIR)/testbed/build/paddle-$(VERSION) $(OTHER)/bin/python -m pytest
 OUT := out/demo
 TRAIN := examples/gpt.py --world 4
 BIG := --preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8
@@ -21,19 +25,20 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-
 # Processes that start by the hundred compile every module anew where bytecode is not stored.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast test-long test-nlp mutants fuzz testbed lint setup clean
+.PHONY: help demo test test-fast test-long test-paddle test-nlp mutants fuzz testbed lint setup clean
 
 help:
 	@echo "make demo     train a small GPT on 4 CPU ranks, baseline against Interlace; plan a large one (about 2 minutes)"
 	@echo "make test-fast  the tests that need no Paddle, without long searches (under 2 minutes on 2 cores)"
 	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 2)"
 	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples, stored programs in every configuration, and what is marked long: more combinations in training, up to eight ranks (an hour)"
+	@echo "make test-paddle VERSION=3.3.0  the tests that need Paddle, with another version, in an environment of its own (.venv-paddle-3.3.0)"
 	@echo "make test-nlp  the example with PaddleNLP's AutoTrainer, in an environment of its own (1.9 GB, in $(NLP); minutes to install, 2 to run)"
 	@echo "make mutants  plants small faults and says which the tests do not find (ONLY=\"word ...\" for some of them)"
 	@echo "make fuzz     random plans for an hour: what the checker calls safe on any target must be safe by the oracle (SECONDS=600 SEED=7)"
 	@echo "make lint     ruff (rules and format) and mypy"
 	@echo "make testbed  build the custom device that stands for a GPU in tests"
-	@echo "make clean    remove $(VENV), $(NLP) and all outputs"
+	@echo "make clean    remove $(VENV), $(NLP), environments of other Paddles and all outputs"
 
 setup: $(STAMP)
 
@@ -91,6 +96,15 @@ test-long: setup
 	$(PYTEST) --examples 10 -m "not paddle and not main_thread"
 	$(PYTEST) --long -m long
 
+test-paddle: $(OTHER)/.installed
+	$(OTHER_PYTEST) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "paddle and not main_thread"
+	$(OTHER_PYTEST) -m "paddle and main_thread"
+
+$(OTHER)/.installed: setup.py pyproject.toml
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test]" "setuptools>=68" "paddlepaddle==$(VERSION)"
+	touch $(OTHER)/.installed
+
 test-nlp: $(NLP)/.installed
 	$(NLP)/bin/python -m pytest tests/training/test_paddlenlp.py
 
@@ -115,4 +129,4 @@ lint: setup
 	$(BIN)/mypy -p interlace
 
 clean:
-	rm -rf $(VENV) $(NLP) build out *.egg-info
+	rm -rf $(VENV) $(NLP) .venv-paddle-* build out *.egg-info

@@ -48,8 +48,8 @@ def enable(strategy: Any, config: str | PathLike[str] | Mapping[str, Any] | None
         ConfigError: `strategy` is none of Paddle's auto-parallel, an option is unknown, of the wrong type, or contradicts another,
             a file or profile is missing, or Paddle is not installed; nothing is changed then.
 
-    With another Paddle than the supported one the model is left to Paddle, and a line on standard error says so; `force_paddle` plans all
-    the same.
+    A Paddle that nobody has tested is used where what plans need of it is there, as a line on standard error says; where it is not, the
+    model is left to Paddle, unless `force_paddle` is on.
     """
     from interlace.bridge.flags import flags_on
     from interlace.installed import require_paddle, stands_back
@@ -70,14 +70,15 @@ def plan_of(model: Any, mode: str = "train") -> PlanReport:
     Raises:
         PlanError: Interlace is off for it, or it is not built in that mode yet.
     """
-    from interlace.installed import other_paddle, require_paddle
+    from interlace.installed import require_paddle, unusable_paddle
+    from interlace.report.checks import EVERYTHING
 
     require_paddle()
-    if "interlace.bridge.hook" not in sys.modules and other_paddle():
+    if "interlace.bridge.hook" not in sys.modules and (why := unusable_paddle(EVERYTHING)):
         from interlace.planning.plan import Plan
         from interlace.report.plan import PlanReport
 
-        return PlanReport(Plan.off(other_paddle()))
+        return PlanReport(Plan.off(why))
     from interlace.bridge.hook import plan_of as plan_in_paddle
 
     return plan_in_paddle(model, mode)

@@ -65,8 +65,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             the GPU, or for a GPU for which you made a profile.
         force_device: On a GPU, plan with the profile of another device than the one in use, which is an error otherwise. When: the GPU in
             use is close to the one of the profile, and you accept that predicted times are off.
-        force_paddle: Plan with an unsupported version of Paddle; otherwise models keep Paddle's plan there. When: trying a newer Paddle;
-            begin with `interlace run --verify`.
+        force_paddle: Plan also with a Paddle that nobody has tested and that lacks names which plans use; otherwise models keep Paddle's
+            plan there. When: porting Interlace to another Paddle; begin with `interlace run --verify`.
         memory_budget: Device memory that a rank may hold at any time of the step: a size (`70GB`), or a share of what Paddle's baseline
             holds on its fullest rank, as a number with a point (`0.8`) or in percent (`80%`). When: the step must fit into a given memory,
             or the script recomputes more than necessary. Details: what is kept, recomputed and moved to the host, and the schedule, are
@@ -79,13 +79,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         tune: Measure plans on the run's own first training steps, Paddle's baseline among them, and go on with the fastest; where a plan
             fails, go on with Paddle's baseline. `auto`: on GPUs, not on CPUs. When: leave it on; off where every run must take the same
             plan from its first step. Details: all plans give the same bits, so no step is lost. Plans that hold more than the baseline are
-            tried where a tenth of the device stays free, and within `memory_budget`; off keeps to the memory of the baseline. The choice is
+            tried where a tenth of the device stays free, and within `memory_budget`; off keeps to the memory of the baseline. With on,
+            `interlace plan` does so, too, by simulated steps and the memory of the device in the profile. The choice is
             kept for later runs of the same program, device, configuration and versions in the folder of `dump` or `plan`, else in the one
             that the environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
         examine: Before the first plan, hold what plans assume of this machine and its Paddle against what happens, as `interlace doctor`
-            does, and turn off what rests on rules that do not hold; a line says which. `auto`: on GPUs, not on CPUs. When: leave it on; off
-            where the machine is known. Details: the first rank of each host examines its GPU in a process beside it, for some seconds,
-            and what it finds is kept in the folder of `INTERLACE_CACHE` for later runs with the same device, versions and flags.
+            does, and turn off what rests on rules that do not hold. `auto`: on GPUs, and with an untested Paddle. When: leave it on; off
+            where the machine is known. Details: the first rank of each host examines its GPU in a process beside it, for some seconds, and
+            what it finds is kept in the folder of `INTERLACE_CACHE` for later runs with the same device, versions and flags.
         plan: Folder of plans that `interlace plan` or `dump` wrote, of which each rank loads its own instead of planning; empty for none.
             When: many runs of one job: planning is done once, and all runs have the same plan. Details: the plans hold the options of
             passes and the profile, so none of these can be given together with `plan`.

@@ -1,4 +1,4 @@
-"""Whether Paddle is installed, and whether it is the version that Interlace is built for. Imports no Paddle."""
+"""Whether Paddle is installed, whether it is tested, and whether what Interlace needs of it is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 
 from interlace.errors import ConfigError
 from interlace.notice import say_once
-from interlace.version import PADDLE, VERSION
+from interlace.report.checks import EVERYTHING, Feature
+from interlace.version import PADDLE, TESTED, VERSION
 
 DISTRIBUTIONS = ("paddlepaddle", "paddlepaddle-gpu")
 
@@ -43,19 +44,35 @@ def versions() -> dict[str, str]:
 
 
 def other_paddle() -> str:
-    """What to say of a Paddle that is not the supported one; empty where it is.
+    """What to say of a Paddle that nobody has tested; empty for a tested one.
 
-    Builds of the supported version (`3.3.1+cu129`, `3.3.1.post126`) are that version.
+    Builds of a tested version (`3.3.1+cu129`, `3.3.1.post126`) are that version.
     """
     found = paddle_version()
-    if found.partition("+")[0].split(".")[:3] == PADDLE.split("."):
+    if ".".join(found.partition("+")[0].split(".")[:3]) in TESTED:
         return ""
-    return f"Paddle {found or 'of unknown version'} is installed, and Interlace is built and tested for {PADDLE} only"
+    return f"Paddle {found or 'of unknown version'} is installed, and Interlace is tested with {' and '.join(TESTED)} only"
+
+
+def unusable_paddle(*features: Feature) -> str:
+    """Why features cannot be had with a Paddle that nobody has tested: names that they need are not there. Empty where all are, and for
+    tested versions. Imports Paddle."""
+    from interlace.bridge.doctor.internals import missing_for
+
+    other = other_paddle()
+    missing = missing_for(*features) if other else ""
+    return f"{other}; this one lacks what is needed for {' and '.join(each.name for each in features)}: {missing}" if missing else ""
 
 
 def stands_back(force: bool) -> bool:
-    """Whether the installed Paddle is left alone because it is another than the supported one; said once, by rank 0."""
-    other = "" if force else other_paddle()
-    if other:
-        say_once(f"{other}: models are left to Paddle. Option `force_paddle: on` plans all the same, untested")
-    return bool(other)
+    """Whether the installed Paddle is left alone: nobody has tested it, and it lacks what every plan needs. Rank 0 says once what is done
+    with one that nobody has tested."""
+    other = other_paddle()
+    if not other:
+        return False
+    unusable = "" if force else unusable_paddle(EVERYTHING)
+    if unusable:
+        say_once(f"{unusable}. Models are left to Paddle; option `force_paddle: on` tries all the same")
+    else:
+        say_once(f"{other}: it is used as its rules are found to be (option `examine`); begin with `interlace run --verify`")
+    return bool(unusable)

@@ -22,6 +22,7 @@ from testbed.build import library
 
 NAME = "testbed"
 VARIANT_VARIABLE, SWITCHES_VARIABLE = "TESTBED_VARIANT", "TESTBED_SWITCHES"
+MEMORY_VARIABLE = "TESTBED_MEMORY"  # bytes that the device says it has, where a test plays a smaller one
 ROOT_VARIABLE = "CUSTOM_DEVICE_ROOT"  # Paddle loads every library in this folder when it is imported
 
 
@@ -132,6 +133,7 @@ def plugin() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library(variant())))
     loaded.tb_switch_name.restype = ctypes.c_char_p
     loaded.tb_switch_meaning.restype = ctypes.c_char_p
+    loaded.tb_total_memory.restype = ctypes.c_size_t
     return loaded
 
 
@@ -212,6 +214,11 @@ def memory() -> Memory:
     numbers = (ctypes.c_size_t * 16)()
     plugin().tb_memory(numbers)
     return Memory(*numbers)
+
+
+def total_bytes() -> int:
+    """Memory of the device, or what `MEMORY_VARIABLE` says that it were."""
+    return int(os.environ.get(MEMORY_VARIABLE, "0")) or int(plugin().tb_total_memory())
 
 
 def reset_peaks() -> None:

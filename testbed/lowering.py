@@ -27,6 +27,11 @@ class TestbedDevice(CustomDevice):
 
         return memory().reserved
 
+    def total_bytes(self) -> int:
+        from testbed.device import total_bytes
+
+        return total_bytes()
+
     def label(self, built: Any, text: str) -> None:
         built.set_str_attr("interlace_at", text)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from interlace.cli import COMMANDS, _parse
+from interlace.cli import COMMANDS, parsed
 from interlace.config import load_config
 from interlace.passes.pipeline import built_in
 
@@ -41,7 +41,7 @@ def commands(path: Path) -> Iterator[list[str]]:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_commands_in_documents_parse(path: Path) -> None:
     """A word that the command line does not know ends the test with `SystemExit`."""
-    assert [_parse(words).command for words in commands(path)] == [words[0] for words in commands(path)]
+    assert [parsed(words).command for words in commands(path)] == [words[0] for words in commands(path)]
 
 
 def test_the_road_names_every_pass_in_its_order() -> None:

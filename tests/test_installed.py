@@ -1,4 +1,4 @@
-"""Without Paddle, and with another Paddle than the supported one: a sentence, and models are left to Paddle."""
+"""Without Paddle, and with one that nobody has tested: a sentence, and models are left to Paddle where names are missing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import interlace
 from interlace import installed
 from interlace import notice as say
 from interlace.cli import main
+from interlace.config import make_config
 from interlace.errors import BudgetError, ConfigError, PlanError
-from interlace.installed import other_paddle, stands_back
+from interlace.installed import other_paddle, stands_back, unusable_paddle
 from interlace.local.rank import failure_of
+from interlace.report.checks import DUMPS, EVERYTHING, RANKS
 
 
 @pytest.fixture
@@ -47,6 +49,7 @@ def test_calls_without_paddle(no_paddle: None) -> None:
 @pytest.mark.parametrize(
     ("version", "told"),
     [
+        ("3.3.0", ""),
         ("3.3.1", ""),
         ("3.3.1.post126", ""),
         ("3.3.1+cu129", ""),
@@ -56,9 +59,16 @@ def test_calls_without_paddle(no_paddle: None) -> None:
         ("", "Paddle of unknown version is"),
     ],
 )
-def test_which_paddle_is_supported(monkeypatch: pytest.MonkeyPatch, version: str, told: str) -> None:
+def test_which_paddle_is_tested(monkeypatch: pytest.MonkeyPatch, version: str, told: str) -> None:
     monkeypatch.setattr(installed, "paddle_version", lambda: version)
-    assert other_paddle() == (f"{told} installed, and Interlace is built and tested for 3.3.1 only" if told else "")
+    assert other_paddle() == (f"{told} installed, and Interlace is tested with 3.3.0 and 3.3.1 only" if told else "")
+
+
+@pytest.fixture
+def untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installed Paddle, as if nobody had tested it."""
+    monkeypatch.setattr(installed, "TESTED", ("3.2.0",))
+    monkeypatch.setattr(say, "_said", set())
 
 
 @pytest.fixture
@@ -70,16 +80,18 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(pipeline=SimpleNamespace())
 
 
-def test_another_paddle_stays_baseline_and_says_so_once(other: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_paddle_without_what_plans_need_stays_baseline_and_says_so_once(other: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """Flags can be set, and do nothing; nothing of Paddle's engine is touched, or even imported."""
     for _ in range(2):
         interlace.enable(other, schedule_1f1b={"interleave": "off"})
     other.interlace.offload_activations.fraction = 0.5
     said = capfd.readouterr().err
-    assert (
-        said.count("interlace: Paddle 3.2.0 is installed, and Interlace is built and tested for 3.3.1 only: models are left to Paddle. ")
-        == 1
+    (line,) = said.splitlines()
+    assert line.startswith(
+        "interlace: Paddle 3.2.0 is installed, and Interlace is tested with 3.3.0 and 3.3.1 only; this one lacks what is"
     )
+    assert "no attribute 'distributed'" in line
+    assert ". Models are left to Paddle; " in line
     assert not hasattr(other.pipeline, "interlace")
     assert "interlace.bridge.hook" not in sys.modules
     told = interlace.plan_of(other).explain()
@@ -104,12 +116,37 @@ def test_only_the_first_rank_says_it(other: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.paddle
-def test_a_dump_with_another_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untested_paddle_with_all_that_plans_need_is_used_and_examined(untested: None, capfd: pytest.CaptureFixture[str]) -> None:
+    import paddle
+
+    from interlace.bridge.first_contact import is_examined
+    from interlace.bridge.targets import choose_device
+
+    assert [stands_back(False) for _ in range(2)] == [False, False]
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"interlace: Paddle {paddle.__version__} is installed, and Interlace is tested with 3.2.0 only: it is used as")
+    assert is_examined(make_config({}), choose_device())
+    assert not is_examined(make_config({"examine": "off"}), choose_device())
+
+
+@pytest.mark.paddle
+def test_features_of_an_untested_paddle_whose_names_are_missing(untested: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what CPU ranks need, dumps and plans can be had all the same."""
+    monkeypatch.delattr("paddle.static.python_op")
+    monkeypatch.setitem(sys.modules, "paddle.static.python_op", None)
+    assert unusable_paddle(EVERYTHING, DUMPS) == ""
+    said = unusable_paddle(RANKS)
+    assert "this one lacks what is needed for runs on CPU ranks: paddle.static.python_op: " in said
+    assert not stands_back(False)
+
+
+@pytest.mark.paddle
+def test_a_dump_with_a_paddle_that_lacks_what_it_needs(untested: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from interlace.local import build_rank as dump
 
-    monkeypatch.setattr(dump, "other_paddle", lambda: "Paddle 3.2.0 is installed")
+    monkeypatch.delattr("paddle.distributed.auto_parallel.api.ShardingStage3._shard_parameter")
     before = dict(os.environ)
-    with pytest.raises(ConfigError, match=r"Paddle 3.2.0 is installed; dump there, or use --force-paddle"):
+    with pytest.raises(ConfigError, match=r"needed for every plan and dumps: no \S*_shard_parameter; --force-paddle tries all the same"):
         dump.build_program("x.py", [], 0, 1)
     assert dict(os.environ) == before
 

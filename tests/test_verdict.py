@@ -30,7 +30,7 @@ def result(*steps: str, weights: str = "aa", plan: Any = None) -> LaunchResult:
     return LaunchResult((RankReport(0, 1, tuple(losses), {"w": weights}, plan),), 1.0, "logs")
 
 
-PLANNED = result(*GOOD, plan={"rank": 0, "passes": [], "sentence": "Paddle's baseline takes longer."})
+PLANNED = result(*GOOD, plan={"rank": 0, "passes": [], "trial": [], "sentence": "Paddle's baseline takes longer."})
 TRAINED = result("train 01", "train 03")
 WRONG = result("train 01", "eval 02", "train 09", weights="bb")
 OTHER = result("train 01", "eval 02", "train 05", weights="cc")

@@ -26,6 +26,7 @@ from interlace.bridge.targets import Device
 from interlace.config import Config
 from interlace.errors import OutputError
 from interlace.files import cache_folder
+from interlace.installed import other_paddle
 from interlace.ir.dump import write_whole
 from interlace.ir.target import CPU, GPU
 from interlace.notice import say
@@ -60,8 +61,8 @@ class Contact(msgspec.Struct, frozen=True):
 
 
 def is_examined(config: Config, device: Device) -> bool:
-    """Whether the machine is looked at before the first plan."""
-    return config.examine == "on" or (config.examine == "auto" and device.examines)
+    """Whether the machine is looked at before the first plan: by default where something about it was never tried, devices or Paddle."""
+    return config.examine == "on" or (config.examine == "auto" and (device.examines or bool(other_paddle())))
 
 
 def features_off(device: Device, peers: Peers | None) -> tuple[Feature, ...]:

@@ -71,7 +71,8 @@ class State:
 
 
 _building: list[tuple[Any, str, State]] = []
-_last_plan: list[PlanReport] = []
+_last_planned: list[State] = []
+"""The engine that came last to a plan of training, as Interlace knows it."""
 _capture_only: list[Callable[[Program], None]] = []
 
 
@@ -106,6 +107,11 @@ def plan_of(model: Any, mode: str = "train") -> PlanReport:
         return PlanReport(Plan.off(_why_off(model, engine)))
     if mode not in state.modes:
         raise PlanError(f"the model has no {mode} plan; built so far: {sorted(state.modes)}; call model.{mode}() first")
+    return _shown(state, mode)
+
+
+def _shown(state: State, mode: str) -> PlanReport:
+    """The plan of a mode that reports show."""
     found: PlanReport = state.tunings[mode].shown if mode in state.tunings else state.modes[mode].report
     return found
 
@@ -340,10 +346,8 @@ class _Making:
         if not is_first:
             _run_fused_passes(self.engine, lowered)
         report = PlanReport(plan, Measured(known_name(device), load_profile(plan.profile).device))
-        if self.mode == "train":
-            _last_plan[:] = [report]
-            if is_first:
-                say_once(report.sentence())
+        if self.mode == "train" and is_first:
+            say_once(report.sentence())
         return Mode(report, self.captured, lowered, self.mapping, to_compare=comm)
 
     def paddles(self, report: PlanReport, is_first: bool) -> Mode:
@@ -368,6 +372,8 @@ def _prepare(device: Device, own: Any, dense: Any, mode: str) -> None:
 def _plan_mode(engine: Any, mode: str, state: State, making: _Making) -> Any:
     """Plan and lower a program, or leave it to Paddle's baseline, which is given then."""
     device = choose_device()
+    if mode == "train":
+        _last_planned[:] = [state]
     if not is_tuned(state.config, device):
         making.capture()
         state.modes[mode] = made = making.build(state.config)
@@ -477,5 +483,9 @@ def _value_id(mode: Mode, value: Any) -> int:
 
 
 def last_plan_summary() -> dict[str, Any] | None:
-    """Machine-readable summary of the last training plan made in this process; None before one is made."""
-    return {**_last_plan[-1].summary(), "is_paddles_order": _last_plan[-1].plan.is_paddles_order()} if _last_plan else None
+    """Machine-readable summary of the training plan of the engine that was planned last in this process: after a trial of the plan that was
+    taken; None before one is made."""
+    if not _last_planned or "train" not in _last_planned[-1].modes:
+        return None
+    report = _shown(_last_planned[-1], "train")
+    return {**report.summary(), "is_paddles_order": bool(report.plan.why_off) or report.plan.is_paddles_order()}

@@ -34,7 +34,7 @@ from interlace.bridge.targets import Device, choose_device
 from interlace.config import Config, make_config
 from interlace.cost_model import CostModel
 from interlace.errors import ConfigError
-from interlace.installed import other_paddle
+from interlace.installed import unusable_paddle
 from interlace.ir import Pipeline, Program
 from interlace.ir.schedule import SCHEDULES
 from interlace.passes import REGISTRY
@@ -43,6 +43,7 @@ from interlace.passes.insert_events import fetching
 from interlace.planning.baseline import BASELINE_ORDER
 from interlace.planning.plan import Plan, make_plan
 from interlace.registration import PREFIX
+from interlace.report.checks import EVERYTHING
 from interlace.report.plan import PlanReport
 from interlace.report.remarks import sentence
 from interlace.scheduler.hazards import require_safe
@@ -89,10 +90,10 @@ class _Pass(PassBase):  # type: ignore[misc]
         return {key: value for key, value in given.items() if key in known}
 
     def _require_version(self) -> None:
-        """Raises ConfigError where Paddle is another than the supported one, and the attribute `force_paddle` is not true."""
-        other = other_paddle()
-        if other and self._attrs.get("force_paddle") is not True:
-            raise ConfigError(f"pass {self.name!r}: {other}; the attribute force_paddle: True tries all the same")
+        """Raises ConfigError where nobody has tested this Paddle and it lacks what plans need; not with the attribute `force_paddle`."""
+        unusable = "" if self._attrs.get("force_paddle") is True else unusable_paddle(EVERYTHING)
+        if unusable:
+            raise ConfigError(f"pass {self.name!r}: {unusable}; the attribute force_paddle: True tries all the same")
 
     def _wrong(self, key: str, expected: str) -> ConfigError:
         return ConfigError(f"pass {self.name!r}: attribute {key}: found {self._attrs[key]!r}, expected {expected}")

@@ -28,6 +28,7 @@ from interlace.planning.baseline import BASELINE
 from interlace.planning.choice import Kept, Store, TrialOutcome, key_of
 from interlace.planning.peers import Peers, gather
 from interlace.planning.plan import Plan, options_text
+from interlace.planning.room import is_room_for, roomier
 from interlace.planning.trial import PADDLES, Contender, Trial, Watch, options_of, told_of
 from interlace.planning.variants import is_open
 from interlace.planning.worker import digest_of
@@ -40,14 +41,8 @@ from interlace.version import VERSION
 VARIABLE = "INTERLACE_TUNE"
 """What the option's default, `auto`, means: `on` or `off`."""
 CONFIGURED = "Interlace's plan"
-MORE_MEMORY = 0.1
-"""Part of what Paddle's baseline holds that a plan with more memory may hold besides; less gains little, more may not be there."""
-
 TWIN = "the same plan as"
 """How a trial says why a plan is not tried that is another one already."""
-ROOM, POOLS = 0.9, 2.0
-"""Part of the device's memory that a trial may come to use, and what pools may take for each byte that a plan holds more than the
-baseline: on two H100 0.9 to 1.9 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
 
 
 class Runnable(Protocol):
@@ -87,9 +82,8 @@ def proposed(config: Config, plan: Plan) -> list[Contender]:
         return []
     name, pipe = option_name(Schedule1F1B.name), plan.program.pipeline
     found: list[dict[str, dict[str, Any]]] = [{name: {"interleave": "mixed" if pipe.num_micro_batches > 1 else "dx-first"}}]
-    before = plan.outcome.before if plan.outcome else None
-    if before is not None and config.memory_budget is None:
-        found.append({name: {"extra_live_bytes": asked.extra_live_bytes + int(MORE_MEMORY * before.peak_bytes)}})
+    if (extra := roomier(config, plan.outcome)) is not None:
+        found.append({name: {"extra_live_bytes": extra}})
     return [Contender(f"the plan with {options_of(each)}", each) for each in found]
 
 
@@ -279,7 +273,7 @@ class Tuning:
     def _lacks(self, more: int, than: str) -> str:
         """Why there is no room for so many bytes more than a plan that runs already holds, on the device of any rank."""
         for reserved, total in gather(self.peers, "device memory", (self.device.reserved_bytes(), self.device.total_bytes())):
-            if more > 0 and 0 < ROOM * total < reserved + POOLS * more:
+            if not is_room_for(more, reserved, total):
                 return f"it holds {size(more)} more than {than}; of {size(total)} of device memory {size(reserved)} are in use"
         return ""
 

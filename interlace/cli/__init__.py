@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = "interlace"
     try:
         with as_interrupts(), rarely_collected():
-            args = _parse(list(sys.argv[1:] if argv is None else argv))
+            args = parsed(list(sys.argv[1:] if argv is None else argv))
             command = f"interlace {args.command}"
             code: int = args.main(args)
             sys.stdout.flush()
@@ -80,14 +80,14 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _parse(words: list[str]) -> argparse.Namespace:
+def parsed(words: list[str]) -> argparse.Namespace:
     """The arguments of a command, and those of its script after the first `--`; a wrong argument ends the program with code 2."""
     cut = words.index("--") if "--" in words else len(words)
     known = parser()
     args, unknown = known.parse_known_args(words[:cut])
-    runs_script = hasattr(args, "script_args")
+    runs_script, script = hasattr(args, "script_args"), getattr(args, "script", None)
     if unknown:
-        hint = f"; arguments of {args.script} follow --, as in: {_with_separator(words[:cut], unknown)}" if runs_script else ""
+        hint = f"; arguments of {script} follow --, as in: {_with_separator(words[:cut], unknown)}" if script else ""
         known.error(f"{args.command} does not know {' '.join(unknown)}{hint}")
     if cut < len(words):
         if not runs_script:

@@ -53,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", metavar="FILE", help="write the answer to FILE")
     parser.add_argument("--page", metavar="FILE", help="write the answer as a page (default: choose.html in -o)")
     parser.add_argument("--materialize", action="store_true", help="allocate parameters, for scripts that need their values")
-    parser.add_argument("--force-paddle", action="store_true", help="try an unsupported version of Paddle")
+    parser.add_argument("--force-paddle", action="store_true", help="try a Paddle that lacks names which dumps use")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="processes at once (default: all cores)")
     parser.set_defaults(script_args=[])
     return parser

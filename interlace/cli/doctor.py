@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlace.interrupts import postponed
 
 if TYPE_CHECKING:
+    from interlace.ir import Program
     from interlace.local.own_target import OwnTarget
+    from interlace.report.checks import Examination
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """The command's options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="check this machine and its Paddle",
-        description="Check what plans rely on: versions, internals and flags of Paddle, streams, events, memory, copies, times.",
-        epilog="Exit code 1 if a rule does not hold. What was not checked is listed with the reason, and counts neither way.",
+        help="check this machine and its Paddle, and what the plan of a script needs of them",
+        usage="interlace doctor [-h] [options] [SCRIPT --world N [-- arguments of SCRIPT]]",
+        description="Check what plans rely on: versions, internals and flags of Paddle, streams, events, memory, copies, times. With "
+        "SCRIPT its programs are built and planned, too, and what the plan needs is held against what was found.",
+        epilog="Exit code 1 if a rule does not hold, or the plan of SCRIPT does not fit into the device. What was not checked is listed "
+        "with the reason, and counts neither way.",
     )
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a training script that uses paddle.distributed.to_static")
+    parser.add_argument("--world", type=int, metavar="N", help="number of ranks of SCRIPT")
+    parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset for SCRIPT (default: INTERLACE_CONFIG's, if any)")
     parser.add_argument(
         "--target", metavar="T", default="", help="gpu, cpu, custom, or a module with your own device (default: the GPU if Paddle has one)"
     )
     parser.add_argument("--device", metavar="NAME", default="", help="device profile, by name or path (default: that of the device found)")
-    parser.add_argument("--no-times", action="store_true", help="leave out the profile and its times")
+    parser.add_argument("--no-times", action="store_true", help="leave out the times of the profile")
     parser.add_argument("--json", metavar="FILE", help="write what was found to FILE; of several ranks each but the first adds its number")
+    parser.set_defaults(script_args=[])
     return parser
 
 
@@ -42,21 +52,103 @@ def main(args: argparse.Namespace) -> int:
     if args.json and rank:
         args.json = f"{args.json}.rank{rank}"
     check_file("--json", args.json)
-    with _prepared(args.target), Alive("doctor", "running small programs through Paddle"):
+    asked = _asked(args)
+    with _prepared(args.target) as target, Alive("doctor", "running small programs through Paddle"):
         from interlace.bridge.doctor.examine import examine
 
-        found = examine(args.device, times=not args.no_times)
+        found = examine(args.device or asked.device, not args.no_times, target)
     write_json(args.json, found)
     print(*([f"rank {rank} of {world}"] if world > 1 else []), table(found), sep="\n")
-    return 1 if found.failed else 0
+    if args.script and not rank:
+        found, text = _with_plan(args, asked, found)
+        write_json(args.json, found)
+        print("", text, sep="\n")
+    return 0 if found.is_sound else 1
+
+
+class _Asked(NamedTuple):
+    """What is asked for a script's plan: options as a configuration has them, where from, and its profile."""
+
+    options: dict[str, Any]
+    source: str
+    marks: dict[str, str]
+    device: str
+
+
+def _asked(args: argparse.Namespace) -> _Asked:
+    """Of the command and the environment.
+
+    Raises:
+        ConfigError: The script, the number of its ranks or the configuration is missing or wrong.
+    """
+    from interlace.config import load_config, make_config
+    from interlace.errors import ConfigError
+    from interlace.outside import CONFIG_VARIABLE, VARIABLES, asked_outside
+
+    if not args.script:
+        given = next((name for name in ("world", "config") if getattr(args, name) is not None), "")
+        if given or args.script_args:
+            raise ConfigError(f"{f'--{given}' if given else 'arguments after --'}: of which script? SCRIPT is missing")
+        return _Asked({}, "defaults", {}, "")
+    if not args.world:
+        raise ConfigError(f"{args.script}: with how many ranks? add --world N")
+    if args.config:
+        load_config(args.config)
+    outside = asked_outside({CONFIG_VARIABLE: args.config}) if args.config else asked_outside(typed=VARIABLES)
+    options, source, marks = outside[:3] if outside else ({}, "defaults", {})
+    config = make_config(options, source, marks)
+    if not config.active or config.plan:
+        raise ConfigError(f"{source}: it plans nothing (enable: off, every pass off, or plan: FOLDER), so there is no plan to look at")
+    return _Asked(dict(options), source, dict(marks), config.device)
+
+
+def _with_plan(args: argparse.Namespace, asked: _Asked, found: Examination) -> tuple[Examination, str]:
+    """What was found, with what the plan of the script needs, and that as text."""
+    import msgspec
+
+    from interlace.cli.progress import Alive
+    from interlace.config import make_config
+    from interlace.cost_model import CostModel, load_profile
+    from interlace.planning.plan import make_plans
+    from interlace.planning.processes import usable_processes
+    from interlace.report.checks import EVERYTHING, PROFILE, needs_table
+    from interlace.report.needs import needs_of
+
+    programs = _programs(args)
+    config = make_config(asked.options, asked.source, asked.marks)
+    with Alive("doctor", f"planning {len(programs)} stage(s)"):
+        plans = make_plans(programs, config, CostModel(load_profile(found.profile)), found.profile, usable_processes())
+    found = msgspec.structs.replace(found, needs=tuple(needs_of(plans, config, found)))
+    failing = dict.fromkeys(feature for each in found.failed if each.group != PROFILE for feature in each.rests)
+    if EVERYTHING in failing:
+        in_force = EVERYTHING.off
+    elif failing:
+        from interlace.bridge.first_contact import changes_text, without
+
+        in_force = changes_text(asked.options, without(asked.options, failing))
+    else:
+        in_force = "nothing"
+    return found, needs_table(found, args.script, in_force)
+
+
+def _programs(args: argparse.Namespace) -> list[Program]:
+    """One program for each stage of the script, built as `interlace dump --stages` does."""
+    from interlace.cli import dump, parsed
+    from interlace.cli.plans import read_files
+    from interlace.temporary import temporary_folder
+
+    with temporary_folder() as folder, contextlib.redirect_stdout(io.StringIO()):  # of a folder that does not last
+        words = ["dump", args.script, "--world", str(args.world), "--stages", "-o", str(folder), "--", *args.script_args]
+        dump.main(parsed(words))
+        return [program for _, program in read_files([str(folder)])]
 
 
 @contextlib.contextmanager
-def _prepared(target: str) -> Iterator[None]:
-    """Paddle on the device that was asked for.
+def _prepared(target: str) -> Iterator[str]:
+    """Paddle, imported with the device that was asked for; gives its kind.
 
     Raises:
-        ConfigError: It is not there.
+        ConfigError: A device of the user's own is not there.
     """
     from interlace.installed import require_paddle
     from interlace.temporary import temporary_folder
@@ -66,18 +158,13 @@ def _prepared(target: str) -> Iterator[None]:
     if own is not None:
         own.require()
         with temporary_folder() as folder, contextlib.closing(own.install(0, 1, str(folder), 60.0)):
-            from interlace.bridge.doctor.examine import use_place
-
-            use_place("custom")
-            yield
+            yield "custom"
         return
     with postponed():
         from interlace.bridge.calibrate import import_paddle
-        from interlace.bridge.doctor.examine import use_place
 
         import_paddle()
-    use_place(target)
-    yield
+    yield target
 
 
 def _own(target: str) -> OwnTarget | None:

@@ -40,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "-o", "--output", type=Path, default=Path("dumps"), metavar="PATH", help="folder, or file with --rank (default: dumps)"
     )
     parser.add_argument("--materialize", action="store_true", help="allocate parameters, for scripts that need their values")
-    parser.add_argument("--force-paddle", action="store_true", help="try an unsupported version of Paddle")
+    parser.add_argument("--force-paddle", action="store_true", help="try a Paddle that lacks names which dumps use")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="ranks built at once (default: all cores)")
     parser.add_argument("--json", metavar="FILE", help="write operations, seconds and memory of each rank to FILE")
     parser.set_defaults(script_args=[])

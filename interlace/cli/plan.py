@@ -58,6 +58,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.planning.curve import SWEEP, write_sweep
     from interlace.planning.plan import make_plans
     from interlace.planning.processes import usable_processes
+    from interlace.planning.room import use_room
     from interlace.planning.rows import CONFIG, ROWS, write_rows
     from interlace.planning.sweep import FEWEST
     from interlace.report.plan import PlanReport, summary_text
@@ -96,10 +97,12 @@ def main(args: argparse.Namespace) -> int:
     with claimed(args.output.absolute() / "captured"), staged(args.output, instead_of=(SWEEP, ROWS, CONFIG)) as folder:
         with Alive("plan", f"planning {ranks_text(sorted(rank for program in programs for rank in program.ranks))}"):
             plans = make_plans(programs, config, cost, profile, usable_processes())
+            plans, room = use_room(programs, config, cost, profile, plans, usable_processes())
         curve = None
         if args.sweep:
             curve, found = _swept(args, points, programs, cost, profile, plans)
             if found[0] is not plans[0]:
+                room = ""
                 print(f"interlace plan: the plan of {size(found[0].memory_budget)} fits and is faster; it is taken", file=sys.stderr)
             plans = found
         for plan in plans:
@@ -123,6 +126,8 @@ def main(args: argparse.Namespace) -> int:
         print(f"schedule, a row for each stage: {args.output / ROWS}; edited, it is planned with --config {args.output / CONFIG}")
     if curve is not None:
         print(f"step time against memory budget, also in {args.output / SWEEP}:\n{sweep_text(curve)}")
+    if room:
+        print(room)
     print(PlanReport(plans[0]).sentence())
     return 0
 

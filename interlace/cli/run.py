@@ -209,7 +209,7 @@ def _verify(args: argparse.Namespace) -> int:
     for fault in found.faults:
         print(f"Paddle's fault, not a plan's: {fault}")
     if mine.reports[0].plan is not None:
-        print(mine.reports[0].plan["sentence"])
+        print(_told_text(mine.reports[0].plan))
     with_what = "" if found.against == "baseline" else f" with those of the run {found.against}; steps that it left out are not compared"
     if idle:
         print(f"interlace run: nothing was verified: {idle}", file=sys.stderr)
@@ -434,8 +434,13 @@ def _plan_text(result: LaunchResult) -> str:
     done = ", ".join(f"{name} {count} changed" for name, count in counts.items())
     return (
         f"plan of rank 0: {done or 'no pass ran'}; why: print(interlace.plan_of(model).explain()) in the script, or "
-        f"dump: FOLDER in the configuration and `interlace show FOLDER/rank0.ilp --why`\n{plan['sentence']}"
+        f"dump: FOLDER in the configuration and `interlace show FOLDER/rank0.ilp --why`\n{_told_text(plan)}"
     )
+
+
+def _told_text(plan: dict[str, Any]) -> str:
+    """What the plan brings, and which one a trial took."""
+    return "\n".join([plan["sentence"], *plan["trial"][:1]])
 
 
 def _as_dict(result: LaunchResult) -> dict[str, Any]:

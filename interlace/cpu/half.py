@@ -11,10 +11,11 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import importlib.util
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ _ONLY_BUILT = "no kernel on the CPU, and this process builds programs for a dump
 _WITHOUT_OUTPUTS = re.compile(r"op \[pd_op\.(\w+)\] kernel output args \(0\) defs")
 """How an executor refuses a kernel that we registered without a CPU kernel of any type beside it: it knows none of its outputs
 (pd_op_to_kernel_pass.cc)."""
+_ARCHITECTURE = 90
+"""Of the GPU that programs are built for without one, as Paddle numbers them: Hopper."""
 _GPU_FLAGS = {"FLAGS_cudnn_deterministic": False, "FLAGS_flash_attn_version": 2}
 
 
@@ -97,10 +100,13 @@ def _choose_attention_as_on_gpu() -> None:
     """Let Paddle's attention functions take the flash kernel where they would on a GPU that has it."""
     import paddle
 
-    backends: Any = importlib.import_module("paddle.nn.attention.sdpa")
-    fused: Any = importlib.import_module("paddle.nn.functional.flash_attention")
-    scaled: Any = importlib.import_module("paddle.nn.functional.sdpa")
     _know_gpu_flags()
+    fused: Any = importlib.import_module("paddle.nn.functional.flash_attention")
+    if importlib.util.find_spec("paddle.nn.attention") is None:
+        _choose_by_device(fused)
+        return
+    backends: Any = importlib.import_module("paddle.nn.attention.sdpa")
+    scaled: Any = importlib.import_module("paddle.nn.functional.sdpa")
     backends._set_enabled_backends(list(backends.SDPBackend))  # on a CPU Paddle starts with MATH alone
     select = fused._select_sdp
 
@@ -117,6 +123,25 @@ def _choose_attention_as_on_gpu() -> None:
     finally:
         paddle.device.is_bf16_supported = supported
     scaled.check_flash_attention_hardware_support = lambda device_id: True
+
+
+def _choose_by_device(fused: Any) -> None:
+    """The same in Paddle 3.2, which asks for the name and the architecture of the device where it chooses."""
+    import paddle
+
+    def on_gpu(select: Callable[..., Any]) -> Callable[..., Any]:
+        def select_on_gpu(*args: Any) -> Any:
+            get_device = paddle.get_device
+            try:
+                paddle.get_device = lambda: "gpu:0"
+                return select(*args)
+            finally:
+                paddle.get_device = get_device
+
+        return select_on_gpu
+
+    fused._get_arch_info = lambda: _ARCHITECTURE
+    fused._select_sdp, fused._select_sdp_for_sdpa = on_gpu(fused._select_sdp), on_gpu(fused._select_sdp_for_sdpa)
 
 
 def _know_gpu_flags() -> None:

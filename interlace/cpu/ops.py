@@ -16,7 +16,6 @@ import numpy as np
 import paddle
 from paddle.base import core
 from paddle.distributed.auto_parallel.static import process_group
-from paddle.static.python_op import register_op
 
 from interlace.cpu.parallel_cross_entropy import cross_entropy, cross_entropy_grad
 from interlace.cpu.reduction import Array
@@ -258,8 +257,10 @@ def _python_op(name: str, function: Callable[..., Any], operand: Any | None, sha
 
     label = _unique_label(name)
     if operand is None:
-        return register_op(function, name=label, infer_meta=meta_of_none, input_names=[], output_names=["out"])()
-    return register_op(function, name=label, infer_meta=meta_of_one, input_names=["x"], output_names=["out"])(operand)
+        return paddle.static.python_op.register_op(function, name=label, infer_meta=meta_of_none, input_names=[], output_names=["out"])()
+    return paddle.static.python_op.register_op(function, name=label, infer_meta=meta_of_one, input_names=["x"], output_names=["out"])(
+        operand
+    )
 
 
 def _unique_label(name: str) -> str:
@@ -488,7 +489,7 @@ def _python_op_of_many(
     """Insert a Python op before `site.op` with the same operands and number of results."""
     label = _unique_label(site.name)
     paddle.pir.set_insertion_point(site.op)
-    build = register_op(function, name=label, infer_meta=meta, input_names=inputs, output_names=outputs)
+    build = paddle.static.python_op.register_op(function, name=label, infer_meta=meta, input_names=inputs, output_names=outputs)
     made = build(*site.op.operands_source())
     return [made] if len(outputs) == 1 else list(made)
 

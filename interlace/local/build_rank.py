@@ -23,11 +23,12 @@ import numpy as np
 
 from interlace.cpu.install import rank_environment
 from interlace.errors import ConfigError, InterlaceError, LaunchError
-from interlace.installed import other_paddle
+from interlace.installed import unusable_paddle
 from interlace.ir import Program, save
 from interlace.ir.dump import Script
 from interlace.local.attach import run_script
 from interlace.local.rank import end_with_parent, failure_of
+from interlace.report.checks import DUMPS, EVERYTHING
 
 _WITHOUT_MEMORY = re.compile(r"memory's size is 0|[Hh]olds? no memory|[nN]ot initialized|[uU]ninitialized|not been initialized")
 """What Paddle says where a tensor's contents are asked for and it has none."""
@@ -121,11 +122,11 @@ def build_program(script: str, arguments: list[str], rank: int, world: int, *, l
 
     Raises:
         LaunchError: The script ended without building a training program.
-        ConfigError: Paddle is another than the supported one, and is not forced.
+        ConfigError: Nobody has tested this Paddle, it lacks what dumps need, and is not forced.
     """
-    other = "" if force_paddle else other_paddle()
-    if other:
-        raise ConfigError(f"{other}; dump there, or use --force-paddle to try all the same")
+    unusable = "" if force_paddle else unusable_paddle(EVERYTHING, DUMPS)
+    if unusable:
+        raise ConfigError(f"{unusable}; --force-paddle tries all the same")
     os.environ.update(rank_environment(rank, world))
     os.environ.pop("POD_NAME", None)
     from interlace.bridge import hook, mesh

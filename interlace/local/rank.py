@@ -25,7 +25,7 @@ from interlace.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, install
 from interlace.cpu.transport import DEFAULT_TIMEOUT_S, PeerLostError, Transport
 from interlace.errors import BudgetError, ConfigError, InterlaceError, LoadError, OutputError
 from interlace.files import writing
-from interlace.installed import other_paddle
+from interlace.installed import unusable_paddle
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
 from interlace.local.attach import attach, run_script
 from interlace.local.own_target import find_own
@@ -44,6 +44,7 @@ from interlace.local.rank_report import (
     write_report,
 )
 from interlace.outside import TARGET_VARIABLE
+from interlace.report.checks import EVERYTHING, RANKS
 from interlace.temporary import join
 
 MASTER_WEIGHT = re.compile(r"_fp32_master_\d+$")
@@ -155,6 +156,8 @@ def _start(rank: int, world: int, run_dir: str) -> Transport | None:
     target, timeout_s = os.environ.get(TARGET_VARIABLE, ""), float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S))
     if target == "gpu":
         return None
+    if unusable := unusable_paddle(RANKS):
+        raise ConfigError(unusable)
     if target not in ("", "cpu"):
         return find_own(target).install(rank, world, run_dir, timeout_s)
     return install(rank, world, run_dir, timeout_s)
@@ -166,7 +169,7 @@ def _recorder(rank: int, run_dir: str) -> Recorder:
     from interlace.bridge import mesh
 
     mesh.install()
-    if not other_paddle():
+    if not unusable_paddle(EVERYTHING):
         from interlace.bridge import hook
 
         hook.install()  # below the recorder: a step that a failed plan began and another one repeated is one step

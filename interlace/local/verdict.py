@@ -17,14 +17,13 @@ from interlace.errors import LaunchError
 from interlace.local.launch import LaunchResult
 from interlace.local.rank_report import STEPS_VARIABLE, RankReport, StepLoss, first_state_difference, write_report
 from interlace.temporary import temporary_folder
-from interlace.version import PADDLE
 
 Run = Callable[[str, Mapping[str, str]], LaunchResult]
 """Run a script under a name with more in the environment: unmodified Paddle, or the plan where the name is `PLAN_ALONE`. Raises LaunchError
 where a rank fails."""
 PLAN_ALONE = "interlace-training-only"
 EVALUATED = (
-    f"Paddle {PADDLE}'s own programs of evaluation or prediction change running statistics; baseline could not be run with them, so "
+    "Paddle's own programs of evaluation or prediction change running statistics; baseline could not be run with them, so "
     "these are compared between runs that only train"
 )
 """Told where evaluation alone makes the difference."""
@@ -42,13 +41,13 @@ class Fault(NamedTuple):
 FAULTS = (
     Fault(
         "baseline-training-only",
-        f"Paddle {PADDLE}'s engine keeps one plan for all modes: after a step of evaluation or prediction it "
+        "Paddle's engine keeps one plan for all modes: after a step of evaluation or prediction it "
         "trains with the wrong one (with gradient accumulation an evaluation trains once more; pipelines die)",
         trains_only=True,
     ),
     Fault(
         "baseline-no-inplace",
-        f"Paddle {PADDLE}'s in-place pass overwrites values that are still read (GPT with one sequence a step)",
+        "Paddle's in-place pass overwrites values that are still read (GPT with one sequence a step)",
         {"FLAGS_pir_apply_inplace_pass": "0"},
     ),
 )

@@ -40,7 +40,8 @@ class Feature(msgspec.Struct, frozen=True):
 
 
 EVERYTHING = Feature("every plan", "enable", False)
-RANKS = Feature("runs on CPU ranks and dumps")
+RANKS = Feature("runs on CPU ranks")
+DUMPS = Feature("dumps")
 TUNE = Feature("trial and fallback", "tune")
 OVERLAP = Feature("overlap on named streams", "name_streams")
 OFFLOAD = Feature("offload", "offload_activations offload_optimizer_state")
@@ -71,7 +72,7 @@ class Check(msgspec.Struct, frozen=True):
     group: str = ""
 
 
-DEVICE = "the device and the executor"
+DEVICE, PROFILE = "the device and the executor", "the profile"
 
 
 def nothing_runs(why: str) -> Check:
@@ -86,12 +87,18 @@ class Examination(msgspec.Struct, frozen=True):
         device: What was examined.
         target: Whose rules were expected there.
         versions: Of what is installed.
+        profile: Name of the device profile that its times were held against.
+        memory_bytes: Of the device; 0 where it does not tell.
+        needs: What the plan of a script rests on, and whether that holds.
     """
 
     device: str
     target: str
     versions: dict[str, str]
     checks: tuple[Check, ...]
+    profile: str = ""
+    memory_bytes: int = 0
+    needs: tuple[Check, ...] = ()
 
     def of(self, verdict: Verdict) -> list[Check]:
         """Those with this verdict."""
@@ -101,6 +108,11 @@ class Examination(msgspec.Struct, frozen=True):
     def failed(self) -> list[Check]:
         """Rules that do not hold here."""
         return self.of("fails")
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing fails."""
+        return not self.failed and all(each.verdict != "fails" for each in self.needs)
 
     def features(self) -> dict[Feature, list[str]]:
         """What relies on rules that do not hold, and on which."""
@@ -129,6 +141,21 @@ def table(found: Examination) -> str:
         lines += _row((each.verdict, each.rule, each.expected, each.found, rests))
     lines += ["", summary(found), *consequences(found)]
     return "\n".join(lines)
+
+
+def needs_table(found: Examination, script: str, in_force: str) -> str:
+    """What the plan of a script rests on, as text.
+
+    Args:
+        found: With the needs.
+        script: Its name.
+        in_force: What a run of it turns off, as a configuration says it.
+    """
+    heads = ("", f"the plan of {script} needs", "for", "found", "without it")
+    lines = _row(heads)
+    for each in found.needs:
+        lines += _row((each.verdict, each.rule, each.expected, each.found, "; ".join(feature.off for feature in each.rests if feature.off)))
+    return "\n".join([*lines, "", f"what a run of {script} turns off: {in_force}"])
 
 
 def summary(found: Examination) -> str:

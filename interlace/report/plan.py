@@ -109,6 +109,7 @@ class PlanReport:
             "passes": [_said(report) for report in plan.reports],
             "outcome": msgspec.to_builtins(plan.outcome),
             "measured_step_ns": self.measured.step_ns,
+            "trial": trial_lines(self.measured.trial),
             "sentence": self.sentence(),
         }
 

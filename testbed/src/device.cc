@@ -305,5 +305,10 @@ TB_EXPORT void tb_sync() { device_sync(); }
 TB_EXPORT void tb_next_priority(int priority) { next_priority = priority; }  // of the streams that Paddle makes from here on
 TB_EXPORT int tb_stream_count() { return stream_count(); }
 TB_EXPORT int tb_stream_priority(int number) { return stream_priority(number); }
+TB_EXPORT size_t tb_total_memory() {
+  size_t total = 0, available = 0;
+  device_memory(&total, &available);
+  return total;
+}
 // What is copied in meanwhile goes to memory that no work uses: such a copy waits for nothing.
 TB_EXPORT void tb_fresh(int on) { to_fresh_memory = on; }

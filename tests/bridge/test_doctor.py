@@ -5,11 +5,19 @@ from __future__ import annotations
 import ast
 import json
 import os
+import socket
+import subprocess
 import sys
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
 
+import msgspec
 import paddle
 import pytest
 
@@ -17,15 +25,18 @@ from interlace.bridge.doctor import internals, times, versions
 from interlace.bridge.doctor.behaviour import Behaviour
 from interlace.bridge.doctor.examine import examine
 from interlace.bridge.doctor.lab import Lab
+from interlace.bridge.doctor.meeting import Meeting
 from interlace.bridge.targets.cpu import CpuDevice
 from interlace.bridge.targets.custom import CustomDevice
 from interlace.bridge.targets.gpu import GpuDevice
 from interlace.cli import main
 from interlace.cost_model import load_profile
+from interlace.cpu.install import rank_environment
 from interlace.report.checks import OFFLOAD, OVERLAP, Check, Examination, consequences, table
 from tests.modules import package_modules
 
 pytestmark = pytest.mark.paddle
+GPT = Path(__file__).parents[2] / "examples" / "gpt.py"
 ROOTS = ("interlace.bridge", "interlace.cpu", "interlace.local")
 PUBLIC = {
     "paddle",
@@ -101,7 +112,7 @@ def test_a_version_that_nobody_tested_is_said(monkeypatch: pytest.MonkeyPatch) -
     assert versions.check_versions(device, profile)[0].verdict == "holds"
     monkeypatch.setattr(paddle, "__version__", "3.4.0")
     row = versions.check_versions(device, profile)[0]
-    assert (row.verdict, row.expected) == ("not checked", "3.3.1")
+    assert (row.verdict, row.expected) == ("not checked", "3.3.0 or 3.3.1")
     assert row.found.startswith("3.4.0, which nobody has tested")
 
 
@@ -191,6 +202,44 @@ def test_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert "rules of the cpu target" in printed
 
 
+def test_what_the_plan_of_a_script_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag that streams do not bear turns off what rests on it by name; and the device is too small."""
+    (tmp_path / "mine.yaml").write_text("offload_activations: {fraction: 0.5, min_bytes: 1KB}\n")
+    monkeypatch.setattr(CpuDevice, "total_bytes", lambda _: 1000)
+    files = ["--config", str(tmp_path / "mine.yaml"), "--json", str(tmp_path / "found")]
+    machine = ["--target", "cpu", "--device", "h200", "--no-times"]
+    script = ["doctor", str(GPT), "--world", "1", *machine, *files, "--", "--layers", "1", "--gradient-accumulation", "2"]
+    paddle.set_flags({"FLAGS_check_nan_inf": True})
+    try:
+        assert main(script) == 1
+    finally:
+        paddle.set_flags({"FLAGS_check_nan_inf": False})
+    printed = capsys.readouterr().out
+    found = msgspec.json.decode((tmp_path / "found").read_bytes(), type=Examination)
+    needs = {each.rule: each for each in found.needs}
+    assert (needs["offload"].verdict, needs["device memory"].verdict) == ("fails", "fails"), printed
+    assert "check_nan_inf" in needs["offload"].found
+    assert needs["every plan"].verdict == "not checked"
+    assert "`memory_budget: 900` keeps a tenth free" in needs["device memory"].found
+    (turned,) = (line for line in printed.splitlines() if line.startswith(f"what a run of {GPT} turns off: "))
+    assert "offload_activations: off" in turned
+    assert "name_streams: off" in turned
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--world", "2"], "--world: of which script? SCRIPT is missing"),
+        (["--", "--layers", "2"], "arguments after --: of which script? SCRIPT is missing"),
+        (["train.py"], "train.py: with how many ranks? add --world N"),
+        (["train.py", "--world", "2", "--config", "nothing"], "nothing"),
+    ],
+)
+def test_questions_about_scripts_that_cannot_be_answered(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_targets_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--target", "gpu"]) == 2
     assert "--target gpu: this Paddle sees no such device; expected one of ['cpu']" in capsys.readouterr().err
@@ -205,6 +254,65 @@ def test_a_paddle_without_an_internal_ends_in_a_row(monkeypatch: pytest.MonkeyPa
         monkeypatch.delitem(sys.modules, name)
     found = examine()
     assert {each.rule for each in found.failed} == {"several plans in a run", "small programs"}
+
+
+class Store:
+    """Paddle's, for ranks in threads."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+        self.counts: Counter[str] = Counter()
+        self.lock = threading.Lock()
+
+    def set(self, key: str, value: bytes) -> None:
+        self.kept[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.kept[key]
+
+    def add(self, key: str, more: int) -> int:
+        with self.lock:
+            self.counts[key] += more
+            return self.counts[key]
+
+
+def together(why_not: list[str | None]) -> list[str]:
+    """What ranks hear that come to their meeting, or say why they do not; None says nothing."""
+    store = Store()
+    ranks = [Meeting(rank, len(why_not), lambda: store, wait_s=1.0) for rank in range(len(why_not))]
+    with ThreadPoolExecutor() as pool:
+        coming = [pool.submit(rank.come, why) for rank, why in zip(ranks, why_not, strict=True) if why is not None]
+        return [each.result(timeout=30.0) for each in coming]
+
+
+def test_ranks_meet_before_what_needs_all_of_them() -> None:
+    assert together(["", "", ""]) == ["", "", ""]
+    assert together(["", "no such profile", ""]) == ["rank 1 failed before: no such profile", "", "rank 1 failed before: no such profile"]
+    assert together(["no device", "", ""])[1:] == ["rank 0 failed before: no device"] * 2
+    assert together(["", "", None]) == ["rank 2 said nothing for 1 s"] * 2
+
+
+def test_ranks_whose_first_one_is_not_there_do_not_wait_for_it() -> None:
+    assert Meeting(1, 2, lambda: time.sleep(60.0), wait_s=0.2).come().endswith("is not there: nothing for 0.2 s")
+    assert Meeting(1, 2, lambda: 1 // 0).come().endswith("is not there: integer division or modulo by zero")
+
+
+def test_a_rank_that_fails_says_so_and_the_others_leave_collectives_out(tmp_path: Path) -> None:
+    """With Paddle's own store, as where Paddle's launcher starts the ranks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        master = f"127.0.0.1:{free.getsockname()[1]}"
+    ranks = []
+    for rank, profile in enumerate(("h200", "nothing")):
+        env = {**os.environ, **rank_environment(rank, 2), "PADDLE_MASTER": master}
+        words = ["doctor", "--target", "cpu", "--no-times", "--device", profile, "--json", str(tmp_path / "found.json")]
+        ranks.append(subprocess.Popen([sys.executable, "-m", "interlace", *words], env=env, text=True, stdout=PIPE, stderr=PIPE))
+    (first, _), (_, second) = (rank.communicate(timeout=200.0) for rank in ranks)
+    assert "no device profile 'nothing'" in second
+    found = {each["rule"]: each for each in json.loads((tmp_path / "found.json").read_text())["checks"]}
+    assert found["collectives"]["verdict"] == "not checked"
+    assert found["collectives"]["found"].startswith("rank 1 failed before: no device profile 'nothing'"), first
+    assert [rank.returncode for rank in ranks] == [0, 2]
 
 
 def test_a_device_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -390,3 +390,15 @@ def test_only_the_failure_of_a_kernel_that_only_builds_is_blamed_on_it(
     with pytest.raises((RuntimeError, ProgramError)) as caught:
         executor._StandaloneExecutor(None, plan, None)
     assert str(caught.value).startswith(told)
+
+
+def test_attention_of_paddle_3_2_is_chosen_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for the device where it chooses; elsewhere the device stays what it is."""
+    paddle = pytest.importorskip("paddle")
+    before = paddle.get_device()
+    names = "_select_sdp", "_select_sdp_for_sdpa"
+    fused = types.SimpleNamespace(**{name: lambda *_: paddle.get_device() for name in names}, _get_arch_info=lambda: 1 // 0)
+    half._choose_by_device(fused)
+    assert [getattr(fused, name)(128) for name in names] == ["gpu:0"] * 2
+    assert fused._get_arch_info() == 90
+    assert paddle.get_device() == before

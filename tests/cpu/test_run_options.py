@@ -145,7 +145,7 @@ def result(plan: dict[str, Any] | None, bits: str = "00") -> LaunchResult:
     return LaunchResult((report,), 1.0, "logs")
 
 
-PLAN = {"rank": 0, "passes": [], "sentence": "no comparison"}
+PLAN = {"rank": 0, "passes": [], "trial": [], "sentence": "no comparison"}
 
 
 @pytest.mark.parametrize(

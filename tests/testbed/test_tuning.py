@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from interlace.errors import LaunchError
+from interlace.planning.baseline import BASELINE
 from tests.testbed.variant import need_ranks
-from tests.training.tuned import OURS, Run
+from tests.training.tuned import FORM, MEMORY, OURS, Run
 
 pytestmark = pytest.mark.paddle
 TESTBED = {"INTERLACE_TARGET": "testbed"}
+IN_USE = " are in use"
 DELAYS = {**TESTBED, "TESTBED_DELAYS": "seed=7,permille=30,max_us=2000"}
 
 
@@ -32,6 +35,23 @@ def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(
     head, *lines = run.trial()
     assert head.startswith(("plans measured in ", "plans are being measured, "))
     assert [line for line in lines if line.startswith(f"  {OURS}: ")], run.said
+    if layout == "pp2":
+        measured = [line for line in lines if " a step, half of " in line]
+        assert all(any(name in line for line in measured) for name in (OURS, BASELINE, FORM, MEMORY)), lines
+    assert not [line for line in lines if IN_USE in line], "a plan with more memory is tried: the device has it"
+
+
+def test_a_plan_with_more_memory_is_left_out_where_the_device_has_none_left(baselines: dict[str, list[object]], tmp_path: Path) -> None:
+    run = Run(tmp_path, "pp2", {"slow": BASELINE}, TESTBED_MEMORY="1000000", **TESTBED)
+    assert run.bits() == baselines["pp2"]
+    assert [line for line in run.trial() if MEMORY in line and "; of 976.6 KiB of device memory " in line and IN_USE in line], run.trial()
+
+
+@pytest.mark.long
+def test_a_rank_that_dies_in_a_trial_ends_the_run(plugin: Path, tmp_path: Path) -> None:
+    need_ranks(2)
+    with pytest.raises(LaunchError, match="rank 1 failed: ended with exit code 3"):
+        Run(tmp_path, "pp2", {"die": 5}, **DELAYS)
 
 
 def test_a_first_step_that_fails_after_its_last_write_is_undone(baselines: dict[str, list[object]], tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 from interlace.errors import LaunchError
 from interlace.planning.baseline import BASELINE
 from interlace.planning.choice import Beginning
+from interlace.planning.outcome import Outcome
 from interlace.planning.plan import read_record
 from tests.report.pages import data_in
-from tests.training.tuned import FORM, MEMORY, OURS, Run
+from tests.training.tuned import FORM, MEMORY, MESHES, OURS, Run
 
 pytestmark = pytest.mark.paddle
 SLOW_MS = 200.0
@@ -45,6 +46,14 @@ def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(layout: st
     again = Run(tmp_path, layout, {})
     assert again.bits() == baseline(layout, folder)
     assert again.trial()[0].startswith("plans measured: ")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", MESHES)
+def test_a_trial_keeps_the_bits_on_every_mesh(layout: str, tmp_path: Path, folder: Path) -> None:
+    run = Run(tmp_path, layout, {"between": True})
+    assert run.bits() == baseline(layout, folder)
+    assert [line for line in run.trial() if line.startswith(f"  {OURS}: ")], run.said
 
 
 def test_all_plans_that_differ_in_kind_are_tried(tmp_path: Path, folder: Path) -> None:
@@ -123,14 +132,16 @@ def test_a_plan_in_whose_first_step_a_run_ended_is_not_tried_again(tmp_path: Pat
     assert [line for line in again.trial() if MEMORY in line]
 
 
-def test_dumps_hold_the_plan_that_was_taken(tmp_path: Path) -> None:
-    run = Run(tmp_path, "pp2", {"slow": "'s ", "dump": str(tmp_path / "dumps")})  # neither ours nor Paddle's
-    taken = run.trial()[0].partition("steps of this run: ")[2].removesuffix(" is taken")
-    assert taken == FORM or taken.startswith(MEMORY), run.trial()
-    key, _, value = taken.partition("schedule_1f1b.")[2].partition("=")
-    for rank in range(2):
-        options = read_record(tmp_path / "dumps" / f"rank{rank}.ilp").options["schedule-1f1b"]
-        assert str(options.get(key, "")) == value, options
+def test_dumps_and_reports_hold_the_plan_that_was_taken(tmp_path: Path) -> None:
+    """It is neither the first that was made nor the last."""
+    run = Run(tmp_path, "pp2", {"slow": ["'s ", MEMORY], "dump": str(tmp_path / "dumps")})
+    assert run.trial()[0].endswith(f"steps of this run: {FORM} is taken"), run.trial()
+    for rank, report in enumerate(run.result.reports):
+        record = read_record(tmp_path / "dumps" / f"rank{rank}.ilp")
+        assert record.options["schedule-1f1b"]["interleave"] == "mixed"
+        assert report.plan is not None
+        assert msgspec.convert(report.plan["outcome"], Outcome) == record.outcome
+        assert report.plan["trial"] == run.trial()
 
 
 def test_a_rank_that_dies_in_a_trial_ends_the_run(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A training run that tries plans, evaluates and saves in between, and on which things are played: `TUNED_PLAY` holds a table.
 
-`slow`, `build`, `take`, `fail`: part of a plan's name; it is slow, or fails when it is planned, when the executor takes it, or at the end
-of its first step, when parameters are written already; on rank `on` alone where that is given. `die`: a step in which rank 1 ends.
+`slow`, `build`, `take`, `fail`: part of a plan's name, or several; it is slow, or fails when it is planned, when the executor takes it, or
+at the end of its first step, when parameters are written already; on rank `on` alone where that is given. `die`: a step in which rank 1
+ends.
 `page`: where the page of the plan goes in the end; `dump`: where dumps go.
 `memory`: bytes of the device's memory on the last rank, of which half are in use.
 `later`: a step from which the plan that was taken by then is slow, on rank 1.
@@ -36,7 +37,9 @@ trial.WINDOW, trial.RARELY, trial.SLOWER = 4, 1, 4.0  # busy machines
 
 def is_played(kind: str, name: str) -> bool:
     """Whether a plan plays its part on this rank."""
-    return bool(PLAY.get(kind)) and PLAY[kind] in name and PLAY.get("on", dist.get_rank()) == dist.get_rank()
+    parts = PLAY.get(kind, [])
+    is_named = any(part in name for part in ([parts] if isinstance(parts, str) else parts))
+    return is_named and PLAY.get("on", dist.get_rank()) == dist.get_rank()
 
 
 class Played(tuning.Tuning):

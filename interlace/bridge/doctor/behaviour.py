@@ -15,6 +15,7 @@ import paddle
 from paddle.distributed.auto_parallel.static.process_group import new_process_group
 
 from interlace.bridge.doctor.lab import SMALL, STREAMS, Lab, Seen, Step, keep, on
+from interlace.bridge.doctor.meeting import Meeting, meeting_of_run
 from interlace.bridge.guard import attempt, fault_of
 from interlace.bridge.targets import Device
 from interlace.report.checks import (
@@ -53,11 +54,13 @@ class Behaviour:
 
     Attributes:
         device: On which all run.
+        meeting: Of all ranks, before the check that needs them.
         runs: Whether small programs run at all.
         side_by_side: Whether streams run side by side; without that nothing can be early, and the order of things cannot be checked.
     """
 
     device: Device
+    meeting: Meeting = field(default_factory=meeting_of_run)
     lab: Lab = field(init=False)
     side_by_side: bool = False
     runs: bool = True
@@ -71,6 +74,7 @@ class Behaviour:
             _, failure = attempt(self.lab.prepare)
             if failure is not None:
                 self.runs = False
+                self.meeting.come(f"{NO_PROGRAM}: {fault_of(failure).text[:200]}")
                 rest = (Check(each.name, each.expected(self.device), NO_PROGRAM, "not checked", each.rests, DEVICE) for each in RULES)
                 return [nothing_runs(fault_of(failure).text[:200]), *rest]
         return [self._made(each) for each in RULES if not only or each.name in only]
@@ -79,7 +83,10 @@ class Behaviour:
         target = self.device.target
         expected = rule.expected(self.device)
         verdict: Verdict
-        if target.serial and not rule.on_serial:
+        missing = self.meeting.come() if rule.needs_all else ""
+        if missing:
+            verdict, found = "not checked", missing
+        elif target.serial and not rule.on_serial:
             verdict, found = "not checked", "operations run one after another here: no streams"
         else:
             try:
@@ -173,7 +180,7 @@ class Behaviour:
         ), f"the low one ended after {_ms(seen.came_s[0])}, the high one after {_ms(seen.came_s[1])}"
 
     def collectives(self) -> tuple[Verdict, str]:
-        """An all_reduce of all ranks is issued behind slow computation; every rank must come here and run the same number of steps."""
+        """An all_reduce of all ranks is issued behind slow computation; every rank runs the same number of steps."""
         world = paddle.distributed.ParallelEnv().world_size
         if world < 2:
             return "not checked", "there is one rank: nothing to communicate with"
@@ -359,13 +366,15 @@ NOTHING_EARLY: tuple[Verdict, str] = ("not checked", "streams do not run side by
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule of docs/gpu-place.md: how it is looked at, what it says on a device, what rests on it."""
+    """A rule of docs/gpu-place.md: how it is looked at, what it says on a device, what rests on it; whether devices without streams have
+    it; whether all ranks look at it together."""
 
     name: str
     look: Callable[[Behaviour], tuple[Verdict, str]]
     expected: Callable[[Device], str]
     rests: tuple[Feature, ...]
     on_serial: bool = False
+    needs_all: bool = False
 
 
 def _says(text: str) -> Callable[[Device], str]:
@@ -377,7 +386,7 @@ RULES = (
     Rule("order inside a job", Behaviour.inside, _says("the executor orders streams by what they read"), (EVERYTHING,)),
     Rule("order across jobs", Behaviour.across, _says("events order streams, and nothing else does"), (EVERYTHING,)),
     Rule("priorities of streams", Behaviour.priorities, _says("work of higher priority goes first"), (PRIORITIES,)),
-    Rule("collectives", Behaviour.collectives, _says("run beside computation"), (OVERLAP,)),
+    Rule("collectives", Behaviour.collectives, _says("run beside computation"), (OVERLAP,), needs_all=True),
     Rule(
         "the host at the end of a job",
         Behaviour.host,

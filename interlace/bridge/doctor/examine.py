@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from interlace.bridge.doctor.internals import check_internals
 from interlace.errors import ConfigError
 from interlace.installed import versions
 from interlace.report.checks import Check, Examination, nothing_runs
+
+if TYPE_CHECKING:
+    from interlace.bridge.doctor.meeting import Meeting
 
 
 def use_place(target: str = "") -> None:
@@ -28,27 +33,39 @@ def use_place(target: str = "") -> None:
     paddle.set_device(places[wanted])
 
 
-def examine(profile: str = "", times: bool = True) -> Examination:
+def examine(profile: str = "", times: bool = True, target: str | None = None) -> Examination:
     """All checks of the device that Paddle's executor uses in this process.
+
+    Of several ranks one that fails says so to the others, which would wait for it.
 
     Args:
         profile: Name or path of a device profile; empty for the one that plans would be made with.
         times: Whether the profile is held against the device as well.
+        target: Which device to use, as `use_place` has it; None for the one in use.
 
     Raises:
-        ConfigError: There is no such profile.
+        ConfigError: There is no such profile or device.
         PlanError: A device whose rules Interlace does not know.
     """
     internals = check_internals()
     try:
-        return _examine(profile, internals, times)
+        from interlace.bridge.doctor.meeting import meeting_of_run
+
+        meeting = meeting_of_run()
+        try:
+            if target is not None:
+                use_place(target)
+            return _examine(profile, internals, times, meeting)
+        except Exception as error:
+            meeting.come(str(error))
+            raise
     except (ImportError, AttributeError) as error:
         if all(each.verdict == "holds" for each in internals):
             raise
         return Examination("a device", "unknown", versions(), (*internals, nothing_runs(str(error))))
 
 
-def _examine(profile: str, internals: list[Check], times: bool) -> Examination:
+def _examine(profile: str, internals: list[Check], times: bool, meeting: Meeting) -> Examination:
     from interlace.bridge.doctor.behaviour import Behaviour
     from interlace.bridge.doctor.lab import settings
     from interlace.bridge.doctor.times import check_profile
@@ -62,8 +79,9 @@ def _examine(profile: str, internals: list[Check], times: bool) -> Examination:
     loaded = load_profile(name)
     checks = [*check_versions(device, loaded), *internals, *check_flags(device)]
     with settings():
-        behaviour = Behaviour(device)
+        behaviour = Behaviour(device, meeting)
         checks += behaviour.checks()
         lab = None if device.target.serial or not behaviour.runs else behaviour.lab
-        checks += check_profile(device, lab, name, loaded, bool(profile)) if times else []
-    return Examination(known_name(device) or str(device.place), device.target.name, installed_versions(), tuple(checks))
+        checks += check_profile(device, lab, name, loaded, bool(profile), times)
+    called = known_name(device) or str(device.place)
+    return Examination(called, device.target.name, installed_versions(), tuple(checks), name, device.total_bytes())

@@ -7,7 +7,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from interlace.report.checks import EVERYTHING, OFFLOAD, OVERLAP, RANKS, RETURN, THROTTLE, TUNE, Check, Feature
+from interlace.report.checks import DUMPS, EVERYTHING, OFFLOAD, OVERLAP, RANKS, RETURN, THROTTLE, TUNE, Check, Feature
 
 GROUP = "internals of Paddle"
 
@@ -95,28 +95,31 @@ KNOWN = (
     Internals("communication of CPU ranks", "paddle.static", "MetaTensor", (RANKS,)),
     Internals("communication of CPU ranks", "paddle._C_ops", "assign_out_ scale", (RANKS,)),
     Internals("communication of CPU ranks", "paddle._legacy_C_ops", "barrier", (RANKS,)),
-    Internals("groups of CPU ranks", "paddle.distributed.collective", "_new_process_group_impl", (RANKS,)),
-    Internals("groups of CPU ranks", "paddle.distributed.parallel", "_new_process_group_impl", (RANKS,)),
-    Internals("groups of CPU ranks", "paddle.distributed.communication.group._GroupManager", "group_map_by_id", (RANKS,)),
+    Internals("groups of CPU ranks", "paddle.distributed.collective", "_new_process_group_impl", (RANKS, DUMPS)),
+    Internals("groups of CPU ranks", "paddle.distributed.parallel", "_new_process_group_impl", (RANKS, DUMPS)),
+    Internals("groups of CPU ranks", "paddle.distributed.communication.group._GroupManager", "group_map_by_id", (RANKS, DUMPS)),
     Internals(
         "groups of CPU ranks",
         "paddle.distributed.auto_parallel.static.process_group",
         "ProcessGroup get_process_group new_process_group",
-        (RANKS,),
+        (RANKS, DUMPS),
     ),
-    Internals("groups of CPU ranks", "paddle.distributed.auto_parallel.static.process_group.ProcessGroup", "instantiate", (RANKS,)),
-    Internals("dynamic graph of CPU ranks", "paddle.base.core", "eager reshard", (RANKS,)),
+    Internals("groups of CPU ranks", "paddle.distributed.auto_parallel.static.process_group.ProcessGroup", "instantiate", (RANKS, DUMPS)),
+    Internals("dynamic graph of CPU ranks", "paddle.base.core", "eager reshard", (RANKS, DUMPS)),
     Internals("engine of CPU ranks", ENGINE, "remove_unuseful_comm_op_pass", (RANKS,)),
     Internals("engine of CPU ranks", "paddle.base.executor", "_StandaloneExecutor", (RANKS,)),
     Internals(
-        "fused buffers of CPU ranks", "paddle.distributed.fleet.utils.tensor_fusion_helper", "__current_device_type__ alignment", (RANKS,)
+        "fused buffers of CPU ranks",
+        "paddle.distributed.fleet.utils.tensor_fusion_helper",
+        "__current_device_type__ alignment",
+        (RANKS, DUMPS),
     ),
-    Internals("half precision of CPU ranks", "paddle.sysconfig", "get_include get_lib", (RANKS,)),
-    Internals("half precision of CPU ranks", "paddle.version", "commit", (RANKS,)),
-    Internals("dumps", "paddle.distributed.auto_parallel.api", "DistModel ShardingStage3 get_placement_with_sharding", (RANKS,)),
-    Internals("dumps", "paddle.distributed.auto_parallel.api.DistModel", "__call__", (RANKS,)),
-    Internals("dumps", "paddle.distributed.auto_parallel.api.ShardingStage3", "_shard_parameter", (RANKS,)),
-    Internals("dumps", "paddle.nn.initializer.lazy_init", "lazy_init_helper", (RANKS,)),
+    Internals("half precision of CPU ranks", "paddle.sysconfig", "get_include get_lib", (RANKS, DUMPS)),
+    Internals("half precision of CPU ranks", "paddle.version", "commit", (RANKS, DUMPS)),
+    Internals("runs that only train", "paddle.distributed.auto_parallel.api.DistModel", "__call__", (RANKS,)),
+    Internals("dumps", "paddle.distributed.auto_parallel.api", "ShardingStage3 get_placement_with_sharding", (DUMPS,)),
+    Internals("dumps", "paddle.distributed.auto_parallel.api.ShardingStage3", "_shard_parameter", (DUMPS,)),
+    Internals("dumps", "paddle.nn.initializer.lazy_init", "lazy_init_helper", (DUMPS,)),
 )
 
 
@@ -140,6 +143,11 @@ def check_internals() -> list[Check]:
         )
         for (what, rests), missing in by_purpose.items()
     ]
+
+
+def missing_for(*features: Feature) -> str:
+    """What is not there of what some features need; empty where all is."""
+    return "; ".join(each.found for each in check_internals() if each.verdict == "fails" and set(each.rests) & set(features))
 
 
 def names() -> set[str]:

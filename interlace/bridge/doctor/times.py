@@ -17,9 +17,9 @@ from interlace.cost_model.profile import DeviceProfile
 from interlace.cost_model.work import Part
 from interlace.ir.target import GPU
 from interlace.report.checks import OFFLOAD, TIMES, Check, Verdict
+from interlace.report.checks import PROFILE as GROUP
 from interlace.units import size
 
-GROUP = "the profile"
 KINDS = ("gemm", "gemm_batched", "add", "multiply", "scale", "gelu", "copy", "cast", "softmax", "softmax_grad", "layer_norm")
 """Kinds of operations that are measured: the largest of each that a quick calibration measures."""
 TOLERANCE = 0.3
@@ -31,7 +31,7 @@ MOST = 1.0
 """A profile that expects itself to be off by this share says nothing that could be wrong."""
 
 
-def check_profile(device: Device, lab: Lab | None, name: str, profile: DeviceProfile, is_asked: bool) -> list[Check]:
+def check_profile(device: Device, lab: Lab | None, name: str, profile: DeviceProfile, is_asked: bool, times: bool = True) -> list[Check]:
     """Name of the device, and times.
 
     Args:
@@ -40,6 +40,7 @@ def check_profile(device: Device, lab: Lab | None, name: str, profile: DevicePro
         name: Of the profile.
         profile: It.
         is_asked: Whether the user named it.
+        times: Whether times are measured, and not its device alone looked at.
     """
     own = known_name(device)
     same = own.strip().casefold() == profile.device.casefold()
@@ -51,6 +52,8 @@ def check_profile(device: Device, lab: Lab | None, name: str, profile: DevicePro
     else:
         verdict, found = "not checked", f"{own or 'this device has no name that Paddle tells'}; it may stand for others"
     rows = [Check(f"device of the profile {name}", profile.device, found, verdict, (TIMES,), GROUP)]
+    if not times:
+        return rows
     if not same and not (is_asked and device.target is not GPU):
         why = f"the profile is of {profile.device}"
         return [*rows, Check("its times", "as measured here", why, "not checked", (TIMES,), GROUP)]

@@ -15,7 +15,7 @@ from interlace.cost_model.profile import DeviceProfile
 from interlace.installed import other_paddle, paddle_version, versions
 from interlace.ir.target import GPU
 from interlace.report.checks import EVERYTHING, MEMORY, OFFLOAD, OVERLAP, RETURN, TIMES, Check, Feature, Verdict
-from interlace.version import PADDLE
+from interlace.version import TESTED
 
 VERSIONS, FLAGS = "versions", "flags"
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -78,7 +78,7 @@ def check_versions(device: Device, profile: DeviceProfile) -> list[Check]:
     other = other_paddle()
     found = paddle_version() or "unknown"
     said = f"{found}, which nobody has tested: what follows is all that is known of it" if other else found
-    paddles = Check("Paddle", PADDLE, said, "not checked" if other else "holds", (EVERYTHING,), VERSIONS)
+    paddles = Check("Paddle", " or ".join(TESTED), said, "not checked" if other else "holds", (EVERYTHING,), VERSIONS)
     known, driver = profile.provenance.driver, _driver()
     if device.target is not GPU:
         return [paddles, Check("driver", "as the profile's", "no GPU is in use", "not checked", (TIMES,), VERSIONS)]

@@ -1,0 +1,78 @@
+"""Device memory that Paddle's baseline leaves free, and plans that use some of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+
+from interlace.config import Config
+from interlace.cost_model import CostModel
+from interlace.ir import Program
+from interlace.ir.target import GPU, target_of
+from interlace.passes import Schedule1F1B
+from interlace.planning.outcome import Outcome
+from interlace.planning.plan import Plan, make_plans
+from interlace.planning.variants import is_open
+from interlace.units import size
+
+MORE_MEMORY = 0.1
+"""Part of what Paddle's baseline holds that a plan with more memory may hold besides; less gains little, more may not be there."""
+ROOM, POOLS = 0.9, 2.0
+"""Part of the device's memory that plans may come to use, and what pools may take for each byte that a plan holds more than the
+baseline: on two H100 0.9 to 1.9 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
+
+
+def is_room_for(more_bytes: int, held_bytes: int, total_bytes: int) -> bool:
+    """Whether a device has room for so much more than it holds; of one that does not tell its memory that is taken for granted.
+
+    >>> is_room_for(5, 70, 100), is_room_for(15, 70, 100), is_room_for(0, 95, 100)
+    (True, False, True)
+    """
+    return more_bytes <= 0 or total_bytes <= 0 or held_bytes + POOLS * more_bytes <= ROOM * total_bytes
+
+
+def roomier(config: Config, outcome: Outcome | None) -> int | None:
+    """`extra_live_bytes` of a plan that may hold more than Paddle's baseline; None where the user chose the form or the memory, or the
+    baseline's is not known."""
+    asked = cast("Schedule1F1B | None", config.passes.get(Schedule1F1B.name))
+    if config.plan or asked is None or not is_open(asked) or config.memory_budget is not None or outcome is None or outcome.before is None:
+        return None
+    return asked.extra_live_bytes + int(MORE_MEMORY * outcome.before.peak_bytes)
+
+
+def use_room(
+    programs: Sequence[Program], config: Config, cost: CostModel, profile: str, plans: list[Plan], processes: int = 1
+) -> tuple[list[Plan], str]:
+    """Plans that use memory which Paddle's baseline leaves free on the device of a profile, where `tune` is on and they are faster.
+
+    Args:
+        programs, config, cost, profile, processes: As `make_plans` got them.
+        plans: What it gave.
+
+    Returns:
+        The plans to take, and what to say of the memory; empty where there is nothing to say.
+    """
+    outcome, total_bytes = plans[0].outcome, cost.profile.memory_bytes
+    extra = roomier(config, outcome)
+    is_asked = config.tune == "on" or (config.tune == "auto" and target_of(profile) is GPU)
+    if extra is None or outcome is None or outcome.before is None or not total_bytes or not is_asked:
+        return plans, ""
+    held_bytes, more_bytes = outcome.before.peak_bytes, int(MORE_MEMORY * outcome.before.peak_bytes)
+    left = f"{cost.profile.device} has {size(total_bytes)}, of which Paddle's baseline holds {size(held_bytes)}"
+    if not is_room_for(more_bytes, held_bytes, total_bytes):
+        return plans, f"{left}: a tenth of the device would not stay free beside a plan that holds a tenth more"
+    if config.tune == "auto":
+        return plans, f"{left}; `tune: on` also plans with a tenth more, as a run on GPUs does"
+    schedule = msgspec.structs.replace(cast("Schedule1F1B", config.passes[Schedule1F1B.name]), extra_live_bytes=extra)
+    more = msgspec.structs.replace(config, passes={**config.passes, schedule.name: schedule})
+    found = make_plans(programs, more, cost, profile, processes)
+    other = found[0].outcome
+    if other is None or other.plan.step_ns >= outcome.plan.step_ns:
+        return plans, f"{left}; a plan that may hold {size(more_bytes)} more is not faster"
+    gain = 1 - other.plan.step_ns / outcome.plan.step_ns
+    return found, (
+        f"{left}; taken is a plan with extra_live_bytes: {extra}, which holds {size(other.plan.peak_bytes)} and is {gain:.1%} faster than "
+        f"within the memory of the baseline (simulated)"
+    )

@@ -1,0 +1,86 @@
+"""What the plan of a script rests on, held against what was found on a machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from interlace.config import Config
+from interlace.cost_model import load_profile
+from interlace.passes.base import option_name
+from interlace.planning.plan import Plan
+from interlace.planning.room import ROOM
+from interlace.report.checks import (
+    EVERYTHING,
+    MEMORY,
+    OFFLOAD,
+    OVERLAP,
+    PRIORITIES,
+    RETURN,
+    THROTTLE,
+    TIMES,
+    TUNE,
+    Check,
+    Examination,
+    Feature,
+    Verdict,
+)
+from interlace.units import size
+
+
+def needs_of(plans: Sequence[Plan], config: Config, found: Examination) -> list[Check]:
+    """A row for each part of Interlace that plans use, with the rules that it relies on, and one for the memory that they take.
+
+    Args:
+        plans: Of all stages.
+        config: With which they were made.
+        found: On the machine.
+    """
+    rows = [_row(feature, use, [each for each in found.checks if feature in each.rests]) for feature, use in used(plans, config).items()]
+    return [*rows, _memory(plans, found)]
+
+
+def used(plans: Sequence[Plan], config: Config) -> Mapping[Feature, str]:
+    """The parts of Interlace that plans use, each with what for."""
+    changes = Counter(
+        option_name(report.name) for plan in plans for report in plan.reports for each in report.remarks if each.kind == "applied"
+    )
+    found = {EVERYTHING: f"jobs of its own on {len(plans)} stage{'s' * (len(plans) > 1)}"}
+    for feature in (OVERLAP, OFFLOAD, THROTTLE, RETURN):
+        names = [name for name in feature.option.split() if changes[name]]
+        if names:
+            found[feature] = ", ".join(f"{name}: {changes[name]} changes" for name in names)
+    priority = next((getattr(each, "priority", 0) for each in plans[0].passes if option_name(each.name) == OVERLAP.option), 0)
+    if OVERLAP in found and priority:
+        found[PRIORITIES] = f"{PRIORITIES.option}: {priority}"
+    if config.tune != "off":
+        found[TUNE] = f"tune: {config.tune}"
+    found[TIMES] = "choosing the plan"
+    if plans[0].memory_budget:
+        found[MEMORY] = f"memory_budget: {size(plans[0].memory_budget)}"
+    return found
+
+
+def _row(feature: Feature, use: str, rules: Sequence[Check]) -> Check:
+    by_verdict: dict[Verdict, list[str]] = {"holds": [], "fails": [], "not checked": []}
+    for each in rules:
+        by_verdict[each.verdict].append(each.rule)
+    verdict: Verdict = "fails" if by_verdict["fails"] else "not checked" if by_verdict["not checked"] else "holds"
+    others = (f"{word}: {', '.join(by_verdict[word])}" for word in ("fails", "not checked") if by_verdict[word])
+    return Check(feature.name, use, "; ".join([f"{len(by_verdict['holds'])} of {len(rules)} rules hold", *others]), verdict, (feature,))
+
+
+def _memory(plans: Sequence[Plan], found: Examination) -> Check:
+    """Whether the fullest rank fits into the device, or where that does not tell its memory into that of the profile."""
+    total_bytes = found.memory_bytes or load_profile(plans[0].profile).memory_bytes
+    whose = "the device" if found.memory_bytes else f"the profile {plans[0].profile}, as the device does not tell"
+    outcome = plans[0].outcome
+    if not total_bytes or outcome is None:
+        why = "the step cannot be simulated" if total_bytes else "neither the device nor the profile tells how much there is"
+        return Check("device memory", "the fullest rank", why, "not checked")
+    most_bytes, peak_bytes = int(ROOM * total_bytes), outcome.plan.peak_bytes
+    baseline = f"; Paddle's baseline {size(outcome.before.peak_bytes)}" if outcome.before else ""
+    said = f"{size(peak_bytes)}, simulated{baseline}; {size(total_bytes)} by {whose}"
+    if peak_bytes > most_bytes:
+        return Check("device memory", "the fullest rank", f"{said}; `memory_budget: {most_bytes}` keeps a tenth free", "fails")
+    return Check("device memory", "the fullest rank", said, "holds")

@@ -1,0 +1,104 @@
+"""What a plan needs of a machine, and memory that Paddle's baseline leaves free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+
+from interlace.cli import main
+from interlace.config import make_config
+from interlace.cost_model import CostModel, load_profile
+from interlace.ir import save
+from interlace.planning import room
+from interlace.planning.plan import Plan, make_plans, read_record
+from interlace.planning.room import use_room
+from interlace.report.checks import EVERYTHING, OFFLOAD, OVERLAP, Check, Examination
+from interlace.report.needs import needs_of
+from tests.strategies import World, programs
+
+TWO = programs(World(pp=2, micro_batches=4, layers=2, schedule="1F1B"))
+COSTS = CostModel(load_profile("h200"))
+RULES = (
+    Check("jobs", "events order them", "they do", "holds", (EVERYTHING,)),
+    Check("named streams", "side by side", "one after another", "fails", (OVERLAP, OFFLOAD)),
+    Check("collectives", "side by side", "there is one rank", "not checked", (OVERLAP,)),
+)
+
+
+def test_rules_that_a_plan_needs_and_no_others() -> None:
+    config = make_config({"schedule_1f1b": {"interleave": "mixed"}})
+    plans = make_plans(TWO, config, COSTS, "h200")
+    outcome = plans[0].outcome
+    assert outcome is not None
+    found = Examination("a GPU", "gpu", {}, RULES, "h200", 10 * outcome.plan.peak_bytes)
+    rows = {each.rule: each for each in needs_of(plans, config, found)}
+    assert (rows["every plan"].verdict, rows["every plan"].found) == ("holds", "1 of 1 rules hold")
+    overlap = rows["overlap on named streams"]
+    assert (overlap.verdict, overlap.found) == ("fails", "0 of 2 rules hold; fails: named streams; not checked: collectives")
+    assert "name_streams: " in overlap.expected
+    assert "offload" not in rows, "the plan moves nothing"
+    assert rows["device memory"].verdict == "holds"
+    for total_bytes, verdict in ((outcome.plan.peak_bytes, "fails"), (0, "holds")):  # the profile knows its own
+        row = needs_of(plans, config, msgspec.structs.replace(found, memory_bytes=total_bytes))[-1]
+        assert (row.rule, row.verdict) == ("device memory", verdict), row
+    moving = make_config({"offload_activations": {"fraction": 0.5, "min_bytes": 0}, "schedule_1f1b": {"interleave": "mixed"}})
+    assert "offload" in {each.rule for each in needs_of(make_plans(TWO, moving, COSTS, "h200"), moving, found)}
+
+
+def faster(plans: list[Plan]) -> list[Plan]:
+    """As if the step were shorter by half."""
+    import dataclasses
+
+    (outcome,) = {each.outcome for each in plans}
+    assert outcome is not None
+    quick = msgspec.structs.replace(outcome, plan=msgspec.structs.replace(outcome.plan, step_ns=outcome.plan.step_ns // 2))
+    return [dataclasses.replace(each, outcome=quick) for each in plans]
+
+
+def test_memory_that_the_device_has_is_used_where_tune_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = make_plans(TWO, make_config({}), COSTS, "h200")
+    asked: list[object] = []
+
+    def made(programs: object, config: object, *rest: object) -> list[Plan]:
+        asked.append(config)
+        return faster(plain)
+
+    monkeypatch.setattr(room, "make_plans", made)
+    for options, said in (
+        ({"tune": "off"}, ""),
+        ({"tune": "on", "memory_budget": "1GB"}, ""),
+        ({"tune": "on", "schedule_1f1b": {"interleave": "mixed"}}, ""),
+        ({}, "`tune: on` also plans with a tenth more"),
+    ):
+        assert use_room(TWO, make_config(options), COSTS, "h200", plain)[0] is plain
+        assert said in use_room(TWO, make_config(options), COSTS, "h200", plain)[1]
+    assert asked == []
+    found, told = use_room(TWO, make_config({"tune": "on"}), COSTS, "h200", plain)
+    assert found[0].outcome == faster(plain)[0].outcome
+    assert "50.0% faster" in told
+    assert len(asked) == 1
+    full = CostModel(msgspec.structs.replace(COSTS.profile, memory_bytes=plain[0].outcome.before.peak_bytes))  # type: ignore[union-attr]
+    found, told = use_room(TWO, make_config({"tune": "on"}), full, "h200", plain)
+    assert found is plain
+    assert "a tenth of the device would not stay free" in told
+
+
+def test_the_command_says_what_it_does_with_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan that is taken is never slower, and its record has the memory that it may hold more."""
+    for program in TWO:
+        save(program, tmp_path / "dumps" / f"rank{program.rank}.ilp")
+    (tmp_path / "on.yaml").write_text("tune: on\n")
+    steps = []
+    for name, words in (("auto", []), ("on", ["--config", str(tmp_path / "on.yaml")])):
+        assert main(["plan", str(tmp_path / "dumps"), *words, "-o", str(tmp_path / name)]) == 0
+        assert "NVIDIA H200 has 139.801 GiB, of which Paddle's baseline holds" in capsys.readouterr().out
+        record = read_record(tmp_path / name / "rank0.ilp")
+        assert record.outcome is not None
+        steps.append((record.outcome.plan.step_ns, cast(int, record.options["schedule-1f1b"].get("extra_live_bytes", 0))))
+    (before, none), (after, more) = steps
+    assert not none
+    assert (after < before) == bool(more)
+    assert after <= before
