@@ -24,7 +24,21 @@ BUILD_VARIABLE = "TESTBED_BUILD"
 CUDNN_VARIABLE = "TESTBED_CUDNN_INCLUDES"
 CUDNN_HEADERS = ("cudnn_frontend.h", "cudnn.h", "nvrtc.h")
 CUDNN_PLACES = ("include", "nvidia/cudnn/include", "nvidia/cu13/include")
-COMMON = ("control", "memory", "pinned", "trap", "op", "ops_math", "ops_nn", "ops_zoo", "ops_fused", "ops_attention", "ops_comm", "device")
+COMMON = (
+    "control",
+    "capture",
+    "memory",
+    "pinned",
+    "trap",
+    "op",
+    "ops_math",
+    "ops_nn",
+    "ops_zoo",
+    "ops_fused",
+    "ops_attention",
+    "ops_comm",
+    "device",
+)
 OWN = {"threads": ("threads", "gemm", "attention", "ccl_local"), "cuda": ("gemm_cuda", "attention_cudnn", "ccl_nccl")}
 DEVICE_CODE = {"threads": ("kernels", "norms", "zoo"), "cuda": ("kernels", "norms", "zoo", "cuda")}
 FLAGS = ("-std=c++17", "-fPIC", "-MMD", "-DPADDLE_WITH_CUSTOM_DEVICE", "-D_GLIBCXX_USE_CXX11_ABI=1")

@@ -134,6 +134,11 @@ def plugin() -> ctypes.CDLL:
     loaded.tb_switch_name.restype = ctypes.c_char_p
     loaded.tb_switch_meaning.restype = ctypes.c_char_p
     loaded.tb_total_memory.restype = ctypes.c_size_t
+    loaded.tb_capture_reason.restype = ctypes.c_char_p
+    for name in ("begin", "end"):
+        getattr(loaded, f"tb_capture_{name}").restype = ctypes.c_size_t
+    loaded.tb_graph_launch.argtypes, loaded.tb_graph_launch.restype = [ctypes.c_size_t], ctypes.c_size_t
+    loaded.tb_graph_destroy.argtypes, loaded.tb_graph_destroy.restype = [ctypes.c_size_t], None
     return loaded
 
 
@@ -182,6 +187,49 @@ def switched(**values: int) -> Iterator[None]:
 def synchronize() -> None:
     """Wait for all streams."""
     plugin().tb_sync()
+
+
+def begin_capture() -> None:
+    """Let the device take down what it is asked for from here on, on all streams, instead of doing it.
+
+    Raises:
+        TestbedError: It cannot.
+    """
+    synchronize()
+    if plugin().tb_capture_begin():
+        raise TestbedError(_capture_reason())
+
+
+def end_capture(failed: bool = False) -> int:
+    """The number of what was taken down, for `launch`; with `failed` nothing is kept.
+
+    Raises:
+        TestbedError: It cannot be launched again; with the first reason.
+    """
+    found = int(plugin().tb_capture_end(int(failed)))
+    if not found:
+        raise TestbedError(_capture_reason())
+    return found
+
+
+def launch(graph: int) -> None:
+    """Do what was taken down, on the compute stream behind all that it was given before.
+
+    Raises:
+        TestbedError: Memory that it uses was freed.
+    """
+    if plugin().tb_graph_launch(graph):
+        raise TestbedError(_capture_reason())
+
+
+def destroy_graph(graph: int) -> None:
+    """Forget what was taken down; its memory serves other steps."""
+    synchronize()
+    plugin().tb_graph_destroy(graph)
+
+
+def _capture_reason() -> str:
+    return str(plugin().tb_capture_reason().decode())
 
 
 @contextmanager

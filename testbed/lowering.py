@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from interlace.bridge.targets import register_device
 from interlace.bridge.targets.custom import CustomDevice
+from interlace.errors import PlanError
 from interlace.ir.target import Target
+from testbed import device
 from testbed.device import NAME
 from testbed.target import RULES
 
@@ -21,11 +24,22 @@ class TestbedDevice(CustomDevice):
     target: ClassVar[Target] = RULES
     labels_all: ClassVar[bool] = True
     passes_priorities: ClassVar[bool] = True
+    cannot_capture: ClassVar[str] = ""
 
     def reserved_bytes(self) -> int:
-        from testbed.device import memory
+        return device.memory().reserved
 
-        return memory().reserved
+    def begin_capture(self) -> None:
+        _reasoned(device.begin_capture)
+
+    def end_capture(self, failed: bool = False) -> int:
+        return int(_reasoned(lambda: device.end_capture(failed)))
+
+    def launch(self, graph: int) -> None:
+        _reasoned(lambda: device.launch(graph))
+
+    def forget(self, graph: int) -> None:
+        device.destroy_graph(graph)
 
     def total_bytes(self) -> int:
         from testbed.device import total_bytes
@@ -39,6 +53,13 @@ class TestbedDevice(CustomDevice):
         from testbed.programs import prepare_program
 
         prepare_program(program, job)
+
+
+def _reasoned(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except device.TestbedError as error:
+        raise PlanError(str(error)) from error
 
 
 def register() -> None:

@@ -22,7 +22,8 @@
   X(one_stream, 0, 0, "all streams that Paddle makes from now on are one")                                           \
   X(sync_waits, 1, 1, "sync_calc_stream holds the host until its stream is done")                                    \
   X(free_at_end, 0, 0, "a freed block is kept until its own stream is done with it, as where events collect memory") \
-  X(pinned_kept, 1, 1, "a copy out uses the pinned buffer again that its variable has")
+  X(pinned_kept, 1, 1, "a copy out uses the pinned buffer again that its variable has")                              \
+  X(graph_fault, 0, 0, "planted fault in captured steps: 1: a stream is not forked, 2: a stream is not joined")
 
 #define TB_EXPORT extern "C" __attribute__((visibility("default")))
 

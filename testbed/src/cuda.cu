@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime.h"
+#include "capture.h"
 
 namespace tb {
 namespace {
@@ -92,7 +92,10 @@ int device_current() {
   TB_CHECK(cudaGetDevice(&number));
   return number;
 }
-void device_sync() { TB_CHECK(cudaDeviceSynchronize()); }
+void device_sync() {
+  capture_host_waits("for the device");
+  TB_CHECK(cudaDeviceSynchronize());
+}
 void device_memory(size_t* total, size_t* available) { TB_CHECK(cudaMemGetInfo(available, total)); }
 
 Stream stream_create(int priority) {
@@ -108,14 +111,24 @@ int stream_count() {
   std::lock_guard<std::mutex> guard(device().mutex);
   return static_cast<int>(device().streams.size());
 }
+std::vector<Stream> all_streams() {
+  std::lock_guard<std::mutex> guard(device().mutex);
+  return {device().streams.begin(), device().streams.end()};
+}
 int stream_priority(int number) {
   std::lock_guard<std::mutex> guard(device().mutex);
   int found = 0;
   TB_CHECK(cudaStreamGetPriority(device().streams.at(number), &found));
   return found;
 }
-void stream_sync(Stream stream) { TB_CHECK(cudaStreamSynchronize(of(stream))); }
-bool stream_done(Stream stream) { return cudaStreamQuery(of(stream)) == cudaSuccess; }
+void stream_sync(Stream stream) {
+  capture_host_waits("for a stream");
+  TB_CHECK(cudaStreamSynchronize(of(stream)));
+}
+bool stream_done(Stream stream) {
+  capture_host_waits("it asks whether a stream is done");
+  return cudaStreamQuery(of(stream)) == cudaSuccess;
+}
 int stream_number(Stream stream) {
   std::lock_guard<std::mutex> guard(device().mutex);
   auto found = device().numbers.find(stream);
@@ -137,11 +150,41 @@ Event event_create() {
   TB_CHECK(cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
   return made;
 }
-void event_destroy(Event event) { cudaEventDestroy(of_event(event)); }
-void event_record(Event event, Stream stream) { TB_CHECK(cudaEventRecord(of_event(event), of(stream))); }
-bool event_done(Event event) { return cudaEventQuery(of_event(event)) == cudaSuccess; }
-void event_sync(Event event) { TB_CHECK(cudaEventSynchronize(of_event(event))); }
-void stream_wait(Stream stream, Event event) { TB_CHECK(cudaStreamWaitEvent(of(stream), of_event(event), 0)); }
+void event_destroy(Event event) {
+  capture_forget(event);
+  cudaEventDestroy(of_event(event));
+}
+void event_record(Event event, Stream stream) {
+  capture_record(event, stream);
+  TB_CHECK(cudaEventRecord(of_event(event), of(stream)));
+}
+bool event_done(Event event) {
+  capture_query(event);
+  return cudaEventQuery(of_event(event)) == cudaSuccess;
+}
+void event_sync(Event event) {
+  capture_host_waits("for an event");
+  capture_query(event);
+  TB_CHECK(cudaEventSynchronize(of_event(event)));
+}
+void stream_wait(Stream stream, Event event) {
+  capture_wait(stream, event);
+  TB_CHECK(cudaStreamWaitEvent(of(stream), of_event(event), 0));
+}
+
+// Relaxed: kernels allocate while they are issued, and other threads of the process go on.
+void recording_begin(Stream origin) { TB_CHECK(cudaStreamBeginCapture(of(origin), cudaStreamCaptureModeRelaxed)); }
+void* recording_end(Stream origin) {
+  cudaGraph_t graph = nullptr;
+  TB_CHECK(cudaStreamEndCapture(of(origin), &graph));
+  cudaGraphExec_t made = nullptr;
+  cudaError_t error = cudaGraphInstantiateWithFlags(&made, graph, 0);
+  cudaGraphDestroy(graph);
+  check(error, "cudaGraphInstantiateWithFlags");
+  return made;
+}
+void recording_launch(void* made, Stream origin) { TB_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(made), of(origin))); }
+void recording_destroy(void* made) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(made)); }
 
 void* device_allocate(size_t size) {
   void* made = nullptr;
@@ -163,6 +206,8 @@ bool is_pinned(const void* address) {
 }
 
 void copy_async(Stream stream, void* to, const void* from, size_t size, Copy kind) {
+  if (kind != Copy::device_to_device && capturing() && !is_pinned(kind == Copy::host_to_device ? from : to))
+    capture_host_waits("a copy from or to memory that is not pinned");
   Piece piece(stream, Work::copy, copy_name(kind));
   TB_CHECK(cudaMemcpyAsync(to, from, size, direction(kind), of(stream)));
 }
@@ -177,6 +222,7 @@ void copy_fresh(void* to, const void* from, size_t size) {
   stream_sync(own);
 }
 void fill_async(Stream stream, void* address, unsigned char byte, size_t size) {
+  if (capturing()) capture_work(stream, "fill");
   TB_CHECK(cudaMemsetAsync(address, byte, size, of(stream)));
 }
 void fill_now(void* address, unsigned char byte, size_t size) {
@@ -190,9 +236,10 @@ void spin(Stream stream, double us) {
 }
 
 Piece::Piece(Stream stream, Work work, const char* name) : stream_(stream) {
+  if (capturing()) capture_work(stream, name);
   int number = stream_number(stream), us = delay_us(number, work, name);
   if (us) spin_plain(stream, us);
-  if (!tracing()) return;
+  if (!tracing() || capturing()) return;  // an event recorded in a capture has no time
   Device& d = device();
   Measured made{name, number, nullptr, nullptr, current_op()};
   {

@@ -5,8 +5,10 @@
 #include <map>
 #include <mutex>
 
+#include "capture.h"
 #include "ccl.h"
 #include "memory.h"
+#include "paddle/phi/backends/context_pool.h"
 #include "paddle/phi/backends/custom/custom_context.h"
 #include "paddle/phi/backends/device_ext.h"
 #include "paddle/phi/core/platform/device_event_defs.h"
@@ -110,20 +112,29 @@ C_Status create_event(const C_Device d, C_Event* event) {
   return C_SUCCESS;
 }
 C_Status destroy_event(const C_Device, C_Event event) { return event_destroy(of(event)), C_SUCCESS; }
+// Not where a captured step begins or ends between event and wait: the host has waited for the device there.
+void wait_unless_separate(Stream stream, Event event) {
+  bool separate = capture_separates(event);
+  note(separate ? "wait_event_left_out" : switches.drop_waits ? "wait_event_dropped" : "wait_event", stream_number(stream), event);
+  if (!separate && !switches.drop_waits) stream_wait(stream, event);
+}
+
 C_Status record_event(const C_Device, C_Stream stream, C_Event event) {
   note("record_event", stream_number(of(stream)), event);
   event_record(of(event), of(stream));
   return C_SUCCESS;
 }
-C_Status query_event(const C_Device, C_Event event) { return event_done(of(event)) ? C_SUCCESS : C_FAILED; }
+bool is_over(Event event) { return (!capturing() && capture_separates(event)) || event_done(event); }
+void await(Event event) {
+  if (capturing() || !capture_separates(event)) event_sync(event);
+}
+C_Status query_event(const C_Device, C_Event event) { return is_over(of(event)) ? C_SUCCESS : C_FAILED; }
 C_Status sync_event(const C_Device, C_Event event) {
   note("sync_event", -1, event);
-  return guarded("synchronize_event", [&] { event_sync(of(event)); });
+  return guarded("synchronize_event", [&] { await(of(event)); });
 }
 C_Status wait_event(const C_Device, C_Stream stream, C_Event event) {
-  note(switches.drop_waits ? "wait_event_dropped" : "wait_event", stream_number(of(stream)), event);
-  if (!switches.drop_waits) stream_wait(of(stream), of(event));
-  return C_SUCCESS;
+  return guarded("stream_wait_event", [&] { wait_unless_separate(of(stream), of(event)); });
 }
 
 // ---- events as the executor has them
@@ -147,16 +158,15 @@ void put_events() {
     note("record_event", stream_number(of(context)), of(event));
     event_record(of(event), of(context));
   });
-  EventQueryFunctionRegisterer<kOwn>::put([](const DeviceEvent* event) { return event_done(of(event)); });
-  EventFinishFunctionRegisterer<kOwn>::put([](const DeviceEvent* event) { event_sync(of(event)); });
+  EventQueryFunctionRegisterer<kOwn>::put([](const DeviceEvent* event) { return is_over(of(event)); });
+  EventFinishFunctionRegisterer<kOwn>::put([](const DeviceEvent* event) { await(of(event)); });
   EventSetFinishedFunctionRegisterer<kOwn>::put([](const DeviceEvent*) {});
   EventResetFunctionRegisterer<kOwn>::put([](const DeviceEvent*) {});
   EventWaitFunctionRegisterer<kOwn, kOwn>::put(
       [](const DeviceEvent* event, const phi::DeviceContext* context) {
-        note(switches.drop_waits ? "wait_event_dropped" : "wait_event", stream_number(of(context)), of(event));
-        if (!switches.drop_waits) stream_wait(of(context), of(event));
+        wait_unless_separate(of(context), of(event));
       },
-      [](const DeviceEvent* event, const phi::DeviceContext*) { event_sync(of(event)); });
+      [](const DeviceEvent* event, const phi::DeviceContext*) { await(of(event)); });
 }
 
 C_Status allocate(const C_Device d, void** address, size_t size) {
@@ -302,6 +312,40 @@ TB_EXPORT void InitPlugin(CustomRuntimeParams* params) {
 }
 
 TB_EXPORT void tb_sync() { device_sync(); }
+
+// ---- captured steps. Each call gives 0 (tb_capture_end: the graph's number) and otherwise leaves the reason for tb_capture_reason.
+
+namespace {
+
+std::string capture_reason;
+
+Stream compute_stream() {
+  phi::CustomPlace place("testbed", device_current());
+  return static_cast<phi::CustomContext*>(phi::DeviceContextPool::Instance().Get(place))->stream();
+}
+
+size_t reasoned(const std::function<size_t()>& run, size_t otherwise) {
+  try {
+    return run();
+  } catch (const std::exception& error) {
+    capture_reason = error.what();
+    return otherwise;
+  }
+}
+
+}  // namespace
+
+TB_EXPORT const char* tb_capture_reason() { return capture_reason.c_str(); }
+TB_EXPORT size_t tb_capture_begin() {
+  return reasoned([] { return capture_begin(compute_stream()), 0; }, 1);
+}
+TB_EXPORT size_t tb_capture_end(int failed) {
+  return reasoned([&]() -> size_t { return failed ? (capture_abandon(compute_stream()), 0) : capture_end(compute_stream()); }, 0);
+}
+TB_EXPORT size_t tb_graph_launch(size_t graph) {
+  return reasoned([&] { return graph_launch(graph, compute_stream()), 0; }, 1);
+}
+TB_EXPORT void tb_graph_destroy(size_t graph) { graph_destroy(graph); }
 TB_EXPORT void tb_next_priority(int priority) { next_priority = priority; }  // of the streams that Paddle makes from here on
 TB_EXPORT int tb_stream_count() { return stream_count(); }
 TB_EXPORT int tb_stream_priority(int number) { return stream_priority(number); }

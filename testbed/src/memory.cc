@@ -1,8 +1,10 @@
 #include "memory.h"
 
 #include <cstring>
+#include <tuple>
 #include <utility>
 
+#include "capture.h"
 #include "paddle/phi/core/enforce.h"
 #include "trap.h"
 
@@ -27,6 +29,7 @@ class Counter {
   }
   void drop(size_t size) { value_ -= size; }
   void reset_peak() { peak_ = value_.load(); }
+  void reach(size_t size) { add(size), drop(size); }
   size_t value() const { return value_; }
   size_t peak() const { return peak_; }
 
@@ -38,7 +41,7 @@ Counter allocated, workspaces, in_use, reserved, outside;
 
 struct Pools {
   std::mutex mutex;
-  std::map<std::pair<int, Stream>, Pool*> all;
+  std::map<std::tuple<int, Stream, size_t>, Pool*> all;
 };
 Pools& pools() { static auto* made = new Pools; return *made; }
 
@@ -54,6 +57,26 @@ void memory_reset_peaks() {
   pinned_reset_peak();
 }
 
+namespace {
+Counter* const kGrowing[] = {&allocated, &workspaces, &in_use};
+size_t watched[3], peaks_before[3];
+}  // namespace
+
+void memory_watch() {
+  for (int k = 0; k < 3; ++k) watched[k] = kGrowing[k]->value(), peaks_before[k] = kGrowing[k]->peak(), kGrowing[k]->reset_peak();
+}
+
+MemoryGrowth memory_watched() {
+  size_t grown[3];
+  for (int k = 0; k < 3; ++k) {
+    grown[k] = kGrowing[k]->peak() - watched[k];
+    if (size_t now = kGrowing[k]->value(); peaks_before[k] > now) kGrowing[k]->reach(peaks_before[k] - now);
+  }
+  return {grown[0], grown[1], grown[2]};
+}
+
+void memory_reached(const MemoryGrowth& growth) { allocated.reach(growth.allocated), workspaces.reach(growth.workspace), in_use.reach(growth.in_use); }
+
 void* outside_allocate(size_t size) {
   void* made = device_allocate(size);
   if (!made) Pool::release_idle(), made = device_allocate(size);
@@ -63,6 +86,7 @@ void* outside_allocate(size_t size) {
 
 void outside_free(void* address, size_t size) {
   outside.drop(size);
+  capture_freed(address, size);
   device_sync();
   if (switches.poison) fill_now(address, kPoison, size);
   device_free(address);
@@ -70,25 +94,54 @@ void outside_free(void* address, size_t size) {
 
 // ---- blocks
 
-Block::~Block() { pool_->give_back(this); }
+Block::~Block() { (pool_->heir_ ? pool_->heir_ : pool_)->give_back(this); }
 
 void Block::touched_by(Stream stream) {
   last_ = stream;
   if (stream != pool_->stream() && switches.record == 2) readers_.insert(stream);
 }
 
-Pool* Pool::of(int device, Stream stream) {
+bool Block::of_open_graph() const { return pool_->graph_ && pool_->graph_ == capture_number(); }
+
+Pool* Pool::of(int device, Stream stream) { return of_graph(device, stream, capture_number()); }
+
+Pool* Pool::of_graph(int device, Stream stream, size_t graph) {
   std::lock_guard<std::mutex> guard(pools().mutex);
-  Pool*& found = pools().all[{device, stream}];
-  if (!found) found = new Pool(device, stream);
+  Pool*& found = pools().all[{device, stream, graph}];
+  if (!found) found = new Pool(device, stream, graph);
   return found;
+}
+
+void Pool::end_graph(size_t graph) {
+  std::vector<Pool*> ended;
+  {
+    std::lock_guard<std::mutex> guard(pools().mutex);
+    for (auto each = pools().all.begin(); each != pools().all.end();) {
+      if (std::get<2>(each->first) != graph) {
+        ++each;
+        continue;
+      }
+      ended.push_back(each->second);
+      each = pools().all.erase(each);
+    }
+  }
+  for (Pool* each : ended) {  // kept: tensors in the executor's scope may still name it
+    Pool* heir = of_graph(each->device_, each->stream_, 0);
+    std::lock_guard<std::mutex> guard(each->mutex_);
+    std::lock_guard<std::mutex> heirs(heir->mutex_);
+    each->heir_ = heir;
+    for (Held& held : each->held_) in_use.drop(held.asked), heir->keep_free(held.address, held.size);
+    for (auto& free : each->free_) heir->keep_free(free.second, free.first);
+    each->held_.clear(), each->free_.clear(), each->unpoisoned_.clear();
+  }
 }
 
 void Pool::release_idle() {
   std::vector<Pool*> all;
   {
     std::lock_guard<std::mutex> guard(pools().mutex);
-    for (auto& each : pools().all) all.push_back(each.second);
+    for (auto& each : pools().all)
+      if (!each.second->graph_) all.push_back(each.second);
   }
   device_sync();
   for (Pool* each : all) each->release();
@@ -127,7 +180,7 @@ void* Pool::take(size_t size, size_t* got) {
     return address;
   }
   void* address = device_allocate(size);
-  if (!address) {
+  if (!address && !graph_) {
     lock.unlock();
     release_idle();
     address = device_allocate(size);
@@ -137,8 +190,15 @@ void* Pool::take(size_t size, size_t* got) {
                                                 size, allocated.value(), reserved.value()));
   *got = size;
   reserved.add(size);
-  if (switches.poison) fill_now(address, kPoison, size);
+  if (switches.poison) graph_ ? fill_async(stream_, address, kPoison, size) : fill_now(address, kPoison, size);
   return address;
+}
+
+bool Pool::is_done(const Held& held, int read) const {
+  bool done = graph_ || read < kMostRead;
+  for (auto& each : held.places) done = done && capture_is_behind(stream_, each.first, each.second);
+  for (Event event : held.events) done = done && event_done(event);
+  return done;
 }
 
 // Oldest first, and no further than a few that are still read: the host must not ask for hundreds of events at each allocation.
@@ -146,8 +206,7 @@ void Pool::collect_held() {
   auto kept = held_.begin();
   int read = 0;
   for (Held& each : held_) {
-    bool done = read < kMostRead;
-    for (Event event : each.events) done = done && event_done(event);
+    bool done = is_done(each, read);
     read += !done;
     if (!done) {
       if (&*kept != &each) *kept = std::move(each);
@@ -173,7 +232,7 @@ void Pool::op_begins() {
   poison_freed();
   for (Held& each : held_) {
     each.op_behind = true;
-    if (each.readers == 0) poison(each);
+    if (each.readers == 0 && !graph_) poison(each);
   }
 }
 
@@ -201,13 +260,20 @@ void Pool::give_back(Block* block) {
   if (switches.record == 1 && block->last_ && block->last_ != stream_) readers = {block->last_};
   if (switches.free_at_end && readers.empty()) readers = {stream_};
   trap_freed(block->ptr_, readers.empty() ? nullptr : *readers.begin());
+  if (!graph_) capture_freed(block->ptr_, block->size_);
+  if (!graph_ && capturing()) readers.clear();  // from before the capture, when the device was idle
+  bool launched = graph_ && graph_ != capture_number();  // an idle device lies between any reader of it and the next launch
   std::lock_guard<std::mutex> guard(mutex_);
-  if (readers.empty() || !switches.hold) {
+  if (readers.empty() || !switches.hold || launched) {
     in_use.drop(block->asked);
     keep_free(block->ptr_, block->size_);
     return;
   }
-  held_.push_back({block->ptr_, block->size_, block->asked, {}, ++num_held_, readers.size()});
+  held_.push_back({block->ptr_, block->size_, block->asked, {}, {}, ++num_held_, readers.size()});
+  if (graph_) {
+    for (Stream each : readers) held_.back().places.emplace_back(each, capture_place(each));
+    return;
+  }
   for (Stream each : readers) {
     held_.back().events.push_back(event_create());
     event_record(held_.back().events.back(), each);

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "capture.h"
 #include "trap.h"
 
 namespace tb {
@@ -69,6 +70,7 @@ Op::~Op() {
       block->touched_by(stream);
       trap_touched(block->ptr(), stream, name, number_);
     }
+    if (capturing() && each && each->Holder() && !(block && block->of_open_graph())) capture_uses(each->data());
     if (switches.trap) look(*this, number_, each, "is done, and poison are");
   }
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "capture.h"
 #include "paddle/phi/core/enforce.h"
 
 namespace tb {
@@ -162,6 +163,7 @@ class PinnedBlock : public phi::Allocation {
   explicit PinnedBlock(size_t size) : phi::Allocation(take(size), size, phi::CPUPlace()) {}
   ~PinnedBlock() override {
     note("pinned_free", -1, ptr_, size_);
+    capture_freed(ptr_, size_);
     free_buffer(ptr_, size_);
   }
 };
@@ -189,6 +191,7 @@ std::shared_ptr<phi::Allocation> pinned_make(size_t size) {
 }
 
 void pinned_copied(const void* address, Stream stream) {
+  if (capturing()) return capture_uses(address);
   Pinned& p = pins();
   std::lock_guard<std::mutex> guard(p.mutex);
   Event& last = p.last[address];

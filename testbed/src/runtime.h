@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <functional>
 #include <stdexcept>
+#include <vector>
 
 #include "control.h"
 
@@ -21,6 +22,7 @@ void device_memory(size_t* total, size_t* available);
 // Lives as long as the process: blocks that Paddle frees last still name their stream. Priority 0 is normal, lower runs first.
 Stream stream_create(int priority = 0);
 int stream_count();
+std::vector<Stream> all_streams();
 int stream_priority(int number);  // as it was given
 void stream_sync(Stream stream);
 bool stream_done(Stream stream);
@@ -61,6 +63,8 @@ class Piece {
 };
 #else
 void enqueue(Stream stream, Work work, const char* name, std::function<void()> run);
+// Whether a step is being captured; the call is then made at each of its launches, and must not be made now.
+bool again_at_launches(std::function<void()> call);
 #endif
 
 }  // namespace tb

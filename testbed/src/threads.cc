@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime.h"
+#include "capture.h"
 
 namespace tb {
 namespace {
@@ -120,7 +120,30 @@ void give_way() {
   while (favoured && !waiting) pause_us(20);
 }
 
+// A captured step is the calls that make it, made again at each launch.
+struct Recording {
+  std::mutex mutex;
+  std::vector<std::function<void()>> calls;
+};
+Recording* recording = nullptr;
+
+bool is_recorded(std::function<void()> call) {
+  if (!capturing()) return false;
+  std::lock_guard<std::mutex> guard(recording->mutex);
+  recording->calls.push_back(std::move(call));
+  return true;
+}
+
 }  // namespace
+
+bool again_at_launches(std::function<void()> call) { return is_recorded(std::move(call)); }
+
+void recording_begin(Stream) { recording = new Recording; }
+void* recording_end(Stream) { return recording; }
+void recording_launch(void* made, Stream) {
+  for (auto& each : static_cast<Recording*>(made)->calls) each();
+}
+void recording_destroy(void* made) { delete static_cast<Recording*>(made); }
 
 int device_count() { return 1; }
 void device_use(int) {}
@@ -128,6 +151,7 @@ int device_current() { return 0; }
 void device_memory(size_t* total, size_t* available) { *total = size_t{8} << 30, *available = size_t{7} << 30; }
 
 void device_sync() {
+  capture_host_waits("for the device");
   std::vector<ThreadStream*> streams;
   {
     std::lock_guard<std::mutex> guard(device().mutex);
@@ -146,21 +170,38 @@ int stream_count() {
   std::lock_guard<std::mutex> guard(device().mutex);
   return static_cast<int>(device().streams.size());
 }
+std::vector<Stream> all_streams() {
+  std::lock_guard<std::mutex> guard(device().mutex);
+  return {device().streams.begin(), device().streams.end()};
+}
 int stream_priority(int number) {
   std::lock_guard<std::mutex> guard(device().mutex);
   return device().streams.at(number)->priority;
 }
 
-void stream_sync(Stream stream) { of(stream)->sync(); }
-bool stream_done(Stream stream) { return of(stream)->idle(); }
-void stream_callback(Stream stream, std::function<void()> call) { of(stream)->push(std::move(call)); }
+void stream_sync(Stream stream) {
+  capture_host_waits("for a stream");
+  of(stream)->sync();
+}
+bool stream_done(Stream stream) {
+  capture_host_waits("it asks whether a stream is done");
+  return of(stream)->idle();
+}
+void stream_callback(Stream stream, std::function<void()> call) {
+  if (capturing()) capture_work(stream, "a call of the host");
+  if (!is_recorded([=] { of(stream)->push(call); })) of(stream)->push(std::move(call));
+}
 int stream_number(Stream stream) { return of(stream)->number; }
 
 Event event_create() { return new EventHandle(std::make_shared<EventState>()); }
-void event_destroy(Event event) { delete static_cast<EventHandle*>(event); }
+void event_destroy(Event event) {
+  capture_forget(event);
+  delete static_cast<EventHandle*>(event);
+}
 
-void event_record(Event event, Stream stream) {
-  EventHandle state = of_event(event);
+namespace {
+
+void record(EventHandle state, Stream stream) {
   size_t which;
   {
     std::lock_guard<std::mutex> guard(state->mutex);
@@ -169,24 +210,7 @@ void event_record(Event event, Stream stream) {
   of(stream)->push([state, which] { state->complete(which); });
 }
 
-bool event_done(Event event) {
-  EventHandle state = of_event(event);
-  std::lock_guard<std::mutex> guard(state->mutex);
-  return state->completed >= state->recorded;
-}
-
-void event_sync(Event event) {
-  EventHandle state = of_event(event);
-  size_t until;
-  {
-    std::lock_guard<std::mutex> guard(state->mutex);
-    until = state->recorded;
-  }
-  state->wait(until);
-}
-
-void stream_wait(Stream stream, Event event) {  // of an event that was never recorded: nothing, as CUDA does
-  EventHandle state = of_event(event);
+void wait(Stream stream, EventHandle state) {  // for an event that was never recorded: nothing, as CUDA does
   size_t until;
   {
     std::lock_guard<std::mutex> guard(state->mutex);
@@ -198,6 +222,39 @@ void stream_wait(Stream stream, Event event) {  // of an event that was never re
     Waiting here(counts);
     state->wait(until);
   });
+}
+
+}  // namespace
+
+void event_record(Event event, Stream stream) {
+  capture_record(event, stream);
+  EventHandle state = of_event(event);
+  if (!is_recorded([=] { record(state, stream); })) record(state, stream);
+}
+
+bool event_done(Event event) {
+  capture_query(event);
+  EventHandle state = of_event(event);
+  std::lock_guard<std::mutex> guard(state->mutex);
+  return state->completed >= state->recorded;
+}
+
+void event_sync(Event event) {
+  capture_host_waits("for an event");
+  capture_query(event);
+  EventHandle state = of_event(event);
+  size_t until;
+  {
+    std::lock_guard<std::mutex> guard(state->mutex);
+    until = state->recorded;
+  }
+  state->wait(until);
+}
+
+void stream_wait(Stream stream, Event event) {
+  capture_wait(stream, event);
+  EventHandle state = of_event(event);
+  if (!is_recorded([=] { wait(stream, state); })) wait(stream, state);
 }
 
 void* device_allocate(size_t size) {
@@ -230,10 +287,11 @@ bool is_pinned(const void* address) {
   return wanted < after->first + after->second;
 }
 
-void enqueue(Stream stream, Work work, const char* name, std::function<void()> run) {
+namespace {
+
+void issue(Stream stream, Work work, const char* name, std::function<void()> run, long op) {
   int number = of(stream)->number, priority = of(stream)->priority, us = delay_us(number, work, name);
   bool traced = tracing();
-  long op = current_op();
   if (work == Work::compute && priority < 0) ++favoured;
   of(stream)->push([=, run = std::move(run)] {
     if (us) pause_us(us);
@@ -246,8 +304,18 @@ void enqueue(Stream stream, Work work, const char* name, std::function<void()> r
   });
 }
 
+}  // namespace
+
+void enqueue(Stream stream, Work work, const char* name, std::function<void()> run) {
+  long op = current_op();
+  if (capturing()) capture_work(stream, name);
+  if (!is_recorded([=] { issue(stream, work, name, run, op); })) issue(stream, work, name, std::move(run), op);
+}
+
 void copy_async(Stream stream, void* to, const void* from, size_t size, Copy kind) {
   const char* name = copy_name(kind);
+  if (kind != Copy::device_to_device && capturing() && !is_pinned(kind == Copy::host_to_device ? from : to))
+    capture_host_waits("a copy from or to memory that is not pinned");
   if (kind == Copy::host_to_device && !is_pinned(from)) {  // staged before the call returns
     auto* start = static_cast<const char*>(from);
     auto staged = std::make_shared<std::vector<char>>(start, start + size);
@@ -266,7 +334,9 @@ void copy_now(void* to, const void* from, size_t size, Copy) {
 void copy_fresh(void* to, const void* from, size_t size) { memcpy(to, from, size); }
 
 void fill_async(Stream stream, void* address, unsigned char byte, size_t size) {
-  of(stream)->push([=] { memset(address, byte, size); });  // no piece of work: it takes no delay and no time
+  if (capturing()) capture_work(stream, "fill");
+  auto fill = [=] { memset(address, byte, size); };  // no piece of work: it takes no delay and no time
+  if (!is_recorded([=] { of(stream)->push(fill); })) of(stream)->push(fill);
 }
 
 void fill_now(void* address, unsigned char byte, size_t size) { memset(address, byte, size); }
