@@ -70,6 +70,7 @@ def require_agreement(plan: Plan, comm: RankComm, target: Target) -> None:
 
 def agree(peers: Peers, program: Program, options: str, comm: RankComm, target: Target) -> None:
     """Do the exchange of `require_agreement` through given peers."""
+    options += ", captured" * target.is_graph  # ranks that launch and ranks that issue may wait for each other
     mine = PlanSummary(mark(options), comm.skeleton.mark, tuple((group.id, runs(group.ranks)) for group in comm.groups), comm.rings)
     summaries = [msgspec.msgpack.decode(each, type=PlanSummary) for each in peers.gather("the finished plan", msgspec.msgpack.encode(mine))]
     require_same_options(peers, program.rank, options, [each.options for each in summaries])

@@ -32,6 +32,7 @@ class Target(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
         ring_is_serial: Operations of one ring run one after the other in launch order, whatever their streams.
         one_ring_a_stream: A stream keeps the communicator of the first ring used on it.
         p2p_buffer_bytes: A send up to this size completes without its receiver.
+        is_graph: Steps are captured and launched as one graph: there is no host inside.
 
     Memory:
 
@@ -59,6 +60,7 @@ class Target(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     ring_is_serial: bool = True
     one_ring_a_stream: bool = True
     p2p_buffer_bytes: int = 0
+    is_graph: bool = False
     alloc: Literal["start", "issue"] = "start"
     free: Literal["end", "issue"] = "end"
     records_streams: bool = True
@@ -105,6 +107,11 @@ GPU = Target(
 """CUDA. NCCL may buffer a few megabytes of a send; a plan must not depend on it."""
 TARGETS = {target.name: target for target in (CPU, CUSTOM, GPU)}
 """Targets on which plans run, by name."""
+
+
+def as_graph(target: Target) -> Target:
+    """The rules where whole steps are captured and launched."""
+    return msgspec.structs.replace(target, is_graph=True)
 
 
 def with_paddles_jobs(target: Target) -> Target:

@@ -25,6 +25,8 @@ from interlace.scheduler.hazards.call_names import AnswerQueries, CallAnswer, Ca
 from interlace.scheduler.hazards.check import check, refuse, require_safe, trace_of
 from interlace.scheduler.hazards.communication import require_straight
 from interlace.scheduler.hazards.finding import Finding, Where, findings_text
+from interlace.scheduler.hazards.graph_memory import graph_memory
+from interlace.scheduler.hazards.graph_steps import kept_from_graph
 from interlace.scheduler.hazards.skeleton import RankComm, Skeleton, unpacked
 
 __all__ = [
@@ -39,6 +41,8 @@ __all__ = [
     "check",
     "check_together",
     "findings_text",
+    "graph_memory",
+    "kept_from_graph",
     "refuse",
     "require_safe",
     "require_straight",

@@ -19,6 +19,7 @@ from interlace.scheduler.hazards.communication import shared_streams, wrong_grou
 from interlace.scheduler.hazards.finding import Finding, findings_text, merged
 from interlace.scheduler.hazards.flat_plan import flatten
 from interlace.scheduler.hazards.freed_memory import freed_in_use, overlapping_steps
+from interlace.scheduler.hazards.graph_steps import kept_from_graph
 from interlace.scheduler.hazards.happens_before import Fault, Trace, Tracer
 from interlace.scheduler.hazards.random_draws import draws_out_of_order
 from interlace.scheduler.hazards.rank_findings import finding_of
@@ -68,6 +69,7 @@ def _prove(programs: Sequence[Program], target: Target) -> Proof:
         comms.append(comm_of(program, skeleton))
         findings += [*_described(trace, faults, program.rank), *wrong_groups(program)]
         findings += shared_streams(program) if target.one_ring_a_stream else []
+        findings += kept_from_graph(program, target)
 
     def ask(queries: Sequence[CallQuery]) -> list[CallAnswer]:
         return [answer_queries(traces[each.rank], each.rank, [each])[0] for each in queries]

@@ -25,6 +25,8 @@ Kind = Literal[
     "deadlock",  # ranks wait for each other in a cycle
     "wrong-group",  # a call on a group that the rank is not in, to the rank itself, or on a group that cannot be identified
     "shared-stream",  # two rings share a stream, which keeps the communicator of the first
+    "host-in-graph",  # inside a captured step the host would wait, read or decide
+    "draw-in-graph",  # a captured step would draw the same random numbers at each launch
 ]
 
 

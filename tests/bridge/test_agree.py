@@ -15,7 +15,7 @@ import pytest
 
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.ir.target import GPU
+from interlace.ir.target import GPU, as_graph
 from interlace.planning.peers import Peers
 from interlace.scheduler.hazards import RankComm, check, require_safe
 from tests.scheduler.groups import pair, three_ranks_in_a_circle
@@ -58,6 +58,22 @@ def test_a_circle_that_no_rank_sees_by_itself_is_refused_on_every_rank_alike(agr
     assert texts == [texts[0]] * 3
     assert texts[0].count("earlier on the compute stream") == 3
     assert together(agree, three_ranks_in_a_circle(straight=True)) == [""] * 3
+
+
+def test_ranks_that_capture_differently_are_refused_on_every_rank_alike(agree: Any) -> None:
+    ranks = pair(((7, 8), (7, 8)), ((7, 8), (7, 8)))
+
+    def one(program: Program, peers: Peers) -> str:
+        target = as_graph(GPU) if program.rank else GPU
+        try:
+            agree.agree(peers, program, "[h200]", require_safe([program], target)[0], target)
+        except PlanError as error:
+            return str(error)
+        return ""
+
+    texts = in_threads(one, ranks)
+    assert texts[0].startswith("ranks 0 and 1 planned with different options: [h200] and [h200], captured; give every rank the same ")
+    assert texts[1] == texts[0]
 
 
 def test_an_order_in_which_partners_differ_is_refused_on_every_rank_alike(agree: Any) -> None:

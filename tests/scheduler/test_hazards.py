@@ -16,8 +16,9 @@ import pytest
 from interlace.cli import check as check_command
 from interlace.errors import ConfigError, InterlaceError, PlanError, ProgramError
 from interlace.ir import Event, Job, Op, Pipeline, Program, parse, save, verify
-from interlace.ir.target import CPU, CUSTOM, GPU
-from interlace.scheduler.hazards import Finding, check, require_safe
+from interlace.ir.target import CPU, CUSTOM, GPU, as_graph
+from interlace.passes.insert_events import fetching
+from interlace.scheduler.hazards import Finding, check, kept_from_graph, require_safe
 from tests.interpreter import run
 from tests.strategies import World, plan, programs
 
@@ -696,3 +697,45 @@ def test_views_of_one_tensor_that_an_unknown_operation_may_write_over_are_its_ow
 """
     jobs = "\n".join(f"job step{k} forward {k}: 1-5@{k}" for k in range(2))
     assert check([program(f"{text}{jobs}\n", count=2)]) == []
+
+
+# ------------------------------------------------------------------------------------------------------- captured steps
+
+GRAPH = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward layer="a"
+#2 %2:float32[2] = {op}
+"""
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "why"),
+    [
+        ("pd_op.relu(%1) forward", "", ""),
+        ("pd_op.memcpy_d2h(%1) forward origin=2", "host-in-graph", "the host waits for its copy"),
+        ("pd_op.dropout(%1) forward", "draw-in-graph", "it draws random numbers: each launch would repeat the first"),
+        ("pd_op.if(%1) forward num_blocks=1", "host-in-graph", "the host decides in each step which operations of it run"),
+        ("own.op(%1) forward", "draw-in-graph", "may draw random numbers"),
+    ],
+)
+def test_what_a_captured_step_must_not_have(op: str, kind: str, why: str) -> None:
+    made = program(GRAPH.format(op=op) + "job one forward 0: 1@0 2@0\n")
+    assert [each.kind for each in kept_from_graph(made, GPU)] == []
+    found = kept_from_graph(made, as_graph(GPU))
+    assert [each.kind for each in found] == [kind] * bool(kind)
+    assert [each.kind for each in check([made], as_graph(GPU)) if each.kind.endswith("-in-graph")] == [kind] * bool(kind)
+    assert all(why in each.message and "capture: off" in each.remedy for each in found)
+
+
+def test_a_captured_step_has_no_waits_of_the_host_and_no_fetches() -> None:
+    waits = program(GRAPH.format(op="pd_op.relu(%1) forward") + "job one forward 0: 1@0 2@0 | 2@0<1@0\n")
+    assert kinds(kept_from_graph(waits, GPU)) == []
+    (found,) = kept_from_graph(waits, as_graph(GPU))
+    assert (found.kind, found.remedy) == (
+        "host-in-graph",
+        "leave the waits out (throttle_host: off), or do not capture (capture: off)",
+    )
+    (fetched,) = kept_from_graph(
+        fetching(program(GRAPH.format(op="pd_op.relu(%1) forward") + "job one forward 0: 1@0 2@0\n"), [2]), as_graph(GPU)
+    )
+    assert "its operand is fetched" in fetched.message

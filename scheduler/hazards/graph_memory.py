@@ -1,0 +1,61 @@
+"""Memory inside a captured step: a block that another stream reads last is used again when its own stream is behind that reader.
+
+No host sees there that a reader is done, so nothing but the order of the graph gives memory back; what no wait on the own stream follows
+is held to the end of the step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+
+from interlace.ir import Program
+from interlace.ir.copies import items_of
+from interlace.ir.target import GPU
+from interlace.scheduler.hazards.check import trace_of
+from interlace.scheduler.hazards.happens_before import Trace
+from interlace.scheduler.memory.live import END, Lives, OrderMemory, Profile
+
+
+def graph_memory(program: Program) -> Profile:
+    """Memory of a scheduled program's captured step; moments are indices in the order of its jobs."""
+    trace = trace_of(program, GPU)
+    items = items_of(program)
+    place = np.array([trace.plan.index[op_id, m] for op_id, m in items.tolist()], np.int64)
+    planner = OrderMemory(program)
+    count = np.arange(len(items), dtype=np.int64)
+    placed = planner.placed(items, np.array(trace.plan.stream, np.int64)[place])
+    lives = placed.lives(count, count + 1)
+    if placed.away is not None:
+        _hold(lives, placed.first, placed.away_row.tolist(), placed.away.tolist(), trace, place.tolist())
+    return Profile(program, lives, placed.base, placed.unknown)
+
+
+def _hold(lives: Lives, first: np.ndarray, rows: list[int], readers: list[int], trace: Trace, place: list[int]) -> None:
+    stream = trace.plan.stream
+    mine: dict[int, list[int]] = {}
+    for index, item in enumerate(place):
+        mine.setdefault(stream[item], []).append(index)
+    known: dict[tuple[int, int], int] = {}
+    for row, reader in zip(rows, readers, strict=True):
+        own = stream[place[int(first[row])]]
+        if (own, reader) not in known:
+            known[own, reader] = _behind(trace, place, mine[own], reader)
+        if lives.free_at[row] < END:
+            lives.free_at[row] = max(lives.free_at[row], known[own, reader])
+
+
+def _behind(trace: Trace, place: list[int], mine: list[int], reader: int) -> int:
+    """The first of a stream's op instances that runs when the reader is done; the end of the step where there is none.
+
+    Once a stream is behind a reader, all that comes on it is, so the first is found by halving.
+    """
+    low, high = bisect_right(mine, reader), len(mine)
+    while low < high:
+        middle = (low + high) // 2
+        if trace.before(place[reader], place[mine[middle]]):
+            high = middle
+        else:
+            low = middle + 1
+    return mine[low] if low < len(mine) else END

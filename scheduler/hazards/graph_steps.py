@@ -1,0 +1,68 @@
+"""What a captured step must not contain: whatever needs the host while it runs, and whatever should be another in each launch.
+
+All else that a captured step could break is given by its making. Its streams begin behind the first and end before the last, so that each
+step is behind all of the one before, and a plan that is free of races eagerly is so in any number of launches. A block of memory is used
+again only in the order of the graph, behind the last reader that the allocator knows; that this one is behind all others is
+`freed-in-use`, as in a step that runs eagerly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from interlace.ir import Op, Program
+from interlace.ir.effects import is_ordered, is_random, why_ordered
+from interlace.ir.kinds import is_copy
+from interlace.ir.storage import FETCH
+from interlace.ir.target import Target
+from interlace.scheduler.hazards.finding import Finding, Kind, where
+
+
+def kept_from_graph(program: Program, target: Target) -> list[Finding]:
+    """Findings for what keeps the plan's step from being captured; one for each operation."""
+    if not target.is_graph:
+        return []
+    ops = {op.id: op for op in program.ops}
+    found: list[Finding] = []
+    waits: dict[int, list[int]] = {}
+    for job in program.jobs:
+        for (after, micro_batch), _ in job.host_waits:
+            waits.setdefault(after, []).append(micro_batch)
+    for after, micro_batches in waits.items():
+        why = "the host waits for the device behind it"
+        found.append(_finding("host-in-graph", program, ops[after], micro_batches, why, "leave the waits out (throttle_host: off)"))
+    issued: dict[int, list[int]] = {}
+    for job in program.jobs:
+        for op_id, micro_batch in job.items:
+            issued.setdefault(op_id, []).append(micro_batch)
+    on_host = {value.id for value in program.values if value.memory == "host"}
+    to_host = {op.id for op in program.ops if not on_host.isdisjoint(op.results)}
+    for op in program.ops:
+        for kind, why, remedy in _reasons(op, target, op.id in to_host):
+            found.append(_finding(kind, program, op, issued.get(op.id, [0]), why, remedy))
+    return found
+
+
+def _reasons(op: Op, target: Target, to_host: bool) -> Iterator[tuple[Kind, str, str]]:
+    if FETCH in op.attrs:
+        yield "host-in-graph", "its operand is fetched, and the host waits for the copy", "fetch losses only"
+    if is_copy(op) and (to_host or (op.origin >= 0 and op.kind in target.blocking)):
+        yield "host-in-graph", "the host waits for its copy", "copy to pinned memory with `memcpy`"
+    if op.num_blocks:
+        yield "host-in-graph", "the host decides in each step which operations of it run", "write the branch as arithmetic (paddle.where)"
+    elif is_random(op):
+        yield "draw-in-graph", f"it {why_ordered(op)}: each launch would repeat the first", "train without it"
+    elif is_ordered(op):
+        yield "host-in-graph", f"it {why_ordered(op)}: the host would do so once, and in no launch", "train without it"
+
+
+def _finding(kind: Kind, program: Program, op: Op, micro_batches: list[int], why: str, remedy: str) -> Finding:
+    at = where(program.rank, op, micro_batches[0])
+    return Finding(
+        kind,
+        (program.rank,),
+        (at,),
+        f"{at} is in a captured step, and {why}",
+        f"{remedy}, or do not capture (capture: off)",
+        len(micro_batches),
+    )
