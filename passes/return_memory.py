@@ -10,10 +10,15 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from interlace.ir import Edit, Graph, Job, Op, OpInstance, Program, TensorType
-from interlace.ir.kinds import COMBINE, SPLIT, stream_of
+from interlace.ir.kinds import COMBINE, COPIES, SPLIT, stream_of
 from interlace.ir.storage import Storages, storages_of
+from interlace.ir.target import GPU
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.simulate.arrays import Options
+from interlace.scheduler.simulate.lower import lower
+from interlace.scheduler.simulate.simulator import Times, device_memory
+from interlace.scheduler.whole_step.orders import merged
 
 Variable = tuple[int, int]
 """A variable of the executor, and its micro-batch."""
@@ -38,8 +43,11 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
 
     Options:
         min_bytes: Blocks smaller than this are left to the allocator. When: 1 MiB suits GPUs; small models on a CPU need less.
+        joins: Where the producer's stream waits for a copy to the host by nothing else, let it wait, by an event, at the first operation
+            that starts after the copy's simulated end. When: `capture: on` turns it on: inside a captured step no host sees that a copy is
+            done, and its block is used again only behind such a wait.
 
-    Source: rule 7 in docs/gpu-place.md.
+    Source: rule 7 in docs/gpu-place.md, docs/decisions/021.
     """
 
     name = "return-memory"
@@ -49,9 +57,10 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
     in_baseline = False
 
     min_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 20
+    joins: bool = False
 
     def run(self, program: Program, context: Context) -> Program:
-        found, left = _Walk(program, self.min_bytes).returns()
+        found, left = _Walk(program, self.min_bytes, self._times(program, context)).returns()
         if left.num_blocks:
             context.declined("returned-by-the-host", blocks=left.num_blocks, size_bytes=left.size_bytes)
         by_value: dict[tuple[int, str], list[Return]] = {}
@@ -60,6 +69,7 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
         edit, graph, made = Edit(program), Graph(program), 0
         there = {item for job in program.jobs for item in job.items}
         added: dict[OpInstance, list[OpInstance]] = {}
+        waits: list[tuple[OpInstance, OpInstance]] = []
         for (value, stream), returns in by_value.items():
             source, last = graph.producer_op(value), graph.ops[returns[0].last]
             assert source is not None
@@ -77,12 +87,19 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
             reader = _reader(edit, graph, returns[0], last)
             for m, behind in {**places, **rest}.items():
                 added.setdefault(behind, []).append((reader.id, m))
+            waits += [((each.last, each.micro_batch), (reader.id, each.micro_batch)) for each in returns if each.joins]
             made += len(places)
         if not made:
             return program
         context.applied("memory-returned", blocks=made)
+        if waits:
+            context.applied("streams-joined", waits=len(waits))
         jobs = tuple(msgspec.structs.replace(job, items=tuple(_with(job, added))) for job in program.jobs)
-        return msgspec.structs.replace(edit.build(), jobs=jobs)
+        return msgspec.structs.replace(edit.build(), jobs=jobs, events=merged(program.events, waits))
+
+    def _times(self, program: Program, context: Context) -> Times | None:
+        """When op instances run, to join streams where that costs no time; the rank's peers are always ready."""
+        return device_memory(lower([program], context.cost, Options.of(GPU, peers_ready=True)))[0] if self.joins and program.jobs else None
 
 
 def _others(program: Program, source: Op, places: Mapping[int, OpInstance]) -> dict[int, OpInstance]:
@@ -113,6 +130,7 @@ class Return(NamedTuple):
         value, micro_batch, stream: What is read, and where.
         last: The op that reads it last now.
         behind: The op instance on that stream that waits for `last`; the new one comes behind it.
+        joins: Whether none does, and the new one is to wait.
     """
 
     value: int
@@ -120,6 +138,7 @@ class Return(NamedTuple):
     stream: str
     last: int
     behind: OpInstance
+    joins: bool = False
 
 
 class Left(NamedTuple):
@@ -143,15 +162,18 @@ class _Walk:
 
     program: Program
     min_bytes: int
+    times: Times | None = None
     table: Storages = field(init=False)
     items: list[OpInstance] = field(init=False)
     streams: list[str] = field(init=False)
+    copies: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.table = storages_of(self.program)
         self.items = [item for job in self.program.jobs for item in job.items]
         stream = {op.id: stream_of(op) for op in self.program.ops}
         self.streams = [stream[op] for op, _ in self.items]
+        self.copies = frozenset(op.id for op in self.program.ops if op.kind in COPIES)
 
     def returns(self) -> tuple[list[Return], Left]:
         """What can be given back, the nearest first, without a higher peak where operations run in turn; and what cannot."""
@@ -161,13 +183,15 @@ class _Walk:
         waited, of_stream = self._waited(), dict[str, list[int]]()
         for k, name in enumerate(self.streams):
             of_stream.setdefault(name, []).append(k)
-        may, left = list[tuple[int, int, Return]](), list[int]()
+        may, joins, left = list[tuple[int, int, Return]](), list[Return](), list[int]()
         for (variable, m), use in far:
             own, other = home[variable, m], self.streams[use.index]
             mine, end = of_stream[own], job_ends[use.index]
             at = bisect_right(mine, use.index)
             behind = next((k for k in _while_below(mine, at, end) if waited[k].get(other, -1) >= use.index), None)
-            if behind is None:
+            if behind is None and (join := self._join(use.index, mine)) is not None:
+                joins.append(Return(use.value, m, own, self.items[use.index][0], self.items[join], joins=True))
+            elif behind is None:
                 left.append(self._bytes(use.value))
             else:
                 may.append((behind - use.index, use.index, Return(use.value, m, own, self.items[use.index][0], self.items[behind])))
@@ -180,7 +204,15 @@ class _Walk:
             else:
                 longer += more
                 found.append(each)
-        return found, Left(len(left), sum(left))
+        return found + joins, Left(len(left), sum(left))
+
+    def _join(self, use: int, mine: Sequence[int]) -> int | None:
+        """Behind which op instance a stream, whose op instances are given, can wait for a copy to the host; None where it should not."""
+        if self.times is None or self.items[use][0] not in self.copies:
+            return None
+        at = bisect_right(mine, use)
+        later = next((k for k in range(at, len(mine)) if self.times.start[mine[k]] >= self.times.end[use]), None)
+        return None if later is None else max(use, mine[later - 1] if later > at else use)
 
     def _bytes(self, value: int) -> int:
         return self.table.of(value)[0].size_bytes

@@ -16,7 +16,7 @@ from interlace.ir.kinds import BOUNDARY
 from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.passes import InsertEvents, Pipeline, ReturnMemory
 from interlace.planning.plan import make_plans
-from interlace.scheduler.hazards import check
+from interlace.scheduler.hazards import check, graph_memory
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.memory.throttle import gpu_peak
@@ -287,3 +287,35 @@ def _first_that_waits(closure: Closure, made: int, last: int) -> int:
     """The first operation of the block's stream, in the job of the last use, that starts when the last use is over."""
     mine = (k for k in range(last + 1, closure.count) if closure.stream[k] == closure.stream[made] and closure.job[k] == closure.job[last])
     return next(k for k in mine if closure.ordered(last, k))
+
+
+def moved_out() -> Program:
+    """Three products, each copied to the host by a stream that no other waits for, then others."""
+    ops = ['#0 %0:float32[1024,1024]!"w" = builtin.parameter() forward', '#1 %1:float32[1024,1024]"x" = pd_op.data() forward']
+    for at in range(2, 14):
+        ops.append(f"#{at} %{at}:float32[1024,1024] = pd_op.matmul(%1, %0) forward")
+    for at in range(14, 17):
+        ops.append(f'#{at} %{at}:float32[1024,1024] = pd_op.memcpy_d2h(%{at - 12}) forward stream="out"')
+    head = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
+    items = "2@0 14@0 3@0 15@0 4@0 16@0 " + " ".join(f"{k}@0" for k in range(5, 14))
+    return parse("\n".join([f"{head}passes schedule-1f1b", *ops, f"job forward_0 forward 0: {items}\n"]))
+
+
+def test_a_captured_step_waits_for_copies_to_the_host_when_they_are_done() -> None:
+    """Only with `joins`: an event from each copy to a last reader on the stream of its block, behind what runs during the copy."""
+    costs = GivenCosts({"copy": 2500, "gemm": 1000, "default": 1000}, host_ns=1, job_ns=2)
+    plain, joined = (Pipeline((ReturnMemory(joins=joins),)).run(moved_out(), costs)[0] for joins in (False, True))
+    assert plain.events == ()
+    assert len(plain.ops) == len(moved_out().ops)
+    assert findings(joined) == set()
+    assert [event.record for event in joined.events] == [(14, 0), (15, 0), (16, 0)]
+    ops = {op.id: op for op in joined.ops}
+    order = [item for job in joined.jobs for item in job.items]
+    for event, value in zip(joined.events, (2, 3, 4), strict=True):
+        (reader,) = event.waits
+        assert (ops[reader[0]].kind, ops[reader[0]].operands, ops[reader[0]].stream) == ("share_data", (value,), "")
+        assert order.index(reader) > order.index(event.record)
+    held = [graph_memory(each).peak() for each in (plain, joined)]
+    assert [peak / BLOCK for peak in held] == [6, 4]  # all that the copies read is held without a wait
+    step = [simulate([each], costs, Options.of(GPU)).step_ns for each in (plain, joined)]
+    assert step[0] == pytest.approx(step[1], abs=2000)
