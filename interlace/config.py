@@ -34,7 +34,7 @@ import yaml
 from interlace.cost_model.profile import is_path, load_profile, profile_names
 from interlace.errors import ConfigError
 from interlace.files import read_text
-from interlace.passes import REGISTRY, Pass, Pipeline, ordered
+from interlace.passes import REGISTRY, Pass, Pipeline, ReturnMemory, ThrottleHost, ordered
 from interlace.passes.base import option_name
 from interlace.user_passes import imported
 
@@ -83,6 +83,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             `interlace plan` does so, too, by simulated steps and the memory of the device in the profile. The choice is
             kept for later runs of the same program, device, configuration and versions in the folder of `dump` or `plan`, else in the one
             that the environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
+        capture: Capture a training step as a graph of the device (a CUDA graph) and launch it in later steps instead of issuing each
+            operation: the host's time no longer bounds the step. When: small or host-bound steps, on a device that can; Paddle's GPU place
+            cannot (docs/paddle-limits.md), so it is off by default. Details: the first step runs as ever, the second is captured; all bits
+            stay the same. A batch of another shape is captured anew. Random operations, control flow, waits of the host and fetched values
+            besides the losses are refused. `throttle_host` is off, as a launched step has no host to hold, and `return_memory` is on with
+            `joins`, unless it is written off: memory inside is used again in the order of streams only.
         examine: Before the first plan, hold what plans assume of this machine and its Paddle against what happens, as `interlace doctor`
             does, and turn off what rests on rules that do not hold. `auto`: on GPUs, and with an untested Paddle. When: leave it on; off
             where the machine is known. Details: the first rank of each host examines its GPU in a process beside it, for some seconds, and
@@ -102,6 +108,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     check: bool = True
     dump: str = ""
     tune: typing.Literal["auto", "on", "off"] = "auto"
+    capture: typing.Literal["on", "off"] = "off"
     examine: typing.Literal["auto", "on", "off"] = "auto"
     plan: str = ""
     source: str = "defaults"
@@ -124,10 +131,11 @@ PLAIN_KINDS: dict[str, type] = {
     "check": bool,
     "dump": str,
     "tune": str,
+    "capture": str,
     "examine": str,
     "plan": str,
 }
-PLAIN_CHOICES = dict.fromkeys(("tune", "examine"), ("auto", "on", "off"))
+PLAIN_CHOICES = {"tune": ("auto", "on", "off"), "examine": ("auto", "on", "off"), "capture": ("on", "off")}
 """Options of their own that take one of a few words."""
 BUDGET = "memory_budget"
 PLAIN_FIELDS = (*PLAIN_KINDS, BUDGET)
@@ -182,6 +190,11 @@ def make_config(
         chosen.pop(names[key], None)
         if made is not None:
             chosen[names[key]] = made
+    if plain.get("capture") == "on":
+        _check_capture(options, where)
+        chosen.pop(ThrottleHost.name, None)
+        if options.get(option_name(ReturnMemory.name), "on") not in ("off", False):
+            chosen[ReturnMemory.name] = msgspec.structs.replace(chosen.get(ReturnMemory.name, ReturnMemory()), joins=True)
     _check_names(chosen, where)
     _check_together(chosen, options, where)
     _check_values(chosen, where, whole, budget is not None)
@@ -383,6 +396,17 @@ def _check_plan(folder: str, options: Mapping[str, Any], where: _Where) -> None:
         raise ConfigError(
             f"{where.at('plan')}: no folder {os.path.abspath(folder)}; expected one with a plan of each rank, as `interlace plan` writes it"
         )
+
+
+def _check_capture(options: Mapping[str, Any], where: _Where) -> None:
+    """That nothing is asked for that a captured step cannot have."""
+    wrong = {
+        option_name(ThrottleHost.name): "a captured step has no host that could wait",
+        "tune": "the plans would be measured as they are issued, and the one that is taken would run otherwise",
+    }
+    for key, why in wrong.items():
+        if options.get(key, "off") not in ("off", False) and not (key == "tune" and options[key] == "auto"):
+            raise ConfigError(f"{where.key(key)}: beside capture: on: {why}; leave {key} out, or write capture: off")
 
 
 def _switch(value: Any, kind: Any) -> Any:

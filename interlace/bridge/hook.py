@@ -20,6 +20,7 @@ from interlace.bridge.capture import Captured, capture
 from interlace.bridge.feeds import matching_feed
 from interlace.bridge.first_contact import changes_text, features_off, is_examined, without
 from interlace.bridge.flags import Flags, final_config
+from interlace.bridge.graphs import StepGraphs
 from interlace.bridge.host_state import settle, state_dict_of
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
@@ -30,6 +31,7 @@ from interlace.config import Config, make_config
 from interlace.cost_model import load_profile
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
+from interlace.ir.target import as_graph
 from interlace.notice import say, say_once
 from interlace.outside import Outside, asked_outside
 from interlace.passes.insert_events import fetching
@@ -39,7 +41,8 @@ from interlace.planning.peers import gather
 from interlace.planning.plan import Plan, make_plan
 from interlace.report.measured import Measured
 from interlace.report.plan import PlanReport
-from interlace.scheduler.hazards import RankComm, require_safe, require_straight
+from interlace.scheduler.hazards import RankComm, graph_memory, kept_from_graph, refuse, require_safe, require_straight
+from interlace.units import size
 
 DISABLE_VARIABLE = "INTERLACE_DISABLE"
 SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
@@ -50,7 +53,7 @@ SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
 class Mode:
     """What an engine runs in one mode: the plan with what it tells, the captured program, and the lowered plan; `to_compare` is the
     communication that the proof with the other ranks needs, until the first step. With `is_paddles` it runs Paddle's baseline, which is
-    `lowered` then."""
+    `lowered` then. `graphs` launches its steps, where they are captured."""
 
     report: PlanReport
     captured: Captured | None
@@ -59,6 +62,7 @@ class Mode:
     fetches: tuple[int, ...] = ()
     to_compare: RankComm | None = None
     is_paddles: bool = False
+    graphs: StepGraphs | None = None
 
 
 @dataclass(slots=True)
@@ -166,7 +170,7 @@ def install() -> None:
             self.to_mode(kwargs["mode"])
 
         def step() -> Any:
-            with _ready(self, state), _fed(self, state, args, kwargs), _timed(self, state):
+            with _ready(self, state), _fed(self, state, args, kwargs), _timed(self, state), _launched(self, state):
                 return baseline_run(self, *args, **kwargs)
 
         tuning = state.tunings.get(self._mode)
@@ -191,6 +195,7 @@ def _state(engine: Any) -> State | None:
             config = _fitting(config, outside or flags, engine)
         if config is None or not config.active:
             return None
+        _require_capture(config)
         _require_pipeline(config, engine._strategy)
         engine._interlace = known = State(config)
     return known
@@ -229,6 +234,13 @@ def _override(outside: Outside, strategy: Any, flags: Any) -> Config:
     if flags is not None and paddle.distributed.ParallelEnv().rank == 0:
         say(f"{outside.words} decides; the script's own interlace.enable() is ignored")
     return final_config(outside.options, outside.source, outside.marks, strategy)
+
+
+def _require_capture(config: Config) -> None:
+    """Refuse to capture where the device cannot."""
+    device = choose_device()
+    if config.capture == "on" and device.cannot_capture:
+        raise ConfigError(f"{config.source}: capture: on, and {device.cannot_capture}; write capture: off")
 
 
 def _require_pipeline(config: Config, strategy: Any) -> None:
@@ -337,18 +349,24 @@ class _Making:
         """See `tuning.Making`."""
         assert self.captured is not None
         device = choose_device()
+        is_graph = config.capture == "on" and self.mode == "train"
+        target = as_graph(device.target) if is_graph else device.target
         plan = _plan(self.captured.program, config, device)
         if config.dump and is_first:  # of several plans the one that is taken follows (`Tuning`)
             plan.dump(Path(config.dump) if self.mode == "train" else Path(config.dump) / self.mode)
-        comm = require_safe([plan.program], device.target)[0] if config.check else None
+        comm = require_safe([plan.program], target)[0] if config.check else None
+        refuse(kept_from_graph(plan.program, target), "the step cannot be captured")  # of which the device would notice a part only
+        if is_graph:
+            _require_memory(plan, config)
         device.prepare()
-        lowered = lower(self.captured, plan.program, device)
+        lowered = lower(self.captured, plan.program, device, keeps_outputs=is_graph)
         if not is_first:
             _run_fused_passes(self.engine, lowered)
         report = PlanReport(plan, Measured(known_name(device), load_profile(plan.profile).device))
         if self.mode == "train" and is_first:
             say_once(report.sentence())
-        return Mode(report, self.captured, lowered, self.mapping, to_compare=comm)
+        graphs = StepGraphs.of(lowered, plan.program, device, report.measured) if is_graph else None
+        return Mode(report, self.captured, lowered, self.mapping, to_compare=comm, graphs=graphs)
 
     def paddles(self, report: PlanReport, is_first: bool) -> Mode:
         """See `tuning.Making`."""
@@ -358,6 +376,15 @@ class _Making:
                 _run_fused_passes(self.engine, own)
             _prepare(choose_device(), own, self.dense, self.mode)
         return Mode(report, None, own, None, is_paddles=True)
+
+
+def _require_memory(plan: Plan, config: Config) -> None:
+    """Refuse a captured step that holds more than the budget: its memory is given back by order only, which the search does not know."""
+    if plan.memory_budget and (held := graph_memory(plan.program).peak()) > plan.memory_budget:
+        raise PlanError(
+            f"{config.source}: memory_budget is {size(plan.memory_budget)} a rank, and rank {plan.program.rank} holds {size(held)} inside "
+            "a captured step, where memory is given back in the order of streams only; raise the budget, or write capture: off"
+        )
 
 
 def _prepare(device: Device, own: Any, dense: Any, mode: str) -> None:
@@ -425,7 +452,8 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
                 raise PlanError("values are fetched, which Paddle's baseline cannot give with several micro-batches; set tune: off")
         elif mode is not None:
             if mode.to_compare is not None:
-                require_agreement(mode.report.plan, mode.to_compare, choose_device().target)
+                target = choose_device().target
+                require_agreement(mode.report.plan, mode.to_compare, as_graph(target) if mode.graphs is not None else target)
                 mode.to_compare = None
             engine._pir_fetch_values = _translate(engine, mode, asked, state.config.check)
             engine._job_plan = mode.lowered
@@ -460,8 +488,19 @@ def _timed(engine: Any, state: State) -> Iterator[None]:
         say_once(mode.report.measured_line())
 
 
+def _launched(engine: Any, state: State) -> AbstractContextManager[None]:
+    """Run the step as a graph, if it is to be one."""
+    mode = state.modes.get(engine._mode)
+    return nullcontext() if mode is None or mode.graphs is None else mode.graphs.around(engine)
+
+
 def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[Any]:
     ids = tuple(_value_id(mode, value) for value in asked)
+    if ids and mode.graphs is not None:
+        raise PlanError(
+            f"capture: on, and {len(ids)} value(s) are fetched besides the losses: their copies to the host would be inside the captured "
+            "step, where the host cannot wait; fetch losses only, or write capture: off"
+        )
     if ids != mode.fetches and mode.captured is not None:
         device, program = choose_device(), fetching(mode.report.plan.program, ids)
         if check:

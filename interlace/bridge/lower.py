@@ -94,7 +94,7 @@ class Lowered:
         return 1
 
 
-def lower(captured: Captured, program: Program, device: Device) -> Lowered:
+def lower(captured: Captured, program: Program, device: Device, keeps_outputs: bool = False) -> Lowered:
     """Build the job programs of a scheduled program.
 
     Args:
@@ -102,12 +102,13 @@ def lower(captured: Captured, program: Program, device: Device) -> Lowered:
         program: Scheduled; its operations stand for captured ones (`origin`) or are new ones known to `newops`. Values to fetch
             besides the program's named outputs are outputs too (`passes.insert_events.fetching`).
         device: What it is built for.
+        keeps_outputs: Whether outputs stay in the global scope under their names, to be read there and not fetched.
 
     Raises:
         PlanError: Something in the plan cannot be built; the operation and job are named.
     """
     with _short_stacks():
-        return _Lowering(captured, program, device).run()
+        return _Lowering(captured, program, device, keeps_outputs).run()
 
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -135,8 +136,8 @@ def _short_stacks() -> Iterator[None]:
 
 
 class _Lowering:
-    def __init__(self, captured: Captured, program: Program, device: Device) -> None:
-        self.captured, self.program, self.device = captured, program, device
+    def __init__(self, captured: Captured, program: Program, device: Device, keeps_outputs: bool) -> None:
+        self.captured, self.program, self.device, self.keeps_outputs = captured, program, device, keeps_outputs
         self.graph = Graph(program)
         self.count = program.pipeline.num_micro_batches
         self.omitted = omitted_copies(program)
@@ -245,6 +246,8 @@ class _Lowering:
                     continue
                 name = op.attrs["output_name"]
                 outputs[name] = stacked
+                if self.keeps_outputs:
+                    stacked.persistable = True
                 paddle._C_ops.set_persistable_value(stacked, name)
                 made.names.add(name)
         if not items:

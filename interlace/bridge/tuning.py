@@ -72,7 +72,7 @@ class Making(Protocol):
 def is_tuned(config: Config, device: Device) -> bool:
     """Whether plans are measured and failures guarded against."""
     asked = os.environ.get(VARIABLE, "") if config.tune == "auto" else config.tune
-    return asked == "on" or (asked != "off" and device.tunes)
+    return config.capture == "off" and (asked == "on" or (asked != "off" and device.tunes))
 
 
 def proposed(config: Config, plan: Plan) -> list[Contender]:

@@ -24,12 +24,14 @@ class Measured:
         profile_device: What the profile of the plan was measured on.
         took_ns: Of each step, from its start until the device was done with it; at most `WARM_UP + COUNTED`.
         trial: What a trial of plans found so far; None where there is none.
+        launches: Steps that were a launch of a captured one.
     """
 
     device: str = ""
     profile_device: str = ""
     took_ns: list[int] = field(default_factory=list)
     trial: Told | None = None
+    launches: int = 0
 
     @property
     def is_open(self) -> bool:

@@ -110,6 +110,7 @@ class PlanReport:
             "outcome": msgspec.to_builtins(plan.outcome),
             "measured_step_ns": self.measured.step_ns,
             "trial": trial_lines(self.measured.trial),
+            "launches": self.measured.launches,
             "sentence": self.sentence(),
         }
 

@@ -18,27 +18,18 @@ from interlace.local.launch import LaunchResult, launch
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN
 from testbed import device
 from tests.remarks import done_in
-from tests.testbed.trained import SMALL, train
+from tests.testbed.trained import DELAYS, SMALL, bits, digests, train
 from tests.testbed.variant import need_ranks, switches
 from tests.training import zoo_cases
 from tests.training.cases import EXAMPLES, LONG_ON_THE_TESTBED, ON_THE_TESTBED
 from tests.training.verified import configured, few_layers, lines_of, require_asked
 
 pytestmark = pytest.mark.paddle
-DELAYS = "seed=3,permille=30,max_us=2000"
-
-
-def bits(result: LaunchResult) -> list[list[str]]:
-    return [[loss.raw_hex for loss in report.losses] for report in result.reports]
 
 
 def numbers(result: LaunchResult) -> list[float]:
     raw = b"".join(bytes.fromhex(loss.raw_hex) for loss in result.reports[-1].losses)
     return list(struct.unpack(f"<{len(raw) // 4}f", raw))
-
-
-def digests(result: LaunchResult) -> list[dict[str, str]]:
-    return [report.parameters for report in result.reports]
 
 
 @pytest.fixture(scope="module")

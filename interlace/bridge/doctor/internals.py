@@ -7,7 +7,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from interlace.report.checks import DUMPS, EVERYTHING, OFFLOAD, OVERLAP, RANKS, RETURN, THROTTLE, TUNE, Check, Feature
+from interlace.report.checks import CAPTURE, DUMPS, EVERYTHING, OFFLOAD, OVERLAP, RANKS, RETURN, THROTTLE, TUNE, Check, Feature
 
 GROUP = "internals of Paddle"
 
@@ -52,6 +52,10 @@ KNOWN = (
         (TUNE,),
     ),
     Internals("a copy of what a step writes", "paddle.base.core.DenseTensor", "_copy_from _is_initialized _numel _dtype _place", (TUNE,)),
+    Internals("captured steps", "paddle.base.executor._StandaloneExecutor", "run", (CAPTURE,)),
+    Internals(
+        "captured steps", "paddle.base.core.DenseTensor", "_copy_from _is_initialized _place _ptr _share_data_with shape", (CAPTURE,)
+    ),
     Internals("checkpoints of optimizer state", "paddle.pir.Program", "state_dict", (OFFLOAD,)),
     Internals("agreement of ranks", "paddle.base.core", "create_or_get_global_tcp_store", (EVERYTHING,)),
     Internals("the place", "paddle.base.framework", "_current_expected_place_ get_flags", (EVERYTHING,)),

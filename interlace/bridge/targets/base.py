@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import paddle
 from paddle.base import core
 
+from interlace.errors import PlanError
 from interlace.ir.target import Target
 from interlace.passes.streams import AutoParallelStreamType
 
@@ -23,6 +24,7 @@ class Device:
         tunes: Whether plans are measured there by default (`tune: auto`).
         examines: Whether the machine is looked at by default before the first plan (`examine: auto`).
         passes_priorities: Whether the device gets the priority that operations ask for their stream.
+        cannot_capture: Why a step cannot be captured there; empty where it can be.
     """
 
     place: Any
@@ -31,6 +33,7 @@ class Device:
     tunes: ClassVar[bool] = False
     examines: ClassVar[bool] = False
     passes_priorities: ClassVar[bool] = False
+    cannot_capture: ClassVar[str] = "Interlace knows no way to capture what Paddle's executor gives this device"
 
     def place_attribute(self) -> Any:
         """Paddle's attribute form of the place that the executor runs on."""
@@ -89,6 +92,21 @@ class Device:
     def never_collected(self, name: str) -> bool:
         """Whether the executor must never collect a variable (pinned buffers, where the device has no events on them)."""
         return self.target.keeps_pinned and name.startswith(PINNED_PREFIX)
+
+    def begin_capture(self) -> None:
+        """Let the device take down what it is asked for, instead of doing it. Raises PlanError with the reason."""
+        raise PlanError(self.cannot_capture)
+
+    def end_capture(self, failed: bool = False) -> int:
+        """The number of what was taken down; with `failed` nothing is kept. Raises PlanError with the first reason, then always."""
+        raise PlanError(self.cannot_capture)
+
+    def launch(self, graph: int) -> None:
+        """Do what was taken down, behind what the compute stream was given before. Raises PlanError where it cannot be any more."""
+        raise PlanError(self.cannot_capture)
+
+    def forget(self, graph: int) -> None:
+        """Give up what was taken down, once the device is idle."""
 
     def watch(self, value: Any) -> Any:
         """Cut out one element of a result right after its computation, so that a wait for it does not wait for later operations.

@@ -17,6 +17,7 @@ class CpuDevice(Device):
     """Copies are real copies between two buffers in host memory (destination 1, pinned, does not exist here)."""
 
     target: ClassVar[Target] = CPU
+    cannot_capture: ClassVar[str] = "a CPU runs each operation as it is issued, so there is nothing to capture"
 
     def name(self) -> str:
         """The model of the CPU."""

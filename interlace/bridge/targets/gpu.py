@@ -27,6 +27,10 @@ class GpuDevice(Device):
     tunes: ClassVar[bool] = True
     examines: ClassVar[bool] = True
     passes_priorities: ClassVar[bool] = True
+    cannot_capture: ClassVar[str] = (
+        "Paddle's GPU place cannot: its executor waits inside a step for events of the step before and forks no named stream from the one "
+        "that is captured (docs/paddle-limits.md)"
+    )
 
     def name(self) -> str:
         """The GPU's name, such as `NVIDIA H200`."""
