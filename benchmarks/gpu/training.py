@@ -127,6 +127,10 @@ DELAYS = tuple(
 )
 """Transfers posted as early as they can, and nearer to or further from when their peer is expected."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
+CAPTURED = tuple(
+    replace(plan, name=f"{plan.name}-captured", config=f"{plan.config}capture: on\n") for plan in (AUTO[0], MIXED, OFFLOADS[1])
+)
+"""Steps that are launched as a graph, each beside the same plan as it is issued."""
 ALL = (BASELINE, COLUMN, DX, MIXED, *OFFLOADS)
 SOME = (BASELINE, DX, MIXED, OFFLOADS[1])
 FORMS = (BASELINE, DX, MIXED, ZB)
@@ -229,7 +233,7 @@ def cases(gpus: int) -> list[Case]:
         found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
     found += [_layers(model, 2048, 1, plans=(BASELINE, DX, *OFFLOADS)) for model in models]
-    found += _accumulation()
+    found += [*_accumulation(), *_captured(gpus)]
     found += [_layers(model, 4096, mp, plans=(BASELINE, DX, MIXED)) for mp in (1, *widths) for model in models]
     return [_with_budgets(case) for case in (*found, *_small(gpus), *_puzzle(gpus))]
 
@@ -250,6 +254,28 @@ def _accumulation() -> list[Case]:
         for layers in (2, 4)
         for model in ("gpt", "llama")
     ]
+
+
+def _captured(gpus: int) -> list[Case]:
+    """Steps as they are issued and as launches: short kernels, which the host bounds, and the usual size."""
+    plans = (BASELINE, AUTO[0], CAPTURED[0], MIXED, CAPTURED[1], OFFLOADS[1], CAPTURED[2], AGAIN)
+    found = []
+    for mp, pp in ((1, 1), (2, 1), (1, 2)):
+        if mp * pp > gpus:
+            continue
+        for model in ("gpt", "llama"):
+            for hidden in (1024, 2048, 4096):
+                seq, count = (2048, 8) if hidden == 4096 else (1024, 32)
+                more = (
+                    "--hidden",
+                    str(hidden),
+                    "--heads",
+                    str(hidden // 128),
+                    *(("--intermediate", str(hidden * 43 // 16)) * (model == "llama")),
+                )
+                case = _layers(model, seq, mp, pp, plans=plans, micro_batches=count, more=more)
+                found.append(replace(case, name=f"captured-{model}-h{hidden}-s{seq}-mp{mp}-pp{pp}-m{count}"))
+    return found
 
 
 def _wide() -> list[Case]:
