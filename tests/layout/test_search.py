@@ -14,7 +14,7 @@ from interlace.layout.answer import Answer, Row
 
 pytestmark = pytest.mark.paddle
 ROOT = Path(__file__).parents[2]
-TRAINED = 3
+TRAINED = 2
 """Layouts that are trained by both plans; each takes two runs of four ranks."""
 MODEL = ["--layers", "2", "--hidden", "256", "--heads", "4", "--seq-len", "64", "--batch-size", "8"]
 VARIES = ["--pp", "{pp}", "--mp", "{mp}", "--dp", "{dp}", "--micro-batches", "{m}", "--sharding-stage", "{sharding}"]
