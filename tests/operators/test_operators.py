@@ -119,12 +119,17 @@ DYNAMIC_ONLY = {
 """What these share when they are called without a program; a program has views and results in place of their own names."""
 
 
+PARTS = 4
+"""Of the operators that can be called, of which a `make test` calls one: what they do changes with Paddle's wheel alone."""
+
+
 @pytest.mark.slow
-def test_called_operators_share_and_write_no_more_than_is_said() -> None:
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS))])
+def test_called_operators_share_and_write_no_more_than_is_said(part: int) -> None:
     """All of the wheel that can be called with guessed operands: more than half of them."""
-    names = probe.callable_operators()
+    names = probe.callable_operators()[part::PARTS]
     seen = probe.seen(names, 60, 6)
-    assert len([each for each in seen.values() if each.calls]) > 600
+    assert len([each for each in seen.values() if each.calls]) > 500 // PARTS
     unsaid = {}
     for name, each in seen.items():
         made, key = wheel.definitions()[name], operators.key(name)
