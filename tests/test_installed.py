@@ -68,7 +68,7 @@ def test_which_paddle_is_tested(monkeypatch: pytest.MonkeyPatch, version: str, t
 def untested(monkeypatch: pytest.MonkeyPatch) -> None:
     """The installed Paddle, as if nobody had tested it."""
     monkeypatch.setattr(installed, "TESTED", ("3.2.0",))
-    monkeypatch.setattr(say, "_said", set())
+    monkeypatch.setattr(say, "SAID", set())
 
 
 @pytest.fixture
