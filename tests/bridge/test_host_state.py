@@ -49,11 +49,28 @@ def test_a_copy_out_has_the_variable_that_it_writes_into(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["custom", "gpu", "testbed"])
-def test_the_step_begins_with_a_mark_that_copies_in_wait_for(target: str) -> None:
+def test_the_step_begins_with_a_wait_of_copies_in_for_copies_out(target: str) -> None:
+    """Inside a job the executor orders streams by variables."""
     program, made = lowered(target)
-    mark = next(op for op in ops_of(job(made, program.jobs[0].name), "pd_op.full") if "execution_stream" in op.attrs())
+    first = job(made, program.jobs[0].name)
+    (mark,) = [op for op in ops_of(first, "pd_op.full") if "execution_stream" in op.attrs()]
+    order, *_ = [op for op in ops_of(first, "pd_op.share_data") if "execution_stream" in op.attrs()]
     (copy_in,) = [op for each in made.jobs for op in ops_of(each, "pd_op.memcpy_h2d")]
-    assert mark.attrs()["event_to_record"] in copy_in.attrs()["events_to_wait"]
+    assert order.operand_source(0).is_same(mark.results()[0])
+    assert order.attrs()["execution_stream"] == copy_in.attrs()["execution_stream"] != mark.attrs()["execution_stream"]
+
+
+@pytest.mark.parametrize("target", ["custom", "gpu", "testbed"])
+def test_memory_is_given_back_behind_the_copy_out(target: str) -> None:
+    """The stream of copies in, which has the memory, waits for what the stream of copies out does next, and reads the value last."""
+    program, made = lowered(target)
+    last = job(made, program.jobs[-1].name)
+    behind = [op for op in ops_of(last, "pd_op.full") if "execution_stream" in op.attrs()][-1]
+    order, reader = [op for op in ops_of(last, "pd_op.share_data") if "execution_stream" in op.attrs()][-2:]
+    (update, *_) = ops_of(last, "pd_op.add_")
+    assert order.operand_source(0).is_same(behind.results()[0])
+    assert reader.operand_source(0).is_same(update.results()[0])
+    assert {op.attrs()["execution_stream"] for op in (order, reader)} != {behind.attrs()["execution_stream"]}
 
 
 class Counting(CpuDevice):
