@@ -41,7 +41,7 @@ WORDS = (
 )
 
 
-BUDGETS = {"gpt": (0.85, 0.75), "llama": (0.85, 0.75)}
+BUDGETS = {"gpt": (0.9, 0.8), "llama": (0.9, 0.8)}
 """Of what tensors and parameters of the baseline hold."""
 BESIDE = 0.01
 """Of a budget: the fed batch, which budgets do not count, and messages of a small model that wait for the next one to be received."""
@@ -87,7 +87,7 @@ def test_the_peak_falls_by_what_was_planned(plugin: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("script", [pytest.param(name, marks=[pytest.mark.long] * (name == "llama")) for name in BUDGETS])
 def test_blocks_in_use_keep_the_budget_where_copies_are_slow(plugin: Path, tmp_path: Path, script: str) -> None:
     """Optimizer state leaves the device; each copy is delayed by up to twice the step. Bits are the baseline's."""
-    words = ("--optimizer", "adamw", "--batch-size", "4", "--micro-batches", "4")
+    words = ("--optimizer", "adamw", "--batch-size", "4", "--micro-batches", "4", "--seq-len", "16")
     baseline, memory = run(tmp_path / "baseline", script, "", 3, *words)
     held = max(step["allocated_peak"] + step["outside"] for each in memory for step in each[1:])
     moved = "tune: off\nchoose_recompute: off\noffload_activations: off\noffload_optimizer_state: {min_bytes: 1KB}\n"
