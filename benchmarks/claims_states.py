@@ -17,8 +17,8 @@ def _of(case: str) -> dict[str, Row]:
     return {row["plan"]: row for row in raw("h200/testbed_states.json")["runs"] if row["case"] == case}
 
 
-def _fullest(row: Row, key: str) -> float:
-    return max(each[key] for each in row["peak_bytes_by_rank"]) / 1e9
+def _fullest(row: Row, *keys: str) -> float:
+    return max(sum(each[key] for key in keys) for each in row["peak_bytes_by_rank"]) / 1e9
 
 
 @claim
@@ -32,17 +32,18 @@ def states_measured() -> str:
             row, simulated = found[plan], found[plan]["simulated"]
             step, expected = row["step_ms"]["median"], simulated["step_ms"]
             held = max(simulated["held_peak_bytes_by_rank"]) / 1e9
-            share = _fullest(row, "in_use") / _fullest(stock, "in_use")
+            in_use = _fullest(row, "in_use", "outside")
+            share = in_use / _fullest(stock, "in_use", "outside")
             rows.append(
                 [
                     case.partition("-")[0],
                     name,
                     f"{step:.1f} ({row['step_ms']['min']:.1f} to {row['step_ms']['max']:.1f})",
                     f"{expected:.1f} ({100 * (expected / step - 1):+.1f} %)",
-                    f"{_fullest(row, 'allocated'):.2f}",
-                    f"{_fullest(row, 'in_use'):.2f} ({100 * share:.0f} %)",
-                    f"{held:.2f} ({100 * (held / _fullest(row, 'in_use') - 1):+.0f} %)",
-                    f"{_fullest(row, 'reserved'):.2f}",
+                    f"{_fullest(row, 'allocated', 'outside'):.2f}",
+                    f"{in_use:.2f} ({100 * share:.0f} %)",
+                    f"{held:.2f} ({100 * (held / in_use - 1):+.0f} %)",
+                    f"{_fullest(row, 'reserved', 'outside'):.2f}",
                     f"{_fullest(row, 'pinned'):.2f}",
                     "yes" if row["losses_equal_stock"] and row["parameters_equal_stock"] else "no",
                 ]

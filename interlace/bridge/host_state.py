@@ -1,7 +1,8 @@
 """Where optimizer state lies between steps: in host memory by one plan, on the device by another. Names in the scope stay the same.
 
 A plan's copies in read these variables and its copies out write them, so both keep them where they are. They are moved only before the
-first step of a plan, and after a checkpoint was loaded onto the device.
+first step of a plan, and after a checkpoint was loaded onto the device: one after the other, and then the device gets the memory back. All
+of them are there before, because Paddle's startup program computes them on the device.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ def settle(wanted: Iterable[str], device: Device) -> None:
         device.synchronize()
     for name in back:
         device.move_to_device(_on_host.pop(name))
-    for name in sorted(out):
-        found = scope.find_var(name)
-        if found is not None:
-            _on_host[name] = found.get_tensor()
-            device.move_to_host(_on_host[name])
+    there = {name: found.get_tensor() for name in sorted(out) if (found := scope.find_var(name)) is not None}
+    for tensor in there.values():
+        device.move_to_host(tensor)
+    _on_host.update(there)
+    if there:
+        device.release_memory()
 
 
 def await_copies(device: Device) -> None:

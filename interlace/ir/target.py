@@ -39,7 +39,8 @@ class Target(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     Attributes:
         alloc: When an operation's results are allocated: at its `start` on its stream, or at its `issue` by the host.
         free: When a value is freed: at the `end` of its last readers; or at the `issue` of the last reader. Where that one runs on
-            another stream than the allocation, the allocator keeps the block until it ends, if `records_streams`.
+            another stream than the allocation, the allocator keeps the block until it ends, if `records_streams`, and looks for that
+            when the block's own stream next takes memory.
         records_streams: The allocator knows the streams of the last readers; it never knows those of earlier readers.
         keeps_pinned: Pinned buffers are never freed; there is one for each copied value and micro-batch.
         in_place_pass: Paddle's in-place pass runs: an operation may write its result over an operand that nobody reads later.

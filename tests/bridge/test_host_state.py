@@ -49,11 +49,28 @@ def test_a_copy_out_has_the_variable_that_it_writes_into(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["custom", "gpu", "testbed"])
-def test_the_step_begins_with_a_mark_that_copies_in_wait_for(target: str) -> None:
+def test_the_step_begins_with_a_wait_of_copies_in_for_copies_out(target: str) -> None:
+    """Inside a job the executor orders streams by variables."""
     program, made = lowered(target)
-    mark = next(op for op in ops_of(job(made, program.jobs[0].name), "pd_op.full") if "execution_stream" in op.attrs())
+    first = job(made, program.jobs[0].name)
+    (mark,) = [op for op in ops_of(first, "pd_op.full") if "execution_stream" in op.attrs()]
+    order, *_ = [op for op in ops_of(first, "pd_op.share_data") if "execution_stream" in op.attrs()]
     (copy_in,) = [op for each in made.jobs for op in ops_of(each, "pd_op.memcpy_h2d")]
-    assert mark.attrs()["event_to_record"] in copy_in.attrs()["events_to_wait"]
+    assert order.operand_source(0).is_same(mark.results()[0])
+    assert order.attrs()["execution_stream"] == copy_in.attrs()["execution_stream"] != mark.attrs()["execution_stream"]
+
+
+@pytest.mark.parametrize("target", ["custom", "gpu", "testbed"])
+def test_memory_is_given_back_behind_the_copy_out(target: str) -> None:
+    """The stream of copies in, which has the memory, waits for what the stream of copies out does next, and reads the value last."""
+    program, made = lowered(target)
+    last = job(made, program.jobs[-1].name)
+    behind = [op for op in ops_of(last, "pd_op.full") if "execution_stream" in op.attrs()][-1]
+    order, reader = [op for op in ops_of(last, "pd_op.share_data") if "execution_stream" in op.attrs()][-2:]
+    (update, *_) = ops_of(last, "pd_op.add_")
+    assert order.operand_source(0).is_same(behind.results()[0])
+    assert reader.operand_source(0).is_same(update.results()[0])
+    assert {op.attrs()["execution_stream"] for op in (order, reader)} != {behind.attrs()["execution_stream"]}
 
 
 class Counting(CpuDevice):
@@ -76,6 +93,9 @@ class Counting(CpuDevice):
         self.there.add(tensor._ptr())  # type: ignore[attr-defined]
         self.told.append("out")  # type: ignore[attr-defined]
 
+    def release_memory(self) -> None:
+        self.told.append("release")  # type: ignore[attr-defined]
+
     def move_to_device(self, tensor: Any) -> None:
         self.there.discard(tensor._ptr())  # type: ignore[attr-defined]
         self.told.append("back")  # type: ignore[attr-defined]
@@ -96,16 +116,16 @@ def scope() -> Iterator[Any]:
 def test_variables_move_where_the_plan_wants_them_and_only_then(scope: Any) -> None:
     device: Any = Counting()
     host_state.settle({"one", "two"}, device)
-    assert device.told == ["wait", "out", "out"]
+    assert device.told == ["wait", "out", "out", "release"]
     host_state.settle({"one", "two"}, device)
-    assert device.told == ["wait", "out", "out"]
+    assert len(device.told) == 4
     host_state.settle({"one", "gone"}, device)
-    assert device.told[3:] == ["wait", "back"]
+    assert device.told[4:] == ["wait", "back"]
     device.there.clear()  # a checkpoint was loaded onto the device
     host_state.settle({"one"}, device)
-    assert device.told[5:] == ["wait", "out"]
+    assert device.told[6:] == ["wait", "out", "release"]
     host_state.settle((), device)
-    assert device.told[7:] == ["wait", "back"]
+    assert device.told[9:] == ["wait", "back"]
 
 
 def test_reading_the_state_waits_for_copies_to_the_host(scope: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -248,6 +249,30 @@ job all forward 0: 0-1@0
 
 
 LINE = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
+
+
+LOOKS = """
+#0 %0:float32[4] = pd_op.full() forward stream="side"
+#1 %1:float32[4] = pd_op.relu(%0) forward
+#2 %2:float32[8] = pd_op.tanh(%1) forward
+#3 %3:float32[4] = pd_op.full() forward stream="side"
+#4 %4:float32[4] = pd_op.relu(%3) forward
+job all forward 0: 0-4@0
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "first", "second"), [(90, 95, 1001), (95, 95, 1001), (96, 1001, 1001), (1000, 1001, 1095), (1002, 1095, 1095)]
+)
+def test_a_block_is_given_back_when_its_own_stream_next_takes_memory(ends: int, first: int, second: int) -> None:
+    """Two blocks of a side stream, which computation reads last until `ends` and 5 later. A step takes 1000; the side stream takes memory
+    at 1 and 95."""
+    issue, end = np.array([1, 10, 20, 95, 96]), np.array([5, ends, 30, 97, ends + 5])
+    found = over_time(parse(LINE + LOOKS), issue, issue, end, np.array([1, 0, 0, 1, 0]), GPU, step=1000)
+    given_back = dict(zip(found.lives.producer.tolist(), found.lives.free_at.tolist(), strict=True))
+    assert (given_back[0], given_back[3]) == (first, second)
+    assert found.carried is not None
+    assert sorted(found.carried.free_at.tolist()) == sorted(each - 1000 for each in given_back.values() if each > 1000)
 
 
 def test_a_view_that_another_stream_reads_keeps_the_storage_till_that_is_over() -> None:

@@ -41,10 +41,10 @@ WORDS = (
 )
 
 
-BUDGETS = {"gpt": (0.8, 0.65), "llama": (0.8, 0.65)}
+BUDGETS = {"gpt": (0.9, 0.8), "llama": (0.9, 0.8)}
 """Of what tensors and parameters of the baseline hold."""
-BESIDE = 0.005
-"""The fed batch, which budgets do not count, and single numbers."""
+BESIDE = 0.01
+"""Of a budget: the fed batch, which budgets do not count, and messages of a small model that wait for the next one to be received."""
 SLOW_COPIES = "seed=1,permille=1000,max_us=4000,kinds=copy"
 
 
@@ -86,11 +86,11 @@ def test_the_peak_falls_by_what_was_planned(plugin: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("script", [pytest.param(name, marks=[pytest.mark.long] * (name == "llama")) for name in BUDGETS])
 def test_blocks_in_use_keep_the_budget_where_copies_are_slow(plugin: Path, tmp_path: Path, script: str) -> None:
-    """Optimizer state and activations leave the device; each copy is delayed by up to twice the step. Bits are the baseline's."""
-    words = ("--optimizer", "adamw", "--batch-size", "4", "--micro-batches", "4")
+    """Optimizer state leaves the device; each copy is delayed by up to twice the step. Bits are the baseline's."""
+    words = ("--optimizer", "adamw", "--batch-size", "4", "--micro-batches", "4", "--seq-len", "16")
     baseline, memory = run(tmp_path / "baseline", script, "", 3, *words)
     held = max(step["allocated_peak"] + step["outside"] for each in memory for step in each[1:])
-    moved = "tune: off\nchoose_recompute: off\noffload_optimizer_state: {min_bytes: 1KB}\noffload_activations: {min_bytes: 1KB}\n"
+    moved = "tune: off\nchoose_recompute: off\noffload_activations: off\noffload_optimizer_state: {min_bytes: 1KB}\n"
     for share in BUDGETS[script]:
         limit = int(share * held)
         config = f"device: h200\n{moved}memory_budget: {limit}\n"

@@ -16,6 +16,8 @@ from tests.training.cases import HALF, LONG, OFFLOAD, ON_THE_TESTBED, ROOMY
 from tests.training.verified import few_layers, lines_of, passes_of, require_asked, verified
 
 pytestmark = pytest.mark.paddle
+SCALED = str(Path(__file__).with_name("scaled_script"))
+"""In place of an example: an absolute path stays as it is behind a folder."""
 
 STATE = {"fraction": 1.0, "min_bytes": 64}
 ON_CPU_RANKS = {
@@ -23,6 +25,30 @@ ON_CPU_RANKS = {
         2,
         "gpt",
         "--dp 2 --layers 2 --sharding-stage 2 --clip-grad 1 --gradient-accumulation 2 --lr-scheduler cosine",
+        {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE},
+    ),
+    "dp2 mp2 sharding 3, optimizer state on the host": (
+        4,
+        "llama",
+        "--dp 2 --mp 2 --sharding-stage 3 --clip-grad 1 --schedule 1F1B --micro-batches 2",
+        {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE},
+    ),
+    "dp2 sharding 1 over fused buffers, optimizer state on the host": (
+        2,
+        "gpt",
+        "--dp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --schedule 1F1B --micro-batches 2",
+        {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE},
+    ),
+    "pp2 vpp2, optimizer state on the host": (
+        2,
+        "gpt",
+        "--pp 2 --vpp 2 --micro-batches 4 --clip-grad 1 --lr-scheduler cosine",
+        {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE},
+    ),
+    "pp4, optimizer state on the host": (
+        4,
+        "gpt",
+        "--pp 4 --micro-batches 4 --amp O2 --master-grad",
         {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE},
     ),
     "pp2 bfloat16 O2, master weights and activations on the host": (
@@ -55,6 +81,8 @@ reader more; collectives that are added."""
 ALSO_ON_CPU_RANKS = ("one rank, accumulation, offload", "mp2, clip, accumulation: column overlap")
 LONG_ON_CPU_RANKS = (
     *LONG,
+    "dp2 mp2 sharding 3, optimizer state on the host",
+    "pp4, optimizer state on the host",
     "dp2, experts, shared expert, clip, recompute and offload by module",
     "dp2 pp2, experts, pp + 1 micro-batches",
     "dp2 mp2 sharding 1, clip",
@@ -72,13 +100,33 @@ ROWS = """
 """A schedule of one's own: stage 0 in pairs, stage 1 with backward in parts."""
 
 
-ON_CPU = (*ALSO_ON_CPU_RANKS, *ON_CPU_RANKS, *(pytest.param(name, marks=pytest.mark.long) for name in LONG_ON_CPU_RANKS))
+ON_CPU = [
+    pytest.param(name, marks=[pytest.mark.long] * (name in LONG_ON_CPU_RANKS))
+    for name in dict.fromkeys((*ALSO_ON_CPU_RANKS, *ON_CPU_RANKS, *LONG_ON_CPU_RANKS))
+]
 
 
 @pytest.mark.parametrize("name", ON_CPU)
 def test_same_bits_as_baseline(name: str, tmp_path: Path) -> None:
     world, model, words, options = {**ON_THE_TESTBED, **ON_CPU_RANKS}[name]
     require_asked(passes_of(verified(tmp_path, world, model, few_layers(words), options)), options)
+
+
+@pytest.mark.parametrize(
+    ("trained", "words"),
+    [
+        ("scaled", "--pp 2 --amp O2 --amp-dtype float16 --steps 8"),
+        ("groups", "--pp 2 --tie-embeddings"),
+    ],
+)
+def test_state_on_the_host_where_updates_are_skipped_or_parameters_are_in_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: str, words: str
+) -> None:
+    """The script ends with an error where no update, or each, was skipped."""
+    monkeypatch.setenv("TRAINED", trained)
+    options = {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE}
+    report = verified(tmp_path, 2, SCALED, f"{words} --micro-batches 2 --layers 2", options)
+    require_asked(passes_of(report), options)
 
 
 def test_a_schedule_from_a_file(tmp_path: Path) -> None:
