@@ -13,6 +13,7 @@ from interlace.errors import InterlaceError
 from interlace.ir import parse, show, verify
 from interlace.passes import Pass, Pipeline, find_pass
 from interlace.report.screen import places_text
+from tests.together import run_together
 
 FILES = sorted((Path(__file__).parent / "fixtures").glob("*.txt"))
 PASS = re.compile(r"([a-z0-9-]+)(?: (\{.*?\}))?(?:; |$)")
@@ -32,7 +33,8 @@ def passes_of(text: str) -> Pipeline:
 
 def costs_of(text: str) -> GivenCosts:
     stretch = {tuple(key.split("|")): tuple(pair) for key, pair in json.loads(head_of(text, "stretch") or "{}").items()}
-    return GivenCosts(json.loads(head_of(text, "costs") or '{"default": 1}'), stretch)
+    host = dict(zip(("host_ns", "job_ns"), json.loads(head_of(text, "host") or "[]"), strict=False))
+    return GivenCosts(json.loads(head_of(text, "costs") or '{"default": 1}'), stretch, **host)
 
 
 def given_of(text: str) -> str:
@@ -42,11 +44,12 @@ def given_of(text: str) -> str:
 
 def outcome(given: str, where: str) -> str:
     """What the passes give, as the file's last part."""
-    program = parse(given.partition("=== program\n")[2], where)
-    verify(program)
+    programs = [parse(text, where) for text in given.split("=== program\n")[1:]]
+    for program in programs:
+        verify(program)
+    passes, costs, room = passes_of(given), costs_of(given), int(head_of(given, "room") or 0) or None
     try:
-        result, reports = passes_of(given).run(program, costs_of(given), memory_limit=int(head_of(given, "room") or 0) or None)
+        made = run_together(passes, programs, costs) if len(programs) > 1 else [passes.run(programs[0], costs, memory_limit=room)]
     except InterlaceError as error:
         return f"=== error\n{type(error).__name__}: {error}\n"
-    report = "\n".join(places_text(reports))
-    return f"=== report\n{report}\n=== expected\n{show(result)}"
+    return "".join("=== report\n{}\n=== expected\n{}".format("\n".join(places_text(told)), show(result)) for result, told in made)

@@ -193,5 +193,7 @@ def test_calls_stay_on_their_side_of_one_that_names_no_group() -> None:
     for ops in ([data, norm, one, two], [data, one, two, norm]):
         with pytest.raises(PassError, match=r"has changed places with #3 pd_op\.sync_batch_norm_"):
             require_kept(program, program.with_ops(ops))
+    new = "#9 %9:float32[4] = pd_op.all_reduce(%1) forward group=8\n"
+    require_kept(program, parse(MEETING.replace("#3 ", f"{new}#3 ")))  # ranks that make it alike meet alike; the proof compares them
     after = dependencies(Graph(program), program.ops)
     assert (after[3] - {1}, after[4] - {1}) == ({2}, {3})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlace.ir import Pipeline, Program, parse
+from interlace.ir import Pipeline, Program, parse, show
 from interlace.ir.schedule import find_schedule
 from interlace.ir.target import GPU, Target
 from interlace.scheduler.hazards import check
@@ -538,3 +538,13 @@ def test_a_circle_is_told_by_the_event_that_brings_it_among_others() -> None:
     ]
     (finding,) = [each for each in check(programs, GPU) if each.kind == "deadlock"]
     assert '(through event "brings" to #2 pd_op.all_reduce)' in finding.message
+
+
+def test_the_same_operations_in_another_pipeline_are_read_anew() -> None:
+    """What was worked out for one micro-batch says nothing of two."""
+    once = rank(0, '#1 %1:float32[4] = pd_op.relu(%0) forward stream="s"\n#2 %2:float32[4] = pd_op.exp(%1) forward', "job a forward 0: 1@0")
+    assert check([once]) == []
+    twice = rank(0, "", "job a forward 0: 1@0\njob b forward 1: 1@1\njob c forward 0: 2@0\njob d forward 1: 2@1", micro_batches=2)
+    changed = msgspec.structs.replace(once, jobs=twice.jobs, pipeline=twice.pipeline)
+    found = check([changed])
+    assert [str(each) for each in found] == [str(each) for each in check([parse(show(changed))])] != []
