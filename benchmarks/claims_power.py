@@ -41,8 +41,9 @@ def power_parameters() -> str:
     """What holds for a device as a whole."""
     said = []
     for name, part in _parts().items():
+        *_, rises, drivers = part.note.split("; ")
         said.append(
-            f"{name}: limit {part.limit_w:.0f} W, static {part.static_w:.0f} W ({part.note.partition('static draw ')[2]}), "
+            f"{name}: limit {part.limit_w:.0f} W ({drivers}), static {part.static_w:.0f} W ({rises.removeprefix('static draw ')}), "
             f"energy of a kernel as the clock to the power of {part.energy_exponent:.2f}"
         )
     return "; ".join(said)

@@ -46,11 +46,12 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Draw(NamedTuple):
-    """What an operation draws above the device's static power while it runs alone at the highest clock, and the part of its time that is
-    inversely proportional to the clock."""
+    """What an operation draws above the device's static power while it runs alone at the highest clock, the part of its time there that is
+    inversely proportional to the clock, and the clock at which its time was taken: it runs at no higher one (0: the highest there is)."""
 
     milliwatts: int
     clock_share: float
+    own_mhz: int = 0
 
 
 class Row(NamedTuple):

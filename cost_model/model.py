@@ -161,14 +161,9 @@ class CostModel(Costs):
             parts = work_of(op, values).parts if self._power else ()
             found = [(self.part_time(part, ranks, hosts).dur_ns, self._power.of(part)) for part in parts] if self._power else []
             total = sum(dur for dur, _ in found)
-            self._draws[key] = (
-                Draw(
-                    round(sum(dur * each.milliwatts for dur, each in found) / total),
-                    sum(dur * each.clock_share for dur, each in found) / total,
-                )
-                if total
-                else Draw(0, 0.0)
-            )
+            means = (sum(dur * each[k] for dur, each in found) / total if total else 0.0 for k in range(len(Draw._fields)))
+            milliwatts, share, own_mhz = means
+            self._draws[key] = Draw(round(milliwatts), share, round(own_mhz))
         return self._draws[key]
 
     # -- one operation ----------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ class PowerSamples:
     """Watts and shares over sizes, by kind."""
 
     def __init__(self, power: Power) -> None:
+        self._highest_mhz = power.highest_mhz
         self._of_kind: dict[str, list[PowerSample]] = {}
         for sample in sorted(power.samples, key=lambda each: (each.kind, each.size)):
             self._of_kind.setdefault(sample.kind, []).append(sample)
@@ -48,10 +49,12 @@ class PowerSamples:
         samples = self._of_kind[kind]
         if part.family not in ("comm", "p2p", "copy"):
             samples = [*self._of_kind.get(IDLE_KERNEL, ()), *samples]
-        watts, share = (_between(samples, part.flops or part.size_bytes, name) for name in ("watts", "clock_share"))
-        return Draw(round(watts * 1000), share)
+        size = part.flops or part.size_bytes
+        watts, share = (_between(samples, size, [getattr(each, name) for each in samples]) for name in ("watts", "clock_share"))
+        own_mhz = _between(samples, size, [each.own_mhz or self._highest_mhz for each in samples])
+        return Draw(round(watts * 1000), share, round(own_mhz))
 
 
-def _between(samples: Sequence[PowerSample], size: int, name: str) -> float:
+def _between(samples: Sequence[PowerSample], size: int, values: Sequence[float]) -> float:
     sizes = np.log([max(1, sample.size) for sample in samples])
-    return float(np.interp(np.log(max(1, size)), sizes, [getattr(sample, name) for sample in samples]))
+    return float(np.interp(np.log(max(1, size)), sizes, values))

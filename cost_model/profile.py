@@ -148,13 +148,16 @@ class PowerSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, for
         kind: As in `OpSample`, `CommSample` (a group's size is left out) and `CopySample`; `shortest` is a kernel that does nothing.
         size: FLOPs of a product or attention, else bytes.
         watts: Above `Power.static_w` while it runs alone at the highest clock: its energy over its time there.
-        clock_share: Part of its time that is inversely proportional to the clock.
+        clock_share: Part of its time there that is inversely proportional to the clock.
+        own_mhz: Highest clock at which the device runs it, however little it drew before: the clock of the profile's times of this kind,
+            which is not raised by room below the limit. 0: the highest clock.
     """
 
     kind: str
     size: Count
     watts: Annotated[float, msgspec.Meta(ge=0, le=1e5)]
     clock_share: Annotated[float, msgspec.Meta(ge=0, le=1.5)] = 0.0
+    own_mhz: Count = 0
     num_runs: Positive = 1
     source: Source = "measured"
 
@@ -163,6 +166,7 @@ class Power(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     """The limit of power of a device, and what its kernels draw.
 
     Attributes:
+        limit_w: What the limiter keeps in the mean, by the same energy counter as all else here.
         static_w: Draw at the highest clock while nothing computes, at the temperature of training.
         waiting_w: What a communication that waits for its peers adds.
         highest_mhz, lowest_mhz, step_mhz: Clocks that the device chooses from.
@@ -224,8 +228,8 @@ class Errors(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `interlace accuracy --write` found with this profile: steps without and with pipeline stages, as planning simulates them and
-    with the limit of power."""
+    """What `interlace accuracy --write` found with this profile: steps without and with pipeline stages, simulated without the limit of
+    power, and with it, as plans are judged."""
 
     date: str
     one_stage: Errors

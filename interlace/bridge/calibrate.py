@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from interlace.bridge.calibrate_power import Load, power_part
+from interlace.bridge.nvml import find_gpu
 from interlace.cost_model.model import sample_size
 from interlace.cost_model.profile import (
     SCHEMA,
@@ -37,6 +39,7 @@ from interlace.cost_model.profile import (
     HostCosts,
     OpSample,
     Peak,
+    Power,
     Provenance,
 )
 from interlace.cost_model.work import Part, attention_part, dims_of, gemm_part
@@ -101,6 +104,11 @@ class Bench:
 
     def seconds(self, build: Callable[[], None], num_jobs: int = 1, num_runs: int = 0) -> list[float]:
         """Times of `num_runs` runs (0: the bench's) of a plan whose `num_jobs` jobs are each what `build` fills."""
+        run = self.runner(build, num_jobs)
+        return [run() for _ in range((num_runs or self.num_runs) + 1)][1:]
+
+    def runner(self, build: Callable[[], None], num_jobs: int = 1) -> Callable[[], float]:
+        """Runs such a plan, and gives the time it took."""
         import paddle
         from paddle.base import core
 
@@ -115,7 +123,7 @@ class Bench:
         scope = core.Scope()
         with paddle.static.scope_guard(scope):
             executor = core.StandaloneExecutor(self.place, core.Plan([core.Job(name) for name in programs], programs), scope)
-            return [self._run(executor) for _ in range((num_runs or self.num_runs) + 1)][1:]
+        return lambda: self._run(executor)
 
     def _run(self, executor: Any) -> float:
         self._sync()
@@ -184,11 +192,18 @@ def calibrate(device: str = "", quick: bool = False, today: str = "", command: s
         op_ns, job_ns = _host_costs(bench, quick)
         samples = _op_samples(bench, quick, op_ns)
         copies = _copies(bench, quick) if device == "gpu" else ()
+        power, why = power_of(bench) if device == "gpu" else (None, "power is measured of GPUs")
     collectives = _cpu_collectives(quick) if device == "cpu" else ()
     return DeviceProfile(
         interlace_profile=SCHEMA,
         device=device_name(device),
-        provenance=Provenance(_machine(), today or date.today().isoformat(), command, versions=versions(), note=_note(device)),
+        provenance=Provenance(
+            _machine(),
+            today or date.today().isoformat(),
+            command,
+            versions=versions(),
+            note=_note(device) + (f"; no power: {why}" if why else ""),
+        ),
         ranks_per_host=8,
         memory_bytes=_memory_bytes(device),
         pinned_bytes=0,
@@ -200,7 +215,33 @@ def calibrate(device: str = "", quick: bool = False, today: str = "", command: s
         ops=tuple(samples),
         collectives=tuple(collectives),
         copies=tuple(copies),
+        power=power,
     )
+
+
+LOADED_S = 0.02
+"""How long kernels run in a row while their power is measured: less than the limiter averages, far more than the host needs."""
+LOADS = {"gemm": 2, "attention": 1, "attention_grad": 1, "add": 1, "gelu": 1, "layer_norm": 1, "softmax": 1}
+"""Kinds whose power is measured -> of how many of their largest sizes."""
+
+
+def power_of(bench: Bench) -> tuple[Power | None, str]:
+    """What the GPU's kernels draw; None, and why, where the driver does not tell it."""
+    gpu, why = find_gpu(0)
+    if gpu is None:
+        return None, why
+    by_kind: dict[str, list[Case]] = {}
+    for case in sorted(cases(bench.device, quick=False), key=lambda case: case.part.flops or case.part.size_bytes):
+        by_kind.setdefault(case.part.kind, []).append(case)
+    return power_part([_load(bench, case) for kind, most in LOADS.items() for case in by_kind.get(kind, ())[-most:]], gpu), ""
+
+
+def _load(bench: Bench, case: Case) -> Load:
+    """Kernels on random data, as constants draw less."""
+    once = bench.op_ns(case)[0]
+    count = min(MOST_OPS, max(2, int(LOADED_S * 1e9 / max(once, 1.0))))
+    run = bench.runner(lambda: _fill(case, count, drawn=True))
+    return Load(case.part.kind, case.part.flops or case.part.size_bytes, lambda: (count, run()))
 
 
 def device_name(device: str) -> str:
@@ -304,11 +345,13 @@ def _lead(rows: int, count: int) -> None:
             x = paddle._C_ops.matmul(x, one, False, False)
 
 
-def _fill(case: Case, count: int, lead: tuple[int, int] = (0, 0)) -> None:
-    """Inputs, other work, then the operation `count` times; nothing reads the results, so each is freed at once."""
+def _fill(case: Case, count: int, lead: tuple[int, int] = (0, 0), drawn: bool = False) -> None:
+    """Inputs, constant or drawn at random, other work, then the operation `count` times; nothing reads the results, so each is freed at
+    once."""
     import paddle
 
-    inputs = [paddle.full(shape, 0.5, "float32").astype(dtype) for shape, dtype in case.inputs]
+    made = (paddle.randn(shape, "float32") if drawn else paddle.full(shape, 0.5, "float32") for shape, _ in case.inputs)
+    inputs = [each.astype(dtype) for each, (_, dtype) in zip(made, case.inputs, strict=True)]
     _lead(*lead)
     for _ in range(count):
         case.make(*inputs)

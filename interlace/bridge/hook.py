@@ -24,6 +24,7 @@ from interlace.bridge.graphs import StepGraphs
 from interlace.bridge.host_state import settle, state_dict_of
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
+from interlace.bridge.nvml import find_gpu
 from interlace.bridge.profiles import costs_for, known_name, require_own_gpu
 from interlace.bridge.targets import Device, choose_device
 from interlace.bridge.tuning import Tuning, is_tuned
@@ -480,11 +481,14 @@ def _timed(engine: Any, state: State) -> Iterator[None]:
     if mode is None or mode.is_paddles or engine._mode != "train" or not mode.report.measured.is_open:
         yield
         return
+    measured = mode.report.measured
+    _read_energy(measured)
     start_ns = time.perf_counter_ns()
     yield
     choose_device().synchronize()
-    mode.report.measured.took_ns.append(time.perf_counter_ns() - start_ns)
-    if not mode.report.measured.is_open:
+    measured.took_ns.append(time.perf_counter_ns() - start_ns)
+    if not measured.is_open:
+        _read_energy(measured)
         say_once(mode.report.measured_line())
 
 
@@ -492,6 +496,14 @@ def _launched(engine: Any, state: State) -> AbstractContextManager[None]:
     """Run the step as a graph, if it is to be one."""
     mode = state.modes.get(engine._mode)
     return nullcontext() if mode is None or mode.graphs is None else mode.graphs.around(engine)
+
+
+def _read_energy(measured: Measured) -> None:
+    """Where the driver of the device in use counts energy, and the steps that count are about to begin or have ended."""
+    index = choose_device().gpu_index()
+    gpu = find_gpu(index)[0] if index is not None and measured.reads_energy else None
+    if gpu is not None:
+        measured.energy_mj.append(gpu.millijoules())
 
 
 def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[Any]:

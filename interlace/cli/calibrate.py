@@ -51,6 +51,7 @@ def main(args: argparse.Namespace) -> int:
     print(f"{profile.device}: {counts}")
     print(f"  matrix products {rates}; memory {profile.memory_rate.per_s / 1e9:.1f} GB/s")
     print(f"  host {profile.host.op_ns / 1e3:.1f} us an operation, {profile.host.job_ns / 1e3:.1f} us a job")
+    print("  " + _power_line(profile))
     print(f"  written to {path}")
     return 0
 
@@ -60,6 +61,14 @@ def _beside_bars(line: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(line, file=sys.stderr)
+
+
+def _power_line(profile: DeviceProfile) -> str:
+    """What is known of the device's power, or why nothing is."""
+    power = profile.power
+    if power is None:
+        return "no power: " + (profile.provenance.note.partition("; no power: ")[2] or "not measured")
+    return f"power {power.limit_w:.0f} W at most, {power.static_w:.0f} W at rest, {len(power.samples)} kinds and sizes of kernels"
 
 
 def _check(args: argparse.Namespace) -> None:

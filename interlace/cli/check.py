@@ -53,14 +53,12 @@ def main(args: argparse.Namespace) -> int:
     findings = [*check(programs, setting.target), *_breaks([(path, program) for path, program in files if faults.get(path) == ""])]
     scheduled = all(program.jobs for program in programs)
     times, imbalance, stall = _times(programs, setting) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "", "")
-    power = _power(programs, setting) if times and setting.costs.power() else None
     write_json(
         args.json,
         {
             "device": setting.profile,
             "target": setting.target.name,
             "ranks": times,
-            "power": power,
             "imbalance": imbalance,
             "findings": findings,
             "stall": stall,
@@ -68,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     )
     changed = [fault for fault in faults.values() if fault]
     said = [*_head(programs, setting.target.name), *changed, *_finding_lines(findings, args.all, bool(missing_ranks(programs)))]
-    print("\n".join([*said, *([stall] if stall else []), *_time_lines(times, imbalance, setting), *_power_lines(power)]))
+    print("\n".join([*said, *([stall] if stall else []), *_time_lines(times, imbalance, setting), *_power_lines(times)]))
     return 1 if findings or stall or changed else 0
 
 
@@ -110,6 +108,8 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
             "rank": rank.rank,
             **{name: int(getattr(rank, name)) for name in names},
             "ranks": list(programs[at].ranks),
+            "joules": round(result.joules[at], 3) if result.joules else 0.0,
+            "mean_mhz": round(result.mean_mhz(at)) if result.joules else 0,
             "waits_for": waits(result, at),
             "communication": communication_of(result, at),
             "holds": held(result.memory[at].at_peak()),
@@ -119,22 +119,14 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
     return times, "" if missing_ranks(programs) else imbalance(Step.of(result)), ""
 
 
-def _power(programs: Sequence[Program], setting: Setting) -> dict[str, Any]:
-    """The step with the limit of power, and each rank's mean clock and energy."""
-    result = setting.simulate(programs, with_power=True)
-    ranks: list[dict[str, Any]] = [
-        {"rank": program.rank, "ranks": list(program.ranks), "mean_mhz": round(result.mean_mhz(at)), "joules": round(joules, 3)}
-        for at, (program, joules) in enumerate(zip(programs, result.joules, strict=True))
-    ]
-    return {"step_ns": result.step_ns, "joules": round(sum(rank["joules"] * len(rank["ranks"]) for rank in ranks), 3), "ranks": ranks}
-
-
-def _power_lines(power: dict[str, Any] | None) -> list[str]:
-    if power is None:
+def _power_lines(times: Sequence[dict[str, Any]]) -> list[str]:
+    """Energy of a step and the clocks, where the profile knows the limit of power."""
+    if not any(row["joules"] for row in times):
         return []
-    clocks = sorted(rank["mean_mhz"] for rank in power["ranks"])
+    clocks = sorted(row["mean_mhz"] for row in times)
     span = f"{clocks[0]}" if clocks[0] == clocks[-1] else f"{clocks[0]} to {clocks[-1]}"
-    return [f"with the limit of power: {power['step_ns'] / 1e6:.3f} ms a step, {power['joules']:.1f} J, clocks {span} MHz in the mean"]
+    joules = sum(row["joules"] * len(row["ranks"]) for row in times)
+    return [f"energy {joules:.1f} J a step, clocks {span} MHz in the mean (simulated with the profile's limit of power)"]
 
 
 def _head(programs: Sequence[Program], target: str) -> list[str]:

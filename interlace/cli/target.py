@@ -74,11 +74,8 @@ class Setting:
     def __str__(self) -> str:
         return f"simulated with the profile {Path(self.profile).stem} ({self.why}), rules of the {self.target.name} target"
 
-    def simulate(
-        self, programs: Sequence[Program], p2p: Literal["rendezvous", "buffered"] | None = None, with_power: bool = False
-    ) -> Result:
-        """A step of these ranks and of those they stand for, all others being always ready; `p2p` in the place of the target's own rule,
-        and `with_power` with the profile's limit of power, without memory.
+    def simulate(self, programs: Sequence[Program], p2p: Literal["rendezvous", "buffered"] | None = None) -> Result:
+        """A step of these ranks and of those they stand for, all others being always ready; `p2p` in the place of the target's own rule.
 
         Raises:
             PlanError, Stall: As the simulator.
@@ -88,10 +85,8 @@ class Setting:
         from interlace.scheduler.simulate.simulator import simulate
 
         others: dict[str, Any] = {"p2p": p2p} if p2p else {}
-        options = Options.of(
-            self.target, peers_ready=bool(missing_ranks(programs)), representative=representatives(programs), power=with_power, **others
-        )
-        return simulate(programs, self.costs, options, target=self.target, with_memory=not with_power)
+        options = Options.of(self.target, peers_ready=bool(missing_ranks(programs)), representative=representatives(programs), **others)
+        return simulate(programs, self.costs, options, target=self.target)
 
 
 def profile_of(paths: Sequence[Path]) -> tuple[str, str]:

@@ -30,6 +30,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         exposed_ns, bubble_ns: Means over ranks.
         compute_ns: Of the stage that computes most.
         rel_error: Expected of the step.
+        joules, tokens_per_joule: Of all GPUs; 0 where the profile knows no power, or the tokens of a step are not known.
     """
 
     step_ns: int
@@ -40,6 +41,8 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bubble_ns: int
     compute_ns: int
     rel_error: float
+    joules: float = 0.0
+    tokens_per_joule: float = 0.0
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -195,7 +198,8 @@ def _figures(step: Step | None, peak_bytes: int, rel_error: float, limits: Limit
         return None
     peak, compute = max(peak_bytes, step.peak_bytes), max((stage.compute_ns for stage in step.stages), default=0)
     rate = round(tokens * 1e9 / step.step_ns, 1) if step.step_ns else 0.0
-    return Figures(step.step_ns, rate, peak, peak <= limits.memory, step.exposed_ns, step.bubble_ns, compute, rel_error)
+    parts = (step.exposed_ns, step.bubble_ns, compute, rel_error, step.joules, round(tokens / step.joules, 2) if step.joules else 0.0)
+    return Figures(step.step_ns, rate, peak, peak <= limits.memory, *parts)
 
 
 def _order(row: Row) -> tuple[int, float, str]:

@@ -32,6 +32,7 @@ class Judged:
         memory_limits: What passes might use on each rank.
         step_ns: Simulated step; None if it never ends.
         peak_bytes: Peak on the worst stage.
+        joules: Energy of the step, of one rank of each sort; 0 where it is not known.
     """
 
     form: Schedule1F1B
@@ -40,6 +41,7 @@ class Judged:
     memory_limits: MemoryLimits
     step_ns: int | None
     peak_bytes: int
+    joules: float = 0.0
 
     def facts(self, asked: tuple[Pass, ...]) -> dict[str, Fact]:
         """What remarks tell of it: its form, how much it recomputes, and what differs from the later passes as they were asked for."""
@@ -100,7 +102,7 @@ class Drafts:
         took = took or self.world.step_ns(made, later)
         if took is not None and max(peaks) <= limit:
             self.fastest_ns = min(took, self.fastest_ns or took)
-        return Judged(form, later, recomputed, memory_limits, took, max(peaks))
+        return Judged(form, later, recomputed, memory_limits, took, max(peaks), self.world.joules(made, later))
 
     def before(self, recomputed: Numbers | None) -> Made:
         """The programs up to the schedule with so much recomputed."""
@@ -123,8 +125,10 @@ class Drafts:
 
 
 def fitting(judged: Sequence[Judged], limit: int) -> list[Judged]:
-    """Forms whose step ends and that hold no more than they may, the fastest first; of equally fast ones the order stays."""
-    return sorted((each for each in judged if each.step_ns is not None and each.peak_bytes <= limit), key=lambda each: each.step_ns or 0)
+    """Forms whose step ends and that hold no more than they may, the fastest first, of equally fast ones that of least energy; of these
+    the order stays."""
+    fit = (each for each in judged if each.step_ns is not None and each.peak_bytes <= limit)
+    return sorted(fit, key=lambda each: (each.step_ns or 0, each.joules))
 
 
 def nearest(judged: Sequence[Judged]) -> list[Judged]:

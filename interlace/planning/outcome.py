@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,12 @@ NOT_COMPARED = (
 
 
 class StageStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The step of equivalent ranks of a stage; parts as `scheduler/simulate/simulator.py` defines them."""
+    """The step of equivalent ranks of a stage; parts as `scheduler/simulate/simulator.py` defines them.
+
+    Attributes:
+        joules: Energy of each of these ranks; 0 where the profile knows no power.
+        mean_mhz: Their clock, mean over the step; 0 likewise.
+    """
 
     stage: int
     ranks: tuple[int, ...]
@@ -29,6 +35,8 @@ class StageStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hidden_ns: int
     peak_bytes: int
     pinned_bytes: int
+    joules: float = 0.0
+    mean_mhz: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +45,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         exposed_ns, bubble_ns: Means over the ranks.
         peak_bytes: Device memory of the fullest rank.
+        joules: Energy of all ranks; 0 where the profile knows no power.
         stages: Equivalent ranks together, by stage.
     """
 
@@ -45,6 +54,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bubble_ns: int
     peak_bytes: int
     stages: tuple[StageStep, ...] = ()
+    joules: float = 0.0
 
     @classmethod
     def of(cls, result: Result, representative: Mapping[int, Sequence[int]] | None = None) -> Step:
@@ -54,8 +64,9 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             result: The simulated step.
             representative: Rank -> the ranks that it stands for, itself among them; what is not named, as its program says.
         """
-        equivalent: dict[tuple[int, ...], list[int]] = {}
-        for program, rank in zip(result.input.programs, result.ranks, strict=True):
+        equivalent: dict[tuple[Any, ...], list[int]] = {}
+        for at, (program, rank) in enumerate(zip(result.input.programs, result.ranks, strict=True)):
+            power = (round(result.joules[at], 3), round(result.mean_mhz(at))) if result.joules else (0.0, 0)
             figures = (
                 rank.compute_ns,
                 rank.exposed_comm_ns,
@@ -64,6 +75,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 rank.hidden_comm_ns,
                 rank.peak_bytes,
                 rank.pinned_bytes,
+                *power,
             )
             equivalent.setdefault((program.pipeline.stage, *figures), []).extend((representative or {}).get(program.rank, program.ranks))
         stages = sorted(
@@ -72,7 +84,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
         count = max(1, sum(len(each.ranks) for each in stages))
         exposed, bubble = (sum(getattr(each, name) * len(each.ranks) for each in stages) // count for name in ("exposed_ns", "bubble_ns"))
-        return cls(result.step_ns, exposed, bubble, max((each.peak_bytes for each in stages), default=0), tuple(stages))
+        joules = round(sum(each.joules * len(each.ranks) for each in stages), 3)
+        return cls(result.step_ns, exposed, bubble, max((each.peak_bytes for each in stages), default=0), tuple(stages), joules)
 
 
 def errors_of(costs: Costs, programs: Sequence[Program]) -> Errors | None:
@@ -80,7 +93,11 @@ def errors_of(costs: Costs, programs: Sequence[Program]) -> Errors | None:
     found = costs.profile.accuracy if isinstance(costs, CostModel) else None
     if found is None:
         return None
-    errors = found.stages if any(program.pipeline.num_stages > 1 for program in programs) else found.one_stage
+    has_stages = any(program.pipeline.num_stages > 1 for program in programs)
+    if costs.power() is None:
+        errors = found.stages if has_stages else found.one_stage
+    else:
+        errors = found.stages_limited if has_stages else found.one_stage_limited
     return errors if errors.gains else None
 
 

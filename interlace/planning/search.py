@@ -100,8 +100,9 @@ class Search:
 
     def judged(self, pipeline: Pipeline, memory_limits: MemoryLimits, budget: int = 0) -> Made:
         """Run the passes; if one has fallbacks, keep its first form whose step is no slower than with the last fallback, the simplest.
-        Of a pass with alternatives (where the host waits) the form with the fastest step is kept, under a budget of those that keep it;
-        where none does, the one that exceeds it least. A rank that plans without the other stages keeps the form that was asked for."""
+        Of a pass with alternatives (where the host waits) the form with the fastest step is kept, of equal ones that of least energy,
+        under a budget of those that keep it; where none does, the one that exceeds it least. A rank that plans without the other stages
+        keeps the form that was asked for."""
         passes = pipeline.passes
         at = next((k for k, each in enumerate(passes) if fallbacks(each)), None)
         if at is None:
@@ -141,7 +142,7 @@ class Search:
         took = {name: self.world.step_ns(form) for name, form in forms.items()}
         over = {name: max(self.world.bytes_over(form, budget)) if budget else 0 for name, form in forms.items()}
         ends = [name for name, each in took.items() if each is not None]
-        best = min(ends, key=lambda name: (over[name], took[name] or 0), default=label(asked))
+        best = min(ends, key=lambda name: (over[name], took[name] or 0, self.world.joules(forms[name])), default=label(asked))
         remarks = []
         for name in (each for each in ends if each != best):
             facts: dict[str, Fact] = {"form": best, "step_ns": took[best] or 0, "other": name, "other_ns": took[name] or 0}

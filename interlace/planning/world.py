@@ -167,7 +167,7 @@ class World:
         self.start = Made(Pipeline(()), (0,) * len(self.all), ((),) * len(self.all), self.memory_limits(None))
         self._answers: dict[Any, list[Any]] = {}
         self._made: dict[Any, tuple[Programs, tuple[tuple[int, ...], ...]]] = {}
-        self._step_ns: dict[Any, int | None] = {}
+        self._steps: dict[Any, tuple[int, float] | None] = {}
         self._memos = count(1)
         self._plans: OrderedDict[tuple[int, int], Program] = OrderedDict()
         self.facts: Sequence[RankFacts] = facts or self.map(rank_facts)
@@ -314,21 +314,31 @@ class World:
     def step_ns(self, made: Made, passes: Sequence[Pass] = ()) -> int | None:
         """Simulated time of a step of the whole pipeline; None if it would never end. Of `passes` those that delay
         transfers, which the plan was drafted without, are counted in."""
+        found = self._step(made, passes)
+        return found[0] if found else None
+
+    def joules(self, made: Made, passes: Sequence[Pass] = ()) -> float:
+        """Energy of that step, of one rank of each sort; 0 where it is not known."""
+        found = self._step(made, passes)
+        return found[1] if found else 0.0
+
+    def _step(self, made: Made, passes: Sequence[Pass]) -> tuple[int, float] | None:
         deciding = [each for each in passes if each.decides == "transfers"]
         key = tuple(made.programs[rank] for rank in self.firsts), tuple(map(spec_of, deciding))
-        if key not in self._step_ns:
-            self._step_ns[key] = self._simulated(self.plans(made), deciding)
-        return self._step_ns[key]
+        if key not in self._steps:
+            self._steps[key] = self._simulated(self.plans(made), deciding)
+        return self._steps[key]
 
-    def _simulated(self, plans: Sequence[Program], deciding: Sequence[Pass]) -> int | None:
+    def _simulated(self, plans: Sequence[Program], deciding: Sequence[Pass]) -> tuple[int, float] | None:
         run = simulation(self.cost, self.representative)
         try:
             if not deciding:
-                return run(plans).step_ns
+                result = run(plans)
+                return result.step_ns, sum(result.joules)
             for each in deciding:
                 orders = decided_for_all(each, plans, run)
                 plans = [with_orders(plan, mine) for plan, mine in zip(plans, orders.of_plans, strict=True)]
-            return orders.step_ns
+            return orders.step_ns, orders.joules
         except PlanError:
             return None
 

@@ -45,7 +45,7 @@ SWITCHED = ("no-priorities", "no-slab", "one-slab")
 """`PLAN-SWITCH`: the same plan on a testbed that differs. The simulator knows no such difference, so none is simulated."""
 ARCHIVES = "plans.json"
 """Of a device's results: which archive has the plans of which sittings."""
-PREDICTIONS = {"simulated": "when measured", "now": "now", "limited": "now, with the limit of power"}
+PREDICTIONS = {"simulated": "when measured", "now": "now, without the limit of power", "limited": "now, with it, as plans are judged"}
 
 
 class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

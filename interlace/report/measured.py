@@ -25,6 +25,7 @@ class Measured:
         took_ns: Of each step, from its start until the device was done with it; at most `WARM_UP + COUNTED`.
         trial: What a trial of plans found so far; None where there is none.
         launches: Steps that were a launch of a captured one.
+        energy_mj: The energy counter of the rank's device before the steps that count, and after them; empty where the driver gives none.
     """
 
     device: str = ""
@@ -32,6 +33,29 @@ class Measured:
     took_ns: list[int] = field(default_factory=list)
     trial: Told | None = None
     launches: int = 0
+    energy_mj: list[int] = field(default_factory=list)
+
+    @property
+    def joules(self) -> float | None:
+        """Energy of a step that counts, of the rank's device; None where it was not read."""
+        return (self.energy_mj[1] - self.energy_mj[0]) / 1e3 / COUNTED if len(self.energy_mj) == 2 else None
+
+    @property
+    def reads_energy(self) -> bool:
+        """Whether the energy counter is to be read now: the steps that count are about to begin, or have just ended."""
+        return len(self.took_ns) in (WARM_UP, WARM_UP + COUNTED)
+
+    def energy_line(self, predicted: float) -> str:
+        """For the log: the measured joules of a step beside the predicted ones (0: not known); empty where nothing was measured.
+
+        >>> Measured(energy_mj=[1_000_000, 1_750_000]).energy_line(148.6)
+        "this rank's device: 150.0 J a step, predicted 148.6 J (measured +0.9 %)"
+        """
+        if not self.joules:
+            return ""
+        off = 100 * (self.joules / predicted - 1) if predicted else 0.0
+        beside = f", predicted {predicted:.1f} J (measured {off:+.1f} %)" if predicted and not self.is_other_device else ""
+        return f"this rank's device: {self.joules:.1f} J a step{beside}"
 
     @property
     def is_open(self) -> bool:

@@ -23,14 +23,28 @@ def outcome_sentence(outcome: Outcome, measured: str = "", name: str = "This pla
         return (
             f"{name} takes {ms_figure(new.step_ns)} ms a step ({how}): exposed communication {ms_figure(new.exposed_ns)} "
             f"ms, bubble {ms_figure(new.bubble_ns)} ms (means over ranks), peak memory {size(new.peak_bytes)} (fullest "
-            "rank)."
+            f"rank){_energy(new)}."
         )
     return (
         f"{outcome.against[0].upper()}{outcome.against[1:]} takes {ms_figure(old.step_ns)} ms a step, this plan "
         f"{ms_figure(new.step_ns)} ms ({outcome.change():+.1f} %, {how}): exposed communication {ms_figure(old.exposed_ns)} -> "
         f"{ms_figure(new.exposed_ns)} ms, bubble {ms_figure(old.bubble_ns)} -> {ms_figure(new.bubble_ns)} ms (means over ranks), "
-        f"peak memory {size(old.peak_bytes)} -> {size(new.peak_bytes)} (fullest rank).{_caution(outcome)}"
+        f"peak memory {size(old.peak_bytes)} -> {size(new.peak_bytes)} (fullest rank){_energy(old, new)}.{_caution(outcome)}"
     )
+
+
+def _energy(*steps: Step) -> str:
+    """Energy of a step and the clock of the slowest rank, where the profile knows the limit of power.
+
+    >>> from interlace.planning.outcome import StageStep
+    >>> stage = StageStep(0, (0, 1), *[0] * 7, joules=150.0, mean_mhz=1890)
+    >>> _energy(Step(250_000_000, 0, 0, 0, (stage,), 300.0))
+    ', energy 300.0 J (all ranks), clock 1890 MHz (slowest rank)'
+    """
+    if not all(step.joules for step in steps):
+        return ""
+    clocks = [str(min(each.mean_mhz for each in step.stages)) for step in steps]
+    return f", energy {' -> '.join(f'{step.joules:.1f}' for step in steps)} J (all ranks), clock {' -> '.join(clocks)} MHz (slowest rank)"
 
 
 def _caution(outcome: Outcome) -> str:

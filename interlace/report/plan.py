@@ -65,7 +65,14 @@ class PlanReport:
 
     def measured_line(self) -> str:
         """The measured step beside the predicted one, with what to do where they do not fit; empty until the first steps have run."""
-        return self.measured.beside(self.plan.outcome.plan.step_ns if self.plan.outcome else None, self.plan.profile)
+        step = self.plan.outcome.plan if self.plan.outcome else None
+        line, energy = self.measured.beside(step.step_ns if step else None, self.plan.profile), self.measured.energy_line(self._joules())
+        return "\n".join(filter(None, [line, energy]))
+
+    def _joules(self) -> float:
+        """Predicted energy of this rank in a step; 0 where it is not known."""
+        stages = self.plan.outcome.plan.stages if self.plan.outcome else ()
+        return next((each.joules for each in stages if self.plan.program.rank in each.ranks), 0.0)
 
     def report(self, path: str | Path) -> Path | None:
         """Write the page of this plan, one HTML file: the whole step as a picture, beside Paddle's baseline; times are simulated.
@@ -111,6 +118,7 @@ class PlanReport:
             "measured_step_ns": self.measured.step_ns,
             "trial": trial_lines(self.measured.trial),
             "launches": self.measured.launches,
+            "measured_joules": self.measured.joules,
             "sentence": self.sentence(),
         }
 

@@ -19,7 +19,8 @@ MOST_LAYERS = 4
 
 
 def step_table(outcome: Outcome) -> str:
-    """The split of the step in ms and memory in the unit that fits, by stage; the plan compared with stands under each."""
+    """The split of the step in ms, memory in the unit that fits, energy and clock where they are known, by stage; the plan compared with
+    stands under each."""
     sides = [("", outcome.plan)] + ([(outcome.against, outcome.before)] if outcome.before else [])
     rows = [
         (f"stage {mine.stage}, {ranks_text(mine.ranks)}" if not name else f"  {name}", step.step_ns, mine)
@@ -28,9 +29,10 @@ def step_table(outcome: Outcome) -> str:
         for mine in step.stages[place : place + 1]
     ]
     unit = Unit.of(size for _, _, each in rows for size in (each.peak_bytes, each.pinned_bytes))
-    heads = ["step ms", *(name for name, _ in COLUMNS), f"peak {unit.name}", "pinned"]
+    powered = any(each.joules for _, _, each in rows)
+    heads = ["step ms", *(name for name, _ in COLUMNS), f"peak {unit.name}", "pinned", *(["J a rank", "MHz"] if powered else [])]
     width = max(len(label) for label, _, _ in rows)
-    lines = [(" " * width, heads), *((f"{label:<{width}}", _cells(step_ns, each, unit)) for label, step_ns, each in rows)]
+    lines = [(" " * width, heads), *((f"{label:<{width}}", _cells(step_ns, each, unit, powered)) for label, step_ns, each in rows)]
     return "\n".join(label + "".join(f"{cell:>10}" for cell in cells) for label, cells in lines)
 
 
@@ -39,9 +41,10 @@ def imbalance_lines(outcome: Outcome | None) -> list[str]:
     return list(filter(None, [imbalance(outcome.plan)])) if outcome else []
 
 
-def _cells(step_ns: int, stage: StageStep, unit: Unit) -> list[str]:
+def _cells(step_ns: int, stage: StageStep, unit: Unit, powered: bool) -> list[str]:
     times = [step_ns, *(getattr(stage, field) for _, field in COLUMNS)]
-    return [*(f"{time / 1e6:.3f}" for time in times), unit.figure(stage.peak_bytes), unit.figure(stage.pinned_bytes)]
+    power = [f"{stage.joules:.1f}", f"{stage.mean_mhz}"] if powered else []
+    return [*(f"{time / 1e6:.3f}" for time in times), unit.figure(stage.peak_bytes), unit.figure(stage.pinned_bytes), *power]
 
 
 def rules_text(reports: Mapping[int, Sequence[PassReport]]) -> str:

@@ -136,7 +136,7 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_
 
 def gpu_peak(program: Program, cost: Costs, target: Target = GPU) -> int:
     """Peak of live device bytes on a GPU whose host issues in no time; the rank's peers are always ready."""
-    return device_memory(_fast_host(lower([program], cost, Options.of(target, peers_ready=True))), target)[1].peak()
+    return device_memory(_fast_host(lower([program], cost, Options.of(target, peers_ready=True, power=False))), target)[1].peak()
 
 
 def _most_side_bytes(program: Program) -> int:
@@ -273,7 +273,8 @@ class _Search:
         return found
 
     def _lowered(self, waits: Mapping[str, tuple[HostSync, ...]]) -> SimInput:
-        return lower([with_host_syncs(self.program, waits)], self.cost, Options.of(GPU, peers_ready=True))
+        """Without the limit of power: a rank whose peers are always ready does not have the clocks of the whole step."""
+        return lower([with_host_syncs(self.program, waits)], self.cost, Options.of(GPU, peers_ready=True, power=False))
 
 
 def _fast_host(sim: SimInput) -> SimInput:

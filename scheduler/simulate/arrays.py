@@ -53,7 +53,7 @@ class Options:
         blocking: Kinds of captured copies that it waits for beside these.
         host_waits: Whether the host waits where the plan says so; off for targets on which it never runs ahead.
         job_end_waits: Whether the host waits for the compute stream at the end of each job.
-        power: Whether the limit of power lowers the clock, where the profile knows it.
+        power: Whether the limit of power lowers the clock, where the profile knows it; off only to see what it costs.
     """
 
     p2p: Literal["rendezvous", "buffered"] = "rendezvous"
@@ -64,7 +64,7 @@ class Options:
     blocking: frozenset[str] = GPU.blocking
     host_waits: bool = True
     job_end_waits: bool = False
-    power: bool = False
+    power: bool = True
 
     @classmethod
     def of(cls, target: Target, **others: Any) -> Options:

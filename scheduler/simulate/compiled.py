@@ -59,6 +59,7 @@ class Limits(NamedTuple):
     first_tick: int
     draw: Ints
     share: Ints
+    own: Ints
     slower: Ints
     energy: Ints
     load: Ints
@@ -71,12 +72,13 @@ class Limits(NamedTuple):
         """Of a simulation with or without a limit."""
         if power is None:
             nothing = np.zeros(1, np.int64)
-            return cls(NEVER, nothing, nothing, nothing, nothing, nothing, 0, 0, 0)
+            return cls(NEVER, nothing, nothing, nothing, nothing, nothing, nothing, 0, 0, 0)
         clocks = power.clocks
         return cls(
             TICK_NS,
             power.draw,
             power.share,
+            power.own,
             clocks.slower,
             clocks.energy,
             clocks.load,
@@ -180,9 +182,9 @@ def _put(tree: Ints, leaves: int, stream: int, when: int) -> None:
 
 
 @_jit
-def _spend(at: int, charge: Ints, level: Ints, spent: Ints, energy: Ints) -> int:
+def _spend(at: int, charge: Ints, spent: Ints) -> int:
     """As `Simulation._spend`."""
-    found: int = ((charge[at] >> 4) * energy[level[at]]) >> 16
+    found: int = charge[at]
     charge[at] = 0
     spent[at] += found
     return found
@@ -216,7 +218,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
         follow,
     ) = columns
     num_ranks, num_streams = len(first) - 1, len(rank_of)
-    (next_tick, draw, share, slower, energy, load, room_mw, waiting_mw, response) = limits
+    (next_tick, draw, share, own, slower, energy, load, room_mw, waiting_mw, response) = limits
     powered = next_tick != NEVER
     # Of each stream, for energy: the work of what runs there, and how much of it is counted. Of each rank: what was counted since the tick.
     work, charged, charge = np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64), np.zeros(num_ranks, np.int64)
@@ -335,7 +337,8 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                             if running[other] >= 0 and other != s:
                                 total += excess[running_kind[s], running_kind[other]]
                     if powered:
-                        total += (share[running[s]] * slower[level[at]]) >> 20
+                        mine = own[running[s]]
+                        total += (share[running[s]] * (slower[max(mine, level[at])] - slower[mine])) >> 20
                     stretch[s] = total
         for n in range(num_changed):
             at = changed[n]
@@ -364,7 +367,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
         if now >= NEVER:
             if powered:
                 for at in range(num_ranks):
-                    _spend(at, charge, level, spent, energy)
+                    _spend(at, charge, spent)
             return changes[:num_changes]
         if next_tick <= now:
             now, last = next_tick, -1
@@ -373,11 +376,12 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                 if running[s] >= 0 and left[lead[s]] != NEVER:
                     rest = left[lead[s]] - pace[lead[s]] * (now - since[lead[s]])
                     done = work[s] - min(work[s], max(0, rest))
-                    charge[rank_of[s]] += (((done - charged[s]) >> 10) * draw[running[s]]) >> 10
+                    at, highest = rank_of[s], (((done - charged[s]) >> 10) * draw[running[s]]) >> 10
+                    charge[at] += ((highest >> 4) * energy[max(own[running[s]], level[at])]) >> 16
                     charged[s] = done
             for at in range(num_ranks):
-                charge[at] += waiting_mw * num_blocked[at] * TICK_NS
-                mean[at], chosen = _limiter(mean[at], level[at], _spend(at, charge, level, spent, energy), response, room_mw, load)
+                charge[at] += (((waiting_mw * num_blocked[at] * TICK_NS) >> 4) * energy[level[at]]) >> 16
+                mean[at], chosen = _limiter(mean[at], level[at], _spend(at, charge, spent), response, room_mw, load)
                 if chosen != level[at]:
                     level[at] = chosen
                     if num_changes == len(changes):
@@ -407,7 +411,8 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                 s = stream_of[done]
                 at = rank_of[s]
                 if powered:
-                    charge[at] += (((work[s] - charged[s]) >> 10) * draw[done]) >> 10
+                    highest = (((work[s] - charged[s]) >> 10) * draw[done]) >> 10
+                    charge[at] += ((highest >> 4) * energy[max(own[done], level[at])]) >> 16
                 mark = marks[done]
                 running[s] = -1
                 num_running[at] -= 1

@@ -57,9 +57,9 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     column: dict[str, Any] = {key: np.concatenate([part.columns[key] for part in parts]) for key in parts[0].columns} if parts else {}
     column["stream"] += np.repeat(first_stream[:-1], np.diff(first))
     column["awaits"] = np.where(column["awaits"] >= 0, column["awaits"] + np.repeat(first[:-1], np.diff(first)), -1)
-    draw, share = column.pop("draw", None), column.pop("share", None)
+    drawn = [column.pop(name) for name in ("draw", "share", "own_mhz") if name in column]
     limit = cost.power() if options.power else None
-    power = PowerInput.of(limit, draw, share) if limit and draw is not None else None
+    power = PowerInput.of(limit, *drawn) if limit and drawn else None
     deps = np.concatenate([part.deps + first[k] for k, part in enumerate(parts)])
     tail, mark = _tail(parts, first, column) if parts else (None, None)
     dep_first, dep = rows(deps[:, 1], deps[:, 0], int(first[-1]))
@@ -125,6 +125,7 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
         "kind": classes.numbered(table.classes)[table.kind[row]],
         "draw": table.draw[row],
         "share": table.share[row],
+        "own_mhz": table.own_mhz[row],
     }
     deps = reduced(item_order(program), columns["stream"], program, items)
     return RankItems(program, items, table.ops, table.stream_names, columns, deps, host_end, job_first)
@@ -146,6 +147,7 @@ class _OpTable:
     blocking: Flags
     draw: Ints
     share: Ints
+    own_mhz: Ints
 
     @staticmethod
     def make(program: Program, cost: Costs, options: Options) -> _OpTable:
@@ -174,6 +176,7 @@ class _OpTable:
             np.array([options.blocks(op) or (op.origin >= 0 and op.kind in options.blocking) for op in listed], np.bool_),
             ints([each.milliwatts for each in draws]),
             ints([round(ONE * each.clock_share) for each in draws]),
+            ints([each.own_mhz for each in draws]),
         )
 
 

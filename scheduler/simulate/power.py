@@ -2,8 +2,9 @@
 
 Every kernel has an energy above the device's static draw. It is spent in proportion to the kernel's work, and scales with a power of the
 clock. A limiter looks at what was drawn every `TICK_NS`, averages it with the device's time constant, and takes the highest clock at which
-the average would stay within the limit. At a lower clock the part of a kernel's time that follows the clock is stretched. All quantities
-are whole numbers, so that engines agree exactly: milliwatts, nanoseconds, their products, and factors in units of 1 / ONE.
+the average would stay within the limit. A kernel runs at no higher clock than its own, at which its time was taken; below that, the part
+of its time that follows the clock is stretched. All quantities are whole numbers, so that engines agree exactly: milliwatts, nanoseconds,
+their products, and factors in units of 1 / ONE.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class PowerInput:
     """The power part of `SimInput`.
 
     Attributes:
-        draw: Of each op instance, milliwatts above static while it runs alone at the highest clock. `[num_items]`
-        share: Part of its time that follows the clock, in units of 1 / ONE. `[num_items]`
+        draw: Of each op instance, its energy at the highest clock over its duration, in milliwatts above static. `[num_items]`
+        share: Part of its duration that follows the clock, in units of 1 / ONE. `[num_items]`
+        own: Index of its own clock, that of its duration; of the next higher one that there is. `[num_items]`
         clocks: What the device chooses from.
         static_mw, limit_mw, waiting_mw: As in `Power`.
         response: Part of the difference by which the average moves in a tick, in units of 1 / ONE.
@@ -64,6 +66,7 @@ class PowerInput:
 
     draw: Ints
     share: Ints
+    own: Ints
     clocks: Clocks
     static_mw: int
     limit_mw: int
@@ -71,10 +74,14 @@ class PowerInput:
     response: int
 
     @classmethod
-    def of(cls, power: Power, draw: Ints, share: Ints) -> PowerInput:
-        """Whole numbers from a profile's power part."""
+    def of(cls, power: Power, draw: Ints, share: Ints, own_mhz: Ints) -> PowerInput:
+        """Whole numbers from a profile's power part; `draw`, `share` and `own_mhz` as in `Draw`. `[num_items]` each."""
+        clocks = Clocks.of(power)
+        own = np.clip(-(np.where(own_mhz, own_mhz, power.highest_mhz) - power.highest_mhz) // power.step_mhz, 0, len(clocks.mhz) - 1)
+        longer = 1 + share * clocks.slower[own] / ONE**2
+        draw, share = (np.round(each / longer).astype(np.int64) for each in (draw, share))
         static, limit, waiting = (round(1000 * watts) for watts in (power.static_w, power.limit_w, power.waiting_w))
-        return cls(draw, share, Clocks.of(power), static, limit, waiting, round(ONE * (1 - exp(-TICK_NS / power.response_ns))))
+        return cls(draw, share, own, clocks, static, limit, waiting, round(ONE * (1 - exp(-TICK_NS / power.response_ns))))
 
 
 @dataclass(slots=True)

@@ -58,8 +58,8 @@ from interlace.scheduler.simulate.power import TICK_NS, PowerTrace, limiter
 NEVER = 1 << 62
 """Later than any time."""
 WORTH_COMPILING = 5000
-"""Op instances from which on `auto` uses the compiled engine, if no other run has loaded it; below, the plain one ends before numba
-is imported (0.2 s)."""
+"""Op instances, of all steps that may be simulated, from which on `auto` uses the compiled engine, if no other run has loaded it; below,
+the plain one ends before numba is imported (0.2 s)."""
 MOST_STEPS = 4
 """Steps that are simulated one after another at most, until one begins with the clocks with which it ends."""
 COMPILED = "interlace.scheduler.simulate.compiled"
@@ -180,7 +180,7 @@ def simulate(
 
 def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_memory: bool = True) -> Result:
     """Simulate from arrays."""
-    compiled = _compiled(engine, sim.num_items)
+    compiled = _compiled(engine, sim.num_items * (MOST_STEPS if sim.power else 1))
     times, trace = _times(sim, compiled)
     split = compiled.split_rank if compiled else split_rank
     profiles = [_profile(sim, times, at, target) for at in range(len(sim.ranks))] if with_memory else []
@@ -317,8 +317,8 @@ class Simulation:
         self.power, self.trace = sim.power, trace or PowerTrace.begin(len(sim.ranks))
         if sim.power is not None:
             clocks = sim.power.clocks
-            self.draw, self.share, self.slower = sim.power.draw.tolist(), sim.power.share.tolist(), clocks.slower.tolist()
-            self.energy, self.load = clocks.energy.tolist(), clocks.load.tolist()
+            self.draw, self.share, self.own = (column.tolist() for column in (sim.power.draw, sim.power.share, sim.power.own))
+            self.slower, self.energy, self.load = (column.tolist() for column in (clocks.slower, clocks.energy, clocks.load))
             self.level, self.mean = (column.tolist() for column in (self.trace.level, self.trace.mean))
             self.work, self.charged, self.charge, self.spent = [0] * count, [0] * count, [0] * len(sim.ranks), [0] * len(sim.ranks)
             self.changes = [(0, at, level) for at, level in enumerate(self.level)]
@@ -435,7 +435,8 @@ class Simulation:
                 beside = sum(self.excess[kind][self.kind[other]] for other in self.running[at] if other != item)
                 self.stretch[item] = ONE + beside + self.blocked_excess[kind] * len(self.blocked[at])
                 if self.power is not None:
-                    self.stretch[item] += (self.share[item] * self.slower[self.level[at]]) >> 20
+                    own, level = self.own[item], max(self.own[item], self.level[at])
+                    self.stretch[item] += (self.share[item] * (self.slower[level] - self.slower[own])) >> 20
                 mates = self._mates(item)
                 changed[mates[0]] = mates
         self.changed.clear()
@@ -465,13 +466,15 @@ class Simulation:
             heapq.heappop(self.queue)
 
     def _charge(self, item: int, done: int) -> None:
-        """Count the energy of work that was done since the last count, as at the highest clock."""
-        self.charge[self.rank[item]] += (((done - self.charged[item]) >> 10) * self.draw[item]) >> 10
+        """Count the energy of work that was done since the last count, at the clock that it had."""
+        at = self.rank[item]
+        highest = (((done - self.charged[item]) >> 10) * self.draw[item]) >> 10
+        self.charge[at] += ((highest >> 4) * self.energy[max(self.own[item], self.level[at])]) >> 16
         self.charged[item] = done
 
     def _spend(self, at: int) -> int:
-        """The energy above static that a rank spent since the last tick, at the clock that it had."""
-        spent: int = ((self.charge[at] >> 4) * self.energy[self.level[at]]) >> 16
+        """The energy above static that a rank spent since the last tick."""
+        spent = self.charge[at]
         self.charge[at] = 0
         self.spent[at] += spent
         return spent
@@ -487,7 +490,8 @@ class Simulation:
                 if self.left[leader] != NEVER:
                     left = self.left[leader] - self.pace[leader] * (self.now - self.since[leader])
                     self._charge(item, self.work[item] - min(self.work[item], max(0, left)))
-            self.charge[at] += self.power.waiting_mw * len(self.blocked[at]) * TICK_NS
+            waited = self.power.waiting_mw * len(self.blocked[at]) * TICK_NS
+            self.charge[at] += ((waited >> 4) * self.energy[self.level[at]]) >> 16
             room = self.power.limit_mw - self.power.static_mw
             self.mean[at], level = limiter(self.mean[at], self.level[at], self._spend(at), self.power.response, room, self.load)
             if level != self.level[at]:

@@ -42,11 +42,13 @@ class Orders(msgspec.Struct, frozen=True):
     Attributes:
         of_plans: Orders of each plan.
         before_ns, step_ns: Simulated step without and with them.
+        joules: Energy of the step with them, of the simulated ranks; 0 where it is not known.
     """
 
     of_plans: tuple[tuple[Order, ...], ...] = ()
     before_ns: int = 0
     step_ns: int = 0
+    joules: float = 0.0
 
 
 def simulation(cost: Costs, representative: dict[int, int]) -> Simulation:
@@ -62,7 +64,7 @@ def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Or
         PlanError: The step without them cannot be simulated.
     """
     result, transfers = run(plans), transfers_of(plans)
-    best = Orders(tuple(() for _ in plans), result.step_ns, result.step_ns)
+    best = Orders(tuple(() for _ in plans), result.step_ns, result.step_ns, sum(result.joules))
     found: list[dict[OpInstance, OpInstance]] = [{} for _ in plans]
     steps = [result.step_ns]
     for _ in range(ROUNDS):
@@ -73,7 +75,7 @@ def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Or
         except PlanError:  # ranks would wait for each other in a circle
             break
         if result.step_ns < best.step_ns:
-            best = Orders(orders, best.before_ns, result.step_ns)
+            best = Orders(orders, best.before_ns, result.step_ns, sum(result.joules))
         steps.append(best.step_ns)
         if steps[-1] > (1 - LEAST_GAIN) * steps[max(0, len(steps) - 3)]:
             break

@@ -38,7 +38,9 @@ STRETCHED = {
     ("copy:d2h", "copy:h2d"): (1.4, 1.4),
     ("gemm", "wait"): (1.3, 1.0),
 }
-DRAWS = {"gemm": Draw(850_000, 0.6), "memory": Draw(390_000, 0.05), "comm": Draw(150_000, 0.0)}
+DRAWS = {"gemm": Draw(850_000, 0.6, 1860), "memory": Draw(390_000, 0.05), "comm": Draw(150_000, 0.0)}
+PRODUCT = Draw(850_000, 0.6)
+"""One that runs at the highest clock where there is room for it."""
 
 
 class Drawing(GivenCosts):
@@ -102,7 +104,7 @@ def products(count: int, cost_ns: int, gap_ns: int = 0) -> tuple[list[Program], 
         items += [f"{at}@0"] + ([f"{at + 1}@0"] if gap_ns else [])
     program = rank("\n".join(ops), f"job all forward 0: {' '.join(items)}")
     found = costs(matmul=cost_ns, relu=gap_ns)
-    found.draws = {"gemm": DRAWS["gemm"]}
+    found.draws = {"gemm": PRODUCT}
     return [program], found
 
 
@@ -119,6 +121,26 @@ def test_below_the_limit_the_clock_stays_and_energy_is_what_was_drawn() -> None:
     assert found.mean_mhz(0) == 1980
     assert found.step_ns < 200 * 2 * MS * 1.01
     assert found.joules[0] == pytest.approx(0.2 * 850 + 150 * found.step_ns / 1e9, rel=0.001)
+
+
+def test_a_product_with_a_clock_of_its_own_is_stretched_only_below_it() -> None:
+    """Its time is of that clock: with room below the limit it takes that time, and draws what it draws there."""
+    programs, cost = products(200, MS, gap_ns=MS)
+    cost.draws = {"gemm": DRAWS["gemm"]}
+    found = simulated(programs, cost, "fast")
+    slower, cooler = 1 + 0.6 * (1980 / 1860 - 1), (1860 / 1980) ** 1.2
+    assert found.step_ns < 200 * 2 * MS * 1.001
+    assert found.joules[0] == pytest.approx(0.2 * 850 / slower * cooler + 150 * found.step_ns / 1e9, rel=0.001)
+
+
+def test_below_its_own_clock_a_product_takes_what_one_takes_that_was_timed_at_the_highest() -> None:
+    """The same kernel, held at the limit: timed at 1860 MHz, and timed at 1980 MHz."""
+    slower = 1 + 0.6 * (1980 / 1860 - 1)
+    highest, own = products(400, 5 * MS), products(400, round(slower * 5 * MS))
+    own[1].draws = {"gemm": DRAWS["gemm"]}
+    one, other = (simulated(*each, "fast") for each in (highest, own))
+    assert other.step_ns == pytest.approx(one.step_ns, rel=0.002)
+    assert other.joules[0] == pytest.approx(one.joules[0], rel=0.002)
 
 
 def test_hiding_waits_at_the_limit_saves_time_as_it_saves_energy_and_less_than_the_waits() -> None:
@@ -183,7 +205,8 @@ def test_measured_products_come_back_with_their_clock_and_energy(device: str, bu
         chunk_ns = round(1000 * fastest * rows[0]["count"])
         gap_ns = round(1e6 * median(row["every_ms"] - row["chunk_ms"] for row in rows))
         programs, cost = products(600, chunk_ns, gap_ns)
-        cost.limit, cost.draws = power, {"gemm": PowerSamples(power).of(part)}
+        drawn = PowerSamples(power).of(part)._replace(own_mhz=0)  # these are times at the highest clock
+        cost.limit, cost.draws = power, {"gemm": drawn}
         found = simulated(programs, cost, "fast")
         measured = {name: median(row[name] for row in rows) for name in ("every_ms", "mhz")}
         watts = median(row["nvml_watts"] for row in rows)
@@ -201,10 +224,10 @@ def test_what_is_drawn_is_found_by_kind_and_size() -> None:
         PowerSample("all_reduce", 1 << 27, 150),
     )
     drawn = PowerSamples(msgspec.structs.replace(POWER, samples=samples))
-    assert drawn.of(Part("gemm", "gemm", "bfloat16", (), 1 << 40, 1)) == Draw(850_000, 0.6)
+    assert drawn.of(Part("gemm", "gemm", "bfloat16", (), 1 << 40, 1)) == Draw(850_000, 0.6, 1980)
     assert 600_000 < drawn.of(Part("gemm", "gemm", "bfloat16", (), 1 << 35, 1)).milliwatts < 850_000
     assert drawn.of(Part("gemm", "gemm", "bfloat16", (), 1 << 50, 1)).milliwatts == 850_000, "beyond the samples, as the nearest"
     assert drawn.of(Part("tanh", "elementwise", "bfloat16", (), 0, 1 << 28)).milliwatts == 390_000, "no sample: as an addition"
     assert 10_000 < drawn.of(Part("tanh", "elementwise", "bfloat16", (), 0, 1 << 16)).milliwatts < 390_000
-    assert drawn.of(Part("broadcast", "comm", "bfloat16", (), 0, 1 << 27)) == Draw(150_000, 0.0)
+    assert drawn.of(Part("broadcast", "comm", "bfloat16", (), 0, 1 << 27)) == Draw(150_000, 0.0, 1980)
     assert drawn.of(Part("gemm_batched", "gemm", "bfloat16", (), 1 << 40, 1)).milliwatts == 850_000

@@ -57,6 +57,10 @@ class Device:
         """Device memory that Paddle's allocator holds; 0 where that is not known."""
         return 0
 
+    def gpu_index(self) -> int | None:
+        """Number of the NVIDIA GPU among those that this process sees; None on other devices."""
+        return None
+
     def total_bytes(self) -> int:
         """Memory of the device; 0 where that is not known."""
         return 0

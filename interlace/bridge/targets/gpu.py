@@ -40,6 +40,10 @@ class GpuDevice(Device):
         """As Paddle counts it."""
         return int(paddle.device.cuda.memory_reserved(self.place))
 
+    def gpu_index(self) -> int | None:
+        """As the place has it."""
+        return int(self.place.get_device_id())
+
     def total_bytes(self) -> int:
         """As the driver has it."""
         return int(paddle.device.cuda.get_device_properties(self.place).total_memory)

@@ -145,6 +145,7 @@ def _plan(plan: Simulated, labels: Sequence[Label], given: Given) -> PlanPart:
                 side_runs(items, step_ns),
                 gap_runs(parts, step_ns),
                 packed(result, at, items, costs),
+                *((round(result.joules[at], 3), round(result.mean_mhz(at))) if result.joules else ()),
             )
         )
     return PlanPart(plan.name, rows, _schedule(result, labels), communication(steps), offloaded(steps), recomputed(steps))

@@ -70,6 +70,7 @@ class Row(_Part, frozen=True):
         compute, side: Runs of computation, and of communication and copies, as `[start, length, code]`, flat; runs too short for
             the picture belong to their neighbours.
         gaps: Time without computation, likewise.
+        joules, mean_mhz: Energy of the rank in the step, and its clock in the mean; 0 where the profile knows no power.
     """
 
     split: Split
@@ -80,6 +81,8 @@ class Row(_Part, frozen=True):
     side: list[int]
     gaps: list[int]
     ops: Ops
+    joules: float = 0.0
+    mean_mhz: int = 0
 
 
 class Communication(_Part, frozen=True):

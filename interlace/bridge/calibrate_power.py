@@ -1,0 +1,128 @@
+"""The power part of a device profile, from kernels that run for a second each, without and with pauses, while NVML counts the energy.
+
+Without pauses a kernel that draws much is held at the limit, at a low clock; with pauses as long as itself it runs at a high one. The two
+give its watts, the part of its time that follows the clock, and how its energy does.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple, Protocol
+
+from interlace.cost_model.profile import Power, PowerSample
+
+WINDOW_S, SETTLE_S = 1.5, 0.5
+"""How long a kernel runs while its energy is counted, which the counter gives to 20 to 100 ms; and before, so that the clock settles."""
+APART = 0.05
+"""Share by which two clocks differ at least that say how time and energy follow it."""
+RESPONSE_NS, STEP_MHZ, LOWEST = 40_000_000, 15, 6
+"""Not measured here: how fast the limiter reacts, the step of clocks and the lowest as a part of the highest, as on H100 and H200."""
+EXPONENT = 1.2
+"""Where no kernel reached the limit, so that its clock never fell: as on the H100."""
+
+
+class Reader(Protocol):
+    """What is read of a device."""
+
+    def millijoules(self) -> int: ...
+    def mhz(self) -> int: ...
+    def highest_mhz(self) -> int: ...
+    def limit_w(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A kernel to measure: its kind and size as in `PowerSample`; `run` runs some in a row, and gives their number and seconds."""
+
+    kind: str
+    size: int
+    run: Callable[[], tuple[int, float]]
+
+
+class Window(NamedTuple):
+    """A kernel's mean time, clock, and energy above what the device draws at rest."""
+
+    took_s: float
+    mhz: float
+    joules: float
+
+
+def power_part(
+    loads: Sequence[Load], gpu: Reader, now: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
+) -> Power:
+    """The limit, what the device draws at rest, and what each kernel draws at the highest clock.
+
+    Args:
+        loads: Kernels; matrix products among them say how energy follows the clock.
+        gpu: What reads the device.
+        now, sleep: The clock.
+    """
+    meter = _Meter(gpu, now, sleep)
+    full_and_paused = [(load, meter.window(load, pauses=False), meter.window(load, pauses=True)) for load in loads]
+    apart = [
+        (full, paused) for _, full, paused in full_and_paused if paused.mhz > (1 + APART) * full.mhz and full.joules > 0 < paused.joules
+    ]
+    exponent = (
+        median(math.log(full.joules / paused.joules) / math.log(full.mhz / paused.mhz) for full, paused in apart) if apart else EXPONENT
+    )
+    exponent = min(4.0, max(0.0, exponent))
+    highest = gpu.highest_mhz()
+    samples = []
+    for load, full, paused in full_and_paused:
+        share = 0.0
+        if paused.mhz > (1 + APART) * full.mhz:
+            share = min(1.5, max(0.0, (full.took_s / paused.took_s - 1) / (paused.mhz / full.mhz - 1)))
+        ratio = min(1.0, paused.mhz / highest)
+        share = share / (1 + share * (1 - ratio))  # of its time at the highest clock
+        took_s, joules = paused.took_s / (1 + share * (1 / ratio - 1)), max(0.0, paused.joules) / ratio**exponent
+        own = round(paused.mhz) if ratio < 1 - APART else 0
+        samples.append(PowerSample(load.kind, load.size, round(joules / took_s, 1), round(share, 2), own))
+    return Power(
+        limit_w=gpu.limit_w(),
+        static_w=round(meter.static_w, 1),
+        waiting_w=0.0,
+        highest_mhz=highest,
+        lowest_mhz=max(STEP_MHZ, highest // LOWEST),
+        step_mhz=STEP_MHZ,
+        response_ns=RESPONSE_NS,
+        energy_exponent=round(exponent, 2),
+        samples=tuple(sorted(samples, key=lambda each: (each.kind, each.size))),
+        note="one device; limit as the driver tells it; response, step of clocks, lowest clock and what waits draw as on H100 and H200"
+        + ("" if apart else "; no kernel reached the limit: energy follows the clock as on the H100"),
+    )
+
+
+class _Meter:
+    """Windows of kernels on a device; what it draws at rest is read first, behind work, as a warm device draws more."""
+
+    def __init__(self, gpu: Reader, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self.gpu, self.now, self.sleep = gpu, now, sleep
+        self.static_w = self._at_rest()
+
+    def _at_rest(self) -> float:
+        self.sleep(SETTLE_S)
+        begin_mj, begin = self.gpu.millijoules(), self.now()
+        self.sleep(WINDOW_S)
+        return (self.gpu.millijoules() - begin_mj) / 1e3 / (self.now() - begin)
+
+    def window(self, load: Load, *, pauses: bool) -> Window:
+        """Run a kernel until the clock has settled, and then while its energy is counted."""
+        self._repeat(load, SETTLE_S, pauses)
+        begin_mj, begin = self.gpu.millijoules(), self.now()
+        count, busy_s, clocks = self._repeat(load, WINDOW_S, pauses)
+        joules = (self.gpu.millijoules() - begin_mj) / 1e3 - self.static_w * (self.now() - begin)
+        return Window(busy_s / count, median(clocks), joules / count)
+
+    def _repeat(self, load: Load, for_s: float, pauses: bool) -> tuple[int, float, list[int]]:
+        end, count, busy_s, clocks = self.now() + for_s, 0, 0.0, list[int]()
+        while not clocks or self.now() < end:
+            number, took_s = load.run()
+            clocks.append(self.gpu.mhz())
+            count, busy_s = count + number, busy_s + took_s
+            if pauses:
+                self.sleep(took_s)
+        return count, busy_s, clocks

@@ -1,0 +1,142 @@
+"""Energy and clocks by NVML, with a driver that is played: which GPU is read, what calibration makes of it, and what training tells."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from interlace.bridge import hook
+from interlace.bridge.calibrate_power import Load, power_part
+from interlace.bridge.nvml import MODULE, find_gpu
+from interlace.report.measured import COUNTED, WARM_UP, Measured
+
+STATIC_W, LIMIT_W, HIGHEST = 150.0, 700.0, 1980
+WATTS, SHARE, EXPONENT = 850.0, 0.6, 1.2
+"""Of the played product, above static at the highest clock."""
+
+
+@dataclass
+class Machine:
+    """A GPU that draws `STATIC_W` at rest, and lowers its clock at once so that no load exceeds the limit in the mean."""
+
+    now: float = 0.0
+    joules: float = 0.0
+    mhz: int = HIGHEST
+    asked: list[Any] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.joules += STATIC_W * seconds
+
+    def run(self, watts: float, share: float, busy: dict[str, bool]) -> tuple[int, float]:
+        """A hundred kernels of 200 us at the highest clock; in a row they are held at the limit."""
+        ratio = 1.0
+        while busy["row"] and STATIC_W + watts * ratio**EXPONENT / (1 + share * (1 / ratio - 1)) > LIMIT_W:
+            ratio -= 0.001
+        self.mhz = round(HIGHEST * ratio)
+        took = 100 * 200e-6 * (1 + share * (1 / ratio - 1))
+        self.now += took
+        self.joules += STATIC_W * took + 100 * 200e-6 * watts * ratio**EXPONENT
+        return 100, took
+
+    def module(self) -> Any:
+        """What `nvidia-ml-py` would give."""
+        return SimpleNamespace(
+            NVML_CLOCK_SM=1,
+            nvmlInit=lambda: None,
+            nvmlDeviceGetHandleByIndex=lambda index: self.asked.append(index) or index,
+            nvmlDeviceGetHandleByUUID=lambda name: self.asked.append(name) or name,
+            nvmlDeviceGetTotalEnergyConsumption=lambda gpu: int(1000 * self.joules),
+            nvmlDeviceGetClockInfo=lambda gpu, kind: self.mhz,
+            nvmlDeviceGetMaxClockInfo=lambda gpu, kind: HIGHEST,
+            nvmlDeviceGetEnforcedPowerLimit=lambda gpu: 1000 * LIMIT_W,
+        )
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setitem(sys.modules, MODULE, made.module())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return made
+
+
+def loads(machine: Machine) -> list[Load]:
+    """A product that is held at the limit in a row, with pauses not; and an addition that draws little."""
+    rests = {"row": True}
+
+    def run(watts: float, share: float) -> tuple[int, float]:
+        rests["row"] = machine.now == rests.get("ended", machine.now)
+        found = machine.run(watts, share, rests)
+        rests["ended"] = machine.now  # type: ignore[assignment]
+        return found
+
+    return [Load("gemm", 1 << 37, lambda: run(WATTS, SHARE)), Load("add", 1 << 28, lambda: run(380.0, 0.0))]
+
+
+def test_calibration_finds_limit_watts_share_and_exponent(machine: Machine) -> None:
+    gpu, why = find_gpu(0)
+    assert gpu is not None, why
+    found = power_part(loads(machine), gpu, lambda: machine.now, machine.sleep)
+    assert (found.limit_w, found.highest_mhz) == (LIMIT_W, HIGHEST)
+    assert found.static_w == pytest.approx(STATIC_W, abs=0.5)
+    assert found.energy_exponent == pytest.approx(EXPONENT, abs=0.05)
+    add, gemm = found.samples
+    assert (add.kind, gemm.kind) == ("add", "gemm")
+    assert add.watts == pytest.approx(380, rel=0.01)
+    assert add.clock_share == 0
+    assert gemm.watts == pytest.approx(WATTS, rel=0.02)
+    assert gemm.clock_share == pytest.approx(SHARE, abs=0.03)
+
+
+def test_where_no_kernel_reaches_the_limit_calibration_says_so(machine: Machine) -> None:
+    gpu, _ = find_gpu(0)
+    assert gpu is not None
+    found = power_part(loads(machine)[1:], gpu, lambda: machine.now, machine.sleep)
+    assert "no kernel reached the limit" in found.note
+
+
+@pytest.mark.parametrize(("visible", "index", "expected"), [("", 1, 1), ("3,5", 1, 5), ("GPU-12ab,GPU-34cd", 1, "GPU-34cd")])
+def test_the_gpu_is_that_which_cuda_shows(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str, index: int, expected: Any
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert find_gpu(index)[0] is not None
+    assert machine.asked == [expected]
+
+
+def test_a_driver_without_energy_and_a_missing_module_are_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(gpu: Any) -> int:
+        raise RuntimeError("Not Supported")
+
+    monkeypatch.setattr(sys.modules[MODULE], "nvmlDeviceGetTotalEnergyConsumption", refuse)
+    assert find_gpu(0) == (None, "the driver gives no energy of GPU 0: RuntimeError: Not Supported")
+    monkeypatch.setitem(sys.modules, MODULE, None)
+    gpu, why = find_gpu(0)
+    assert gpu is None
+    assert "pip install nvidia-ml-py" in why
+
+
+def test_training_reads_energy_around_the_steps_that_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: 0))
+    measured = Measured()
+    for step in range(WARM_UP + COUNTED):
+        hook._read_energy(measured)
+        machine.joules += 150.0
+        measured.took_ns.append(1000 + step)
+    hook._read_energy(measured)
+    assert measured.joules == pytest.approx(150.0)
+    assert measured.energy_line(100.0) == "this rank's device: 150.0 J a step, predicted 100.0 J (measured +50.0 %)"
+
+
+def test_devices_that_are_no_gpus_are_not_read(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: None))
+    measured = Measured(took_ns=[1] * WARM_UP)
+    hook._read_energy(measured)
+    assert (measured.energy_mj, measured.joules, measured.energy_line(5.0)) == ([], None, "")
