@@ -210,7 +210,7 @@ class Search:
 
     def _draft(self, picked: Sequence[Candidate], found: Sequence[Candidate]) -> None:
         """Build the layouts, those that no bound excludes in full, and simulate Paddle's own plan of them."""
-        for each, built in zip(picked, self.store.build([self.request(each.layout, 0) for each in picked]), strict=True):
+        for each, built in zip(picked, self.store.build([self.request(each.layout, 0) for each in picked], has_stages=True), strict=True):
             if built.refused:
                 each.state, each.why = "refused", built.refused
         firsts = {each.layout: self.store.program(self.request(each.layout, 0)) for each in picked if each.state == "waiting"}

@@ -28,6 +28,7 @@ from interlace.ir import Program, save
 from interlace.ir.dump import Script
 from interlace.local.attach import run_script
 from interlace.local.rank import end_with_parent, failure_of
+from interlace.local.stage_forks import ForkFailed, StageForks, path_of
 from interlace.local.stage_forks import StageForks, path_of
 from interlace.report.checks import DUMPS, EVERYTHING
 
@@ -102,6 +103,8 @@ def _build(args: argparse.Namespace) -> int:
         save(program, args.out if program.rank == args.rank else path_of(args.out, program.rank), script)
     except KeyboardInterrupt:
         raise
+    except ForkFailed as failed:
+        return failed.code if failed.code > 0 else 1
     except BaseException as error:
         failure = failure_of(error, args.script)
         users = failure.users or isinstance(error, InterlaceError)
@@ -149,12 +152,13 @@ def build_program(
     os.environ.pop("POD_NAME", None)
     from interlace.bridge import hook, mesh
     from interlace.cpu import dynamic, half
-    from interlace.local import process_groups
+    from interlace.local import process_groups, quick_builds
 
     transport = LonelyTransport(rank, world)
     dynamic.patch(transport)  # type: ignore[arg-type]
     half.patch(gpu_only=True)
     process_groups.patch()
+    quick_builds.patch()
     hook.install()
     mesh.install()
     hook.capture_only(_stop)

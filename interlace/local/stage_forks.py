@@ -1,8 +1,8 @@
 """All stages from one build. On every rank Paddle traces the whole model, differentiates it and adds the optimizer, before it cuts out what
 the rank runs: most of the time of a build. There the process forks for each other stage, and the fork goes on as the first rank of it.
 
-What a script makes of its own rank before that point is lost: whoever asks for it compares a fork with a build of its own
-(`interlace.layout.store`).
+What a script itself makes of its rank before that point stays that of the first rank: whoever asks for forks compares one with a build of
+that rank by itself (`interlace.layout.store`).
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from interlace.errors import LaunchError
 
-FORKED = ".rank"
-"""Between the path of the first program and the rank of another."""
+class ForkFailed(BaseException):
+    """Ends the build where a fork has failed, and said why."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"a fork ended with code {code}")
+        self.code = code
 
 
 def path_of(first: Path, rank: int) -> Path:
-    """Where the program of another rank goes.
+    """Where the program of another rank goes: beside the first.
 
     >>> path_of(Path("a.json"), 4).name
-    'a.json.rank4'
+    'rank4-a.json'
     """
-    return first.with_name(f"{first.name}{FORKED}{rank}")
+    return first.with_name(f"rank{rank}-{first.name}")
 
 
 class StageForks:
@@ -59,7 +62,7 @@ class StageForks:
         engine_module.Engine._parallel_pir, engine_module.apply_partition_pass = parallel_noted, partition_forked
 
     def _fork(self) -> None:
-        """Returns in each fork, and in this process when all forks have ended. Raises LaunchError where one fails; it has said why."""
+        """Returns in each fork, and in this process when all forks have ended. Raises ForkFailed."""
         engine, self._engine = self._engine, None
         pipeline, world = engine._strategy.pipeline, self._transport.world
         stages = pipeline.pp_degree if pipeline.enable else 1
@@ -75,7 +78,7 @@ class StageForks:
                 self._become(rank, engine)
                 return
             if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
-                raise LaunchError(f"rank {rank} could not be built (code {code})")
+                raise ForkFailed(code)
 
     def _become(self, rank: int, engine: Any) -> None:
         from paddle.distributed import parallel
