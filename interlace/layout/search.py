@@ -17,13 +17,14 @@ import msgspec
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import ConfigError, InterlaceError
 from interlace.ir import Program
-from interlace.layout.floors import Reference, computation_ns
+from interlace.layout.floors import Reference
 from interlace.layout.judge import Asked, Draft, Judging, Planned, without_recomputation
 from interlace.layout.promise import Promise, Seen, guess
 from interlace.layout.space import KNOWN, Layout, Number, Template
 from interlace.layout.store import Store, run_all
 from interlace.local.building import Request
 from interlace.local.stages import stages_of
+from interlace.planning.floor import occupied_ns
 from interlace.planning.rows import CONFIG
 from interlace.scheduler.memory.live import needed_at_once
 from interlace.units import ms, size
@@ -242,11 +243,11 @@ class Search:
         return [self.request(each.layout, ranks[0]) for ranks in stages]
 
     def _is_bounded(self, each: Candidate, first: Program, found: Sequence[Candidate]) -> bool:
-        """Whether what the first stage must compute and hold excludes the layout, before the others are built."""
+        """Whether what the first stage must compute, communicate and hold excludes the layout, before the others are built."""
         if self.has_bounds:
             bare = without_recomputation(first, self.costs)
             each.least_bytes = max(each.least_bytes, needed_at_once(bare))
-            each.least_ns = max(each.least_ns, computation_ns(bare, self.costs))
+            each.least_ns = max(each.least_ns, occupied_ns(bare, self.costs))
         self._exclude(found)
         return each.state == "excluded"
 

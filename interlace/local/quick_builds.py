@@ -1,4 +1,4 @@
-"""What Paddle does again and again while it builds a program, done once: a third of the time of a build, with the same program in the end."""
+"""What Paddle does again and again while it builds a program, done once, or not at all where the program does not show it."""
 
 from __future__ import annotations
 
