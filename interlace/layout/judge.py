@@ -30,7 +30,6 @@ from interlace.local.rank import end_with_parent
 from interlace.local.stages import stages_of
 from interlace.passes.choose_recompute import recomputation
 from interlace.planning.baseline import baseline_plan
-from interlace.planning.bounds import bound_ns
 from interlace.planning.budget import peak_bytes
 from interlace.planning.floor import floor_ns
 from interlace.planning.outcome import Step, errors_of
@@ -161,7 +160,7 @@ def draft(programs: Sequence[Program], costs: CostModel, profile: str) -> Draft:
         step,
         why,
         max(peaks),
-        max(bound_ns(bare, costs), floor_ns(bare, costs)),
+        floor_ns(bare, costs),
         max(needed_at_once(program) for program in bare),
         round(step_error(slowest, costs, programs), 4),
         round(across / max(1, _device_ns(slowest)), 4),

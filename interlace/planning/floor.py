@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
@@ -61,25 +61,25 @@ def floor_ns(programs: Sequence[Program], cost: Costs) -> int:
 def least_ns(computation: Counter[str], collectives: Counter[str], cost: Costs) -> float:
     """Time in which a device can do both, by category: computation is on one stream, and collectives share what they transfer with.
 
-    While n collectives run beside an operation both take longer. With a price p of a nanosecond of communication, computation that runs
-    beside n of them pays for 1 - p (the communication that is done in a nanosecond); what is least over n is paid at least, whatever runs
-    beside what. Any price bounds the time.
+    While n collectives run beside an operation both take longer. At a price p of a nanosecond of communication, a nanosecond in which both
+    run costs 1 - p (communication that is done in it), times what the operation is stretched by for each nanosecond of its own. What is
+    least over n, 0 included, is paid at least, whatever runs beside what. Any price bounds the time.
     """
     alone, talk = sum(computation.values()), sum(collectives.values())
     found = float(max(alone, talk))
+    if not talk:
+        return found
     pairs = {kind: [cost.stretch_between(kind, beside) for beside in sorted(collectives)] for kind in computation}
     for price in (k / PRICES for k in range(1, PRICES)):
         total = price * talk
         for kind, took in computation.items():
-            total += took * min(
-                (
-                    (1 - price * n / (n + max(1.0, each.beside) - 1)) * (1 + n * (max(1.0, each.op) - 1))
-                    for each in pairs[kind]
-                    for n in range(1, AT_ONCE + 1)
-                ),
-                default=1.0,
+            beside = (
+                (1 - price * n / (n + max(1.0, each.beside) - 1)) * (1 + n * (max(1.0, each.op) - 1))
+                for each in pairs[kind]
+                for n in range(1, AT_ONCE + 1)
             )
-        found = max(found, min(total, alone + talk))
+            total += took * min(1.0, *beside)
+        found = max(found, total)
     return found
 
 
@@ -140,13 +140,8 @@ def _needed(ops: Sequence[Op], after: dict[int, set[int]], ends: Callable[[Op], 
 
 
 def _stage(program: Program, cost: Costs) -> Stage:
-    """The less of each: with gradients in one operation, as Paddle has them, and split."""
+    """With gradients split: their parts take as long as the whole, and a weight gradient is in nobody's way."""
     split, _ = Pipeline((find_pass("split-backward")(), find_pass("overlap-column-backward")())).run(program, cost)
-    one, other = astuple(_split_stage(program, cost)), astuple(_split_stage(split, cost))
-    return Stage(*map(min, one, other))
-
-
-def _split_stage(split: Program, cost: Costs) -> Stage:
     rank, parts = _Rank(split, cost), Parts(split, {"I", "W"})
     stage, stages = split.pipeline.stage, split.pipeline.num_stages
     if stages == 1:
