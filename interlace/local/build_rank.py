@@ -29,7 +29,6 @@ from interlace.ir.dump import Script
 from interlace.local.attach import run_script
 from interlace.local.rank import end_with_parent, failure_of
 from interlace.local.stage_forks import ForkFailed, StageForks, path_of
-from interlace.local.stage_forks import StageForks, path_of
 from interlace.report.checks import DUMPS, EVERYTHING
 
 _WITHOUT_MEMORY = re.compile(r"memory's size is 0|[Hh]olds? no memory|[nN]ot initialized|[uU]ninitialized|not been initialized")
