@@ -5,8 +5,8 @@ from __future__ import annotations
 from claiming import Row, claim, raw, table
 
 EVERY, BOUNDED = "Llama 7B, 8 GPUs, all layouts of few values", "Llama 7B, 8 GPUs, few values"
-PUBLIC = "pp 1, mp 1, dp 8, vpp 1, m 8, sharding 1, recompute none"
-"""What NVIDIA's summary has for Llama 2 7B on 8 H100, with half of its batch: no pipeline, no tensor parallelism, one sequence a micro-batch."""
+PUBLIC = "vpp 1, pp 1, mp 1, dp 8, m 8, sharding 1, recompute none"
+"""What NVIDIA's summary has for Llama 2 7B on 8 H100, with half of its batch: replicas alone, one sequence a micro-batch."""
 
 
 def _cases() -> dict[str, Row]:
@@ -16,10 +16,6 @@ def _cases() -> dict[str, Row]:
 def _best_ns(row: Row) -> int:
     """The shortest step that keeps the memory; 0 without one."""
     return min((row[f"{whose}_step_ns"] for whose in ("paddles", "ours") if row.get(f"{whose}_fits")), default=0)
-
-
-def _of(case: str, layout: str) -> int:
-    return next(_best_ns(row) for row in _cases()[case]["layouts"] if row["layout"].replace("vpp 1, pp", "pp") == layout.replace("vpp 1, ", ""))
 
 
 @claim
@@ -60,6 +56,10 @@ def layouts_exhaustive() -> str:
 @claim
 def layouts_public() -> str:
     """What the simulator says of a published setting."""
-    every = min(filter(None, map(_best_ns, _cases()[EVERY]["layouts"])))
-    theirs = _of(EVERY, PUBLIC)
-    return f"{theirs / 1e6:.1f} ms a step, simulated; the best of the exhaustive search takes {every / 1e6:.1f} ms ({100 * (every / theirs - 1):+.1f} %)"
+    rows = _cases()[EVERY]["layouts"]
+    theirs = next(_best_ns(row) for row in rows if row["layout"] == PUBLIC)
+    best = min((row for row in rows if _best_ns(row)), key=_best_ns)
+    ahead = f"{100 * (_best_ns(best) / theirs - 1):+.1f} %"
+    return (
+        f"{theirs / 1e6:.1f} ms a step; the best of the exhaustive search is {best['layout']} with {_best_ns(best) / 1e6:.1f} ms ({ahead})"
+    )
