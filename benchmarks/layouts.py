@@ -30,6 +30,8 @@ FEW = (
     "--gpus 8 --layers 32 --heads 32 --batch-size 64 --try pp=1,2,4 --try mp=1,2,4,8 --try vpp=1 --try m=8 --try sharding=0,1 "
     "--try recompute=none --finalists 1"
 )
+ROOMY = "--device h200 --memory 125GB --config baseline"
+"""Paddle's own plans fit: what is compared is the search."""
 LLAMA_FEW = f"--preset llama-7b {HALF} --batch-size 64 --vpp {{vpp}} {VARIES}"
 CASES: dict[str, tuple[str, str, str]] = {
     "GPT-3 6.7B layers, 4 of them, 4 GPUs": (
@@ -43,7 +45,8 @@ CASES: dict[str, tuple[str, str, str]] = {
         f"--preset gpt3-6.7b {HALF} --batch-size 64 --vpp {{vpp}} {VARIES}",
     ),
     "Llama 7B, 8 GPUs, all layouts of few values": (LLAMA, f"{FEW} --all", LLAMA_FEW),
-    "Llama 7B, 8 GPUs, few values": (LLAMA, f"{FEW} --layouts 6", LLAMA_FEW),
+    "Llama 7B, 8 H200, all layouts of few values": (LLAMA, f"{FEW} {ROOMY} --all", LLAMA_FEW),
+    "Llama 7B, 8 H200, few values": (LLAMA, f"{FEW} {ROOMY} --layouts 6", LLAMA_FEW),
     "Llama 7B, 64 GPUs": (
         LLAMA,
         "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --try m=8 --try recompute=none --try sharding=0,1 --layouts 4 "
