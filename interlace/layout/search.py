@@ -192,17 +192,22 @@ class Search:
         left = self.limits.layouts - sum(each.state == "drafted" for each in found)
         waiting = [each for each in found if each.state == "waiting"]
         seen = [
-            Seen(each.layout, each.draft.step.step_ns / self._guess(each.layout), each.draft.peak_bytes)
+            Seen(each.layout, each.draft.step.step_ns / self._guess(each.layout), each.draft.peak_bytes - self._state(each.layout))
             for each in found
             if each.draft and each.draft.step
         ]
         promise = Promise(seen)
 
         def rank(each: Candidate) -> tuple[bool, float, Layout]:
-            over = promise.peak_bytes(each.layout) > self.limits.memory
+            over = promise.peak_bytes(each.layout) + self._state(each.layout) > self.limits.memory
             return over, round(promise.step(each.layout) * self._guess(each.layout), 3), _sortable(each.layout)
 
         return _spread(sorted(waiting, key=rank), min(left, ROUND))
+
+    def _state(self, layout: Layout) -> int:
+        """Parameters and optimizer state of a rank as far as they are known: how they are split need not be learned."""
+        reference = self.references.get(_model(layout))
+        return reference.least_bytes(layout) if reference else 0
 
     def _guess(self, layout: Layout) -> float:
         reference = self.references.get(_model(layout))
