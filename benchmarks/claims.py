@@ -18,6 +18,7 @@ import claims_alone  # noqa: F401
 import claims_external  # noqa: F401
 import claims_h100  # noqa: F401
 import claims_h200  # noqa: F401
+import claims_layouts  # noqa: F401
 import claims_power  # noqa: F401
 import claims_speed  # noqa: F401
 import claims_states  # noqa: F401
@@ -29,6 +30,7 @@ TEXTS = (
     "benchmarks/README.md",
     "benchmarks/results/external/README.md",
     "benchmarks/results/gpu.md",
+    "benchmarks/results/layouts.md",
     "benchmarks/results/optimizer_state.md",
     "benchmarks/results/planning.md",
     "benchmarks/results/power.md",

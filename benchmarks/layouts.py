@@ -26,6 +26,13 @@ from measuring import RESULTS, ROOT, meta, store
 GPT, LLAMA, MOE = "examples/gpt.py", "examples/llama.py", "examples/moe.py"
 VARIES = "--pp {pp} --mp {mp} --dp {dp} --micro-batches {m} --sharding-stage {sharding} --recompute {recompute}"
 HALF = "--attention flash --amp O2 --master-grad"
+FEW = (
+    "--gpus 8 --layers 32 --heads 32 --batch-size 64 --try pp=1,2,4 --try mp=1,2,4,8 --try vpp=1 --try m=8 --try sharding=0,1 "
+    "--try recompute=none --finalists 1"
+)
+ROOMY = "--device h200 --memory 125GB --config baseline"
+"""Paddle's own plans fit: what is compared is the search."""
+LLAMA_FEW = f"--preset llama-7b {HALF} --batch-size 64 --vpp {{vpp}} {VARIES}"
 CASES: dict[str, tuple[str, str, str]] = {
     "GPT-3 6.7B layers, 4 of them, 4 GPUs": (
         GPT,
@@ -37,15 +44,19 @@ CASES: dict[str, tuple[str, str, str]] = {
         "--gpus 8 --layers 32 --heads 32 --batch-size 64 --layouts 8 --finalists 1",
         f"--preset gpt3-6.7b {HALF} --batch-size 64 --vpp {{vpp}} {VARIES}",
     ),
-    "GPT-3 6.7B, 64 GPUs": (
-        GPT,
-        "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --layouts 12",
-        f"--preset gpt3-6.7b {HALF} --batch-size 512 --vpp {{vpp}} {VARIES}",
-    ),
+    "Llama 7B, 8 GPUs, all layouts of few values": (LLAMA, f"{FEW} --all", LLAMA_FEW),
+    "Llama 7B, 8 H200, all layouts of few values": (LLAMA, f"{FEW} {ROOMY} --all", LLAMA_FEW),
+    "Llama 7B, 8 H200, few values": (LLAMA, f"{FEW} {ROOMY} --layouts 6", LLAMA_FEW),
     "Llama 7B, 64 GPUs": (
         LLAMA,
-        "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --layouts 12",
-        f"--preset llama-7b {HALF} --batch-size 512 --vpp {{vpp}} {VARIES}",
+        "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --try m=8 --try recompute=none --try sharding=0,1 --layouts 4 "
+        "--finalists 1",
+        f"--preset llama-7b {HALF} --batch-size 512 {VARIES}",
+    ),
+    "Llama 13B, 64 GPUs": (
+        LLAMA,
+        "--gpus 64 --gpus-a-host 8 --layers 40 --heads 40 --batch-size 512 --layouts 8 --finalists 1",
+        f"--preset llama-13b {HALF} --batch-size 512 --vpp {{vpp}} {VARIES}",
     ),
     "GPT-3 175B, 1,024 GPUs": (
         GPT,
@@ -54,8 +65,8 @@ CASES: dict[str, tuple[str, str, str]] = {
     ),
     "experts, 8 of 7B, 64 GPUs": (
         MOE,
-        "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --layouts 12",
-        f"--layers 32 --hidden 4096 --heads 32 --kv-heads 8 --intermediate 14336 --vocab 32000 --seq-len 4096 --experts 8 {HALF} "
+        "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --try sharding=0 --layouts 12 --finalists 1",
+        f"--layers 32 --hidden 4096 --heads 32 --intermediate 14336 --vocab 32000 --seq-len 4096 --experts 8 {HALF} "
         f"--batch-size 512 {VARIES}",
     ),
 }
@@ -81,6 +92,7 @@ def searched(case: tuple[str, str, str], keep: Path) -> dict[str, Any]:
         **row,
         "wall_s": round(time.perf_counter() - start, 1),
         "processor_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "peak_rss_bytes": after.ru_maxrss * 1024,
         "load": round(os.getloadavg()[1], 1),
     }
 

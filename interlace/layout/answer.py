@@ -11,11 +11,12 @@ from interlace.errors import ConfigError
 from interlace.layout.search import Candidate, Limits, State
 from interlace.layout.space import Cluster, Layout, Template, command_line
 from interlace.planning.outcome import Step
+from interlace.report.outcome import evened_ns, imbalance
 from interlace.units import ms, size
 
 LEAST_PART = 0.02
 """Parts of a step that differ by less than this share of it are not told."""
-LAYOUT = 1
+LAYOUT = 2
 """Of the JSON; raised with every change of it."""
 PADDLES, OURS = "Paddle's plan", "Interlace"
 
@@ -55,6 +56,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         least_ns, least_bytes: No plan takes, or holds, less; 0 where no bound is known.
         across_hosts: Share of the device time that is estimated as it crosses hosts.
         imbalance: What an even split over the stages would bring, in words.
+        even_ns: What a step would take with it; 0 where that is little less.
         plans: Folder of the plans.
     """
 
@@ -67,6 +69,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     least_bytes: int = 0
     across_hosts: float = 0.0
     imbalance: str = ""
+    even_ns: int = 0
     paddles: Figures | None = None
     ours: Figures | None = None
     plans: str = ""
@@ -176,7 +179,7 @@ def _replicas(layout: Layout, cluster: Cluster) -> int:
 
 def _row(each: Candidate, template: Template, limits: Limits, tokens: int) -> Row:
     draft, planned = each.draft, each.planned
-    imbalance = (planned.imbalance if planned else "") or (draft.imbalance if draft else "")
+    step = (planned.step if planned else None) or (draft.step if draft else None)
     return Row(
         str(each.layout),
         dict(each.layout.values),
@@ -186,7 +189,8 @@ def _row(each: Candidate, template: Template, limits: Limits, tokens: int) -> Ro
         each.least_ns,
         each.least_bytes,
         draft.across_hosts if draft else 0.0,
-        imbalance,
+        imbalance(step) if step else "",
+        evened_ns(step) if step else 0,
         _figures(draft.step, draft.peak_bytes, draft.rel_error, limits, tokens) if draft else None,
         _figures(planned.step, planned.peak_bytes, planned.rel_error, limits, tokens) if planned else None,
         each.folder if planned and planned.step else "",

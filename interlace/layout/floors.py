@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from interlace.cost_model import CostModel
 from interlace.cost_model.base import tables_of
 from interlace.cost_model.model import sample_size
 from interlace.cost_model.profile import DeviceProfile
 from interlace.cost_model.work import work_of
 from interlace.ir import Program
-from interlace.ir.kinds import NO_KERNEL, is_comm
+from interlace.ir.kinds import is_comm
 from interlace.layout.space import Layout
 from interlace.scheduler.memory.live import lifetimes
 
@@ -93,12 +92,3 @@ def _products_ns(program: Program, rates: Mapping[str, float]) -> dict[str, floa
             if part.family in PRODUCTS and part.flops and fastest:
                 found[op.role] += part.flops * 1e9 / rates.get(part.dtype, fastest)
     return found
-
-
-def computation_ns(program: Program, costs: CostModel) -> int:
-    """Computation of one rank in a step: it is on one stream."""
-    tables, count, total = tables_of(program), program.pipeline.num_micro_batches, 0
-    for op in program.ops:
-        if not is_comm(op) and op.name not in NO_KERNEL:
-            total += costs.op_time(op, *tables).dur_ns * (1 if op.role == "optimize" else count)
-    return total

@@ -30,12 +30,11 @@ from interlace.local.rank import end_with_parent
 from interlace.local.stages import stages_of
 from interlace.passes.choose_recompute import recomputation
 from interlace.planning.baseline import baseline_plan
-from interlace.planning.bounds import bound_ns
 from interlace.planning.budget import peak_bytes
+from interlace.planning.floor import floor_ns
 from interlace.planning.outcome import Step, errors_of
 from interlace.planning.plan import make_plans
 from interlace.planning.rows import write_rows
-from interlace.report.outcome import imbalance
 from interlace.scheduler.hazards import check, findings_text
 from interlace.scheduler.memory.live import needed_at_once
 from interlace.scheduler.simulate.arrays import Options
@@ -86,7 +85,6 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rel_error: float = 0.0
     across_hosts: float = 0.0
     tokens: int = 0
-    imbalance: str = ""
     seconds: float = 0.0
 
 
@@ -103,7 +101,6 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peak_bytes: int = 0
     least_bytes: int = 0
     rel_error: float = 0.0
-    imbalance: str = ""
     seconds: float = 0.0
 
 
@@ -163,12 +160,11 @@ def draft(programs: Sequence[Program], costs: CostModel, profile: str) -> Draft:
         step,
         why,
         max(peaks),
-        bound_ns(bare, costs),
+        floor_ns(bare, costs),
         max(needed_at_once(program) for program in bare),
         round(step_error(slowest, costs, programs), 4),
         round(across / max(1, _device_ns(slowest)), 4),
         tokens_of(programs[0]),
-        imbalance(step) if step else "",
         round(time.perf_counter() - start, 2),
     )
 
@@ -224,7 +220,6 @@ def plan(programs: Sequence[Program], costs: CostModel, asked: Asked) -> Planned
         max(peak_bytes(program, costs) or 0 for program in planned),
         0,
         round(step_error(_slowest(planned, costs), costs, planned), 4),
-        imbalance(step) if step else "",
         round(time.perf_counter() - start, 2),
     )
 

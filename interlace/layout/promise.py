@@ -18,7 +18,7 @@ RECOMPUTED = 4 / 3
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A simulated layout: its step over a first guess, and the peak."""
+    """A simulated layout: its step over a first guess, and the peak without the state that is known to lie on each rank."""
 
     layout: Layout
     step: float
@@ -40,7 +40,7 @@ class Promise:
         return exp(self._step.of(layout))
 
     def peak_bytes(self, layout: Layout) -> float:
-        """Device bytes of the fullest rank by Paddle's own plan; 0 where nothing was seen."""
+        """Device bytes of the fullest rank by Paddle's own plan, without that state; 0 where nothing was seen."""
         return exp(self._peak.of(layout)) if self._peak.known else 0.0
 
 

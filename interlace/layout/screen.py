@@ -10,6 +10,7 @@ from interlace.units import Unit, ms_figure, size
 
 MOST_ROWS = 10
 MOST_REASONS = 5
+MOST_UNEVEN = 3
 WIDTH = 11
 
 
@@ -22,6 +23,7 @@ def screen_text(answer: Answer) -> str:
     best = next((row for row in known if row.best()), None)
     lines += _recommended(best) if best else ["no layout that was built keeps the memory; the least that is known:", *_nearest(known)]
     lines += [f"runner-up: {answer.decides}"] if answer.decides else []
+    lines += _uneven(known, best)
     lines += _frontier(answer)
     return "\n".join([*lines, *_not_built(answer)])
 
@@ -77,6 +79,18 @@ def _recommended(best: Row) -> list[str]:
     if best.across_hosts:
         lines.append(f"  {best.across_hosts:.0%} of its device time crosses hosts and is estimated, not measured")
     return [*lines, *([f"  {best.imbalance}"] if best.imbalance else [])]
+
+
+def _uneven(rows: Sequence[Row], best: Row | None) -> list[str]:
+    """Layouts besides the recommended one that another split of the layers would help; those first that would then be the fastest."""
+    uneven = sorted((row for row in rows if row.even_ns and row is not best), key=lambda row: row.even_ns)
+    found = best.best() if best else None
+    lines = []
+    for row in uneven[:MOST_UNEVEN]:
+        ahead = "; less than the recommended layout" if found and row.even_ns < found[1].step_ns else ""
+        lines.append(f"  {row.layout}: {row.imbalance.removesuffix('.')}{ahead}")
+    more = [f"  and {len(uneven) - MOST_UNEVEN} more"] if len(uneven) > MOST_UNEVEN else []
+    return [*(["another split of the layers over the stages would help:"] if lines else []), *lines, *more]
 
 
 def _nearest(rows: Sequence[Row]) -> list[str]:

@@ -17,13 +17,14 @@ import msgspec
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import ConfigError, InterlaceError
 from interlace.ir import Program
-from interlace.layout.floors import Reference, computation_ns
+from interlace.layout.floors import Reference
 from interlace.layout.judge import Asked, Draft, Judging, Planned, without_recomputation
 from interlace.layout.promise import Promise, Seen, guess
 from interlace.layout.space import KNOWN, Layout, Number, Template
 from interlace.layout.store import Store, run_all
 from interlace.local.building import Request
 from interlace.local.stages import stages_of
+from interlace.planning.floor import occupied_ns
 from interlace.planning.rows import CONFIG
 from interlace.scheduler.memory.live import needed_at_once
 from interlace.units import ms, size
@@ -191,17 +192,22 @@ class Search:
         left = self.limits.layouts - sum(each.state == "drafted" for each in found)
         waiting = [each for each in found if each.state == "waiting"]
         seen = [
-            Seen(each.layout, each.draft.step.step_ns / self._guess(each.layout), each.draft.peak_bytes)
+            Seen(each.layout, each.draft.step.step_ns / self._guess(each.layout), each.draft.peak_bytes - self._state(each.layout))
             for each in found
             if each.draft and each.draft.step
         ]
         promise = Promise(seen)
 
         def rank(each: Candidate) -> tuple[bool, float, Layout]:
-            over = promise.peak_bytes(each.layout) > self.limits.memory
+            over = promise.peak_bytes(each.layout) + self._state(each.layout) > self.limits.memory
             return over, round(promise.step(each.layout) * self._guess(each.layout), 3), _sortable(each.layout)
 
         return _spread(sorted(waiting, key=rank), min(left, ROUND))
+
+    def _state(self, layout: Layout) -> int:
+        """Parameters and optimizer state of a rank as far as they are known: how they are split need not be learned."""
+        reference = self.references.get(_model(layout))
+        return reference.least_bytes(layout) if reference else 0
 
     def _guess(self, layout: Layout) -> float:
         reference = self.references.get(_model(layout))
@@ -210,7 +216,7 @@ class Search:
 
     def _draft(self, picked: Sequence[Candidate], found: Sequence[Candidate]) -> None:
         """Build the layouts, those that no bound excludes in full, and simulate Paddle's own plan of them."""
-        for each, built in zip(picked, self.store.build([self.request(each.layout, 0) for each in picked]), strict=True):
+        for each, built in zip(picked, self.store.build([self.request(each.layout, 0) for each in picked], has_stages=True), strict=True):
             if built.refused:
                 each.state, each.why = "refused", built.refused
         firsts = {each.layout: self.store.program(self.request(each.layout, 0)) for each in picked if each.state == "waiting"}
@@ -242,11 +248,11 @@ class Search:
         return [self.request(each.layout, ranks[0]) for ranks in stages]
 
     def _is_bounded(self, each: Candidate, first: Program, found: Sequence[Candidate]) -> bool:
-        """Whether what the first stage must compute and hold excludes the layout, before the others are built."""
+        """Whether what the first stage must compute, communicate and hold excludes the layout, before the others are built."""
         if self.has_bounds:
             bare = without_recomputation(first, self.costs)
             each.least_bytes = max(each.least_bytes, needed_at_once(bare))
-            each.least_ns = max(each.least_ns, computation_ns(bare, self.costs))
+            each.least_ns = max(each.least_ns, occupied_ns(bare, self.costs))
         self._exclude(found)
         return each.state == "excluded"
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from interlace.ir import Program, load
 from interlace.ir.dump import SUFFIX, write_whole
 from interlace.local import processes
 from interlace.local.building import Build, Request
+from interlace.local.stage_forks import path_of
 
 PROGRAMS, FOUND = "programs", "found"
 """Folders of a store."""
@@ -81,12 +82,14 @@ class Store:
         at_once: Processes that run at once.
         say: Is told of each program as it is built.
         built: Programs that this run built itself.
+        may_fork: Whether one build may give the programs of all stages.
     """
 
     folder: Path
     at_once: int
     say: Callable[[str], None]
     built: int = 0
+    may_fork: bool = True
 
     def path(self, request: Request) -> Path:
         """Where the program of a request is, if it is built."""
@@ -106,22 +109,24 @@ class Store:
                 return record
         return None
 
-    def build(self, requests: Sequence[Request]) -> list[Built]:
-        """Build what was not built before.
+    def build(self, requests: Sequence[Request], *, has_stages: bool = False) -> list[Built]:
+        """Build what was not built before; with `has_stages` the first ranks of the other stages as well, in one go.
 
         A refusal is kept as well: the script, run by itself, refuses again.
         """
         known = {each: self.found(each) for each in requests}
         missing = [each for each, built in known.items() if built is None]
         (self.folder / PROGRAMS).mkdir(parents=True, exist_ok=True)
-        for number, build in run_all([self._starting(each) for each in missing], self.at_once):
+        forked = has_stages and self.may_fork
+        for number, build in run_all([self._starting(each, has_stages=forked) for each in missing], self.at_once):
             made = known[missing[number]] = self._ended(build)
-            write_whole(self._record(build.request), msgspec.json.format(msgspec.json.encode(made)) + b"\n")
-            self.built += not made.refused
+            if not made.refused:
+                self._keep_others(build)
+            self._keep(build.request, made)
         return [built for each in requests if (built := known[each]) is not None]
 
-    def _starting(self, request: Request) -> Callable[[], Build]:
-        return lambda: Build.start(request, self.path(request), more=_ONE_THREAD)
+    def _starting(self, request: Request, *, has_stages: bool) -> Callable[[], Build]:
+        return lambda: Build.start(request, self.path(request), more=_ONE_THREAD, has_stages=has_stages)
 
     def _ended(self, build: Build) -> Built:
         rank, said = build.request.rank, " ".join(build.request.arguments)
@@ -134,7 +139,38 @@ class Store:
             script = Path(build.request.script)
             return Built(refused=_reason(str(error)), sources={os.path.realpath(script): _digest(script)})
         self.say(f"built: rank {rank} of {said}, {record['seconds']:.0f} s")
-        return Built("", _digest(build.path), record["seconds"], record["peak_rss_bytes"], record["sources"])
+        return _built(build.path, record)
+
+    def _keep(self, request: Request, made: Built) -> None:
+        write_whole(self._record(request), msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+        self.built += not made.refused
+
+    def _keep_others(self, build: Build) -> None:
+        """Keep what was built with a program, if a fork builds what a process of its own does: one is compared for each script."""
+        for record in build.others():
+            request, path = replace(build.request, rank=record["rank"]), path_of(build.path, record["rank"])
+            if self.may_fork and self._is_as_built(request, path, record):
+                os.replace(path, self.path(request))
+                self._keep(request, _built(self.path(request), record))
+            else:
+                self.may_fork = False
+                path.unlink(missing_ok=True)
+
+    def _is_as_built(self, request: Request, path: Path, record: dict[str, Any]) -> bool:
+        compared = self.finding_path("fork", [record["sources"], request.options])
+        if not compared.is_file():
+            self._compare(request, path, compared)
+        return bool(msgspec.json.decode(compared.read_bytes())["same"])
+
+    def _compare(self, request: Request, path: Path, compared: Path) -> None:
+        apart = path.with_name(f"apart-{path.name}")
+        ((_, build),) = run_all([lambda: Build.start(request, apart, more=_ONE_THREAD)], 1)
+        made = self._ended(build)
+        same = not made.refused and made.digest == _digest(path)
+        apart.unlink(missing_ok=True)
+        if not same:
+            self.say("one build for all stages gives other programs than one for each: from here on each is built by itself")
+        write_whole(compared, msgspec.json.encode({"same": same}))
 
     def _record(self, request: Request) -> Path:
         return self.folder / PROGRAMS / f"{_key(request)}.json"
@@ -144,6 +180,10 @@ class Store:
     def finding_path(self, name: str, about: Any) -> Path:
         """Where a finding is kept."""
         return self.folder / FOUND / f"{name}-{_digest_of([versions(), about])}.json"
+
+
+def _built(path: Path, record: dict[str, Any]) -> Built:
+    return Built("", _digest(path), record["seconds"], record["peak_rss_bytes"], record["sources"])
 
 
 def _key(request: Request) -> str:

@@ -1,7 +1,7 @@
 """Build one rank's program of a training script and store it: `python -m interlace.local.build_rank`, started by `interlace dump`.
 
 No other rank, no GPU and no parameters: the script runs as the asked rank of the asked world, under `paddle.LazyGuard`, until
-its program stands; then it is ended.
+its program stands; then it is ended. With `--stages` the first ranks of the other pipeline stages are built with it, each beside it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from interlace.ir import Program, save
 from interlace.ir.dump import Script
 from interlace.local.attach import run_script
 from interlace.local.rank import end_with_parent, failure_of
+from interlace.local.stage_forks import ForkFailed, StageForks, path_of
 from interlace.report.checks import DUMPS, EVERYTHING
 
 _WITHOUT_MEMORY = re.compile(r"memory's size is 0|[Hh]olds? no memory|[nN]ot initialized|[uU]ninitialized|not been initialized")
@@ -74,18 +75,35 @@ class LonelyTransport:
 
 
 def main(argv: list[str]) -> int:
-    """Build, store, and print one JSON line: operations, seconds, highest resident memory in bytes."""
-    args = _parser().parse_args(argv)
-    start = time.perf_counter()
+    """Build, store, and print one JSON line for each rank: operations, seconds, highest resident memory in bytes; the asked rank's last."""
+    args, process = _parser().parse_args(argv), os.getpid()
     end_with_parent()
+    code = _build(args)
+    if os.getpid() != process:  # of a fork, what Paddle does at the end waits for threads that it does not have
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _build(args: argparse.Namespace) -> int:
+    start = time.perf_counter()
     try:
         script = Script.of(args.script, args.script_args)  # as it is before it runs
         program = build_program(
-            args.script, args.script_args, args.rank, args.world, lazy=not args.materialize, force_paddle=args.force_paddle
+            args.script,
+            args.script_args,
+            args.rank,
+            args.world,
+            lazy=not args.materialize,
+            force_paddle=args.force_paddle,
+            has_stages=args.stages,
         )
-        save(program, args.out, script)
+        save(program, args.out if program.rank == args.rank else path_of(args.out, program.rank), script)
     except KeyboardInterrupt:
         raise
+    except ForkFailed as failed:
+        return failed.code if failed.code > 0 else 1
     except BaseException as error:
         failure = failure_of(error, args.script)
         users = failure.users or isinstance(error, InterlaceError)
@@ -96,7 +114,7 @@ def main(argv: list[str]) -> int:
         return 2 if users else 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     done = {
-        "rank": args.rank,
+        "rank": program.rank,
         "ops": len(program.ops),
         "seconds": round(time.perf_counter() - start, 2),
         "peak_rss_bytes": peak,
@@ -117,8 +135,10 @@ def _sources(script: str) -> dict[str, str]:
     return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:32] for path in paths}
 
 
-def build_program(script: str, arguments: list[str], rank: int, world: int, *, lazy: bool = True, force_paddle: bool = False) -> Program:
-    """The training program that a script builds as one rank of a world.
+def build_program(
+    script: str, arguments: list[str], rank: int, world: int, *, lazy: bool = True, force_paddle: bool = False, has_stages: bool = False
+) -> Program:
+    """The training program that a script builds as one rank of a world; with `has_stages`, in a fork, as the first rank of another stage.
 
     Raises:
         LaunchError: The script ended without building a training program.
@@ -131,14 +151,18 @@ def build_program(script: str, arguments: list[str], rank: int, world: int, *, l
     os.environ.pop("POD_NAME", None)
     from interlace.bridge import hook, mesh
     from interlace.cpu import dynamic, half
-    from interlace.local import process_groups
+    from interlace.local import process_groups, quick_builds
 
-    dynamic.patch(LonelyTransport(rank, world))  # type: ignore[arg-type]
+    transport = LonelyTransport(rank, world)
+    dynamic.patch(transport)  # type: ignore[arg-type]
     half.patch(gpu_only=True)
     process_groups.patch()
+    quick_builds.patch()
     hook.install()
     mesh.install()
     hook.capture_only(_stop)
+    if has_stages:
+        StageForks(rank, lambda other: rank_environment(other, world), transport).install()
     if lazy:
         _allocate_nothing()
     try:
@@ -194,6 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--rank", type=int, required=True)
     made.add_argument("--world", type=int, required=True)
     made.add_argument("--out", type=Path, required=True)
+    made.add_argument("--stages", action="store_true")
     made.add_argument("--materialize", action="store_true")
     made.add_argument("--force-paddle", action="store_true")
     made.add_argument("script")

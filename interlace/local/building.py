@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -49,12 +49,26 @@ class Build:
     err: BinaryIO
 
     @classmethod
-    def start(cls, request: Request, path: Path, builder: Sequence[str] = BUILDER, more: Mapping[str, str] | None = None) -> Build:
-        """Start it; `more` is set for the process too, and says nothing of what is built (numbers of threads)."""
+    def start(
+        cls,
+        request: Request,
+        path: Path,
+        builder: Sequence[str] = BUILDER,
+        more: Mapping[str, str] | None = None,
+        *,
+        has_stages: bool = False,
+    ) -> Build:
+        """Start it; `more` is set for the process too, and says nothing of what is built (numbers of threads). With `has_stages` the first
+        ranks of the other stages are built with it (`interlace.local.stage_forks`)."""
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
         command = [*builder, "--rank", str(request.rank), "--world", str(request.world), "--out", str(path), *request.options]
+        command += ["--stages"] if has_stages else []
         environment = {**os.environ, **(more or {}), **dict(request.environment)}
         return cls(request, path, processes.start([*command, request.script, *request.arguments], environment, out, err), out, err)
+
+    def others(self) -> list[dict[str, Any]]:
+        """What the ended process printed about the other programs that it built (`--stages`)."""
+        return [found for found in _documents(_text(self.out)) if found.get("rank", self.request.rank) != self.request.rank]
 
     def record(self, shown_as: str) -> dict[str, Any]:
         """What the ended process printed about its program; `shown_as`: what messages call the folder of its path.
@@ -68,7 +82,7 @@ class Build:
             tail = tail or f"its process ended with code {code} and without a word; is there room left in {tempfile.gettempdir()}?"
             kind = ScriptError if code == 2 else LaunchError
             raise kind(f"rank {request.rank} of {request.script} could not be built:\n{tail}")
-        result = _last_document(_text(self.out))
+        result = next(iter(_documents(_text(self.out))), None)
         if result is None or not self.path.is_file():
             raise ScriptError(
                 f"{request.script}: rank {request.rank} ended by itself before its program was built (os._exit?); expected "
@@ -77,14 +91,13 @@ class Build:
         return result
 
 
-def _last_document(text: str) -> dict[str, Any] | None:
-    """The last line that is a JSON object, decoded; the script may print more lines when it ends."""
+def _documents(text: str) -> Iterator[dict[str, Any]]:
+    """The lines that are JSON objects, decoded, the last first; the script may print more lines, also when it ends."""
     for line in reversed(text.splitlines()):
         with contextlib.suppress(ValueError):
             found = json.loads(line)
             if isinstance(found, dict):
-                return found
-    return None
+                yield found
 
 
 def _text(file: BinaryIO) -> str:

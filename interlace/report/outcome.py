@@ -73,19 +73,28 @@ def imbalance(step: Step) -> str:
     'Stages are unbalanced: stage 1 computes 295.000 ms of a step, stage 0 191.000 ms; with 243.000 ms on each, and the waiting of \
 stage 1 as it is, a step would take 248.000 ms (-17.3 %).'
     """
-    compute = {each.stage: max(other.compute_ns for other in step.stages if other.stage == each.stage) for each in step.stages}
-    if len(compute) < 2:
+    compute, even_ns = _computation(step), evened_ns(step)
+    if not even_ns:
         return ""
     fullest = max(compute, key=lambda stage: compute[stage])
     mean_ns = sum(compute.values()) // len(compute)
-    saved_ns = compute[fullest] - mean_ns
-    if saved_ns < UNBALANCED * step.step_ns:
-        return ""
     others = [stage for stage in compute if stage != fullest]
     least, most = (ms_figure(each(compute[stage] for stage in others)) for each in (min, max))
     return (
         f"Stages are unbalanced: stage {fullest} computes {ms(compute[fullest])} of a step, stage{'s' * (len(others) > 1)} "
         f"{ranges(others)} {least if least == most else f'{least} to {most}'} ms; with {ms(mean_ns)} on each, and the waiting of "
-        f"stage {fullest} as it is, a step would take {ms(step.step_ns - saved_ns)} "
-        f"({-100 * saved_ns / step.step_ns:+.1f} %)."
+        f"stage {fullest} as it is, a step would take {ms(even_ns)} "
+        f"({100 * (even_ns / step.step_ns - 1):+.1f} %)."
     )
+
+
+def evened_ns(step: Step) -> int:
+    """What a step would take with the same computation on each stage, as `imbalance` reckons; 0 where that is little less."""
+    compute = _computation(step)
+    saved_ns = max(compute.values()) - sum(compute.values()) // len(compute) if len(compute) > 1 else 0
+    return step.step_ns - saved_ns if saved_ns and saved_ns >= UNBALANCED * step.step_ns else 0
+
+
+def _computation(step: Step) -> dict[int, int]:
+    """Of each stage: what its fullest rank computes."""
+    return {each.stage: max(other.compute_ns for other in step.stages if other.stage == each.stage) for each in step.stages}

@@ -52,7 +52,10 @@ PUBLIC = {
 """Folders of Paddle whose names without an underscore it documents."""
 OF_A_BUILD = {"paddle.base.core.default_cuda_generator", "paddle.base.core.default_custom_device_generator"}
 """What only builds for such devices have; used there only."""
-OURS = {"paddle.distributed.auto_parallel.static.process_group._interlace_table"}
+OURS = {
+    "paddle.distributed.auto_parallel.static.process_group._interlace_table",
+    "paddle.optimizer.optimizer._interlace_startup",
+}
 
 
 def used_names() -> Iterator[str]:

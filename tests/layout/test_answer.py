@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from interlace.errors import ConfigError
-from interlace.layout.judge import Planned
+from interlace.layout.judge import Draft, Planned
 from interlace.layout.page import page_html
 from interlace.layout.screen import screen_text
 from interlace.layout.search import Candidate
 from interlace.layout.space import Layout
+from interlace.planning.outcome import StageStep, Step
 from tests.layout.candidates import FAST, GIB, MS, OVER, SLOW, answer, drafted, step
 
 
@@ -65,6 +66,22 @@ def test_what_was_not_built_is_told() -> None:
     assert "not built: 1 less promising; one of them may take up to 25% less, as far as bounds tell" in text
     too_large = Candidate(Layout((("pp", 8),)), least_ns=1, least_bytes=11 * GIB)
     assert answer(FAST, too_large).gap == 0.0
+
+
+def test_where_another_split_of_the_layers_would_help() -> None:
+    """Stages of 190 and 90 ms: with 140 ms on each, a step of 210 ms would take 160 ms, less than that of the recommended layout."""
+    stages = tuple(StageStep(k, (k,), ns * MS, 0, 0, 0, 0, 4 * GIB, 0) for k, ns in enumerate((190, 90)))
+    uneven = drafted(4, 1, 1)
+    uneven.draft = Draft(Step(210 * MS, 0, 0, 4 * GIB, stages), peak_bytes=4 * GIB, tokens=4000)
+    found = answer(SLOW, FAST, uneven)
+    row = next(row for row in found.rows if row.values["pp"] == 4)
+    assert row.even_ns == 160 * MS
+    assert [each.even_ns for each in found.rows if each is not row] == [0, 0]
+    text = screen_text(found)
+    assert "another split of the layers over the stages would help:\n  pp 4, mp 1, dp 1: Stages are unbalanced: stage 0 computes" in text
+    assert "a step would take 160.000 ms (-23.8 %); less than the recommended layout" in text
+    assert "stage 0 computes 190.000 ms" in page_html(found)
+    assert "another split" not in screen_text(answer(SLOW, FAST))
 
 
 def test_layouts_of_other_batches_are_not_compared() -> None:

@@ -22,7 +22,7 @@ def test_what_the_first_stage_computes_is_compared_with_the_best_of_all(
 ) -> None:
     monkeypatch.setattr(search_module, "without_recomputation", lambda program, costs: program)
     monkeypatch.setattr(search_module, "needed_at_once", lambda program: 0)
-    monkeypatch.setattr(search_module, "computation_ns", lambda program, costs: takes_ns)
+    monkeypatch.setattr(search_module, "occupied_ns", lambda program, costs: takes_ns)
     limits = Limits(memory=1000, layouts=8, finalists=1, jobs=1)
     search = Search(Template("train.py", ()), 2, (), "h100", "", limits, Store(tmp_path, 1, print), print)
     built = Candidate(layout(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,19 @@ from interlace.layout.answer import Answer, Row
 
 pytestmark = pytest.mark.paddle
 ROOT = Path(__file__).parents[2]
-TRAINED = 2
-"""Layouts that are trained by both plans; each takes two runs of four ranks."""
+TEN, TRAINED = 10, 2
+"""Layouts that are trained by both plans, and those of them that are in every run of the suite: each takes two runs of all ranks."""
 MODEL = ["--layers", "2", "--hidden", "256", "--heads", "4", "--seq-len", "64", "--batch-size", "8"]
 VARIES = ["--pp", "{pp}", "--mp", "{mp}", "--dp", "{dp}", "--micro-batches", "{m}", "--sharding-stage", "{sharding}"]
 COMMAND = ["choose", str(ROOT / "examples" / "gpt.py"), "--gpus", "4", "--gpus-a-host", "4", "--memory", "70GB", "--device", "h100"]
 RANGES = ["--layers", "2", "--heads", "4", "--batch-size", "8", "--try", "sharding=0,1", "--try", "m=1,2", "--finalists", "2"]
 
 
-def choose(folder: Path, *words: str, code: int = 0) -> Answer:
+def choose(folder: Path, *words: str, code: int = 0, model: Sequence[str] = MODEL) -> Answer:
     import msgspec
 
     path = folder / "answer.json"
-    assert main([*COMMAND, *RANGES, *words, "-o", str(folder / "kept"), "--json", str(path), "--", *VARIES, *MODEL]) == code
+    assert main([*COMMAND, *RANGES, *words, "-o", str(folder / "kept"), "--json", str(path), "--", *VARIES, *model]) == code
     return msgspec.json.decode(path.read_bytes(), type=Answer)
 
 
@@ -113,14 +114,36 @@ def test_what_is_refused_is_told_in_the_scripts_words(everything: Answer, folder
     assert "--heads 2 must be a multiple of mp = 4" in out
 
 
-def test_the_best_layouts_train_with_the_losses_of_paddles_own_plan(
-    everything: Answer, folder: Path, short_search: None, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("place", [k if k < TRAINED else pytest.param(k, marks=pytest.mark.long) for k in range(TEN)])
+def test_the_ten_best_train_with_the_losses_of_paddles_own_plan(
+    everything: Answer, short_search: None, capfd: pytest.CaptureFixture[str], place: int
 ) -> None:
-    """Each by the command line that the answer tells, on CPU ranks."""
-    for row in [each for each in everything.rows if each.best()][:TRAINED]:
-        words = row.command.split()[1:]
-        assert main(["run", str(ROOT / "examples" / "gpt.py"), "--world", "4", "--verify", "--", *words]) == 0, row.layout
-        assert "SAME: " in capfd.readouterr().out, row.layout
+    """On four CPU ranks."""
+    trains_as_paddle(everything, place, 4, capfd)
+
+
+@pytest.fixture(scope="module")
+def of_eight(forked_ranks: None, folder: Path) -> Answer:
+    """For eight ranks, with three pipeline degrees."""
+    words = ["--gpus", "8", "--gpus-a-host", "8", "--layers", "4", "--layouts", "12", "--finalists", "1"]
+    return choose(folder, *words, model=["--layers", "4", *MODEL[2:]])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", range(TEN))
+def test_the_ten_best_of_eight_ranks_train_with_the_losses_of_paddles_own_plan(
+    of_eight: Answer, short_search: None, capfd: pytest.CaptureFixture[str], place: int
+) -> None:
+    trains_as_paddle(of_eight, place, 8, capfd)
+
+
+def trains_as_paddle(answer: Answer, place: int, world: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """A layout of an answer, by the command line that is told, with Paddle's plan and with one of Interlace: every bit is compared."""
+    best = [each for each in answer.rows if each.best()]
+    assert len(best) >= TEN
+    words = best[place].command.split()[1:]
+    assert main(["run", str(ROOT / "examples" / "gpt.py"), "--world", str(world), "--verify", "--", *words]) == 0, best[place].layout
+    assert "SAME: " in capfd.readouterr().out, best[place].layout
 
 
 def test_hosts_make_times_that_are_estimated(everything: Answer, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

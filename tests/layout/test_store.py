@@ -29,9 +29,14 @@ if "kill" in sys.argv:
 if "slow" in sys.argv:
     open(script + ".started", "w").write("x")
     time.sleep(60)
-open(out, "w").write(open(script).read() + rank)
 sources = {script: hashlib.sha256(open(script, "rb").read()).hexdigest()[:32]}
-print(json.dumps({"rank": int(rank), "ops": 1, "seconds": 0.1, "peak_rss_bytes": 1, "sources": sources}))
+def build(rank, path, text):
+    open(path, "w").write(text)
+    print(json.dumps({"rank": int(rank), "ops": 1, "seconds": 0.1, "peak_rss_bytes": 1, "sources": sources}))
+for other in ("1", "2") if "--stages" in sys.argv else ():
+    folder, name = os.path.split(out)
+    build(other, os.path.join(folder, f"rank{other}-{name}"), open(script).read() + ("0" if "by-rank" in sys.argv else other))
+build(rank, out, open(script).read() + rank)
 """
 
 
@@ -41,7 +46,7 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Build,
         "start",
-        classmethod(lambda kind, request, path, more=None: start(kind, request, path, [sys.executable, "-c", BUILDER], more)),
+        classmethod(lambda kind, request, path, **more: start(kind, request, path, [sys.executable, "-c", BUILDER], **more)),
     )
     assert building.BUILDER[0] == sys.executable
 
@@ -85,6 +90,37 @@ def test_all_that_a_program_depends_on_makes_another(script: Path, tmp_path: Pat
     assert len(paths) == 6
     sizes.write_text("2")
     assert store(tmp_path).path(one) not in paths
+
+
+def test_one_build_gives_the_programs_of_all_stages(script: Path, tmp_path: Path) -> None:
+    """One of them is built by itself to compare, once for a script."""
+    first, second = store(tmp_path), store(tmp_path)
+    requests = [Request(str(script), (), rank, 3) for rank in range(3)]
+    (built,) = first.build(requests[:1], has_stages=True)
+    assert first.built == 3
+    assert [second.path(each).read_text() for each in requests] == ["one0", "one1", "one2"]
+    assert second.build(requests)[0] == built
+    assert second.built == 0
+    compared = list((tmp_path / "kept" / "found").iterdir())
+    second.build([Request(str(script), ("x",), 0, 3)], has_stages=True)
+    assert (second.built, list((tmp_path / "kept" / "found").iterdir())) == (3, compared)
+    assert sorted(each.suffix for each in (tmp_path / "kept" / "programs").iterdir()) == [".gz"] * 6 + [".json"] * 6
+
+
+def test_stages_are_built_apart_where_one_build_gives_others(script: Path, tmp_path: Path) -> None:
+    """As where a script itself looks at its rank."""
+    said: list[str] = []
+    mine = store(tmp_path, said)
+    requests = [Request(str(script), ("by-rank",), rank, 3) for rank in range(3)]
+    mine.build(requests[:1], has_stages=True)
+    assert (mine.built, mine.may_fork) == (1, False)
+    assert "one build for all stages gives other programs than one for each" in said[-1]
+    mine.build(requests)
+    assert [mine.path(each).read_text() for each in requests] == ["one0", "one1", "one2"]
+    again = store(tmp_path)
+    again.build([Request(str(script), ("by-rank", "x"), 0, 3)], has_stages=True)
+    assert (again.built, again.may_fork) == (1, False)
+    assert not [each for each in (tmp_path / "kept" / "programs").iterdir() if each.name.startswith(("rank", "apart"))]
 
 
 def test_a_refusal_is_kept_in_the_scripts_words(script: Path, tmp_path: Path) -> None:
