@@ -15,12 +15,17 @@ import pytest
 
 from interlace.errors import PlanError
 from interlace.ir import parse
-from interlace.ir.target import CUSTOM, GPU
+from interlace.ir.target import CUSTOM, GPU, as_graph
 from interlace.scheduler.hazards import check
 from interlace.scheduler.hazards.finding import IN_FULL, Finding, Kind, findings_text
 
 FILES = sorted((Path(__file__).parent / "findings").glob("*.txt"))
-TARGETS = {"gpu": GPU, "custom": CUSTOM, "careless": msgspec.structs.replace(GPU, name="careless", records_streams=False)}
+TARGETS = {
+    "gpu": GPU,
+    "custom": CUSTOM,
+    "captured": as_graph(CUSTOM),
+    "careless": msgspec.structs.replace(GPU, name="careless", records_streams=False),
+}
 
 
 def told(given: str) -> str:
