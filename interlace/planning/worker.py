@@ -23,6 +23,9 @@ from interlace.planning.peers import decoded, mark
 from interlace.scheduler.recompute.copies import recomputes
 from interlace.scheduler.whole_step.orders import Orders
 
+LIMITED = ("host-waits", "states")
+"""What our passes decide that look in `run` at how much they may hold; the others do at most in their facts."""
+
 
 class Spec(msgspec.Struct, frozen=True):
     """A pass as ranks tell it: its name, and its options packed."""
@@ -165,7 +168,7 @@ class Worker:
             draft: Whether the result is only simulated, and need not be verified.
         """
         each, mine = self.pass_of(specs[0]), self._told(specs[0], number, memory_limit, told)
-        looks = each.decides == "host-waits" or not is_built_in(type(each))  # at what it may hold, while it runs
+        looks = each.decides in LIMITED or not is_built_in(type(each))
         key = (memo, number, specs[0], memory_limit if looks else None, told.facts or msgspec.msgpack.encode(mine if told.orders else None))
         if key not in self._steps:
             self._steps[key] = len(self.steps)
