@@ -13,8 +13,12 @@ NAMES = {
 }
 
 
-def _of(case: str) -> dict[str, Row]:
-    return {row["plan"]: row for row in raw("h200/testbed_states.json")["runs"] if row["case"] == case}
+def _runs(card: str) -> dict[str, dict[str, Row]]:
+    """Case -> plan -> its run."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in raw(f"{card}/testbed_states.json")["runs"]:
+        found.setdefault(row["case"], {})[row["plan"]] = row
+    return dict(sorted(found.items()))
 
 
 def _fullest(row: Row, *keys: str) -> float:
@@ -22,13 +26,22 @@ def _fullest(row: Row, *keys: str) -> float:
 
 
 @claim
-def states_measured() -> str:
+def states_on_h100() -> str:
     """Steps and peaks of plans that move optimizer state, measured and simulated."""
+    return _table("h100")
+
+
+@claim
+def states_on_h200() -> str:
+    """The same with plans that held what moved for longer."""
+    return _table("h200")
+
+
+def _table(card: str) -> str:
     rows = []
-    for case in sorted({row["case"] for row in raw("h200/testbed_states.json")["runs"]}):
-        found = _of(case)
+    for case, found in _runs(card).items():
         stock = found["stock"]
-        for plan, name in NAMES.items():
+        for plan, name in ((plan, name) for plan, name in NAMES.items() if plan in found):
             row, simulated = found[plan], found[plan]["simulated"]
             step, expected = row["step_ms"]["median"], simulated["step_ms"]
             held = max(simulated["held_peak_bytes_by_rank"]) / 1e9
