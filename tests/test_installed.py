@@ -74,6 +74,8 @@ def untested(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Another Paddle is installed. Gives an empty strategy."""
+    for name in [each for each in sys.modules if each.startswith("paddle.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "paddle", SimpleNamespace(__version__="3.2.0"))
     monkeypatch.setattr(say, "SAID", set())
     monkeypatch.delitem(sys.modules, "interlace.bridge.hook", raising=False)

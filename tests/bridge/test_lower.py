@@ -306,7 +306,7 @@ def test_of_a_vector_that_another_job_reads_each_element_that_is_there_has_a_nam
     if absent:
         without = msgspec.structs.replace(vector, operands=(first, ABSENT))
         program = program.with_ops([without if op is vector else op for op in program.ops])
-    low = _Lowering(captured, program, CpuDevice(paddle.CPUPlace()))
+    low = _Lowering(captured, program, CpuDevice(paddle.CPUPlace()), False)
     elements = [first] if absent else [first, second]
     read = {f"{name}@{m}" for name in ("x", "loss") for m in range(3)}
     assert low.crossing == read | {low.names.of(value, m) for value in elements for m in range(3)}

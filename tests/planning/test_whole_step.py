@@ -370,7 +370,7 @@ def test_a_draft_that_is_slower_already_is_not_made_again(fastest_ns: int | None
         fastest_ns=fastest_ns,
         ranks=(0,),
         offloads=True,
-        world=SimpleNamespace(run=run, step_ns=simulated_ns),
+        world=SimpleNamespace(run=run, step_ns=simulated_ns, joules=lambda *_: 0.0),
         peaks=lambda plan: [(120, 110, 100)[plan.round]],
         make=SimpleNamespace(memo=0, lower_limits=lambda plan, memory_limits, over: (memory_limits[0] - over[0],)),
     )
