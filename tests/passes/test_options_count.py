@@ -12,6 +12,7 @@ from interlace.ir import Program
 from interlace.ir.kinds import is_comm
 from interlace.ir.target import CPU
 from interlace.passes import NameStreams, Pass, Pipeline, Schedule1F1B, SplitBackward
+from tests.default_passes import DEFAULT
 from tests.passes.fixture_files import FILES, given_of, outcome
 from tests.strategies import World, programs
 
@@ -25,19 +26,7 @@ def planned(*passes: Pass) -> Program:
 
 def test_what_runs_by_default_and_in_which_order() -> None:
     """Offload runs where it is asked for; docs/how-it-works.md has the same list."""
-    names = [each.name for each in make_config({}).pipeline().passes]
-    assert names == [
-        "choose-recompute",
-        "narrow-gathers",
-        "split-backward",
-        "overlap-column-backward",
-        "schedule-1f1b",
-        "name-streams",
-        "delay-transfers",
-        "extend-lifetimes",
-        "insert-events",
-        "throttle-host",
-    ]
+    assert [each.name for each in make_config({}).pipeline().passes] == DEFAULT
 
 
 @pytest.mark.parametrize("priority", [-3, 0])

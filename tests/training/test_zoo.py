@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import yaml
 
 from interlace.cli import main
+from tests.training.verified import same
 from tests.training.zoo_cases import CASES, OFFLOAD, PLAIN, RECOMPUTED, SCRIPT
 
 pytestmark = pytest.mark.paddle
@@ -46,26 +46,7 @@ def test_models_that_are_placed_otherwise(script: str, world: int, arguments: st
 
 def train(world: int, arguments: str, options: dict[str, Any], tmp_path: Path, script: Path = SCRIPT) -> None:
     """Train as baseline does and with a plan, and compare every bit."""
-    config, result = tmp_path / "config.yaml", tmp_path / "result.json"
-    config.write_text(yaml.safe_dump({"device": "h200", **options}))
-    command = [
-        "run",
-        str(script),
-        "--world",
-        str(world),
-        "--config",
-        str(config),
-        "--verify",
-        "--json",
-        str(result),
-        "--log-dir",
-        str(tmp_path / "logs"),
-        "--",
-        *arguments.split(),
-    ]
-    assert main(command) == 0
-    report: dict[str, Any] = msgspec.json.decode(result.read_bytes())
-    assert report["verdict"] == "same"
+    report = same(tmp_path, world, script, arguments, yaml.safe_dump({"device": "h200", **options}))
     buffered = {"norm", "frozen", "conv", "placed"} & set(arguments.partition(" ")[0].split(","))
     ranks = report["runs"]["interlace"]["ranks"]
     assert options is PLAIN or not all(rank["plan"]["is_paddles_order"] for rank in ranks)

@@ -37,25 +37,16 @@ def configured(options: dict[str, Any]) -> str:
 
 
 def verified(tmp_path: Path, world: int, model: str, arguments: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Train with unmodified Paddle and with these options; the result file of a run whose bits are the same."""
+    """Train an example with unmodified Paddle and with these options; the result file of a run whose bits are the same."""
+    return same(tmp_path, world, EXAMPLES / f"{model}.py", arguments, configured(options))
+
+
+def same(tmp_path: Path, world: int, script: Path, arguments: str, config_text: str) -> dict[str, Any]:
+    """Train a script with unmodified Paddle and with a configuration; the result file of a run whose bits are the same."""
     config, result = tmp_path / "config.yaml", tmp_path / "result.json"
-    config.write_text(configured(options))
-    command = [
-        "run",
-        str(EXAMPLES / f"{model}.py"),
-        "--world",
-        str(world),
-        "--config",
-        str(config),
-        "--verify",
-        "--json",
-        str(result),
-        "--log-dir",
-        str(tmp_path / "logs"),
-        "--",
-        *arguments.split(),
-    ]
-    assert main(command) == 0
+    config.write_text(config_text)
+    files = ["--config", str(config), "--verify", "--json", str(result), "--log-dir", str(tmp_path / "logs")]
+    assert main(["run", str(script), "--world", str(world), *files, "--", *arguments.split()]) == 0
     report: dict[str, Any] = msgspec.json.decode(result.read_bytes())
     assert report["verdict"] == "same"
     return report
