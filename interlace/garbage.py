@@ -12,6 +12,25 @@ with 50,000 a twentieth."""
 
 
 @contextmanager
+def not_collected() -> Iterator[None]:
+    """Within, Python looks for no garbage: a process that is copied here begins like that, until it calls `own_objects_only`."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def own_objects_only() -> None:
+    """In a copy of a process: leave alone what there was before. Objects of other libraries that are ended here may wait for threads that
+    a copy does not have (Paddle's executors do, and end the process with signal 11)."""
+    gc.freeze()
+    gc.enable()
+
+
+@contextmanager
 def rarely_collected() -> Iterator[None]:
     """Within, Python looks for garbage after `NEW_OBJECTS` new objects, or later or never if it did so before."""
     first, *older = gc.get_threshold()

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+from interlace.garbage import not_collected, own_objects_only
 from interlace.interrupts import SIGNALS, uninterrupted
 from interlace.planning.peers import decoded
 from interlace.planning.worker import Worker
@@ -77,7 +78,8 @@ class _Other:
         self.places, self.ranks = {*workers}, ranks
         ours = [*(other.link for other in before), self.link]
         self.process = context.Process(target=_serve, args=(theirs, ours, workers), daemon=True)
-        self.process.start()
+        with not_collected():
+            self.process.start()
         theirs.close()
 
     def heard(self) -> dict[int, Answer]:
@@ -103,6 +105,7 @@ class _Other:
 
 def _serve(link: Connection, not_mine: Sequence[Connection], workers: Mapping[int, Worker]) -> None:
     """What another process does. The process that made it ends it, whatever signal comes; it ends by itself where that one is gone."""
+    own_objects_only()
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     for other in not_mine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,12 @@ def who_am_i(worker: Worker, given: tuple[int, ...]) -> tuple[int, int, int]:
     """The rank, what was given for it, and the process that it is in."""
     print("rank", worker.seat)
     return worker.seat, given[worker.seat], os.getpid()
+
+
+@task
+def collected(worker: Worker) -> int:
+    """How many objects are garbage in the process of the rank, and end."""
+    return gc.collect()
 
 
 DONE: list[int] = []

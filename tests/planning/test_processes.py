@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -26,11 +27,22 @@ from interlace.planning.processes import usable_processes, world_of
 from interlace.planning.tasks import task
 from interlace.planning.worker import Worker, digest_of
 from interlace.planning.world import LinkError, decide
-from tests.planning.ranks import COSTS, DONE, RANKS, ranks, who_am_i
+from tests.planning.ranks import COSTS, DONE, RANKS, collected, ranks, who_am_i
 from tests.processes import alive, wait_until
 from tests.strategies import World as Shape
 from tests.strategies import programs
 from tests.together import in_threads, run_together
+
+
+class Ended:
+    """Ends the process that collects it, as Paddle's executors do in a copy of theirs."""
+
+    def __init__(self, owner: int) -> None:
+        self.owner, self.itself = owner, self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.owner:
+            os._exit(11)
 
 
 class Own(Exception):
@@ -57,6 +69,15 @@ def fail(worker: Worker, how: str, on: tuple[int, ...]) -> int:
         if how == "unpacked":
             return object()  # type: ignore[return-value]
     return worker.seat
+
+
+def test_what_was_garbage_before_is_left_alone_in_copies() -> None:
+    """Its end may need threads that a copy of the process does not have."""
+    Ended(os.getpid())
+    with ranks(where=(0, 1, 1)) as world:
+        assert len(world.map(collected)) == 3
+        Ended(os.getpid())  # here it is collected as ever
+    assert gc.isenabled()
 
 
 def test_ranks_of_several_processes_answer_in_the_order_of_ranks() -> None:
