@@ -19,6 +19,8 @@ from interlace.user_passes import imported
 from tests import forked as forked_module
 from tests import proofs
 
+pytest.register_assert_rewrite("tests.golden")  # so that a difference is shown
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--update-golden` rewrites expected texts; review the difference before you commit it. `--long`: see the mark of that name."""

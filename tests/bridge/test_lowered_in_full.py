@@ -30,6 +30,7 @@ from interlace.passes import Pipeline as Passes  # noqa: E402
 from interlace.passes.insert_events import fetching  # noqa: E402
 from tests.bridge.small import COSTS, Build, C, captured_small, planned  # noqa: E402
 from tests.default_passes import STREAMS  # noqa: E402
+from tests.golden import require_text  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 
@@ -212,7 +213,4 @@ def test_lowered_jobs(case: Callable[[], Made], update_golden: bool) -> None:
     captured, program, kind = case()
     device = kind(paddle.CPUPlace())
     now = lowered_text(lower(captured, program, device), device)
-    path = FOLDER / f"{case.__name__}.txt"
-    if update_golden:
-        path.write_text(now)
-    assert now == path.read_text(), f"{path.name} differs; run `pytest --update-golden` and review the difference"
+    require_text(FOLDER / f"{case.__name__}.txt", now, update_golden)

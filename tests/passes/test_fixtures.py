@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.golden import require_text
 from tests.passes.fixture_files import FILES, given_of, outcome
 
 
@@ -20,9 +21,7 @@ def test_fixture(path: Path, update_golden: bool) -> None:
     text = path.read_text()
     given = given_of(text)
     now = given + outcome(given, path.name)
-    if update_golden:
-        path.write_text(now)
-    assert now == text or update_golden, f"{path.name} differs; run `pytest --update-golden` and review the difference"
+    require_text(path, now, update_golden)
 
 
 def test_fixtures_are_there() -> None:

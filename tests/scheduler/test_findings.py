@@ -18,6 +18,7 @@ from interlace.ir import parse
 from interlace.ir.target import CUSTOM, GPU, as_graph
 from interlace.scheduler.hazards import check
 from interlace.scheduler.hazards.finding import IN_FULL, Finding, Kind, findings_text
+from tests.golden import require_text
 
 FILES = sorted((Path(__file__).parent / "findings").glob("*.txt"))
 TARGETS = {
@@ -45,9 +46,7 @@ def test_each_finding_is_told_in_full(path: Path, update_golden: bool) -> None:
     text = path.read_text()
     given = text.partition("=== findings\n")[0]
     now = f"{given}=== findings\n{told(given)}"
-    if update_golden:
-        path.write_text(now)
-    assert now == text or update_golden, f"{path.name} differs; run `pytest --update-golden` and review the difference"
+    require_text(path, now, update_golden)
 
 
 def test_files_are_there_and_every_class_is_among_them() -> None:

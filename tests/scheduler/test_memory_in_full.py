@@ -29,6 +29,7 @@ from interlace.scheduler.memory.live import (
     saved_bytes,
 )
 from interlace.scheduler.memory.throttle import jobs_with_side_work, sync_at_job_ends, sync_at_outputs, with_host_syncs
+from tests.golden import require_text
 
 FILES = sorted((Path(__file__).parent / "memory").glob("*.txt"))
 TARGETS = {target.name: target for target in (CPU, CUSTOM, GPU, IDEAL)}
@@ -110,9 +111,7 @@ def test_memory_of_a_plan(path: Path, update_golden: bool) -> None:
     text = path.read_text()
     given = text.partition("=== memory\n")[0]
     now = f"{given}=== memory\n{told(given)}"
-    if update_golden:
-        path.write_text(now)
-    assert now == text or update_golden, f"{path.name} differs; run `pytest --update-golden` and review the difference"
+    require_text(path, now, update_golden)
 
 
 def test_files_are_there() -> None:
