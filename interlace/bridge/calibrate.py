@@ -178,8 +178,8 @@ def product_s(seconds: Callable[[int, int], float]) -> tuple[int, float]:
     return rows, max(each, 1e-5)
 
 
-def calibrate(device: str = "", quick: bool = False, today: str = "", command: str = "interlace calibrate") -> DeviceProfile:
-    """Measure a device (`cpu`, `gpu`; empty: the GPU where this build of Paddle has one).
+def calibrate(device: str = "", quick: bool = False, today: str = "", command: str = "interlace calibrate") -> tuple[DeviceProfile, str]:
+    """Measure a device (`cpu`, `gpu`; empty: the GPU where this build of Paddle has one); also gives why its power is not known.
 
     Takes about a minute on two cores, 15 s when `quick` (fewer sizes, shorter runs).
 
@@ -194,7 +194,7 @@ def calibrate(device: str = "", quick: bool = False, today: str = "", command: s
         copies = _copies(bench, quick) if device == "gpu" else ()
         power, why = power_of(bench) if device == "gpu" else (None, "power is measured of GPUs")
     collectives = _cpu_collectives(quick) if device == "cpu" else ()
-    return DeviceProfile(
+    profile = DeviceProfile(
         interlace_profile=SCHEMA,
         device=device_name(device),
         provenance=Provenance(
@@ -217,6 +217,7 @@ def calibrate(device: str = "", quick: bool = False, today: str = "", command: s
         copies=tuple(copies),
         power=power,
     )
+    return profile, why
 
 
 LOADED_S = 0.02

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from interlace.interrupts import postponed
 
 if TYPE_CHECKING:
-    from interlace.cost_model.profile import DeviceProfile
+    from interlace.cost_model.profile import DeviceProfile, Power
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
         import_paddle()
     command = "interlace calibrate" + (" --quick" if args.quick else "")
     with Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
-        profile = calibrate(args.device, args.quick, args.date, command)
+        profile, no_power = calibrate(args.device, args.quick, args.date, command)
     path = save_profile(profile, args.output)
     write_json(args.json, _summary(str(path), profile))
     rates = ", ".join(f"{dtype} {peak.per_s / 1e9:.0f} GFLOP/s" for dtype, peak in sorted(profile.matrix_flops.items()))
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
     print(f"{profile.device}: {counts}")
     print(f"  matrix products {rates}; memory {profile.memory_rate.per_s / 1e9:.1f} GB/s")
     print(f"  host {profile.host.op_ns / 1e3:.1f} us an operation, {profile.host.job_ns / 1e3:.1f} us a job")
-    print("  " + _power_line(profile))
+    print("  " + _power_line(profile.power, no_power))
     print(f"  written to {path}")
     return 0
 
@@ -63,11 +63,10 @@ def _beside_bars(line: str) -> None:
     tqdm.write(line, file=sys.stderr)
 
 
-def _power_line(profile: DeviceProfile) -> str:
+def _power_line(power: Power | None, why_not: str) -> str:
     """What is known of the device's power, or why nothing is."""
-    power = profile.power
     if power is None:
-        return "no power: " + (profile.provenance.note.partition("; no power: ")[2] or "not measured")
+        return f"no power: {why_not}"
     return f"power {power.limit_w:.0f} W at most, {power.static_w:.0f} W at rest, {len(power.samples)} kinds and sizes of kernels"
 
 
