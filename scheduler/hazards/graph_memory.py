@@ -6,7 +6,7 @@ is held to the end of the step.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 import numpy as np
 
@@ -51,11 +51,5 @@ def _behind(trace: Trace, place: list[int], mine: list[int], reader: int) -> int
 
     Once a stream is behind a reader, all that comes on it is, so the first is found by halving.
     """
-    low, high = bisect_right(mine, reader), len(mine)
-    while low < high:
-        middle = (low + high) // 2
-        if trace.before(place[reader], place[mine[middle]]):
-            high = middle
-        else:
-            low = middle + 1
-    return mine[low] if low < len(mine) else END
+    first = bisect_left(mine, True, bisect_right(mine, reader), key=lambda index: trace.before(place[reader], place[index]))
+    return mine[first] if first < len(mine) else END
