@@ -500,8 +500,10 @@ def _launched(engine: Any, state: State) -> AbstractContextManager[None]:
 
 def _read_energy(measured: Measured) -> None:
     """Where the driver of the device in use counts energy, and the steps that count are about to begin or have ended."""
+    if not measured.reads_energy:
+        return
     index = choose_device().gpu_index()
-    gpu = find_gpu(index)[0] if index is not None and measured.reads_energy else None
+    gpu = find_gpu(index)[0] if index is not None else None
     if gpu is not None:
         measured.energy_mj.append(gpu.millijoules())
 
