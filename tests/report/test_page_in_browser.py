@@ -94,10 +94,14 @@ def test_every_section_is_filled_with_the_numbers_of_the_data(page: Path) -> Non
         f"{ms(now['exposed_ns'])} ms",
         f"{ms(now['bubble_ns'])} ms",
         size(now["peak_bytes"]),
+        f"{now['joules']:.1f} J",
     ]
     assert seen["sentence"] == data["sentence"]
     parts = ("compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns", "hidden_comm_ns", "slowed_ns")
-    splits = [[ms(plan["rows"][row]["split"][part]) for part in parts] for row in range(2) for plan in data["plans"]]
+    splits = [
+        [*(ms(each["split"][part]) for part in parts), f"{each['joules']:.1f}", str(each["mean_mhz"])]
+        for each in (plan["rows"][row] for row in range(2) for plan in data["plans"])
+    ]
     assert [line[3:] for line in seen["tables"]["splittable"]] == splits
     assert len(seen["tables"]["comm"]) == len(
         {(row["kind"], row["layer"], row["num_ranks"]) for plan in data["plans"] for row in plan["communication"]}
