@@ -72,6 +72,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             or the script recomputes more than necessary. Details: what is kept, recomputed and moved to the host, and the schedule, are
             chosen for the fastest step within the budget.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
+        means: Passes of which nothing was said, for planning to use where that makes a plan hold no more on a GPU than Paddle's baseline;
+            none under a memory budget, which turns on those that follow it.
         check: Prove every plan before it is lowered. When: leave it on; off saves the time of the proof if the same plan was proved
             before.
         dump: Folder for the dumps of every rank; empty for none. When: you want to inspect the plan of a training run, or load it in later
@@ -105,6 +107,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     force_paddle: bool = False
     memory_budget: int | float | None = None
     passes: dict[str, Pass] = {}
+    means: dict[str, Pass] = {}
     check: bool = True
     dump: str = ""
     tune: typing.Literal["auto", "on", "off"] = "auto"
@@ -172,7 +175,8 @@ def make_config(
         _check_plan(plain["plan"], options, where)
         return Config(**plain, source=source)
     names = {option_name(name): name for name in REGISTRY}
-    default = [name for name, kind in REGISTRY.items() if kind.is_default or (kind.follows_budget and budget is not None)]
+    follow = [name for name, kind in REGISTRY.items() if kind.follows_budget and not kind.is_default]
+    default = [name for name, kind in REGISTRY.items() if kind.is_default or (name in follow and budget is not None)]
     chosen: dict[str, Pass] = {name: REGISTRY[name]() for name in default}
     chosen |= {name: _imported(name, where) for name in imported if name in REGISTRY and option_name(name) not in options}
     for key, value in options.items():
@@ -198,7 +202,9 @@ def make_config(
     _check_names(chosen, where)
     _check_together(chosen, options, where)
     _check_values(chosen, where, whole, budget is not None)
-    return Config(**plain, passes=chosen, source=source)
+    open_ = (*follow, ReturnMemory.name) if budget is None and plain.get("capture") != "on" else ()
+    means = {name: REGISTRY[name]() for name in open_ if option_name(name) not in options}
+    return Config(**plain, passes=chosen, means=means, source=source)
 
 
 def require_jobs(config: Config) -> None:

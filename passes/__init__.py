@@ -11,6 +11,7 @@ from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.offload_optimizer_state import OffloadOptimizerState
 from interlace.passes.overlap_column_backward import OverlapColumnBackward
 from interlace.passes.pipeline import PassReport, Pipeline, ordered
+from interlace.passes.reduce_in_place import ReduceInPlace
 from interlace.passes.return_memory import ReturnMemory
 from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.passes.split_backward import SplitBackward
@@ -31,6 +32,7 @@ __all__ = [
     "Pass",
     "PassReport",
     "Pipeline",
+    "ReduceInPlace",
     "ReturnMemory",
     "Schedule1F1B",
     "SplitBackward",

@@ -39,7 +39,7 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
 
     name = "schedule-1f1b"
     gives = frozenset({"scheduled"})
-    after = ("split-backward", "overlap-column-backward")
+    after = ("split-backward", "overlap-column-backward", "reduce-in-place")
     is_default = True
     decides = "schedule"
     instead_of_off = "{interleave: off}, for Paddle's baseline order"

@@ -21,6 +21,7 @@ DEFAULT = [
     "narrow-gathers",
     "split-backward",
     "overlap-column-backward",
+    "reduce-in-place",
     "schedule-1f1b",
     "name-streams",
     "delay-transfers",

@@ -330,8 +330,8 @@ def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, c
         ("plan: .", " is for runs, which load what this command makes; leave it out"),
         ("enable: off", "enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan"),
         (
-            "choose_recompute: off\nnarrow_gathers: off\nsplit_backward: off\noverlap_column_backward: off\nname_streams: off\n"
-            + WITHOUT_JOBS,
+            "choose_recompute: off\nnarrow_gathers: off\nsplit_backward: off\noverlap_column_backward: off\nreduce_in_place: off\n"
+            "name_streams: off\n" + WITHOUT_JOBS,
             "enable is off, or every pass",
         ),
         (WITHOUT_JOBS, "nothing would run the step; turn schedule_1f1b on"),

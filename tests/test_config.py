@@ -170,6 +170,7 @@ split_backward: on
 overlap_column_backward: "off"
 choose_recompute: off
 narrow_gathers: off
+reduce_in_place: off
 name_streams: false
 extend_lifetimes: off
 insert_events: off

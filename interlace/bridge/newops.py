@@ -36,6 +36,7 @@ BUILDERS: dict[str, Builder] = {
     "pd_op.bmm_grad": lambda op, operands, device: _one_sided(_ops.bmm_grad(*operands), op),
     "pd_op.transpose": lambda op, operands, device: _ops.transpose(operands[0], op.attrs["perm"]),
     "pd_op.all_to_all": lambda op, operands, device: _ops.all_to_all(operands[0], op.attrs["ring_id"]),
+    "pd_op.all_reduce_": lambda op, operands, device: _ops.all_reduce_(operands[0], op.attrs["ring_id"], op.attrs["reduce_type"]),
     "pd_op.share_data": lambda op, operands, device: _ops.share_data(operands[0]),
     "pd_op.memcpy_d2h": lambda op, operands, device: device.copy_out(operands[0]),
     "pd_op.memcpy_h2d": lambda op, operands, device: device.copy_in(operands[0]),

@@ -174,7 +174,7 @@ def _replace_communication(site: _Site, start: Starter, in_place: bool) -> None:
     paddle.pir.set_insertion_point(op)
     operand = op.operand_source(0) if op.num_operands() else None
     result = op.result(0) if op.num_results() else None
-    reader = None if in_place or result is None else _first_later_reader(op, result)
+    reader = None if result is None else _first_later_reader(op, (result, operand) if in_place else (result,))
     if result is not None and reader is None:
         value = _python_op(site.name, _whole_function(site, start), operand, result.shape, result.dtype)
         _replace(op, [value], in_place)
@@ -186,18 +186,18 @@ def _replace_communication(site: _Site, start: Starter, in_place: bool) -> None:
         return
     paddle.pir.set_insertion_point(reader)
     value = _python_op(f"{site.name}.finish", _finish_function(), ticket, result.shape, result.dtype)
-    _replace(op, [value])
+    _replace(op, [value], in_place)
 
 
-def _first_later_reader(op: Any, result: Any) -> Any | None:
-    """The first op that reads `result`, unless that is the next op anyway or reads it inside a region."""
+def _first_later_reader(op: Any, values: Sequence[Any]) -> Any | None:
+    """The first later op that reads one of some values, unless that is the next op anyway or one reads them inside a region."""
     block = op.get_parent_block()
-    readers = set(result.all_used_ops())
+    readers = {reader for value in values for reader in value.all_used_ops()}
     if not readers or any(reader.get_parent_block() != block for reader in readers):
         return None
     after = itertools.dropwhile(lambda other: other != op, block.ops)
     for distance, other in enumerate(after):
-        if other in readers:
+        if distance and other in readers:
             return other if distance > 1 else None
     return None
 

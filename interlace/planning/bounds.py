@@ -11,7 +11,7 @@ from interlace.ir import Graph, Op, Program, dependencies
 from interlace.ir.kinds import NO_KERNEL, is_comm, is_p2p, is_send
 from interlace.ir.schedule import in_flight
 from interlace.passes import Pipeline, find_pass
-from interlace.planning.fastest import SLACK
+from interlace.planning.limits import SLACK
 from interlace.scheduler.interleave.allocations import PairMemory, PartOps
 from interlace.scheduler.interleave.inline_weights import units_of
 from interlace.scheduler.jobs.parts import Parts

@@ -7,13 +7,12 @@ from dataclasses import replace
 from interlace.ir.remarks import Fact, Remark
 from interlace.planning.coarse import Coarse
 from interlace.planning.drafts import Drafts, Judged, fitting, nearest
+from interlace.planning.limits import SLACK
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, said
 from interlace.planning.proposals import in_paddles_order, less_recomputed, tighter, with_less, with_other_waits
 from interlace.planning.variants import deciding, drafted, named, paddles_jobs, without_search
 from interlace.planning.world import Made
 
-SLACK = 1.01
-"""A peak counts as Paddle's own up to this factor: allocators round by more."""
 FINALISTS = 1
 """Forms, the fastest first, whose later passes are tried in their alternatives too, under a budget (waits at the peak hold less than those
 at the ends of jobs) and where transfers are delayed: where the host waits then changes a step by 1 % at most. Else all that fit."""

@@ -9,6 +9,9 @@ from interlace.planning.tasks import baseline_peak
 from interlace.planning.world import World
 from interlace.scheduler.whole_step.search import Numbers
 
+SLACK, ROUNDED = 1.01, 32 << 20
+"""A peak counts as that of Paddle's baseline up to this factor, or these bytes: allocators round by more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -49,3 +52,10 @@ def budget_bytes(world: World) -> int:
             "give bytes, such as 70GB"
         )
     return max(1, int(asked[0] * held))  # less than a byte is a budget too, and refused as one
+
+
+def baseline_limit(world: World) -> int:
+    """Device bytes that a rank may hold on a GPU without a memory budget: what Paddle's baseline does on its fullest one; 0 where that is
+    not known."""
+    held = max(each or 0 for each in world.known(baseline_peak))
+    return max(int(SLACK * held), held + ROUNDED) if held else 0

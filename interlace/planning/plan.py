@@ -235,7 +235,7 @@ def worker_of(program: Program, config: Config, cost: Costs, profile: str, is_wh
 def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, Comparison | None]:
     """The decision, with the plans that it is about finished on each rank, and what was simulated for its outcome."""
     budget, search = budget_bytes(world), Search(world, config.pipeline())
-    made = search.within(budget) if budget else search.unlimited()
+    made = search.within(budget) if budget else search.beside_baseline(tuple(config.means.values()))
     specs = tuple(map(spec_of, made.passes.passes))
     digests = world.map(finish, specs, made.programs, made.steps, made.notes, budget)
     if config.check and not all(is_built_in(type(each)) for each in made.passes.passes):
@@ -261,7 +261,7 @@ def taken(
         outcome=decided.outcome,
         compared=compared,
         memory_budget=budget,
-        memory_limit=room if budget else 0,
+        memory_limit=room,
     )
 
 

@@ -1,8 +1,8 @@
 """What is decided for a world: its passes with all their options, as fast as the simulated step says or with as little memory.
 
-Rank 0 runs this as ordinary sequential code; what concerns one rank it asks for (`World.map`). Without a budget no stage holds more than
-Paddle's baseline on its worst one (`Search.unlimited`); within a budget every rank keeps it on a GPU, or BudgetError says what the least
-feasible one is (`Search.within`, `least_memory.py`).
+Rank 0 runs this as ordinary sequential code; what concerns one rank it asks for (`World.map`). Within a budget every rank keeps it on a
+GPU, or BudgetError says what the least feasible one is (`Search.within`, `least_memory.py`). Without one, where the form of the schedule is
+open, what Paddle's baseline holds on its fullest rank is the limit (`Search.beside_baseline`).
 
 - An open schedule (`interleave: auto`) is looked for together with what each stage recomputes (`fastest.py`): Paddle's baseline, the named
   forms and schedules of the coarse model (`coarse.py`), and these with less memory, less recomputation or other waits of the host
@@ -15,16 +15,16 @@ Each stage holds more than its budget by some bytes when everything is kept. Rec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from interlace.ir.remarks import Fact, Remark, remark
-from interlace.passes import Pass, Pipeline
+from interlace.passes import Pass, Pipeline, ordered
 from interlace.passes.base import is_built_in
 from interlace.planning.drafts import Drafts
 from interlace.planning.fastest import best_level, fastest
 from interlace.planning.least_memory import least_memory, refuse
-from interlace.planning.limits import Limit
+from interlace.planning.limits import Limit, baseline_limit
 from interlace.planning.making import Making, said
 from interlace.planning.tasks import MemoryLimits, baseline_peak, least_bytes, same_jobs
 from interlace.planning.variants import (
@@ -35,6 +35,7 @@ from interlace.planning.variants import (
     in_paddles_order,
     is_open,
     label,
+    paddles_own,
     recomputing,
     schedule_of,
     waiting,
@@ -58,9 +59,46 @@ class Search:
     def __init__(self, world: World, asked: Pipeline, memo: int = 0) -> None:
         self.world, self.asked, self.make = world, asked, Making(world, asked, memo)
 
+    def beside_baseline(self, means: Sequence[Pass] = ()) -> Made:
+        """Run the passes without a budget: where the form of the schedule is open, the fastest run found with which a GPU holds no more
+        than with Paddle's baseline (`baseline_limit`); else the form that was asked for, whatever it holds.
+
+        Compared are the run that holds no more with operations in turn; where it holds more on a GPU, the same with memory given back and
+        with waits of the host at its peaks; the run within that limit as a budget; and Paddle's baseline.
+
+        Args:
+            means: Passes that were not asked for and may be used to hold less: those that follow a budget, and others where a GPU would
+                hold more.
+
+        Raises:
+            PassError: As `Pipeline.run`.
+        """
+        found, asked, world = self.unlimited(), schedule_of(self.asked), self.world
+        if asked is None or not is_open(asked) or self.make.is_alone or world.step_ns(found) is None:
+            return found
+        if not (limit := baseline_limit(world)):
+            return found
+        limit += asked.extra_live_bytes
+        over = max(world.bytes_over_in_step(found, limit))
+        follow, others = ([each for each in means if each.follows_budget is follows] for follows in (True, False))
+        runs = [found]
+        if over:
+            again = self.make.made(ordered((*found.passes.passes, *others)), world.memory_limits(limit))
+            runs.append(again.noted(*found.notes))
+        within = Search(world, ordered((*self.asked.passes, *follow, *(others if over else ()))), self.make.memo).fitting(limit)
+        runs += [within] if within is not None else []
+        fit = [run for run in runs if world.step_ns(run) is not None and not any(world.bytes_over_in_step(run, limit))]
+        best = min((*fit, world.run(paddles_own(self.asked), world.memory_limits(None))), key=lambda run: world.step_ns(run) or 0)
+        if best is found:
+            return found
+        facts: dict[str, Fact] = {"limit_bytes": limit, "step_ns": world.step_ns(best) or 0, "other_ns": world.step_ns(found) or 0}
+        if over:
+            return best.noted(said("decided", "baseline-memory-kept", over_bytes=over, **facts))
+        return best.noted(said("decided", "within-baseline-faster", **facts))
+
     def unlimited(self) -> Made:
         """Run the passes without a budget: where the form of the schedule is open no stage holds more than Paddle's baseline on its worst
-        one, and what is recomputed for it is open too.
+        one with operations in turn, and what is recomputed for it is open too.
 
         Raises:
             PassError: As `Pipeline.run`.

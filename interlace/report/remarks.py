@@ -66,6 +66,8 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     "peers-not-known": ("whether the other ranks of its group keep their part of it too is not known here",),
     "peers-keep-more": ("other ranks of its group keep another part of it, or all",),
     "gather-narrowed": ("each of {ranks} ranks keeps its part: all_to_all of {own_bytes:size}, not {whole_bytes:size}",),
+    # reduce-in-place
+    "reduced-in-place": ("{collectives} all_reduce(s) write over what they sum: {size_bytes:size} of results need no memory of their own",),
     # dX and dW
     "no-such-layer": ("modules: '{pattern}' matches no layer of stage {stage}; there are {layers}; the other stages are not known here",),
     "other-module": ("layer is not among the modules asked for ({modules})",),
@@ -157,6 +159,12 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         Unless("baseline_step_ns", ": stages wait for each other"),
         ", {baseline_peak_bytes:size} on the fullest stage; no stage may hold more than {limit_bytes:size}",
         _COUNTED,
+    ),
+    "baseline-memory-kept": (
+        "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU; {other_ns:ms} with {over_bytes:size} more",
+    ),
+    "within-baseline-faster": (
+        "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU, as a budget; {other_ns:ms} without one",
     ),
     "form-not-taken": (
         *_FORM,

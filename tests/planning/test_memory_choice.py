@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from interlace.errors import BudgetError
-from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
+from interlace.ir.remarks import remark
+from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, ReturnMemory, Schedule1F1B
 from interlace.planning import search as search_module
 from interlace.planning import tasks
 from interlace.planning.levels import Levels
-from interlace.planning.limits import budget_bytes
+from interlace.planning.limits import baseline_limit, budget_bytes
 from interlace.planning.making import Making
 from interlace.planning.search import Search
 from interlace.planning.world import Made
@@ -135,6 +136,100 @@ def test_the_plan_without_a_budget_keeps_it_and_is_faster(
     found = search(world).or_without_budget(within, budget)
     assert (found.passes is MOVING, found.memory_limits) == ((True, (0,)) if taken else (False, (42,)))
     assert rules_of(found.notes) == [told] * bool(told)
+
+
+GB = 1 << 30
+UNLIMITED, LIGHTER, WITHIN, BASELINE = 1, 2, 3, 4
+"""Numbers of plans that the default compares."""
+
+
+class Beside:
+    """The default: plans with the simulated step of each, None where it never ends, and what each holds beyond ten GiB."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        steps: dict[int, int | None],
+        more: dict[int, int],
+        held: int = 10 * GB,
+        asked: Pipeline = OPEN,
+    ) -> None:
+        self.limits, self.means = list[object](), list[list[str]]()
+        world = Told(
+            {tasks.baseline_peak: [held]},
+            num_ranks=1,
+            step_ns=lambda made, *_: steps[made.programs[0]],
+            bytes_over_in_step=lambda run, limit: [max(0, 10 * GB + more.get(run.programs[0], 0) - limit)],
+            run=lambda *_: made(BASELINE, MOVING, None),
+        )
+        chosen = made(UNLIMITED, asked, None).noted(remark("decided", "form-taken"))
+        monkeypatch.setattr(Search, "unlimited", lambda _: chosen)
+        monkeypatch.setattr(Search, "fitting", lambda search, limit: self.fitting(search, limit))
+        monkeypatch.setattr(Making, "made", self.made)
+        self.steps = steps
+        self.found = search(world, asked).beside_baseline((OffloadActivations(), ReturnMemory()))
+        self.taken, self.told = self.found.programs[0], rules_of(self.found.notes)
+
+    def fitting(self, search: Search, limit: int) -> Made | None:
+        self.limits.append(limit)
+        self.means.append([each.name for each in search.asked.passes if each not in OPEN.passes])
+        return made(WITHIN, MOVING, 7) if WITHIN in self.steps else None
+
+    def made(self, passes: Pipeline, limits: tuple[int | None, ...]) -> Made:
+        self.limits += limits
+        return made(LIGHTER, passes, *limits)
+
+
+LIMIT = int(1.01 * 10 * GB)
+EVERY = {UNLIMITED: 50, LIGHTER: 60, WITHIN: 70, BASELINE: 100}
+
+
+def test_without_a_budget_what_keeps_the_baselines_memory_and_is_fastest_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Beside(monkeypatch, EVERY, {UNLIMITED: LIMIT - 10 * GB})
+    assert (plain.taken, plain.told) == (UNLIMITED, ["form-taken"])
+    assert (plain.limits, plain.means) == ([LIMIT], [["offload-activations"]])  # nothing else is needed where it holds no more
+    better = Beside(monkeypatch, EVERY | {WITHIN: 49}, {})
+    assert (better.taken, better.told) == (WITHIN, ["within-baseline-faster"])
+    assert Beside(monkeypatch, EVERY | {WITHIN: 50}, {}).taken == UNLIMITED  # of equal ones what needs nothing more
+    assert Beside(monkeypatch, EVERY | {UNLIMITED: 101, WITHIN: 102}, {}).taken == BASELINE
+
+
+def test_without_a_budget_what_holds_more_than_the_baseline_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = {UNLIMITED: LIMIT - 10 * GB + 1}
+    again = Beside(monkeypatch, EVERY, over)
+    assert (again.taken, again.told) == (LIGHTER, ["form-taken", "baseline-memory-kept"])
+    assert (again.limits, again.means) == ([LIMIT, LIMIT], [["offload-activations", "return-memory"]])
+    assert [each.name for each in again.found.passes.passes if each not in OPEN.passes] == ["return-memory"]
+    assert Beside(monkeypatch, EVERY, over | {LIGHTER: GB}).taken == WITHIN
+    assert Beside(monkeypatch, EVERY, over | {LIGHTER: GB, WITHIN: GB}).taken == BASELINE
+    assert Beside(monkeypatch, EVERY | {LIGHTER: None}, over).taken == WITHIN
+    del (alone := dict(EVERY))[WITHIN]
+    assert Beside(monkeypatch, alone, over | {LIGHTER: GB}).taken == BASELINE
+
+
+def test_the_default_takes_what_allocators_round_by_and_more_where_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Beside(monkeypatch, EVERY, {UNLIMITED: 32 << 20, LIGHTER: GB}, held=10 * GB)
+    assert small.taken == UNLIMITED
+    assert baseline_limit(Told({tasks.baseline_peak: [None, 100]}, num_ranks=2)) == 100 + (32 << 20)  # type: ignore[arg-type]
+    asked = Pipeline((ChooseRecompute(), Schedule1F1B(extra_live_bytes=GB)))
+    assert Beside(monkeypatch, EVERY, {UNLIMITED: LIMIT - 10 * GB + GB}, asked=asked).taken == UNLIMITED
+    assert Beside(monkeypatch, EVERY, {UNLIMITED: LIMIT - 10 * GB + GB + 1}, asked=asked).taken == LIGHTER
+
+
+@pytest.mark.parametrize(
+    ("steps", "held", "asked"),
+    [
+        (EVERY, 0, OPEN),  # what Paddle's baseline holds is not known
+        (EVERY | {UNLIMITED: None}, 10 * GB, OPEN),
+        (EVERY, 10 * GB, Pipeline((Schedule1F1B(interleave="mixed"),))),  # a form that is asked for may hold more
+        (EVERY, 10 * GB, Pipeline((ChooseRecompute(),))),
+    ],
+)
+def test_what_is_not_known_or_was_asked_for_stays(
+    monkeypatch: pytest.MonkeyPatch, steps: dict[int, int | None], held: int, asked: Pipeline
+) -> None:
+    kept = Beside(monkeypatch, steps, {UNLIMITED: 20 * GB}, held, asked)
+    assert (kept.taken, kept.limits) == (UNLIMITED, [])
 
 
 @pytest.mark.parametrize(("budget", "hopeless"), [(50, False), (49, True)])
