@@ -110,6 +110,16 @@ def test_each_rank_gets_the_same_elements(ranks: tuple[int, ...], shape: tuple[i
     assert not any(op.kind in ("all_gather", "slice", "split_with_num", "concat") for program in programs for op in program.ops)
 
 
+@pytest.mark.parametrize(("shape", "cut", "joined"), [((4, 1, 0), 0, 1), ((2, 0, 3), 1, 0), ((2, 0, 3), 1, 2)])
+def test_a_dim_without_elements_is_exchanged_like_any_other(shape: tuple[int, ...], cut: int, joined: int) -> None:
+    """One that stays as it is, and the one that is cut."""
+    texts = [text(rank, (0, 1), shape, cut, joined) for rank in (0, 1)]
+    programs, _ = narrowed(texts)
+    for before, after in zip(computed([parse(each) for each in texts], 9), computed(programs, 9), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert all([op.kind for op in program.ops].count("all_to_all") == 1 for program in programs)
+
+
 def test_the_group_and_its_communicator_stay() -> None:
     program = narrowed([text(rank, (0, 1), (4, 1), 0, 1) for rank in (0, 1)])[0][1]
     exchange = next(op for op in program.ops if op.kind == "all_to_all")

@@ -296,6 +296,17 @@ def test_what_reads_nothing_that_would_wait_goes_with_a_gradient_whatever_its_si
     assert 9 in Backward(Graph(parse(text))).sinks
 
 
+def test_sizes_that_are_unknown_until_run_time_count_as_nothing() -> None:
+    """A repetition of forward reads two tensors of unknown size and gives a byte: putting it off keeps nothing that is known to be larger."""
+    again = """#9 %9:float32[-1]"y" = pd_op.data() forward
+#10 %10:float32[-1]"z" = pd_op.data() forward
+#11 %11:int8[1] = pd_op.equal_all(%9, %10) backward {"bwd_recompute_id":0}
+#12 %12:float32[8,16] = pd_op.where(%11, %5) backward
+"""
+    program = parse(LAYER.replace("#5 ", f"{again}#5 ").replace("add_(%1, %5)", "add_(%1, %12)"))
+    assert 11 in Backward(Graph(program)).sinks
+
+
 @pytest.mark.parametrize(("layers", "found"), [(("", "up"), "up"), (("gate", "up"), "gate"), (("", ""), "sum")])
 def test_a_site_is_of_the_first_layer_that_its_products_name(layers: tuple[str, str], found: str) -> None:
     """Sites reported. Where none has a layer, it is of the collective's own."""
@@ -308,6 +319,31 @@ def test_a_site_is_of_the_first_layer_that_its_products_name(layers: tuple[str, 
     )
     split = SplitBackward().run(parse(text), Context(GivenCosts(COSTS)))
     assert OverlapColumnBackward().facts(split, Context(GivenCosts(COSTS))) == (found,)
+
+
+@pytest.mark.parametrize("reader_first", [True, False])
+def test_what_comes_behind_the_first_reader_or_another_collective_fills_no_time(reader_first: bool) -> None:
+    """Its weight's gradient is computed there already, when the collective may be over."""
+    lines = LAYER.splitlines(keepends=True)
+    other = "#11 %11:float32[4,8] = pd_op.all_reduce(%2) backward group=18\n"
+    text = "".join([*lines[:8], "#10 %4:float32[4,8] = pd_op.matmul(%3, %0) backward\n", lines[10], lines[11] if reader_first else other])
+    text += "#9 %5:float32[8,16] = pd_op.matmul(%2, %3) backward\n" + "".join([lines[9], *lines[12 if reader_first else 11 :]])
+    split, result, context = overlapped(parse(text))
+    assert result.ops == split.ops
+    assert {each.place.op: each.rule for each in declined(context)}[6] == "no-weight-gradient"
+    assert applied(context) == []
+
+
+def test_a_gradient_right_before_the_collective_is_borrowed() -> None:
+    """The collective has none of its own: it sums what is no product's result. The product before it moves behind it."""
+    lines = LAYER.splitlines(keepends=True)
+    text = "".join(lines[:8]) + """#9 %9:float32[4,16]"other" = pd_op.data() forward
+#10 %4:float32[4,8] = pd_op.matmul(%9, %0) backward
+#11 %5:float32[8,16] = pd_op.matmul(%2, %3) backward
+""" + "".join(lines[10:])
+    _, result, context = overlapped(parse(text))
+    assert [op.id for op in result.ops if op.id in (6, 11)] == [6, 11]
+    assert rules_of(applied(context)) == ["started-before-others"]
 
 
 @pytest.mark.parametrize(
