@@ -153,8 +153,8 @@ class _Alone:
     """One rank whose host issues in no time and whose peers are always ready.
 
     Attributes:
-        program, sim, placed: Without waits; where its blocks are.
-        blocking: Which op instances the host waits for anyway. `[num_items]`
+        program, sim, placed: Without further waits; where its blocks are.
+        blocking: Behind which op instances the host waits for these themselves. `[num_items]`
     """
 
     program: Program
@@ -213,7 +213,8 @@ class _Search:
 
     def run(self, run_ahead_bytes: int, memory_limit: int | None) -> HostSyncs:
         free_sim = self._lowered({})
-        alone = _Alone(self.program, _fast_host(free_sim), free_sim.awaits >= 0, placed_on(self.program, free_sim.stream, GPU))
+        blocking = free_sim.awaits == np.arange(len(free_sim.awaits))
+        alone = _Alone(self.program, _fast_host(free_sim), blocking, placed_on(self.program, free_sim.stream, GPU))
         serial, free = order_peak(self.program), alone.peak({})
         best, found, reason = self._spaced(alone, free_sim, serial, free, run_ahead_bytes)
         if memory_limit is not None and best > max(serial, memory_limit):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -232,8 +233,12 @@ def test_peak_names_layers() -> None:
     assert "layers.1.fc" in {holding.layer for holding in holdings}
 
 
+CARELESS = msgspec.structs.replace(GPU, name="careless", records_streams=False)
+
+
 def test_returned_at_issue_on_its_own_stream_only() -> None:
-    """A reader on another stream keeps memory until it is done; one on the same stream only until it is issued."""
+    """A reader on another stream keeps memory until it is done, where the allocator knows it; one on the same stream only until it is
+    issued."""
     text = """
 program rank=0 world=1 mode=train
 pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none
@@ -245,6 +250,7 @@ job all forward 0: 0-1@0
     for stream, wanted in (("", 2), (' stream="side"', 90)):
         numbers = np.array([0, 1 if stream else 0])
         assert over_time(parse(text.format(stream=stream)), issue, start, end, numbers, GPU).lives.free_at[0] == wanted
+        assert over_time(parse(text.format(stream=stream)), issue, start, end, numbers, CARELESS).lives.free_at[0] == 2
         assert over_time(parse(text.format(stream=stream)), issue, start, end, numbers).lives.free_at[0] == 90
 
 

@@ -86,6 +86,23 @@ def test_waits_that_a_program_has_already_stay_and_count() -> None:
     assert with_host_syncs(held, {}) == held
 
 
+@pytest.mark.parametrize(("after", "awaited"), [(4, 2), (5, 2), (5, 4), (5, 5), (3, 2)])
+def test_waits_that_a_program_has_already_are_for_what_they_name(after: int, awaited: int) -> None:
+    """The host goes on when that is over, not when what it issued last is."""
+    program = run_ahead_program()
+    held = with_host_syncs(program, {f"forward_{m}": (((after, m), (awaited, m)),) for m in range(MICRO_BATCHES)})
+    assert plan_host_syncs(held, QUICK, 0).free_bytes == gpu_peak(held, QUICK)
+
+
+def test_a_copy_to_the_host_holds_the_host_beside_other_waits() -> None:
+    """One of the program's own: the host waits for it where it stands."""
+    copied = '#9 %9:float32[1024,1024]^pinned = pd_op.memcpy_d2h(%4) forward origin=9 {"dst_place_type":2}\n#5 '
+    text = show(run_ahead_program()).replace("#5 ", copied, 1)
+    for m in reversed(range(MICRO_BATCHES)):
+        text = text.replace(f": 2-5@{m}", f": 2-4@{m} 9@{m} 5@{m}")
+    assert plan_host_syncs(parse(text), QUICK, 0).free_bytes == gpu_peak(parse(text), QUICK) < gpu_peak(run_ahead_program(), QUICK)
+
+
 def test_short_jobs_wait_at_their_ends() -> None:
     """Where a job is over before a wait can look back, the host waits for its last computation."""
     slow_wait = GivenCosts({"comm": 400, "gemm": 1000, "default": 50}, host_ns=10, job_ns=300)
