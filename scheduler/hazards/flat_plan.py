@@ -235,10 +235,9 @@ def _shared_by_parts(plan: FlatPlan) -> dict[int, list[int]]:
     users: dict[int, list[int]] = defaultdict(list)
     written: set[int] = set()
     for position, op in enumerate(plan.program.ops):
-        inside = op.role != "optimize" and not is_boundary(op)
+        inside = op.role != "optimize"
         for access in (*plan.reads[position], *plan.writes[position]) if inside else ():
-            storage = plan.storage(access.base)
-            if storage.persistable and storage.memory == "device":
+            if plan.storage(access.base).persistable:
                 users[access.base].append(position)
         written.update(access.base for access in plan.writes[position] if inside)
     ops = plan.program.ops

@@ -44,7 +44,8 @@ class Trace:
         last: Last item of each stream.
         joins: Item -> `(earlier item, reason)` for each item of another stream that it waits for.
         writer, readers: Last writer, and readers since then, by key, at the end of the step.
-        users: Key of a storage that several streams use -> stream -> its last item that uses it.
+        users: Key of a storage that several streams use -> stream -> its last item that uses it, from the moment the second one does;
+            first the stream that wrote it.
         last_of_variable: For storages with several variables: `(key, variable)` -> last item that uses the variable.
         wanted: Missing orders `(earlier item, item)`, if the walk was asked to supply them.
         first_reads, first_write: For storages that outlive the step, by key: first read of each stream before any write; first
@@ -385,5 +386,4 @@ class Tracer:
         if users is not None:
             users[stream] = item
         elif writer != NO_ITEM and streams[writer] not in (stream, HOST):
-            owned = [r for r in trace.readers.get(key, ()) if streams[r] == streams[writer]]
-            trace.users[key] = {streams[writer]: max([writer, *owned]), stream: item}
+            trace.users[key] = {streams[writer]: writer, stream: item}

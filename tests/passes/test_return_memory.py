@@ -319,3 +319,45 @@ def test_a_captured_step_waits_for_copies_to_the_host_when_they_are_done() -> No
     assert [peak / BLOCK for peak in held] == [6, 4]  # all that the copies read is held without a wait
     step = [simulate([each], costs, Options.of(GPU)).step_ns for each in (plain, joined)]
     assert step[0] == pytest.approx(step[1], abs=2000)
+
+
+OTHER = """#19 %19:float32[4096,1024] = pd_op.matmul(%1, %0) forward
+#20 %20:float32[1024,1024] = pd_op.matmul(%1, %0) forward
+#21 %21:float32[2] = pd_op.mean(%20) forward stream="side"
+#22 %22:float32[2] = pd_op.exp(%1) forward
+#23 %23:float32[2] = pd_op.exp(%21) forward
+"""
+OF_THE_OPTIMIZER = """#2 %2:float32[1024,1024] = pd_op.matmul(%1, %0) backward
+#3 %3:float32[2] = pd_op.mean(%2) optimize stream="side"
+#4 %4:float32[2] = pd_op.exp(%3) optimize
+"""
+ELSEWHERE = """#2 %2:float32[1024,1024] = pd_op.matmul(%1, %0) forward
+#3 %3:float32[1024,1024]~2 = pd_op.relu_(%2) forward stream="other" inplace=0:0
+#4 %4:float32[2] = pd_op.mean(%3) forward stream="side"
+#5 %5:float32[2] = pd_op.exp(%4) forward
+"""
+NOT_IN_ALL = """#2 %2:float32[1024,1024]^pinned = pd_op.memcpy_d2h(%1) forward stream="d2h"
+#3 %3:float32[1024,1024] = pd_op.memcpy_h2d(%2) forward stream="h2d"
+#4 %4:float32[2] = pd_op.mean(%3) forward stream="side"
+#5 %5:float32[2] = pd_op.exp(%4) forward stream="h2d"
+"""
+
+
+@pytest.mark.parametrize(
+    ("ops", "jobs", "rule"),
+    [
+        (OF_THE_OPTIMIZER, ("19-23@0 2-4@0",), "returned-by-the-optimizer"),
+        (ELSEWHERE, ("19-23@0 2-5@0", "19-23@1 2-4@1", "5@1"), "returned-in-order-elsewhere"),
+        (NOT_IN_ALL, ("19-23@0 2-5@0", "19-23@1 2-4@1", "19-23@2 4@2 5@1 5@2"), "not-in-all-micro-batches"),
+    ],
+)
+def test_what_cannot_be_given_back_keeps_no_other_block(ops: str, jobs: tuple[str, ...], rule: str) -> None:
+    """One whose stream waits nearer to its reader, and so is looked at first; the other is given back in every micro-batch."""
+    count = len({job.partition("@")[2][0] for job in jobs})
+    text = f"program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches={count} chunks=1 schedule=accumulate\npasses schedule-1f1b\n"
+    text += '#0 %0:float32[1024,1024]!"w" = builtin.parameter() forward\n#1 %1:float32[1024,1024]"x" = pd_op.data() forward\n'
+    text += OTHER + ops + "".join(f"job j{k} forward {job.partition('@')[2][0]}: {job}\n" for k, job in enumerate(jobs))
+    found, (report,) = Pipeline((ReturnMemory(),)).run(parse(text), COST)
+    (reader,) = (op for op in found.ops if op.kind == "share_data")
+    assert (reader.operands, [m for job in found.jobs for op, m in job.items if op == reader.id]) == ((20,), [*range(count)])
+    assert rule in [told.rule for told in report.remarks]

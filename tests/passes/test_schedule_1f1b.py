@@ -327,6 +327,24 @@ def test_jobs_follow_the_row_of_the_form(pp: int, micro_batches: int, form: Any,
     assert (made.ops, made.values) == (program.ops, program.values)
 
 
+@pytest.mark.parametrize(("stage", "micro_batches", "before"), [(0, 3, []), (0, 4, ["B+F"]), (1, 3, ["B+F"])])
+def test_the_job_of_the_last_forward_is_the_first_at_the_end(stage: int, micro_batches: int, before: list[str]) -> None:
+    """Of a row such as `0F 1F 0B+2F 1B 2B O` the third slot and those behind it are ordered as `send_latency_weight_at_end` says."""
+    program = programs(World(pp=2, micro_batches=micro_batches))[stage]
+    _, context = ran(program, interleave="dx-first", send_latency_weight_at_end=1.0, extra_live_bytes=1 << 20)
+    jobs = [(each.place.job, each.names.get("when", "")) for each in context.remarks if each.place.job]
+    assert sorted(jobs) == sorted([*((job, "") for job in before), ("B", "at the end"), ("B+F", "at the end")])
+
+
+@pytest.mark.parametrize("form", ["mixed", ("mixed", "mixed")])
+def test_a_depth_that_was_asked_for_is_no_news(form: Any) -> None:
+    """Nor does a stall of it fall back to another form."""
+    assert "more-in-flight" not in rules_of(ran(STAGES[0], interleave=form, depth=(2, 1))[1].remarks)
+    assert "more-in-flight" in rules_of(ran(STAGES[0], interleave=form)[1].remarks)
+    with pytest.raises(ConfigError, match=r"schedule_1f1b\.depth: found \[1, 1\]; stages would wait for each other"):
+        ran(STAGES[0], interleave=form, depth=(1, 1))
+
+
 @pytest.mark.parametrize("max_ops_per_job", [1, 4000])
 def test_what_is_listed_is_what_is_counted(max_ops_per_job: int) -> None:
     """Not slots without operations, and not a slot whose parts stay jobs of their own."""

@@ -162,6 +162,15 @@ def test_state_is_found_as_in_paddles_own_schedule(data: st.DataObject) -> None:
     assert bool(found) == (last_writes(order, uses) != last_writes(own, uses))
 
 
+@pytest.mark.parametrize(("order", "found"), [("012", set()), ("102", set()), ("021", {"wrong-version"})])
+def test_what_makes_new_contents_may_run_in_any_order_but_for_the_last_before_a_read(order: str, found: set[str]) -> None:
+    """Backward finds what the last micro-batch's forward made; what it made anew before nobody finds."""
+    ops = '#1 %1:float32[4]!"state" = pd_op.full() forward\n#2 %2:float32[4] = pd_op.exp(%1) backward\n'
+    jobs = "".join(f"job f{m} forward {m}: 1@{m}\n" for m in order) + "".join(f"job b{m} backward {m}: 2@{m}\n" for m in range(3))
+    program = rank(0, ops, jobs, micro_batches=3)
+    assert kinds([msgspec.structs.replace(program, pipeline=Pipeline(0, 1, 3, 1, "FThenB"))]) == found
+
+
 # ------------------------------------------------------------------------------------------------------ partners that differ
 
 MICRO_BATCHES = reduce(1, 7, "a")
