@@ -11,8 +11,8 @@ from interlace.ir.storage import storages_of
 
 COPIED = ("name", "attrs", "group", "inplace", "views", "no_buffer", "num_blocks")
 """What lowering takes from the captured operation that an operation stands for (`origin`), whatever the pass says of it."""
-FACTS = ("role", "chunk", *COPIED)
-"""What Paddle says of an operation that stays: also which part of the step it belongs to."""
+FACTS = ("role", "chunk", "origin", *COPIED)
+"""What Paddle says of an operation that stays: also which part of the step it belongs to, and which captured operation it stands for."""
 VALUE_FACTS = ("dtype", "storage", "persistable", "memory")
 """The same of a value."""
 NOBODY, NEXT_STEP = -1, -2

@@ -71,6 +71,7 @@ LIES: dict[str, tuple[Callable[[Program], Program], str]] = {
         "has role 'optimize', expected 'backward'",
     ),
     "unread": (lambda program: of_op(program, lambda op: op.kind == "matmul", no_buffer=(0, 1)), "has no_buffer (0, 1), expected ()"),
+    "origin": (lambda program: of_op(program, lambda op: op.kind == "gelu", origin=1), " has origin 1, expected "),
     "lasting": (
         lambda program: of_values(program, lambda value: value.persistable, persistable=False),
         "has persistable False, expected True",
