@@ -95,7 +95,7 @@ def _missing_reader(needs: Needs, fault: Fault) -> MissingReader | None:
     """The last reader that keeps a block alive, None where an event is needed instead."""
     plan = needs.trace.plan
     use, last = fault.first, fault.second
-    if plan.job[use] != plan.job[last] or plan.stream[last] or not plan.stream[use]:
+    if plan.job[use] != plan.job[last] or plan.stream[last]:
         return None
     accesses = (*plan.reads[plan.op[use]], *plan.writes[plan.op[use]])
     micro_batch = plan.micro_batch[use]

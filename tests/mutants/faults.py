@@ -151,6 +151,8 @@ def _changed(node: ast.AST) -> Iterator[tuple[str, ast.AST | str]]:
         yield "swapped function", SWAPPED[node.id]
     elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
         yield from _other_end(node)
+    elif isinstance(node, ast.Call):
+        yield from _call(node)
     else:
         yield from _statement(node)
 
@@ -161,6 +163,16 @@ def _filters(node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp)
             kept = ast.comprehension(inner.target, inner.iter, [*inner.ifs[:n], *inner.ifs[n + 1 :]], inner.is_async)
             fields = dict(ast.iter_fields(node)) | {"generators": [*node.generators[:k], kept, *node.generators[k + 1 :]]}
             yield "condition dropped", ast.unparse(type(node)(**fields))
+
+
+def _call(node: ast.Call) -> Iterator[tuple[str, ast.AST | str]]:
+    """Other arguments: the first two in each other's place, or without the key that decides on an order."""
+    in_any_order = isinstance(node.func, ast.Name) and node.func.id in ("min", "max")
+    if len(node.args) > 1 and not in_any_order and not any(isinstance(each, ast.Starred) for each in node.args[:2]):
+        yield "arguments swapped", ast.Call(node.func, [node.args[1], node.args[0], *node.args[2:]], node.keywords)
+    for k, each in enumerate(node.keywords):
+        if each.arg == "key":
+            yield "key dropped", ast.Call(node.func, node.args, [*node.keywords[:k], *node.keywords[k + 1 :]])
 
 
 def _other_end(node: ast.Subscript) -> Iterator[tuple[str, ast.AST | str]]:

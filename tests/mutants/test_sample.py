@@ -26,6 +26,8 @@ def first(items: list[int], limit: int) -> int:
         if item == 0:
             continue
         items.append(min(item, limit))
+    found.sort(key=lambda item: -item)
+    items.insert(0, limit)
     return max(found[-1], -1) if found and limit in items else items[0] + 2
 '''
 
@@ -55,6 +57,8 @@ def planted(kind: str) -> set[str]:
         ("early return", {"return None"}),
         ("and / or", {"return max(found[-1], -1) if (found or limit in items) else items[0] + 2"}),
         ("arithmetic", {"return max(found[-1], -1) if found and limit in items else (items[0] - 2)"}),
+        ("arguments swapped", {"(items.insert(limit, 0))"}),
+        ("key dropped", {"(found.sort())"}),
         ("negation", {"return max(found[-1], (1)) if found and limit in items else items[0] + 2", "if (items):"}),
     ],
 )

@@ -297,7 +297,7 @@ def test_what_reads_nothing_that_would_wait_goes_with_a_gradient_whatever_its_si
 
 
 def test_sizes_that_are_unknown_until_run_time_count_as_nothing() -> None:
-    """A repetition of forward reads two tensors of unknown size and gives a byte: putting it off keeps nothing that is known to be larger."""
+    """A repetition of forward reads two tensors of unknown size and gives a byte: putting it off keeps nothing that is known to be more."""
     again = """#9 %9:float32[-1]"y" = pd_op.data() forward
 #10 %10:float32[-1]"z" = pd_op.data() forward
 #11 %11:int8[1] = pd_op.equal_all(%9, %10) backward {"bwd_recompute_id":0}
@@ -337,10 +337,14 @@ def test_what_comes_behind_the_first_reader_or_another_collective_fills_no_time(
 def test_a_gradient_right_before_the_collective_is_borrowed() -> None:
     """The collective has none of its own: it sums what is no product's result. The product before it moves behind it."""
     lines = LAYER.splitlines(keepends=True)
-    text = "".join(lines[:8]) + """#9 %9:float32[4,16]"other" = pd_op.data() forward
+    text = (
+        "".join(lines[:8])
+        + """#9 %9:float32[4,16]"other" = pd_op.data() forward
 #10 %4:float32[4,8] = pd_op.matmul(%9, %0) backward
 #11 %5:float32[8,16] = pd_op.matmul(%2, %3) backward
-""" + "".join(lines[10:])
+"""
+        + "".join(lines[10:])
+    )
     _, result, context = overlapped(parse(text))
     assert [op.id for op in result.ops if op.id in (6, 11)] == [6, 11]
     assert rules_of(applied(context)) == ["started-before-others"]

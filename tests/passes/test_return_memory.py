@@ -354,7 +354,8 @@ NOT_IN_ALL = """#2 %2:float32[1024,1024]^pinned = pd_op.memcpy_d2h(%1) forward s
 def test_what_cannot_be_given_back_keeps_no_other_block(ops: str, jobs: tuple[str, ...], rule: str) -> None:
     """One whose stream waits nearer to its reader, and so is looked at first; the other is given back in every micro-batch."""
     count = len({job.partition("@")[2][0] for job in jobs})
-    text = f"program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches={count} chunks=1 schedule=accumulate\npasses schedule-1f1b\n"
+    pipe = f"pipeline stage=0 of 1 micro_batches={count} chunks=1 schedule=accumulate\n"
+    text = f"program rank=0 world=1 mode=train\n{pipe}passes schedule-1f1b\n"
     text += '#0 %0:float32[1024,1024]!"w" = builtin.parameter() forward\n#1 %1:float32[1024,1024]"x" = pd_op.data() forward\n'
     text += OTHER + ops + "".join(f"job j{k} forward {job.partition('@')[2][0]}: {job}\n" for k, job in enumerate(jobs))
     found, (report,) = Pipeline((ReturnMemory(),)).run(parse(text), COST)
