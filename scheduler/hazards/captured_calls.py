@@ -94,10 +94,10 @@ class _Match:
         self._before = {op.id: op for op in captured.ops if is_comm(op)}
         self._known = {value.id for value in captured.values} | {ABSENT}
         carried = {op.id: _carried(op) for op in planned.ops if is_comm(op)}
-        lost = [op for op in reversed(self._before.values()) if carried.get(op.id) != _carried(op)]
-        self._lost = {(_kind(op), op.kind, _carried(op)): op for op in lost}
+        lost = [op for op in self._before.values() if carried.get(op.id) != _carried(op)]
+        self._lost = {(_kind(op), op.kind, _carried(op)): op for op in reversed(lost)}  # the first of several that carry the same
         self._lost_of: dict[Kind, list[Op]] = defaultdict(list)
-        for op in reversed(lost):
+        for op in lost:
             self._lost_of[_kind(op)].append(op)
 
     def representative(self, op: Op) -> Op | None:

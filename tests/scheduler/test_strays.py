@@ -26,6 +26,7 @@ HALVES = """#5 %5:float32[2] = pd_op.slice(%0) forward {"starts":[0]}
 """
 C, D = (f'#{k} %{k}:float32[4] = pd_op.recv_v2() forward group=7 layer="{layer}" {{"peer":1}}\n' for k, layer in ((2, "c"), (3, "d")))
 RECEIVES = C + D + END
+TWICE = A + B.replace("%1)", "%0)") + END
 NEW = C.replace("#2 %2", "#12 %12") + D.replace("#3 %3", "#13 %13")
 
 
@@ -55,6 +56,7 @@ def told(captured: str, planned: str) -> list[tuple[int, int, int | None]]:
         (SUMS, B + END.replace("%2, %3", "%3, %3"), [(3, 0, 1)]),
         (SUMS, SUMS + "#9 %9:float32[4] = pd_op.all_reduce(%4) forward group=7\n", [(9, 2, None)]),
         (SUMS, B + "#6 %6:float32[4] = pd_op.all_reduce(%1) forward group=7\n" + END.replace("%2", "%6"), [(3, 0, 1), (6, 1, 0)]),
+        (TWICE, TWICE.replace("#2", "#12").replace("#3", "#13"), [(12, 0, 0), (13, 1, 0)]),
         (RECEIVES, RECEIVES, []),
         (RECEIVES, C.replace("%2", "%3") + D.replace("%3", "%2") + END, [(2, 0, 1), (3, 1, 0)]),
         (RECEIVES, NEW + END.replace("%2, %3", "%12, %13"), [(12, 0, 0), (13, 1, 1)]),
@@ -62,7 +64,14 @@ def told(captured: str, planned: str) -> list[tuple[int, int, int | None]]:
     ],
     ids=[
         *("as captured", "read elsewhere", "exchanged", "made anew", "made anew with its origin", "left out", "one more"),
-        *("what is read where the lost one was", "receives", "exchanged results", "new receives", "new receives the other way round"),
+        *(
+            "what is read where the lost one was",
+            "one value twice, made anew",
+            "receives",
+            "exchanged results",
+            "new receives",
+            "new receives the other way round",
+        ),
     ],
 )
 def test_a_call_stands_for_what_it_carries(captured: str, planned: str, expected: list[tuple[int, int, int | None]]) -> None:
