@@ -122,7 +122,7 @@ def _joined(program: Program) -> frozenset[int]:
     return frozenset(
         op_id
         for job in program.jobs
-        if len({roles[op_id] == "optimize" for op_id, _ in job.items}) > 1
+        if len({roles[op_id] for op_id, _ in job.items}) > 1
         for op_id, _ in job.items
         if roles[op_id] == "optimize"
     )
