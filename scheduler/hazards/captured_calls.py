@@ -10,7 +10,7 @@ from functools import cached_property
 
 import msgspec
 
-from interlace.ir import ABSENT, Op, Program, describe
+from interlace.ir import Op, Program, describe
 from interlace.ir.kinds import is_comm
 from interlace.scheduler.hazards.communication import signature
 from interlace.scheduler.hazards.skeleton import Channel, places_of_calls, way_of
@@ -92,7 +92,7 @@ class _Match:
     def __init__(self, captured: Program, planned: Program) -> None:
         self._captured, self._planned = captured, planned
         self._before = {op.id: op for op in captured.ops if is_comm(op)}
-        self._known = {value.id for value in captured.values} | {ABSENT}
+        self._known = {value.id for value in captured.values}
         carried = {op.id: _carried(op) for op in planned.ops if is_comm(op)}
         lost = [op for op in self._before.values() if carried.get(op.id) != _carried(op)]
         self._lost = {(_kind(op), op.kind, _carried(op)): op for op in reversed(lost)}  # the first of several that carry the same

@@ -42,8 +42,7 @@ def _hold(lives: Lives, first: np.ndarray, rows: list[int], readers: list[int], 
         own = stream[place[int(first[row])]]
         if (own, reader) not in known:
             known[own, reader] = _behind(trace, place, mine[own], reader)
-        if lives.free_at[row] < END:
-            lives.free_at[row] = max(lives.free_at[row], known[own, reader])
+        lives.free_at[row] = max(lives.free_at[row], known[own, reader])
 
 
 def _behind(trace: Trace, place: list[int], mine: list[int], reader: int) -> int:

@@ -171,6 +171,15 @@ def test_what_makes_new_contents_may_run_in_any_order_but_for_the_last_before_a_
     assert kinds([msgspec.structs.replace(program, pipeline=Pipeline(0, 1, 3, 1, "FThenB"))]) == found
 
 
+def test_what_runs_once_a_step_is_named_with_its_one_producer() -> None:
+    """The optimizer's, however many micro-batches there are."""
+    ops = "#1 %1:float32[4] = pd_op.full() forward\n#2 %2:float32[4] = pd_op.full() optimize\n#3 %3:float32[4] = pd_op.exp(%2) optimize\n"
+    program = rank(0, ops, "job f0 forward 0: 1@0\njob f1 forward 1: 1@1\njob o optimizer 0: 3@0 2@0", micro_batches=2)
+    (finding,) = check([program])
+    assert (finding.kind, [(item.op, item.micro_batch) for item in finding.items]) == ("read-before-write", [(2, 0), (3, 0)])
+    assert "#2 pd_op.full of micro-batch 0 on the compute stream comes later in host order" in finding.message
+
+
 # ------------------------------------------------------------------------------------------------------ partners that differ
 
 MICRO_BATCHES = reduce(1, 7, "a")
