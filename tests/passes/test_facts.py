@@ -174,6 +174,31 @@ def test_the_next_step_finds_what_has_a_name(name: str) -> None:
         require_kept(before, before.with_ops([made, new, *both[::-1]], values))
 
 
+ADDED = """\
+program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=accumulate
+#1 %1:float32[4]!"state" = pd_op.full() forward
+#2 %2:float32[4] = pd_op.full() forward
+#3 %3:float32[4]~1 = pd_op.add_(%1, %2) forward inplace=0:0
+#4 %4:float32[4] = pd_op.exp(%1) forward
+"""
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_what_reads_other_operands_now_is_the_passs_own(other: bool) -> None:
+    """With the operands that it had it may not change places with what reads its result."""
+    before = parse(ADDED)
+    state, given_, added, reader = before.ops
+    new = msgspec.structs.replace(given_, id=9, name="pd_op.scale", operands=(2,), results=(9,))
+    values = [*before.values, msgspec.structs.replace(before.values[1], id=9, storage=9)]
+    made = before.with_ops([state, given_, new, reader, msgspec.structs.replace(added, operands=(1, 9 if other else 2))], values)
+    if other:
+        require_kept(before, made)
+        return
+    with pytest.raises(PassError, match=r"#4 pd_op\.exp finds in %1 what #1 pd_op\.full wrote last, expected #3 pd_op\.add_"):
+        require_kept(before, made)
+
+
 MEETING = """\
 program rank=0 world=2 mode=train
 pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=accumulate
