@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from interlace.cost_model import GivenCosts
 from interlace.errors import InterlaceError
-from interlace.ir import parse, show, verify
+from interlace.ir import Program, parse, show, verify
 from interlace.passes import Pass, Pipeline, find_pass
+from interlace.passes.pipeline import PassReport
 from interlace.report.screen import places_text
 from tests.together import run_together
 
@@ -42,14 +44,25 @@ def given_of(text: str) -> str:
     return re.split(r"^=== (?:report|error)$", text, maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def outcome(given: str, where: str) -> str:
-    """What the passes give, as the file's last part."""
+def programs_of(given: str, where: str) -> list[Program]:
+    """The programs that people write."""
     programs = [parse(text, where) for text in given.split("=== program\n")[1:]]
     for program in programs:
         verify(program)
+    return programs
+
+
+def made_of(given: str, programs: Sequence[Program]) -> list[tuple[Program, Sequence[PassReport]]]:
+    """What the passes of a file make of programs."""
     passes, costs, room = passes_of(given), costs_of(given), int(head_of(given, "room") or 0) or None
+    return run_together(passes, programs, costs) if len(programs) > 1 else [passes.run(programs[0], costs, memory_limit=room)]
+
+
+def outcome(given: str, where: str) -> str:
+    """What the passes give, as the file's last part."""
+    programs = programs_of(given, where)
     try:
-        made = run_together(passes, programs, costs) if len(programs) > 1 else [passes.run(programs[0], costs, memory_limit=room)]
+        made = made_of(given, programs)
     except InterlaceError as error:
         return f"=== error\n{type(error).__name__}: {error}\n"
     return "".join("=== report\n{}\n=== expected\n{}".format("\n".join(places_text(told)), show(result)) for result, told in made)

@@ -8,12 +8,19 @@ passes give, rank by rank.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from interlace.ir import show
 from tests.golden import require_text
-from tests.passes.fixture_files import FILES, given_of, outcome
+from tests.passes.fixture_files import FILES, given_of, made_of, outcome, programs_of
+from tests.renumbered import renumbered
+
+TIES = ("offload_budget", "offload_half", "offload_keep")
+"""Several values are as good to move; the one whose operation has the lower number is moved."""
+TURNED = [path for path in FILES if path.stem not in TIES and "=== error" not in path.read_text()]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -26,3 +33,18 @@ def test_fixture(path: Path, update_golden: bool) -> None:
 
 def test_fixtures_are_there() -> None:
     assert len(FILES) > 15
+
+
+@pytest.mark.parametrize("path", TURNED, ids=lambda path: path.stem)
+def test_numbers_of_operations_decide_nothing(path: Path) -> None:
+    """Numbered from the end, programs get the same plans: what comes first is told by the program, the jobs and the times alone."""
+    text = path.read_text()
+    given = given_of(text)
+    programs = programs_of(given, path.name)
+    numbers = [sorted(op.id for op in program.ops) for program in programs]
+    turned = [dict(zip(each, reversed(each), strict=True)) for each in numbers]
+    made = made_of(given, [renumbered(program, each) for program, each in zip(programs, turned, strict=True)])
+    plans = [renumbered(plan, each) for (plan, _), each in zip(made, turned, strict=True)]
+    expected = re.findall(r"^=== expected\n(.*?)(?=^=== report\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    named = re.compile(r"^event \S+", re.MULTILINE)  # an event is named after what records it
+    assert [named.sub("event", show(plan)) for plan in plans] == [named.sub("event", each) for each in expected]

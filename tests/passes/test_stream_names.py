@@ -78,7 +78,9 @@ def test_a_ring_that_sums_gradients_of_weights_is_one_of_data_parallelism() -> N
     """Though the gradient is no weight itself: it is what only leads to a sum that lasts."""
     text = TEXT.replace("#2 %2:float32[4] = pd_op.all_reduce(%1) forward", "#2 %2:float32[4] = pd_op.all_reduce(%1) backward")
     text = text.replace("pd_op.all_reduce(%2) forward", "pd_op.all_reduce(%1) forward")
-    text = text.replace("#4 %4:float32[4] = pd_op.all_gather(%0) forward group=7", "#4 %4:float32[4]~0! = pd_op.add_(%0, %2) backward inplace=0:0")
+    text = text.replace(
+        "#4 %4:float32[4] = pd_op.all_gather(%0) forward group=7", "#4 %4:float32[4]~0! = pd_op.add_(%0, %2) backward inplace=0:0"
+    )
     text = text.replace("#7 %7:float32[4] = pd_op.all_reduce(%1) optimize group=7", "#7 %7:float32[4] = pd_op.relu(%1) optimize")
     made = NameStreams().run(parse(text), Context(GivenCosts({"default": 1})))
     assert {op.id: op.stream for op in made.ops if op.id in (2, 3)} == {2: "auto_parallel_dp", 3: "auto_parallel_mp"}
@@ -105,7 +107,9 @@ def test_streams_of_real_programs_are_named_for_what_they_are() -> None:
 
 def test_a_collective_that_overlap_named_has_its_rings_stream() -> None:
     """That pass knows the rings of the collectives that it moves alone: two rings must not end on one name, nor one ring on two."""
-    text = TEXT.replace("#4 %4:float32[4] = pd_op.all_gather(%0) forward group=7", "#4 %4:float32[4] = pd_op.all_reduce(%3) forward group=7")
+    text = TEXT.replace(
+        "#4 %4:float32[4] = pd_op.all_gather(%0) forward group=7", "#4 %4:float32[4] = pd_op.all_reduce(%3) forward group=7"
+    )
     text = text.replace("all_reduce(%1) forward group=7", 'all_reduce(%1) forward group=7 stream="auto_parallel_mp"')
     made = NameStreams().run(parse(text), Context(GivenCosts({"default": 1})))
     streams = {op.id: op.stream for op in made.ops if op.id in (2, 3, 4)}

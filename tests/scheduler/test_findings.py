@@ -19,6 +19,7 @@ from interlace.ir.target import CUSTOM, GPU, as_graph
 from interlace.scheduler.hazards import check
 from interlace.scheduler.hazards.finding import IN_FULL, Finding, Kind, findings_text
 from tests.golden import require_text
+from tests.renumbered import renumbered
 
 FILES = sorted((Path(__file__).parent / "findings").glob("*.txt"))
 TARGETS = {
@@ -47,6 +48,14 @@ def test_each_finding_is_told_in_full(path: Path, update_golden: bool) -> None:
     given = text.partition("=== findings\n")[0]
     now = f"{given}=== findings\n{told(given)}"
     require_text(path, now, update_golden)
+
+
+@pytest.mark.parametrize("turned", [{}, {2: 30, 3: 20}, {1: 40, 2: 30, 3: 20}])
+def test_copies_that_are_left_out_are_followed_as_they_stand_in_the_program(turned: dict[int, int]) -> None:
+    """Through the copy out and the copy in, whatever their numbers."""
+    given = (Path(__file__).parent / "findings" / "omitted_copies.txt").read_text().partition("=== findings\n")[0]
+    (found,) = check([renumbered(parse(given.partition("=== plan\n")[2]), turned)], GPU)
+    assert (found.kind, found.count, [(item.op, item.micro_batch) for item in found.items]) == ("race", 2, [(5, 1), (6, 1)])
 
 
 def test_files_are_there_and_every_class_is_among_them() -> None:

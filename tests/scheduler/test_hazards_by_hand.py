@@ -171,6 +171,24 @@ def test_what_makes_new_contents_may_run_in_any_order_but_for_the_last_before_a_
     assert kinds([msgspec.structs.replace(program, pipeline=Pipeline(0, 1, 3, 1, "FThenB"))]) == found
 
 
+def test_nothing_waits_for_itself() -> None:
+    ops = "#1 %1:float32[4] = pd_op.relu(%0) forward\n"
+    assert kinds([rank(0, ops, 'job all forward 0: 1@0\nevent "e" 1@0 -> 1@0')]) == {"event-order"}
+
+
+@pytest.mark.parametrize(("first", "found"), [("1@0 ", {"race"}), ("", set())])
+def test_of_a_stream_its_first_read_in_the_next_step_is_the_one_to_wait(first: str, found: set[str]) -> None:
+    """A parameter is written at the end of the step. A later read of the side stream waits for computation, which is in order."""
+    ops = """
+#1 %1:float32[4] = pd_op.exp(%0) forward stream="side"
+#2 %2:float32[4] = pd_op.full() forward
+#3 %3:float32[4] = pd_op.tanh(%0) forward stream="side"
+#4 %4:float32[4]~0! = pd_op.relu_(%0) backward inplace=0:0
+"""
+    jobs = f"job one forward 0: {first}2-3@0\njob two backward 0: 4@0\nevent a 2@0 -> 3@0\nevent b 3@0 -> 4@0"
+    assert kinds([rank(0, ops, jobs)]) == found
+
+
 def test_what_runs_once_a_step_is_named_with_its_one_producer() -> None:
     """The optimizer's, however many micro-batches there are."""
     ops = "#1 %1:float32[4] = pd_op.full() forward\n#2 %2:float32[4] = pd_op.full() optimize\n#3 %3:float32[4] = pd_op.exp(%2) optimize\n"
@@ -218,6 +236,15 @@ def test_a_persistable_variable_is_one_for_all_micro_batches() -> None:
     goes_on = msgspec.structs.replace(GPU, name="goes on", job_end_waits=False)
     assert kinds([rank(0, ops, straight, micro_batches=2)], goes_on) == set()
     assert kinds([rank(0, ops, apart, micro_batches=2)], goes_on) == {"race"}
+
+
+def test_ranks_that_issue_other_calls_without_a_group_are_compared_by_those_of_their_groups() -> None:
+    """One stage has a batch norm between two sums, which the other has not. Where both have it, it has its place."""
+    norm = "#2 %2:float32[4] = pd_op.sync_batch_norm_(%0) forward\n"
+    one, two = reduce(1, 7, "a"), reduce(3, 7, "a")
+    assert kinds([rank(0, one + norm + two, "job all forward 0: 1-3@0"), rank(1, one + two, "job all forward 0: 1@0 3@0")]) == set()
+    both = [rank(k, one + norm + two, f"job all forward 0: {order}") for k, order in enumerate(("1-3@0", "1@0 3@0 2@0"))]
+    assert kinds(both) == {"collective-order"}
 
 
 def test_of_a_line_the_first_difference_is_told_alone() -> None:

@@ -89,6 +89,19 @@ def test_a_rank_that_never_calls_has_no_channel() -> None:
     assert (found.name, found.channels) == ("three", (SUMS, None))
 
 
+def test_messages_are_compared_by_the_two_that_share_them() -> None:
+    """Not by others of the ring, and not where one of the two is not given."""
+    sends, receives = (7, 3), (7, -2)  # to the ring's third member; from its second one
+    both = [history(1, "aaaa"), history(2, "aaab")]
+    for k, (made, channel) in enumerate(zip(both, (sends, receives), strict=True)):
+        steps = tuple((name, tuple(Change(*channel, each.digest) for each in found)) for name, found in made.steps)
+        captured = tuple(Change(*channel, each.digest) for each in made.captured)
+        both[k] = msgspec.structs.replace(made, steps=steps, captured=captured)
+    (found,) = breaks([history(0, "aaaa"), *both])
+    assert (found.name, found.ranks, found.channels, found.finding().kind) == ("three", (1, 2), (sends, receives), "p2p-mismatch")
+    assert breaks(both[:1]) == breaks([history(0, "aaaa"), both[0]]) == []
+
+
 def stray(place: int, captured: int | None, flow: str = "", exact: str = "", others: int = ALONE) -> Stray:
     return Stray(SUMS, ("forward", place), None if captured is None else (SUMS, ("forward", captured)), "#3 x", flow, exact, others)
 
