@@ -184,14 +184,15 @@ job o optimizer 0: 3@0
     assert {finding.kind for finding in check([msgspec.structs.replace(made, events=())])} == {"race"}
 
 
-def test_computation_waits_for_what_a_side_stream_keeps_behind_all_else() -> None:
+@pytest.mark.parametrize("number", [2, 9])
+def test_computation_waits_for_what_a_side_stream_keeps_behind_all_else(number: int) -> None:
     """Sharding gathers a new parameter on a stream of its own; the next step finds it there, whatever the step ends with."""
-    made = assigned("""
+    made = assigned(f"""
 #0 %0:float32[4]!"w" = builtin.parameter() forward
 #1 %1:float32[2] = pd_op.full() optimize
-#2 %2:float32[4]~0! = pd_op.all_gather_(%1, %0) optimize group=7 stream="side" inplace=0:1
-#3 %3:float32[2] = pd_op.exp(%1) optimize
-job o optimizer 0: 1-3@0
+#{number} %2:float32[4]~0! = pd_op.all_gather_(%1, %0) optimize group=7 stream="side" inplace=0:1
+#3 %3:float32[2] = pd_op.full() optimize
+job o optimizer 0: 1@0 {number}@0 3@0
 """)
     require_proved(made)
     join = made.ops[-1]
@@ -377,6 +378,24 @@ def test_what_the_next_step_may_overtake_is_ordered_within_this_one(jobs: str, c
     program = parse(HEAD.format(count=1) + STATE + jobs)
     verify(program)
     assert list(needs_of(program).carried) == carried
+
+
+KEPT = """
+#0 %0:float32[2]!^pinned"m" = builtin.parameter() optimize
+#1 %1:float32[2]!^pinned"n" = builtin.parameter() optimize
+#2 %2:float32[2] = pd_op.full() optimize stream="out"
+#3 %3:float32[2] = pd_op.memcpy_h2d(%0) optimize stream="in"
+#4 %4:float32[2] = pd_op.memcpy_h2d(%1) optimize stream="in"
+#5 %5:float32[2]~0!^pinned = pd_op.memcpy_d2h(%3, %0) optimize stream="out" inplace=0:1
+#6 %6:float32[2]~1!^pinned = pd_op.memcpy_d2h(%4, %1) optimize stream="out" inplace=0:1
+"""
+
+
+@pytest.mark.parametrize(("order", "first"), [("3@0 4@0 5@0 6@0", 3), ("4@0 3@0 5@0 6@0", 4)])
+def test_state_on_the_host_is_read_behind_what_the_stream_that_wrote_it_does_first(order: str, first: int) -> None:
+    """In the next step that runs behind the copy. The first copy in of a stream waits for it, and with it the others."""
+    program = parse(HEAD.format(count=1) + KEPT + f"job o optimizer 0: 2@0 {order}\n")
+    assert needs_of(program).carried == (((2, 0), (first, 0)),)
 
 
 def test_without_inputs_the_next_step_begins_with_what_computes_first() -> None:

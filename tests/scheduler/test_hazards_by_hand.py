@@ -191,11 +191,15 @@ def test_of_a_stream_its_first_read_in_the_next_step_is_the_one_to_wait(first: s
 
 def test_what_runs_once_a_step_is_named_with_its_one_producer() -> None:
     """The optimizer's, however many micro-batches there are."""
-    ops = "#1 %1:float32[4] = pd_op.full() forward\n#2 %2:float32[4] = pd_op.full() optimize\n#3 %3:float32[4] = pd_op.exp(%2) optimize\n"
+    ops = """
+#1 %1:float32[4] = pd_op.full() forward
+#2 %2:float32[4]~0! = pd_op.relu_(%0) optimize inplace=0:0
+#3 %3:float32[4] = pd_op.exp(%2) optimize
+"""
     program = rank(0, ops, "job f0 forward 0: 1@0\njob f1 forward 1: 1@1\njob o optimizer 0: 3@0 2@0", micro_batches=2)
     (finding,) = check([program])
     assert (finding.kind, [(item.op, item.micro_batch) for item in finding.items]) == ("read-before-write", [(2, 0), (3, 0)])
-    assert "#2 pd_op.full of micro-batch 0 on the compute stream comes later in host order" in finding.message
+    assert "#2 pd_op.relu_ of micro-batch 0 on the compute stream comes later in host order" in finding.message
 
 
 # ------------------------------------------------------------------------------------------------------ partners that differ

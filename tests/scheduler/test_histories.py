@@ -89,16 +89,21 @@ def test_a_rank_that_never_calls_has_no_channel() -> None:
     assert (found.name, found.channels) == ("three", (SUMS, None))
 
 
+SENDS, RECEIVES = (7, 3), (7, -2)
+"""To the third member of the ring, and from the second."""
+
+
+def messages(orders: str, channel: tuple[int, int], rank: int, **more: object) -> History:
+    made = history(rank, orders, **more)  # type: ignore[arg-type]
+    steps = tuple((name, tuple(Change(*channel, each.digest) for each in found)) for name, found in made.steps)
+    return msgspec.structs.replace(made, steps=steps, captured=tuple(Change(*channel, each.digest) for each in made.captured))
+
+
 def test_messages_are_compared_by_the_two_that_share_them() -> None:
     """Not by others of the ring, and not where one of the two is not given."""
-    sends, receives = (7, 3), (7, -2)  # to the ring's third member; from its second one
-    both = [history(1, "aaaa"), history(2, "aaab")]
-    for k, (made, channel) in enumerate(zip(both, (sends, receives), strict=True)):
-        steps = tuple((name, tuple(Change(*channel, each.digest) for each in found)) for name, found in made.steps)
-        captured = tuple(Change(*channel, each.digest) for each in made.captured)
-        both[k] = msgspec.structs.replace(made, steps=steps, captured=captured)
+    both = [messages("aaaa", SENDS, 1), messages("aaab", RECEIVES, 2)]
     (found,) = breaks([history(0, "aaaa"), *both])
-    assert (found.name, found.ranks, found.channels, found.finding().kind) == ("three", (1, 2), (sends, receives), "p2p-mismatch")
+    assert (found.name, found.ranks, found.channels, found.finding().kind) == ("three", (1, 2), (SENDS, RECEIVES), "p2p-mismatch")
     assert breaks(both[:1]) == breaks([history(0, "aaaa"), both[0]]) == []
 
 
@@ -169,6 +174,17 @@ def test_what_cannot_be_told_of_a_users_pass_is_refused(one: Stray, two: Stray, 
         found = compared((one,), (two,), keys)
         assert [(each.name, each.is_unclear, each.remedy) for each in found] == [("two", True, UNKNOWN)] * (not passes)
         assert compared((one,), (two,), keys, own=False) == []
+
+
+def test_what_is_sent_and_what_a_receive_gives_are_not_compared() -> None:
+    """How a rank computes what it sends its partner cannot know, whatever else they have in common; the call has to be alone."""
+    for others, found in ((ALONE, 0), (LIKE_OTHERS, 1)):
+        one, two = (msgspec.structs.replace(stray(0, 0, flow, flow, others), channel=way) for flow, way in (("f", SENDS), ("g", RECEIVES)))
+        one, two = (msgspec.structs.replace(each, captured=(way, ("forward", 0))) for each, way in ((one, SENDS), (two, RECEIVES)))
+        more = {"own": ("two",), "equivalence_key": b"k"}
+        assert (
+            len(breaks([messages("aaaa", SENDS, 1, strays=(one,), **more), messages("aaaa", RECEIVES, 2, strays=(two,), **more)])) == found
+        )
 
 
 def test_the_first_call_that_differs_is_told() -> None:
