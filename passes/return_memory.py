@@ -212,7 +212,7 @@ class _Walk:
             return None
         at = bisect_right(mine, use)
         later = next((k for k in range(at, len(mine)) if self.times.start[mine[k]] >= self.times.end[use]), None)
-        return None if later is None else max(use, mine[later - 1] if later > at else use)
+        return None if later is None else mine[later - 1] if later > at else use
 
     def _bytes(self, value: int) -> int:
         return self.table.of(value)[0].size_bytes

@@ -426,6 +426,16 @@ def test_the_gradient_of_a_product_gives_dx_first(kind: str) -> None:
     assert [op.id for op in backward.collectives()] == [6]
 
 
+def test_a_gradient_that_gives_dx_alone_is_split() -> None:
+    """Sites found. It has one result: nothing of it is left to put off."""
+    lines = LAYER.replace("#4 %4:float32[4,8], %5:float32[8,16] = pd_op.matmul_grad", "#4 %4:float32[4,8] = pd_op.linear_grad").splitlines()
+    dw = "#9 %5:float32[8,16] = pd_op.matmul(%2, %3) backward"
+    split, result, context = overlapped(parse("\n".join([*lines[:9], dw, *lines[9:]])))
+    assert [op.kind for op in split.ops if op.id == 4] == ["linear_grad"]
+    assert [op.id for op in result.ops if op.id in (4, 6, 9)] == [4, 6, 9]
+    assert rules_of(applied(context)) == ["started-after-dx"]
+
+
 def test_a_product_of_two_weights_is_no_dx() -> None:
     """Sites found. Both its results are gradients of weights, so it stays whole and no collective is taken for its."""
     text = LAYER.replace('%2:float32[4,8]"x" = pd_op.data()', '%2:float32[4,8]!"v" = builtin.parameter()')

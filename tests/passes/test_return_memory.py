@@ -290,12 +290,13 @@ def _first_that_waits(closure: Closure, made: int, last: int) -> int:
 
 
 def moved_out() -> Program:
-    """Three products, each copied to the host by a stream that no other waits for, then others."""
+    """Three products, each copied to the host by a stream that no other waits for, then others, the last of them four times as large."""
     ops = ['#0 %0:float32[1024,1024]!"w" = builtin.parameter() forward', '#1 %1:float32[1024,1024]"x" = pd_op.data() forward']
     for at in range(2, 14):
-        ops.append(f"#{at} %{at}:float32[1024,1024] = pd_op.matmul(%1, %0) forward")
+        ops.append(f"#{at} %{at}:float32[{1024 * (4 if at == 13 else 1)},1024] = pd_op.matmul(%1, %0) forward")
     for at in range(14, 17):
-        ops.append(f'#{at} %{at}:float32[1024,1024] = pd_op.memcpy_d2h(%{at - 12}) forward stream="out"')
+        copy = f'pd_op.memcpy_d2h(%{at - 12}) forward stream="out" {{"dst_place_type":2}}'  # to pinned memory, so that the host goes on
+        ops.append(f"#{at} %{at}:float32[1024,1024]^pinned = {copy}")
     head = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
     items = "2@0 14@0 3@0 15@0 4@0 16@0 " + " ".join(f"{k}@0" for k in range(5, 14))
     return parse("\n".join([f"{head}passes schedule-1f1b", *ops, f"job forward_0 forward 0: {items}\n"]))
@@ -311,12 +312,12 @@ def test_a_captured_step_waits_for_copies_to_the_host_when_they_are_done() -> No
     assert [event.record for event in joined.events] == [(14, 0), (15, 0), (16, 0)]
     ops = {op.id: op for op in joined.ops}
     order = [item for job in joined.jobs for item in job.items]
-    for event, value in zip(joined.events, (2, 3, 4), strict=True):
+    for event, value, behind in zip(joined.events, (2, 3, 4), (5, 7, 10), strict=True):
         (reader,) = event.waits
         assert (ops[reader[0]].kind, ops[reader[0]].operands, ops[reader[0]].stream) == ("share_data", (value,), "")
-        assert order.index(reader) > order.index(event.record)
+        assert order[order.index(reader) - 1] == (behind, 0)  # what follows that starts when the copy is over
     held = [graph_memory(each).peak() for each in (plain, joined)]
-    assert [peak / BLOCK for peak in held] == [6, 4]  # all that the copies read is held without a wait
+    assert [peak / BLOCK for peak in held] == [9, 6]  # all that the copies read is held without a wait
     step = [simulate([each], costs, Options.of(GPU)).step_ns for each in (plain, joined)]
     assert step[0] == pytest.approx(step[1], abs=2000)
 

@@ -176,6 +176,15 @@ def test_what_cannot_be_told_of_a_users_pass_is_refused(one: Stray, two: Stray, 
         assert compared((one,), (two,), keys, own=False) == []
 
 
+@pytest.mark.parametrize("users", [(("two",), ()), ((), ("two",)), ((), ())])
+def test_a_pass_of_a_user_on_either_rank_is_enough(users: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
+    both = [
+        history(rank, "aaaa", own=own, strays=(stray(0, 0, flow),), equivalence_key=b"k")
+        for rank, (own, flow) in enumerate(zip(users, "fg", strict=True))
+    ]
+    assert [each.is_unclear for each in breaks(both)] == [True] * any(users)
+
+
 def test_what_is_sent_and_what_a_receive_gives_are_not_compared() -> None:
     """How a rank computes what it sends its partner cannot know, whatever else they have in common; the call has to be alone."""
     for others, found in ((ALONE, 0), (LIKE_OTHERS, 1)):
