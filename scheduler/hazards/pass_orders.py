@@ -237,7 +237,7 @@ def _exchanged(
     for other in others:
         mine, theirs, pair = strays[first], strays[other], (first, other)
         has_own = any(histories[rank].own for rank in pair)
-        for at in sorted((at for at in {**mine, **theirs} if at[0] == line), key=lambda at: at[1]):
+        for at in sorted(at for at in {**mine, **theirs} if at[0] == line):
             one, two = (each.get(at, _Stand(at)) for each in (mine, theirs))
             differ = None not in (one.captured, two.captured) and one.captured != two.captured
             alike = line[1] == NOBODY and histories[first].equivalence_key == histories[other].equivalence_key

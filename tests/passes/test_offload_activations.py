@@ -202,6 +202,10 @@ def test_one_storage_is_copied_once() -> None:
     remade = [op for op in result.ops if op.name == "pd_op.reshape" and op.role == "backward"]
     assert [len(op.views) for op in remade] == [1, 1]
     assert_same(program, result)
+    order, made = items(result), {value: op.id for op in result.ops for value in op.results}
+    for op in result.ops:
+        for m in range(2) if op.role == "backward" else ():
+            assert all(order.index((made[value], m)) < order.index((op.id, m)) for value in op.operands)
 
 
 def test_copy_starts_behind_the_last_forward_reader() -> None:

@@ -107,6 +107,17 @@ def test_messages_are_compared_by_the_two_that_share_them() -> None:
     assert breaks(both[:1]) == breaks([history(0, "aaaa"), both[0]]) == []
 
 
+def test_a_partner_that_is_not_given_is_compared_by_the_rank_that_stands_for_it() -> None:
+    """Ranks 0 and 1 are of one stage, 2 and 3 of the next; each calls with one of the other stage that is not given."""
+    found = []
+    for rank, other, orders in ((0, 3, "aaab"), (2, 1, "aaaa")):
+        made = history(rank, orders)
+        group = msgspec.structs.replace(made.seat.groups[0], ranks=tuple(sorted((rank, other))))
+        seat = msgspec.structs.replace(made.seat, world=4, groups=(group,), equivalent_ranks=(rank + 1,))
+        found.append(msgspec.structs.replace(made, seat=seat))
+    assert told(breaks(found)) == [("three", (0, 2), False)]
+
+
 def stray(place: int, captured: int | None, flow: str = "", exact: str = "", others: int = ALONE) -> Stray:
     return Stray(SUMS, ("forward", place), None if captured is None else (SUMS, ("forward", captured)), "#3 x", flow, exact, others)
 
