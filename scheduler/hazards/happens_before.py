@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from interlace.ir import Op
-from interlace.ir.kinds import is_copy, takes_events
+from interlace.ir.kinds import NO_KERNEL, is_copy, takes_events
 from interlace.ir.target import Target
 from interlace.scheduler.hazards.flat_plan import HOST, Access, FlatPlan, Version
 
@@ -112,6 +112,7 @@ class Tracer:
         self.defined_by: dict[tuple[int, int], int] = {}
         self.used: dict[tuple[int, int], dict[int, int]] = {}
         self.rows = [self._rows(k) for k in range(len(plan.program.ops))]
+        self.views_read = self._views_read()
 
     def _rows(self, position: int) -> list[Row]:
         plan = self.plan
@@ -124,6 +125,16 @@ class Tracer:
             constant = access.version == Version.INITIAL and not writes and not plan.omitted
             rows.append(Row(access.base, access.stride, access.writer, writes, plain, constant, access))
         return rows
+
+    def _views_read(self) -> list[list[tuple[int, Access]]]:
+        """For each operation the operations that define the views which it reads, and how it reads them."""
+        plan = self.plan
+        ops = plan.program.ops
+        maker = {view.variable: k for k, views in enumerate(plan.views) if ops[k].name not in NO_KERNEL for view in views}
+        return [
+            [(maker[access.variable], access) for access in accesses if maker.get(access.variable, k) != k]
+            for k, accesses in enumerate(plan.reads)
+        ]
 
     def _blocks(self, op: Op) -> bool:
         to_host = any(value in self.on_host for value in op.results)
@@ -190,6 +201,10 @@ class Tracer:
         if item in self.waits and not self._loses_waits(item, position):
             for source, why in self.waits[item]:
                 clock = self._learn(item, stream, clock, source, why)
+        for maker, access in self.views_read[position]:
+            made = plan.index.get((plan.program.ops[maker].id, micro_batch), NO_ITEM)
+            if not NO_ITEM < made < item:
+                trace.faults.append(Fault("read-before-write", made, item, self._place(access, micro_batch)[0], made))
         late: list[tuple[str, int, int]] = []
         writer_of, readers_of, op_of, stream_of = trace.writer, trace.readers, plan.op, plan.stream
         for base, stride, expected, writes, plain, constant, access in self.rows[position]:

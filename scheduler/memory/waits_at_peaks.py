@@ -37,7 +37,7 @@ def waits_at_peaks(
     held = np.flatnonzero(~lives.pinned & (placed.last_read >= 0))
     held = held[ended[held] > times.issue[placed.last_read[held]]]
     held = held[np.argsort(ended[held])]
-    taken, read, free = placed.first[held], placed.last_read[held], ended[held]
+    read, free = placed.last_read[held], ended[held]
     ends = np.maximum.accumulate(np.where(can, times.end, -1))
     found: dict[int, int] = {}
     waited = 0
@@ -46,7 +46,7 @@ def waits_at_peaks(
         if at == first:
             continue
         start, stop = np.searchsorted(free, (max(waited, int(times.issue[at])), ends[at - 1]), side="right")
-        given_back = start + np.flatnonzero((taken[start:stop] < at) & (read[start:stop] < at))
+        given_back = start + np.flatnonzero(read[start:stop] < at)
         if not len(given_back):
             continue
         until = int(free[given_back[-1]])

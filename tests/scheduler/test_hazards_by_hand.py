@@ -171,6 +171,28 @@ def test_what_makes_new_contents_may_run_in_any_order_but_for_the_last_before_a_
     assert kinds([msgspec.structs.replace(program, pipeline=Pipeline(0, 1, 3, 1, "FThenB"))]) == found
 
 
+@pytest.mark.parametrize(
+    ("jobs", "found"),
+    [
+        ("job all forward 0: 1-3@0", set()),
+        ("job all forward 0: 1@0 3@0 2@0", {"read-before-write"}),
+        ("job one forward 0: 1-2@0\njob two forward 0: 3@0", set()),
+        ("job one forward 0: 1@0 3@0\njob two forward 0: 2@0", {"read-before-write"}),
+        ("job one forward 0: 1@0 3@0", {"read-before-write"}),
+    ],
+)
+def test_a_view_is_made_before_it_is_read(jobs: str, found: set[str]) -> None:
+    """What it shows is there, but not the variable that shows it."""
+    ops = """
+#1 %1:float32[4] = pd_op.exp(%0) forward
+#2 %2:float32[2,2]~1 = pd_op.reshape(%1) forward views=0:0
+#3 %3:float32[2,2] = pd_op.relu(%2) forward
+"""
+    programs = [rank(0, ops, jobs)]
+    assert kinds(programs) == found
+    assert all("#2 pd_op.reshape" in finding.message or "no job runs" in finding.message for finding in check(programs))
+
+
 def test_nothing_waits_for_itself() -> None:
     ops = "#1 %1:float32[4] = pd_op.relu(%0) forward\n"
     assert kinds([rank(0, ops, 'job all forward 0: 1@0\nevent "e" 1@0 -> 1@0')]) == {"event-order"}
