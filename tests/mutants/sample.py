@@ -75,6 +75,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
         "tests/passes/test_options_count.py",
     ),
     "scheduler/hazards/captured_calls.py": (*STRAYS, *IDENTITY),
+    "scheduler/hazards/channels.py": IDENTITY[:1],
     "scheduler/hazards/graph_memory.py": ("tests/scheduler/test_graph_memory.py",),
     "scheduler/hazards/pass_orders.py": (*HISTORIES, *IDENTITY[::-1]),
     "scheduler/hazards/skeleton.py": IDENTITY[:1],

@@ -264,15 +264,6 @@ def test_a_persistable_variable_is_one_for_all_micro_batches() -> None:
     assert kinds([rank(0, ops, apart, micro_batches=2)], goes_on) == {"race"}
 
 
-def test_ranks_that_issue_other_calls_without_a_group_are_compared_by_those_of_their_groups() -> None:
-    """One stage has a batch norm between two sums, which the other has not. Where both have it, it has its place."""
-    norm = "#2 %2:float32[4] = pd_op.sync_batch_norm_(%0) forward\n"
-    one, two = reduce(1, 7, "a"), reduce(3, 7, "a")
-    assert kinds([rank(0, one + norm + two, "job all forward 0: 1-3@0"), rank(1, one + two, "job all forward 0: 1@0 3@0")]) == set()
-    both = [rank(k, one + norm + two, f"job all forward 0: {order}") for k, order in enumerate(("1-3@0", "1@0 3@0 2@0"))]
-    assert kinds(both) == {"collective-order"}
-
-
 def test_of_a_line_the_first_difference_is_told_alone() -> None:
     ranks = [rank(k, reduce(1, 7, "a", "all_gather" if k else "all_reduce"), "job all forward 0: 1@0", 3) for k in range(3)]
     assert [finding.ranks for finding in check(ranks, GPU)] == [(0, 1)]
