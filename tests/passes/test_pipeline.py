@@ -259,9 +259,9 @@ def test_what_a_pass_needs_comes_before_it() -> None:
     )
     with pytest.raises(PassError, match=r"in a circle: (hen -> egg|egg -> hen); change `after` or `needs`"):
         ordered([hen(), egg()])
-    late = own("late", gives=frozenset({"dw-split"}), after=("schedule-1f1b",))  # which ours need before the schedule
+    late = own("late", gives=frozenset({"dw-split"}), after=("throttle-host",))  # ours keep their order, and one of them needs it before
     with pytest.raises(PassError, match=r"in a circle: .*late"):
-        ordered([late(), *(kind() for kind in built_in() if kind.name in ("overlap-column-backward", "schedule-1f1b"))])
+        ordered([late(), *(kind() for kind in built_in() if kind.name in ("overlap-column-backward", "throttle-host"))])
 
 
 # ------------------------------------------------------------------------------------------------------------------- registry
