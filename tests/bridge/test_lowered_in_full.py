@@ -214,3 +214,14 @@ def test_lowered_jobs(case: Callable[[], Made], update_golden: bool) -> None:
     device = kind(paddle.CPUPlace())
     now = lowered_text(lower(captured, program, device), device)
     require_text(FOLDER / f"{case.__name__}.txt", now, update_golden)
+
+
+def test_the_host_waits_for_a_result_that_the_device_computes() -> None:
+    """Of three results the first is on the host: the second one is watched."""
+    captured, program, kind = wait_for_one_of_three()
+    (first,) = (op.results[0] for op in program.ops if op.kind == "layer_norm")
+    values = tuple(msgspec.structs.replace(value, memory="host") if value.id == first else value for value in program.values)
+    device = kind(paddle.CPUPlace())
+    made = lowered_text(lower(captured, msgspec.structs.replace(program, values=values), device), device)
+    assert made.count("pd_op.slice(%2, %4, %5) role 0, axes=[0]") == 2
+    assert made.count("pd_op.sync_calc_stream_") == 2
