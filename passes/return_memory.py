@@ -111,7 +111,7 @@ def _others(program: Program, source: Op, places: Mapping[int, OpInstance]) -> d
 def _reader(edit: Edit, graph: Graph, found: Return, last: Op) -> Op:
     kept = graph.values[found.value]
     result = edit.value(TensorType(kept.shape, kept.dtype), storage=kept.storage)
-    priority = next((op.priority for op in graph.program.ops if found.stream and op.stream == found.stream), 0)
+    priority = next((op.priority for op in graph.program.ops if op.stream == found.stream), 0)
     made = edit.op("pd_op.share_data", (found.value,), [result], like=last, views=((0, 0),), stream=found.stream, priority=priority)
     edit.after(found.last, [made])
     return made

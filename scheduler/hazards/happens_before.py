@@ -138,7 +138,7 @@ class Tracer:
 
     def _blocks(self, op: Op) -> bool:
         to_host = any(value in self.on_host for value in op.results)
-        return not self.target.serial and is_copy(op) and ((op.origin >= 0 and op.kind in self.target.blocking) or to_host)
+        return is_copy(op) and ((op.origin >= 0 and op.kind in self.target.blocking) or to_host)
 
     def _awaited(self) -> dict[int, int]:
         """Item after which the host waits -> the item that it waits for."""

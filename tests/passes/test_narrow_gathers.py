@@ -195,6 +195,8 @@ def test_what_another_role_reads_stays_gathered(was: str, now: str) -> None:
         ('"decrease_axis":[]', '"decrease_axis":[0]'),
         ('"axes":[0]', '"axes":[0,1]'),
         ("%1:float32[8,1] = ", "%1:float32[8,1]! = "),  # kept beyond the step
+        ("pd_op.concat(%3, %4)", "pd_op.stack(%3, %4)"),
+        ("pd_op.concat(%3, %4)", "pd_op.add_n(%3)"),
         ('"ring_id":7', '"other":7'),  # no communicator is known
         ("%2:int32[1] = pd_op.full() forward", "%2:int32[1] = pd_op.full(%0) forward"),
     ],

@@ -19,6 +19,7 @@ from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.offload import COPY_BACK, COPY_OUT, OffloadOptions, OffloadPlan, measure, plan_offload
 from tests.interpreter import assert_same
 from tests.remarks import applied, rules_of
+from tests.renumbered import renumbered
 from tests.strategies import World, plan, worlds
 from tests.together import run_together
 
@@ -194,9 +195,10 @@ job backward_1 backward 1: 6-9@1
 """
 
 
-def test_one_storage_is_copied_once() -> None:
+@pytest.mark.parametrize("turned", [{}, {6: 7, 7: 6}])
+def test_one_storage_is_copied_once(turned: dict[int, int]) -> None:
     """Shared storage. Two saved views and their base, read by four operations: one copy out, one back, views remade."""
-    program = parse(VIEWS)
+    program = renumbered(parse(VIEWS), turned)
     result = offload(program, **ALL)
     assert len(copies(result, COPY_OUT)) == len(copies(result, COPY_BACK)) == 2
     remade = [op for op in result.ops if op.name == "pd_op.reshape" and op.role == "backward"]

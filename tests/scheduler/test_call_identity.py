@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from interlace.ir import Program, parse, verify
 from interlace.ir.target import CPU
 from interlace.scheduler.hazards import check
+from interlace.scheduler.hazards.skeleton import places_of_calls
 from tests.closure import channels, mismatched, whole
 from tests.strategies import World, plan, worlds
 
@@ -204,3 +205,23 @@ def test_any_two_calls_of_a_channel_swapped_on_one_rank_are_found(drawn: World, 
     ranks[rank] = changed
     assert mismatched(ranks)
     assert {finding.kind for finding in check(ranks)} & {"collective-order", "p2p-mismatch"}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "places"),
+    [
+        ("5 9", {5: 0, 9: 1}),
+        ("5 9:0", {9: 0, 5: 1}),  # what stands for the first operation of all
+        ("9:3 5", {9: 0, 5: 1}),
+        ("16:3 8:3 5", {8: 0, 16: 1, 5: 2}),  # of several in place of one the lower number
+        ("8:3 16:3 5", {8: 0, 16: 1, 5: 2}),
+        ("3 16:3 5", {3: 0, 5: 1, 16: -1}),  # one that is still there is repeated
+    ],
+)
+def test_calls_are_counted_as_captured(numbers: str, places: dict[int, int]) -> None:
+    """By the captured call that they stand for, whatever their order in the program."""
+    text = HEAD.format(rank=0).replace("#0 ", "#20 ").replace("#1 ", "#21 ")
+    for each in numbers.split():
+        number, _, origin = each.partition(":")
+        text += f"#{number} %{number}:float32[2] = pd_op.all_reduce(%0) forward group=7{f' origin={origin}' if origin else ''}\n"
+    assert places_of_calls(parse(text)) == places

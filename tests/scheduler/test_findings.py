@@ -50,10 +50,12 @@ def test_each_finding_is_told_in_full(path: Path, update_golden: bool) -> None:
     require_text(path, now, update_golden)
 
 
+@pytest.mark.parametrize("on_host", ["%2", "%12"])
 @pytest.mark.parametrize("turned", [{}, {2: 30, 3: 20}, {1: 40, 2: 30, 3: 20}])
-def test_copies_that_are_left_out_are_followed_as_they_stand_in_the_program(turned: dict[int, int]) -> None:
-    """Through the copy out and the copy in, whatever their numbers."""
+def test_copies_that_are_left_out_are_followed_as_they_stand_in_the_program(turned: dict[int, int], on_host: str) -> None:
+    """Through the copy out and the copy in, whatever their numbers, and that of the value on the host."""
     given = (Path(__file__).parent / "findings" / "omitted_copies.txt").read_text().partition("=== findings\n")[0]
+    given = given.replace("%2", on_host)
     (found,) = check([renumbered(parse(given.partition("=== plan\n")[2]), turned)], GPU)
     assert (found.kind, found.count, [(item.op, item.micro_batch) for item in found.items]) == ("race", 2, [(5, 1), (6, 1)])
 

@@ -211,6 +211,18 @@ def test_of_a_stream_its_first_read_in_the_next_step_is_the_one_to_wait(first: s
     assert kinds([rank(0, ops, jobs)]) == found
 
 
+@pytest.mark.parametrize(("event", "found"), [("", {"race"}), ("event e 2@0 -> 4@0", set())])
+def test_a_parameter_is_written_behind_the_readers_of_every_stream(event: str, found: set[str]) -> None:
+    """Also of the one between two of computation."""
+    ops = """
+#1 %1:float32[4] = pd_op.exp(%0) forward
+#2 %2:float32[4] = pd_op.tanh(%0) forward stream="side"
+#3 %3:float32[4] = pd_op.sin(%0) forward
+#4 %4:float32[4]~0! = pd_op.relu_(%0) optimize inplace=0:0
+"""
+    assert kinds([rank(0, ops, f"job one forward 0: 1-3@0\njob o optimizer 0: 4@0\n{event}")]) == found
+
+
 def test_what_runs_once_a_step_is_named_with_its_one_producer() -> None:
     """The optimizer's, however many micro-batches there are."""
     ops = """
@@ -269,20 +281,45 @@ def test_of_a_line_the_first_difference_is_told_alone() -> None:
     assert [finding.ranks for finding in check(ranks, GPU)] == [(0, 1)]
 
 
+@pytest.mark.parametrize(("origin", "found"), [(0, set()), (2, set()), (-1, {"race"})])
+def test_a_copy_to_the_host_holds_the_host_where_it_is_one_of_the_programs_own(origin: int, found: set[str]) -> None:
+    """Whichever: what a pass added is a copy of the device's. What is issued behind it runs when all before it on its stream has."""
+    ops = f"""
+#1 %1:float32[4] = pd_op.exp(%0) forward stream="side"
+#2 %2:float32[4]^pinned = pd_op.memcpy_d2h(%1) forward stream="side" origin={origin} {{"dst_place_type":2}}
+#3 %3:float32[4]~0! = pd_op.relu_(%0) backward inplace=0:0
+#4 %4:float32[4] = pd_op.exp(%1) backward stream="side"
+"""
+    jobs = "job one forward 0: 1-2@0\njob two backward 0: 3-4@0\nevent e 3@0 -> 4@0"
+    assert kinds([rank(0, ops, jobs)]) == found
+
+
+@pytest.mark.parametrize("micro_batch", [0, 1])
+@pytest.mark.parametrize("origin", [0, 4])
 @pytest.mark.parametrize(
-    ("first_job", "found"), [("", set()), ("2@0\njob one forward 0: ", {"race", "freed-in-use"})], ids=["own job", "another job"]
+    ("copied", "jobs", "lost"),
+    [
+        (2, ("1 2 3 4", "5"), False),
+        (2, ("1 2", "3 4", "5"), True),
+        (0, ("1 3", "4 5"), True),
+        (2, ("1 3", "2 4 5"), False),
+    ],
+    ids=["own job", "another job", "a parameter", "last job"],
 )
-def test_a_copy_to_the_host_waits_where_its_operand_is_computed_in_its_job(first_job: str, found: set[str]) -> None:
+def test_a_copy_to_the_host_waits_where_its_operand_is_computed_in_its_job(
+    copied: int, jobs: tuple[str, ...], lost: bool, origin: int, micro_batch: int
+) -> None:
     """Computation behind the copy overwrites what the event's operation reads."""
-    ops = """
+    ops = f"""
 #1 %1:float32[4] = pd_op.tanh(%0) forward
 #2 %2:float32[4] = pd_op.exp(%0) forward
 #3 %3:float32[4] = pd_op.relu(%1) forward stream="side"
-#4 %4:float32[4]^pinned = pd_op.memcpy_d2h(%2) forward origin=4 {"dst_place_type":2}
+#4 %4:float32[4]^pinned = pd_op.memcpy_d2h(%{copied}) forward origin={origin} {{"dst_place_type":2}}
 #5 %5:float32[4]~1 = pd_op.relu_(%1) backward inplace=0:0
 """
-    jobs = f"job first forward 0: 1@0 {first_job or '2@0 '}3@0 4@0\njob last backward 0: 5@0\nevent d 1@0 -> 3@0\nevent e 3@0 -> 4@0"
-    assert kinds([rank(0, ops, jobs)]) == found
+    text = "".join(f"job j{k} forward 0: {' '.join(f'{op}@0' for op in job.split())}\n" for k, job in enumerate(jobs))
+    text = f"{text}event d 1@0 -> 3@0\nevent e 3@0 -> 4@0".replace("@0", f"@{micro_batch}")
+    assert kinds([rank(0, ops, text, micro_batches=2)]) == ({"race", "freed-in-use"} if lost else set())
 
 
 @pytest.mark.parametrize(
