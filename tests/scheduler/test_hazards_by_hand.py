@@ -213,14 +213,14 @@ def test_of_a_stream_its_first_read_in_the_next_step_is_the_one_to_wait(first: s
 
 @pytest.mark.parametrize(("event", "found"), [("", {"race"}), ("event e 2@0 -> 4@0", set())])
 def test_a_parameter_is_written_behind_the_readers_of_every_stream(event: str, found: set[str]) -> None:
-    """Also of the one between two of computation."""
+    """Also of the one between two of computation; in the next step that one waits for computation, which is in order."""
     ops = """
 #1 %1:float32[4] = pd_op.exp(%0) forward
 #2 %2:float32[4] = pd_op.tanh(%0) forward stream="side"
 #3 %3:float32[4] = pd_op.sin(%0) forward
 #4 %4:float32[4]~0! = pd_op.relu_(%0) optimize inplace=0:0
 """
-    assert kinds([rank(0, ops, f"job one forward 0: 1-3@0\njob o optimizer 0: 4@0\n{event}")]) == found
+    assert kinds([rank(0, ops, f"job one forward 0: 1-3@0\njob o optimizer 0: 4@0\nevent d 1@0 -> 2@0\n{event}")]) == found
 
 
 def test_what_runs_once_a_step_is_named_with_its_one_producer() -> None:
