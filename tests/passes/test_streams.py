@@ -425,3 +425,19 @@ def test_the_reader_comes_behind_computation_that_waits_not_behind_another_side_
     (reader,) = [op for op in made.ops if op.kind == "share_data" and op.operands == (1,)]
     items = made.jobs[0].items
     assert (reader.stream, items[items.index((reader.id, 0)) - 1]) == ("", (4, 0))
+
+
+def test_a_fetched_value_of_a_side_stream_is_waited_for_by_the_job_that_collects_it() -> None:
+    """Fetching another value than the named outputs needs an order of its own; fetching none changes nothing."""
+    made = assigned("""
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward stream="side"
+#2 %2:float32[2] = pd_op.tanh(%0) forward
+#3 builtin.shadow_output(%2) forward {"output_name":"y"}
+job a forward 0: 1-2@0
+""")
+    assert insert_events.fetching(made, []) is made
+    wider = insert_events.fetching(made, [1])
+    require_proved(wider)
+    (fetch,) = (op for op in wider.ops if op.operands == (1,) and not op.results)
+    assert ((1, 0), ((fetch.id, 0),)) in [(event.record, event.waits) for event in wider.events]
