@@ -6,6 +6,7 @@ Paddle infers, and where in a script an operation was made.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,22 @@ def test_the_host_waits_for_a_result_that_the_device_computes() -> None:
     made = lowered_text(lower(captured, msgspec.structs.replace(program, values=values), device), device)
     assert made.count("pd_op.slice(%2, %4, %5) role 0, axes=[0]") == 2
     assert made.count("pd_op.sync_calc_stream_") == 2
+
+
+@pytest.mark.parametrize(("kind", "count"), [(CpuDevice, 1), (GpuDevice, 0)])
+def test_a_fused_buffer_of_which_a_tensor_is_written_over_is_read_at_the_end_of_its_job(kind: type[Device], count: int) -> None:
+    """On a serial target, where the in-place pass would else put another result into it before that."""
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        x = build.data("x", [2, 4])
+        tensors = [C.exp(x), C.tanh(x)]
+        _, fused = C.coalesce_tensor_(tensors, paddle.float32, True, False, False, 0.0, True, -1, -1, [], [])
+        C.relu_(tensors[0])
+        C.set_persistable_value(C.scale(fused, 2.0, 0.0, True), "loss")
+        build.role(0)
+    captured = capture(build.main, Pipeline(num_micro_batches=1, schedule="accumulate"))
+    device = kind(paddle.CPUPlace())
+    text = lowered_text(lower(captured, planned(captured, throttle=None), device), device)
+    (buffer,) = re.findall(r"(\S+) = pd_op\.coalesce_tensor_", text)
+    job = text.partition("job forward_0")[2].partition("job interlace_collect")[0]
+    assert len(re.findall(rf"pd_op\.share_data\({buffer}\)", job)) == count
