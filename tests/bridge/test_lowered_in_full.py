@@ -24,6 +24,7 @@ from interlace.bridge.targets import Device  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.bridge.targets.custom import CustomDevice  # noqa: E402
 from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
+from interlace.errors import PlanError  # noqa: E402
 from interlace.ir import Event, Pipeline, Program  # noqa: E402
 from interlace.ir.kinds import DATA  # noqa: E402
 from interlace.passes import OffloadOptimizerState, Schedule1F1B, ThrottleHost  # noqa: E402
@@ -245,3 +246,13 @@ def test_a_fused_buffer_of_which_a_tensor_is_written_over_is_read_at_the_end_of_
     (buffer,) = re.findall(r"(\S+) = pd_op\.coalesce_tensor_", text)
     job = text.partition("job forward_0")[2].partition("job interlace_collect")[0]
     assert len(re.findall(rf"pd_op\.share_data\({buffer}\)", job)) == count
+
+
+def test_a_copy_that_no_job_in_front_makes_is_refused_by_its_number() -> None:
+    """The captured program has no such value, so nothing says of which type it is."""
+    captured, program, kind = copied()
+    (copy, *_) = (op for op in program.ops if op.kind.startswith("memcpy") and op.role == "backward")
+    (job, *_) = (job for job in program.jobs if any(op == copy.id for op, _ in job.items))
+    first = msgspec.structs.replace(program, jobs=(job, *(each for each in program.jobs if each is not job)), events=())
+    with pytest.raises(PlanError, match=rf"value %{copy.operands[0]} is read before any job gives it"):
+        lower(captured, first, kind(paddle.CPUPlace()))
