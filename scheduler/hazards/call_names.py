@@ -76,7 +76,7 @@ def _path(trace: Trace, earlier: int, item: int) -> list[str]:
     queue = [item]
     for at in queue:
         if at <= earlier or plan.stream[at] == plan.stream[earlier]:
-            if plan.stream[at] == plan.stream[earlier] and at >= earlier:
+            if at >= earlier:
                 return _hops(trace, came, at, item)
             continue
         for source, why in [*trace.joins.get(at, ()), (before[at], "")]:
