@@ -206,7 +206,7 @@ def zoo_in_short() -> str:
         f"(median {100 * median(row[form]['step_ms'] / row['firm_bound_ms'] - 1 for row in found):.1f}), "
         f"memory {span(_held(row, form) for row in found)} beside the baseline's, behind a named form that holds no more on "
         f"{sum(_best_named(row, form) < row[form]['step_ms'] for row in found)}"
-        for form in ("auto", "auto, memory returned", "auto, budget 1.0")
+        for form in ("auto",)
         if (found := [row for row in rows if row.get(form, {}).get("step_ms")])
     )
 

@@ -162,8 +162,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "off": {"schedule_1f1b": {"interleave": "off"}},
     **{name: {"schedule_1f1b": {"interleave": name, "only_gains": False, "search": False}} for name in NAMED},
     "auto": {},
-    "auto, memory returned": {"return_memory": "on"},
-    "auto, budget 1.0": {"memory_budget": 1.0},
     "auto, budget 0.9": {"memory_budget": 0.9},
 }
 QUICK = ("pp 1, mp 2", ("auto",))
