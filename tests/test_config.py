@@ -273,10 +273,10 @@ def test_a_users_pass_runs_where_it_asks_to() -> None:
     own("behind-split", after=("split-backward",))
     own("needs-mine", needs=frozenset({"shuffled"}))
     config = make_config(dict.fromkeys(("needs_mine", "behind_split", "my_shuffle", "first_of_all"), "on"))
-    assert order_of(config) == ["first-of-all", *DEFAULT[:3], "behind-split", *DEFAULT[3:5], "my-shuffle", "needs-mine", *DEFAULT[5:]]
+    assert order_of(config) == ["first-of-all", *DEFAULT[:3], "behind-split", *DEFAULT[3:6], "my-shuffle", "needs-mine", *DEFAULT[6:]]
     program, reports = make_config({"my_shuffle": {"level": 4}}).pipeline().run(programs(World())[0], GivenCosts({"default": 1}))
-    assert program.passes == (*DEFAULT[:5], "my-shuffle", *DEFAULT[5:])
-    assert [(each.rule, each.numbers) for each in reports[5].remarks] == [("levelled", {"level": 4})]
+    assert program.passes == (*DEFAULT[:6], "my-shuffle", *DEFAULT[6:])
+    assert [(each.rule, each.numbers) for each in reports[6].remarks] == [("levelled", {"level": 4})]
     assert program.ops[0].layer.endswith("|my-shuffle")
     assert order_of(make_config({})) == DEFAULT
     with pytest.raises(ConfigError, match=r"keywords: my_shuffle\.levl: unknown option 'levl' of my-shuffle; did you mean 'level'\?"):

@@ -173,12 +173,12 @@ def require_same_model(plan: Sequence[Program], beside: Sequence[Program]) -> No
 
 
 def _forward(program: Program) -> object:
-    """What no pass changes: names and shapes of the model's own forward operations, and how many of each."""
+    """What no pass changes: kinds and shapes of the model's own forward operations, and how many of each."""
     from collections import Counter
 
     from interlace.ir.kinds import is_copy
 
     shapes = {value.id: value.shape for value in program.values}
     return Counter(
-        (op.name, tuple(shapes.get(value) for value in op.results)) for op in program.ops if op.role == "forward" and not is_copy(op)
+        (op.kind, tuple(shapes.get(value) for value in op.results)) for op in program.ops if op.role == "forward" and not is_copy(op)
     )

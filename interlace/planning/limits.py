@@ -10,7 +10,7 @@ from interlace.planning.world import World
 from interlace.scheduler.whole_step.search import Numbers
 
 SLACK, ROUNDED = 1.01, 32 << 20
-"""A peak counts as that of Paddle's baseline up to this factor, or these bytes: allocators round by more."""
+"""A peak counts as that of Paddle's baseline up to this factor, and nothing is done about these bytes more: allocators round by more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,6 @@ def budget_bytes(world: World) -> int:
 
 
 def baseline_limit(world: World) -> int:
-    """Device bytes that a rank may hold on a GPU without a memory budget: what Paddle's baseline does on its fullest one; 0 where that is
-    not known."""
-    held = max(each or 0 for each in world.known(baseline_peak))
-    return max(int(SLACK * held), held + ROUNDED) if held else 0
+    """Device bytes that a rank may hold on a GPU without a memory budget: what Paddle's baseline does on its fullest one, as `SLACK`
+    counts; 0 where that is not known."""
+    return int(SLACK * max(each or 0 for each in world.known(baseline_peak)))

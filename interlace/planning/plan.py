@@ -235,7 +235,13 @@ def worker_of(program: Program, config: Config, cost: Costs, profile: str, is_wh
 def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, Comparison | None]:
     """The decision, with the plans that it is about finished on each rank, and what was simulated for its outcome."""
     budget, search = budget_bytes(world), Search(world, config.pipeline())
-    made = search.within(budget) if budget else search.beside_baseline(tuple(config.means.values()))
+    if budget:
+        made = search.within(budget)
+    elif config.capture == "on":
+        made = search.unlimited()
+    else:
+        made = search.beside_baseline(tuple(config.means.values()))
+        budget = search.limit_of_baseline if any(made.memory_limits) else 0
     specs = tuple(map(spec_of, made.passes.passes))
     digests = world.map(finish, specs, made.programs, made.steps, made.notes, budget)
     if config.check and not all(is_built_in(type(each)) for each in made.passes.passes):

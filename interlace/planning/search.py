@@ -24,7 +24,7 @@ from interlace.passes.base import is_built_in
 from interlace.planning.drafts import Drafts
 from interlace.planning.fastest import best_level, fastest
 from interlace.planning.least_memory import least_memory, refuse
-from interlace.planning.limits import Limit, baseline_limit
+from interlace.planning.limits import ROUNDED, Limit, baseline_limit
 from interlace.planning.making import Making, said
 from interlace.planning.tasks import MemoryLimits, baseline_peak, least_bytes, same_jobs
 from interlace.planning.variants import (
@@ -73,21 +73,20 @@ class Search:
         Raises:
             PassError: As `Pipeline.run`.
         """
-        found, asked, world = self.unlimited(), schedule_of(self.asked), self.world
-        if asked is None or not is_open(asked) or self.make.is_alone or world.step_ns(found) is None:
+        found, limit, world = self.unlimited(), self.limit_of_baseline, self.world
+        if not limit or world.step_ns(found) is None:
             return found
-        if not (limit := baseline_limit(world)):
-            return found
-        limit += asked.extra_live_bytes
         over = max(world.bytes_over_in_step(found, limit))
-        follow, others = ([each for each in means if each.follows_budget is follows] for follows in (True, False))
-        runs = [found]
+        over = 0 if over <= ROUNDED else over
+        runs, others = [] if over else [found], tuple(each for each in means if over and not each.follows_budget)
         if over:
             again = self.make.made(ordered((*found.passes.passes, *others)), world.memory_limits(limit))
             runs.append(again.noted(*found.notes))
-        within = Search(world, ordered((*self.asked.passes, *follow, *(others if over else ()))), self.make.memo).fitting(limit)
-        runs += [within] if within is not None else []
-        fit = [run for run in runs if world.step_ns(run) is not None and not any(world.bytes_over_in_step(run, limit))]
+        if not any(each.follows_budget and not each.is_default for each in self.asked.passes):  # what is moved was not said by hand
+            following = (each for each in means if each.follows_budget)
+            within = Search(world, ordered((*self.asked.passes, *following, *others)), self.make.memo).fitting(limit)
+            runs += [within] if within is not None else []
+        fit = [run for run in runs if world.step_ns(run) is not None and (run is found or not any(world.bytes_over_in_step(run, limit)))]
         best = min((*fit, world.run(paddles_own(self.asked), world.memory_limits(None))), key=lambda run: world.step_ns(run) or 0)
         if best is found:
             return found
@@ -95,6 +94,15 @@ class Search:
         if over:
             return best.noted(said("decided", "baseline-memory-kept", over_bytes=over, **facts))
         return best.noted(said("decided", "within-baseline-faster", **facts))
+
+    @property
+    def limit_of_baseline(self) -> int:
+        """Device bytes that a rank may hold on a GPU without a budget; 0 for no limit, where the form was asked for or the baseline's peak
+        is not known."""
+        asked = schedule_of(self.asked)
+        if asked is None or not is_open(asked) or self.make.is_alone or not (limit := baseline_limit(self.world)):
+            return 0
+        return limit + asked.extra_live_bytes
 
     def unlimited(self) -> Made:
         """Run the passes without a budget: where the form of the schedule is open no stage holds more than Paddle's baseline on its worst

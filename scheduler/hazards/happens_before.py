@@ -127,10 +127,11 @@ class Tracer:
         return rows
 
     def _views_read(self) -> list[list[tuple[int, Access]]]:
-        """For each operation the operations that define the views which it reads, and how it reads them."""
+        """For each operation the operations that define the views which it reads, and how it reads them. `share_data_` defines none: its
+        result has its operand's variable."""
         plan = self.plan
         ops = plan.program.ops
-        maker = {view.variable: k for k, views in enumerate(plan.views) if ops[k].name not in NO_KERNEL for view in views}
+        maker = {view.variable: k for k, views in enumerate(plan.views) if ops[k].name not in NO_KERNEL and not ops[k].inplace for view in views}
         return [
             [(maker[access.variable], access) for access in accesses if maker.get(access.variable, k) != k]
             for k, accesses in enumerate(plan.reads)

@@ -195,7 +195,7 @@ def test_without_a_budget_what_keeps_the_baselines_memory_and_is_fastest_is_take
 
 
 def test_without_a_budget_what_holds_more_than_the_baseline_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    over = {UNLIMITED: LIMIT - 10 * GB + 1}
+    over = {UNLIMITED: GB}
     again = Beside(monkeypatch, EVERY, over)
     assert (again.taken, again.told) == (LIGHTER, ["form-taken", "baseline-memory-kept"])
     assert (again.limits, again.means) == ([LIMIT, LIMIT], [["offload-activations", "return-memory"]])
@@ -208,12 +208,18 @@ def test_without_a_budget_what_holds_more_than_the_baseline_gives_way(monkeypatc
 
 
 def test_the_default_takes_what_allocators_round_by_and_more_where_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = Beside(monkeypatch, EVERY, {UNLIMITED: 32 << 20, LIGHTER: GB}, held=10 * GB)
-    assert small.taken == UNLIMITED
-    assert baseline_limit(Told({tasks.baseline_peak: [None, 100]}, num_ranks=2)) == 100 + (32 << 20)  # type: ignore[arg-type]
+    rounded = LIMIT - 10 * GB + (32 << 20)
+    small = Beside(monkeypatch, EVERY, {UNLIMITED: rounded})
+    assert (small.taken, small.limits, small.means) == (UNLIMITED, [LIMIT], [["offload-activations"]])
+    assert Beside(monkeypatch, EVERY, {UNLIMITED: rounded + 1}).taken == LIGHTER
+    assert Beside(monkeypatch, EVERY | {WITHIN: 49}, {WITHIN: LIMIT - 10 * GB + 1}).taken == UNLIMITED
+    assert baseline_limit(Told({tasks.baseline_peak: [None, 100]}, num_ranks=2)) == 101  # type: ignore[arg-type]
     asked = Pipeline((ChooseRecompute(), Schedule1F1B(extra_live_bytes=GB)))
-    assert Beside(monkeypatch, EVERY, {UNLIMITED: LIMIT - 10 * GB + GB}, asked=asked).taken == UNLIMITED
-    assert Beside(monkeypatch, EVERY, {UNLIMITED: LIMIT - 10 * GB + GB + 1}, asked=asked).taken == LIGHTER
+    assert Beside(monkeypatch, EVERY, {UNLIMITED: rounded + GB}, asked=asked).taken == UNLIMITED
+    assert Beside(monkeypatch, EVERY, {UNLIMITED: rounded + GB + 1}, asked=asked).taken == LIGHTER
+    by_hand = Pipeline((ChooseRecompute(), Schedule1F1B(), OffloadActivations(fraction=1.0)))
+    moved = Beside(monkeypatch, EVERY | {WITHIN: 1}, {}, asked=by_hand)
+    assert (moved.taken, moved.limits) == (UNLIMITED, [])  # what is moved was said
 
 
 @pytest.mark.parametrize(

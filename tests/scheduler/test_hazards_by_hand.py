@@ -193,6 +193,17 @@ def test_a_view_is_made_before_it_is_read(jobs: str, found: set[str]) -> None:
     assert all("#2 pd_op.reshape" in finding.message or "no job runs" in finding.message for finding in check(programs))
 
 
+def test_what_shares_a_variable_may_be_read_before() -> None:
+    """`share_data_` gives its operand's variable, which is there."""
+    ops = """
+#1 %1:float32[4] = pd_op.exp(%0) forward
+#2 %2:float32[4]~1 = pd_op.share_data_(%1) forward inplace=0:0
+#3 %3:float32[4] = pd_op.relu(%1) forward
+#4 %4:float32[4] = pd_op.relu(%2) forward
+"""
+    assert kinds([rank(0, ops, "job all forward 0: 1@0 3@0 2@0 4@0")]) == set()
+
+
 def test_nothing_waits_for_itself() -> None:
     ops = "#1 %1:float32[4] = pd_op.relu(%0) forward\n"
     assert kinds([rank(0, ops, 'job all forward 0: 1@0\nevent "e" 1@0 -> 1@0')]) == {"event-order"}
