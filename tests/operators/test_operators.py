@@ -129,8 +129,8 @@ DYNAMIC_ONLY = {
 """What these share when they are called without a program; a program has views and results in place of their own names."""
 
 
-PARTS = 4
-"""Of the operators that can be called, of which a `make test` calls one: what they do changes with Paddle's wheel alone."""
+PARTS = 12
+"""Of the operators that can be called, of which `make test` calls one: what they do changes with Paddle's wheel alone."""
 
 
 @pytest.mark.slow
