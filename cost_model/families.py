@@ -11,15 +11,15 @@ from interlace.ir.operators import names
 from interlace.ir.program import Op
 
 GEMMS = names("""
-    addmm baddbmm bmm fc fused_gemm_epilogue fused_linear_param_grad_add gemm_epilogue linear linear_v2 matmul matmul_with_flatten
+    addmm baddbmm bmm fc fused_gemm_epilogue fused_linear_param_grad_add gemm_epilogue linear_v2 matmul matmul_with_flatten
 """)
 ATTENTIONS = names("""
     flash_attn flash_attn_qkvpacked flash_attn_v3 flashmask_attention flashmask_attention_v2 fused_dot_product_attention
-    memory_efficient_attention scaled_dot_product_attention
+    memory_efficient_attention
 """)
 ELEMENTWISE = names("""
     abs add add_n arange assign assign_out assign_value bernoulli bitwise_and bitwise_not bitwise_or bitwise_xor c_identity cast
-    ceil celu clip copy_to copysign cos div_scale divide dropout elementwise_pow elu equal erf exp expm1 fill floor floor_divide
+    ceil celu clip copy_to copysign cos divide dropout elementwise_pow elu equal erf exp expm1 fill floor floor_divide
     fmax fmin full full_like full_with_tensor fused_bias_act fused_dropout_add fused_elementwise_add fused_elementwise_div
     fused_elementwise_mul fused_elementwise_sub fused_partial_rope fused_rotary_position_embedding gaussian gelu greater_equal
     greater_than hardsigmoid hardswish hardtanh increment isfinite isinf isnan label_smooth leaky_relu lerp less_equal less_than log

@@ -27,6 +27,7 @@ from interlace.bridge.lower import Lowered, lower
 from interlace.bridge.nvml import find_gpu
 from interlace.bridge.profiles import costs_for, known_name, require_own_gpu
 from interlace.bridge.targets import Device, choose_device
+from interlace.bridge.tokens import tokens_of
 from interlace.bridge.tuning import Tuning, is_tuned
 from interlace.config import Config, make_config
 from interlace.cost_model import load_profile
@@ -489,6 +490,7 @@ def _timed(engine: Any, state: State) -> Iterator[None]:
     measured.took_ns.append(time.perf_counter_ns() - start_ns)
     if not measured.is_open:
         _read_energy(measured)
+        _add_up(engine, mode.report)
         say_once(mode.report.measured_line())
 
 
@@ -506,6 +508,16 @@ def _read_energy(measured: Measured) -> None:
     gpu = find_gpu(index)[0] if index is not None else None
     if gpu is not None:
         measured.energy_mj.append(gpu.millijoules())
+
+
+def _add_up(engine: Any, report: PlanReport) -> None:
+    """Energy and tokens of all ranks, which they tell each other once, where devices are GPUs."""
+    if choose_device().gpu_index() is None:
+        return
+    measured, count = report.measured, report.plan.program.pipeline.num_micro_batches
+    mine = (measured.joules or 0.0, tokens_of(engine._pir_dist_main_progs["train"], count))
+    joules, tokens = zip(*gather(peers_of_run(), "energy of steps", mine), strict=True)
+    measured.run_joules, measured.tokens = sum(joules) if all(joules) else 0.0, max(tokens)
 
 
 def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[Any]:

@@ -26,6 +26,8 @@ class Measured:
         trial: What a trial of plans found so far; None where there is none.
         launches: Steps that were a launch of a captured one.
         energy_mj: The energy counter of the rank's device before the steps that count, and after them; empty where the driver gives none.
+        run_joules: Energy of a step that counts, of the devices of all ranks; 0 where one of them was not read.
+        tokens: That all ranks together compute in a step; 0 where that is not known.
     """
 
     device: str = ""
@@ -34,6 +36,8 @@ class Measured:
     trial: Told | None = None
     launches: int = 0
     energy_mj: list[int] = field(default_factory=list)
+    run_joules: float = 0.0
+    tokens: int = 0
 
     @property
     def joules(self) -> float | None:
@@ -45,17 +49,30 @@ class Measured:
         """Whether the energy counter is to be read now: the steps that count are about to begin, or have just ended."""
         return len(self.took_ns) in (WARM_UP, WARM_UP + COUNTED)
 
-    def energy_line(self, predicted: float) -> str:
-        """For the log: the measured joules of a step beside the predicted ones (0: not known); empty where nothing was measured.
+    @property
+    def tokens_per_joule(self) -> float | None:
+        """Of a step that counts, over all ranks; None where tokens or a device's energy are not known."""
+        return self.tokens / self.run_joules if self.tokens and self.run_joules else None
+
+    def energy_line(self, predicted: float, predicted_run: float = 0.0) -> str:
+        """For the log: the measured joules of a step beside the predicted ones of this rank and of all (0: not known), and tokens per
+        joule; empty where nothing was measured.
 
         >>> Measured(energy_mj=[1_000_000, 1_750_000]).energy_line(148.6)
         "this rank's device: 150.0 J a step, predicted 148.6 J (measured +0.9 %)"
+        >>> Measured(energy_mj=[1_000_000, 1_750_000], run_joules=320.0, tokens=8192).energy_line(148.6, 300.0).partition("; ")[2]
+        'all devices: 320.0 J a step, predicted 300.0 J (measured +6.7 %); 8192 tokens a step, 25.60 tokens per joule, predicted 27.31'
         """
         if not self.joules:
             return ""
-        off = 100 * (self.joules / predicted - 1) if predicted else 0.0
-        beside = f", predicted {predicted:.1f} J (measured {off:+.1f} %)" if predicted and not self.is_other_device else ""
-        return f"this rank's device: {self.joules:.1f} J a step{beside}"
+        if self.is_other_device:
+            predicted = predicted_run = 0.0
+        parts = [f"this rank's device: {_joules(self.joules, predicted)}"]
+        parts += [f"all devices: {_joules(self.run_joules, predicted_run)}"] if self.run_joules else []
+        if self.tokens_per_joule:
+            beside = f", predicted {self.tokens / predicted_run:.2f}" if predicted_run else ""
+            parts.append(f"{self.tokens} tokens a step, {self.tokens_per_joule:.2f} tokens per joule{beside}")
+        return "; ".join(parts)
 
     @property
     def is_open(self) -> bool:
@@ -113,6 +130,11 @@ class Measured:
             f"{same}`interlace calibrate -o my-device.json` measures this machine, and `device: my-device.json` plans with it; if they "
             "still differ, look for other work on the device or its host"
         )
+
+
+def _joules(measured: float, predicted: float) -> str:
+    beside = f", predicted {predicted:.1f} J (measured {100 * (measured / predicted - 1):+.1f} %)" if predicted else ""
+    return f"{measured:.1f} J a step{beside}"
 
 
 def trial_lines(told: Told | None) -> list[str]:

@@ -66,13 +66,9 @@ class PlanReport:
     def measured_line(self) -> str:
         """The measured step beside the predicted one, with what to do where they do not fit; empty until the first steps have run."""
         step = self.plan.outcome.plan if self.plan.outcome else None
-        line, energy = self.measured.beside(step.step_ns if step else None, self.plan.profile), self.measured.energy_line(self._joules())
-        return "\n".join(filter(None, [line, energy]))
-
-    def _joules(self) -> float:
-        """Predicted energy of this rank in a step; 0 where it is not known."""
-        stages = self.plan.outcome.plan.stages if self.plan.outcome else ()
-        return next((each.joules for each in stages if self.plan.program.rank in each.ranks), 0.0)
+        own = next((each.joules for each in step.stages if self.plan.program.rank in each.ranks), 0.0) if step else 0.0
+        energy = self.measured.energy_line(own, step.joules if step else 0.0)
+        return "\n".join(filter(None, [self.measured.beside(step.step_ns if step else None, self.plan.profile), energy]))
 
     def report(self, path: str | Path) -> Path | None:
         """Write the page of this plan, one HTML file: the whole step as a picture, beside Paddle's baseline; times are simulated.
@@ -119,6 +115,7 @@ class PlanReport:
             "trial": trial_lines(self.measured.trial),
             "launches": self.measured.launches,
             "measured_joules": self.measured.joules,
+            "measured_tokens_per_joule": self.measured.tokens_per_joule,
             "sentence": self.sentence(),
         }
 

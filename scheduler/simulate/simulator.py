@@ -135,8 +135,8 @@ class Result:
         power = self.input.power
         return [(power.static_mw * self.step_ns + int(spent)) / 1e12 for spent in self.power.spent] if power else []
 
-    def mean_mhz(self, at: int) -> float:
-        """The clock of the rank with index `at`, averaged over the step.
+    def mhz(self, at: int) -> tuple[Ints, Ints]:
+        """The clock of the rank with index `at`: when it changes, from the start of the step on, and to what.
 
         Raises:
             PlanError: The device's power is not known.
@@ -144,10 +144,14 @@ class Result:
         if self.input.power is None:
             raise PlanError("the clock of a rank was asked for, but the step was simulated without a limit of power")
         when, ranks, levels = self.power.changes
-        mine = ranks == at
-        until = np.r_[when[mine][1:], self.step_ns]
-        spans = np.maximum(0, until - when[mine])
-        return float((spans * self.input.power.clocks.mhz[levels[mine]]).sum() / max(1, spans.sum()))
+        mine = (ranks == at) & (when < max(1, self.step_ns))
+        return when[mine], self.input.power.clocks.mhz[levels[mine]]
+
+    def mean_mhz(self, at: int) -> float:
+        """The same, averaged over the step."""
+        when, mhz = self.mhz(at)
+        spans = np.diff(when, append=self.step_ns)
+        return float((spans * mhz).sum() / max(1, spans.sum()))
 
     @cached_property
     def compute_ns(self) -> list[int]:

@@ -66,10 +66,20 @@ def built(rank: int, world: int, how: str, arguments: list[str]) -> dict[str, An
         "records": sum("event_to_record" in op.attrs() for program in programs.values() for op in inner(program)),
         "changed": changed(engine),
         "planned_events": planned_events(engine),
+        "tokens": tokens(engine),
         "ops": {name: [described(op) for op in inner(program)] for name, program in programs.items()},
         "text": {name: str(program) for name, program in programs.items()},
         "registered": sorted(name for name in PassBase._REGISTERED_PASSES if name.startswith("interlace_")),
     }
+
+
+def tokens(engine: Any) -> int:
+    """Tokens of a step of our plan; 0 where there is none."""
+    from interlace.bridge.tokens import tokens_of
+
+    state = getattr(engine, "_interlace", None)
+    count = state.modes["train"].report.plan.program.pipeline.num_micro_batches if state else 0
+    return tokens_of(engine._pir_dist_main_progs["train"], count)
 
 
 def planned_events(engine: Any) -> int:

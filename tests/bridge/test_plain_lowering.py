@@ -22,14 +22,16 @@ PIPELINES = {
 
 
 Built = Callable[[str, str], dict[str, Any]]
-BUILDS = [*((name, how) for name in PIPELINES for how in ("baseline", "plain")), ("1F1B", "off"), ("1F1B", "flags")]
+REPLICAS = {"replicas": (0, 4, "--dp 2 --mp 2 --sequence-parallel --gradient-accumulation 2 --layers 1")}
+BUILDS = [*((name, how) for name in PIPELINES for how in ("baseline", "plain")), ("1F1B", "off"), ("1F1B", "flags"), ("replicas", "plain")]
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """What a rank of a pipeline built, and how; all of them are forks of one process that has imported Paddle."""
     folder = tmp_path_factory.mktemp("built")
-    asked = [(*PIPELINES[name][:2], how, PIPELINES[name][2].split()) for name, how in BUILDS]
+    of_name = PIPELINES | REPLICAS
+    asked = [(*of_name[name][:2], how, of_name[name][2].split()) for name, how in BUILDS]
     subprocess.run([sys.executable, "-m", "tests.bridge.build_rank", str(folder), json.dumps(asked)], cwd=ROOT, check=True)
 
     def found(name: str, how: str) -> dict[str, Any]:
@@ -82,3 +84,9 @@ def test_passes_are_known_to_paddle(built: Built) -> None:
         "interlace_schedule_1f1b",
         "interlace_split_backward",
     ]
+
+
+@pytest.mark.parametrize("name", ["1F1B", "1F1B last stage", "replicas"])
+def test_tokens_of_a_step_are_those_of_all_replicas_and_micro_batches(built: Built, name: str) -> None:
+    """8 sequences of 16 ids, on whatever rank; a stage that looks up none knows none."""
+    assert built(name, "plain")["tokens"] == (0 if name == "1F1B last stage" else 8 * 16)

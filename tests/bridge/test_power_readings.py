@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 pytest.importorskip("paddle")
+import paddle
 
 from interlace.bridge import hook
 from interlace.bridge.calibrate_power import Load, power_part
 from interlace.bridge.nvml import MODULE, find_gpu
+from interlace.bridge.tokens import tokens_of
 from interlace.report.measured import COUNTED, WARM_UP, Measured
 
 STATIC_W, LIMIT_W, HIGHEST = 150.0, 700.0, 1980
@@ -135,8 +138,60 @@ def test_training_reads_energy_around_the_steps_that_count(machine: Machine, mon
     assert measured.energy_line(100.0) == "this rank's device: 150.0 J a step, predicted 100.0 J (measured +50.0 %)"
 
 
+def embedding(ids: Callable[[Any], Any], shape: Sequence[int]) -> Any:
+    """A program that looks up what is made of fed ids of that shape."""
+    paddle.enable_static()
+    main = paddle.static.Program()
+    with paddle.static.program_guard(main, paddle.static.Program()):
+        fed, table = paddle.static.data("ids", shape, "int64"), paddle.static.data("table", [32, 8], "float32")
+        paddle._C_ops.embedding(ids(fed), table, -1, False)
+    return main
+
+
+@pytest.mark.parametrize(
+    ("ids", "shape", "tokens"),
+    [
+        (lambda fed: fed[:, :-1], (4, 17), 3 * 4 * 16),
+        (lambda fed: fed.cast("int32").reshape([-1]), (4, 17), 3 * 4 * 17),
+        (lambda fed: paddle.arange(17), (4, 17), 0),
+        (lambda fed: fed, (-1, 17), 0),
+    ],
+)
+def test_tokens_are_fed_ids_that_are_looked_up(ids: Callable[[Any], Any], shape: Sequence[int], tokens: int) -> None:
+    """Also parts of what is fed; not positions that the program counts itself, nor where the batch's size is not known."""
+    assert tokens_of(embedding(ids, shape), 3) == tokens
+
+
+@pytest.mark.parametrize(("others", "run_joules"), [((150.0, 250.0), 400.0), ((150.0, 0.0), 0.0)])
+def test_tokens_per_joule_are_of_all_ranks(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, others: tuple[float, ...], run_joules: float
+) -> None:
+    """The stage that looks up ids knows how many there are; where one device was not read nothing is said of all."""
+    asked = list[str]()
+
+    def gathered(peers: Any, topic: str, mine: tuple[float, int]) -> list[tuple[float, int]]:
+        asked.append(topic)
+        assert mine == (150.0, 3 * 4 * 17)
+        return [(others[0], mine[1]), (others[1], 0)]
+
+    monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: 0))
+    monkeypatch.setattr(hook, "gather", gathered)
+    measured = Measured(energy_mj=[0, 1000 * 150 * COUNTED], took_ns=[1] * (WARM_UP + COUNTED))
+    program = SimpleNamespace(pipeline=SimpleNamespace(num_micro_batches=3))
+    engine = SimpleNamespace(_pir_dist_main_progs={"train": embedding(lambda fed: fed, (4, 17))})
+    hook._add_up(engine, SimpleNamespace(plan=SimpleNamespace(program=program), measured=measured))  # type: ignore[arg-type]
+    assert asked == ["energy of steps"]
+    assert (measured.run_joules, measured.tokens) == (run_joules, 204)
+    told = "; all devices: 400.0 J a step, predicted 500.0 J (measured -20.0 %); 204 tokens a step, 0.51 tokens per joule, predicted 0.41"
+    assert measured.energy_line(150.0, 500.0) == "this rank's device: 150.0 J a step, predicted 150.0 J (measured +0.0 %)" + (
+        told if run_joules else ""
+    )
+
+
 def test_devices_that_are_no_gpus_are_not_read(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: None))
     measured = Measured(took_ns=[1] * WARM_UP)
     hook._read_energy(measured)
+    hook._add_up(SimpleNamespace(), SimpleNamespace(measured=measured))  # type: ignore[arg-type]
     assert (measured.energy_mj, measured.joules, measured.energy_line(5.0)) == ([], None, "")
+    assert (measured.run_joules, measured.tokens_per_joule) == (0.0, None)

@@ -83,22 +83,23 @@ def callable_operators() -> list[str]:
 
 
 def seen(names: Sequence[str], tries: int, calls: int) -> dict[str, Seen]:
-    """Call operators, each up to so many times, or until it was not refused so many times."""
-    asked = f"import sys; from tests.operators.probe import say; say(sys.argv[1].split(), {tries}, {calls})"
-    command = [sys.executable, "-c", asked, " ".join(names)]
+    """Call operators, each up to so many times, or until it was not refused so many times; from a process that has called none."""
+    command = [sys.executable, "-c", f"from tests.operators.probe import say; say({tries}, {calls})"]
     here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(wheel.SOURCE.parents[2]), os.environ.get("PYTHONPATH", "")])}
+    asked = msgspec.json.encode([wheel.definitions()[name] for name in names])
     with tempfile.TemporaryDirectory() as folder:  # operators that save write there
-        said = subprocess.run(command, check=True, capture_output=True, cwd=folder, env=here).stdout
+        said = subprocess.run(command, check=True, capture_output=True, cwd=folder, env=here, input=asked).stdout
     return msgspec.json.decode(said.splitlines()[-1], type=dict[str, Seen])
 
 
-def say(names: Iterable[str], tries: int, calls: int) -> None:
-    """Print what is seen of operators, from a process that has called none."""
+def say(tries: int, calls: int) -> None:
+    """Print what is seen of the operators whose definitions come on standard input."""
     import paddle
 
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Definition])
     warnings.filterwarnings("ignore")
     paddle.set_flags({"FLAGS_use_stride_kernel": False, "FLAGS_call_stack_level": 0})
-    found = {name: _in_processes(wheel.definitions()[name], tries, calls) for name in names}
+    found = {each.name: _in_processes(each, tries, calls) for each in asked}
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
 
 

@@ -86,9 +86,18 @@ APART = operators.names("""
     all any check_finite_and_unscale frame frame_grad index_put index_put_grad instance_norm masked_fill masked_fill_grad masked_select
     masked_select_grad matmul_grad median nanmedian roll set_value set_value_with_tensor std_grad var_grad
     fused_attention fused_rotary_position_embedding
+    amax max slice_grad
 """)
 """Operators whose kernels cut, assign and shape tensors for their own use only, or whose results are only named like operands: all results
-have memory of their own, but for what they are declared to write in place."""
+have memory of their own, but for what they are declared to write in place. Last, those of which some wheels have bytes that only look
+like a call."""
+LACKING = {
+    "3.3.0": operators.names("""
+        depthwise_conv2d_bias depthwise_conv2d_bias_grad depthwise_conv3d_bias depthwise_conv3d_bias_grad linear_v2 linear_v2_double_grad
+        linear_v2_grad nansum nansum_grad rms_norm rms_norm_grad std std_grad var var_grad
+    """)
+}
+"""Version of Paddle -> operators of the lists, which are of the newest version, that it does not have."""
 
 
 def class_of(definition: Definition, drawing: set[str], acting: set[str]) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from interlace.cli import main
 from interlace.cost_model import CostModel, load_profile
+from interlace.cost_model.profile import save_profile
 from interlace.ir import load, parse, save
 from interlace.ir.target import GPU
 from interlace.planning.baseline import baseline_plan
@@ -86,6 +87,23 @@ def test_its_steps_are_those_of_the_simulator(page: dict[str, Any], results: lis
             assert sum(each["size_bytes"] for each in row["memory"]["holds"]) == rank.peak_bytes
             split = row["split"]
             assert split["compute_ns"] + split["exposed_comm_ns"] + split["bubble_ns"] + split["host_ns"] == result.step_ns
+
+
+def test_the_clock_of_each_stage_is_the_simulators(page: dict[str, Any], results: list[Result]) -> None:
+    for plan, result in zip(page["plans"], results, strict=True):
+        for label, row in zip(page["rows"], plan["rows"], strict=True):
+            at = label["ranks"][0]
+            assert [row["clock"][0::2], row["clock"][1::2]] == [each.tolist() for each in result.mhz(at)]
+            assert row["mean_mhz"] == round(result.mean_mhz(at))
+            assert row["clock"][0] == 0
+
+
+def test_a_profile_without_power_gives_no_clocks(made: Path, tmp_path: Path) -> None:
+    path = save_profile(msgspec.structs.replace(load_profile("h200"), power=None), tmp_path / "powerless.json")
+    words = ["report", str(made / "plan"), "--device", str(path), "-o", str(tmp_path / "page.html")]
+    assert main(words) == 0
+    rows = [row for plan in data_in(tmp_path / "page.html")["plans"] for row in plan["rows"]]
+    assert [(row["joules"], row["mean_mhz"], row["clock"]) for row in rows] == [(0.0, 0, [])] * 4
 
 
 def test_every_operation_is_there_with_its_times(page: dict[str, Any], results: list[Result]) -> None:

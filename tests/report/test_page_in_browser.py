@@ -62,6 +62,7 @@ return {
   palette: Object.fromEntries(Object.entries(palette)),
   schedule: [...document.querySelectorAll("#rows pre")].map(each => each.textContent),
   operations: document.getElementById("ops").dataset.shown,
+  clock: document.getElementById("clocktext").textContent,
   sideways: document.documentElement.scrollWidth - document.documentElement.clientWidth,
 };
 """
@@ -131,8 +132,10 @@ def test_light_and_dark(page: Path, dark: bool) -> None:
     console, seen = ask(page, LOOK, dark=dark)
     assert console == []
     assert seen["paper"] == ("rgb(20, 24, 31)" if dark else "rgb(255, 255, 255)")
-    for name in ("forward", "backward", "bubble"):
+    for name in ("forward", "backward", "bubble", "accent"):
         assert seen["palette"][name] in seen["canvases"]["step"]
+    (mhz,) = {each for plan in data_in(page)["plans"] for row in plan["rows"] for each in row["clock"][1::2]}
+    assert seen["clock"].endswith(f"which the limit of power lowers: {mhz} MHz throughout.")
     assert seen["palette"]["exposed"] in seen["canvases"]["split"]
     assert all(seen["palette"]["accent"] in seen["canvases"][name] for name in ("memory0", "memory1"))
     assert len(seen["canvases"]["ops"]) > 3
@@ -150,6 +153,50 @@ def test_plans_that_a_run_measured(page: Path, tmp_path: Path) -> None:
         ["one", "5.000", "0.040", "12", "4.900", "2.1", "3.0 MiB", ""],
         ["two", *none, "0", "–", *none, "the same plan as one"],
     ]
+
+
+CLOCKS = """
+const canvas = document.getElementById("step"), at = canvas.getBoundingClientRect(), tip = document.getElementById("tip");
+const { data, width } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+const colour = (x, y) => "#" + [0, 1, 2].map(c => data[4 * (y * width + x) + c].toString(16).padStart(2, "0")).join("");
+const lines = stepLanes.found.filter(each => !each.head).map(lane => [0.25, 0.75].map(share => {
+  const top = lane.y + BAND + THIN, wide = canvas.clientWidth - 4 - LEFT;
+  const x = Math.round(LEFT + share * stepOf(page.plans[lane.plan]) / longest * wide);
+  canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: at.left + x, clientY: at.top + top + CLOCK / 2, bubbles: true }));
+  return [tip.textContent, [...Array(CLOCK).keys()].filter(k => colour(x, top + k) === palette.accent)];
+}));
+return { lines, clock: document.getElementById("clocktext").textContent };
+"""
+
+
+def test_the_clock_is_a_line_under_each_stage(page: Path, tmp_path: Path) -> None:
+    """High where the clock is high, low where it is low, on one scale; pointed at, it says the clock."""
+    data = data_in(page)
+    for plan, name in zip(data["plans"], ("before", "plan"), strict=True):
+        for row in plan["rows"]:
+            row["clock"] = [0, 1980, data["outcome"][name]["step_ns"] // 2, 1500]
+    out = tmp_path / "page.html"
+    out.write_text(template().replace("/*DATA*/", json.dumps(data)), encoding="utf-8")
+    console, seen = ask(out, CLOCKS)
+    assert console == []
+    assert seen["clock"].endswith("which the limit of power lowers: from 1500 (at the bottom) to 1980 MHz.")
+    assert len(seen["lines"]) == 4
+    for (early, high), (late, low) in seen["lines"]:
+        assert early.startswith("clock 1980 MHz, at ")
+        assert late.startswith("clock 1500 MHz, at ")
+        assert max(high) < min(low)
+
+
+def test_no_clock_without_power(page: Path, tmp_path: Path) -> None:
+    data = data_in(page)
+    for row in (row for plan in data["plans"] for row in plan["rows"]):
+        row |= {"joules": 0, "mean_mhz": 0, "clock": []}
+    out = tmp_path / "page.html"
+    out.write_text(template().replace("/*DATA*/", json.dumps(data)), encoding="utf-8")
+    console, seen = ask(out, LOOK)
+    assert console == []
+    assert seen["clock"] == ""
+    assert seen["palette"]["accent"] not in seen["canvases"]["step"]
 
 
 @pytest.mark.parametrize("dark", [False, True])

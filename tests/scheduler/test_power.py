@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,6 +114,13 @@ def test_a_step_at_the_limit_takes_its_energy_over_the_limit() -> None:
     assert found.joules[0] / (found.step_ns / 1e9) == pytest.approx(700, rel=0.01)
     assert found.step_ns > 400 * 5 * MS * 1.1
     assert 1300 < found.mean_mhz(0) < 1800
+    when, mhz = found.mhz(0)
+    assert when[0] == 0
+    assert (np.diff(when) > 0).all()
+    assert when[-1] < found.step_ns
+    assert set(mhz.tolist()) <= set(range(345, 1981, 15))
+    spans = np.diff([*when.tolist(), found.step_ns])
+    assert found.mean_mhz(0) == pytest.approx(float((spans * mhz).sum()) / found.step_ns)
 
 
 def test_below_the_limit_the_clock_stays_and_energy_is_what_was_drawn() -> None:

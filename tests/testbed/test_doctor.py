@@ -102,12 +102,14 @@ def test_collectives_beside_computation(plugin: Path, tmp_path: Path, switches: 
 
 
 def test_times_that_are_off_fail(plugin: Path) -> None:
-    found = _examined(LATE)[LATE]
+    """Looked at again where other work on the machine hides how long they take."""
+    for _ in range(4):
+        found = _examined(LATE)[LATE]
+        if not any("other work decides their length" in text for _, text, _ in found.values()):
+            break
     assert found.pop("device of the profile sure")[0] == "not checked"
-    expected = {"add": "fails", "softmax": "fails", "copy": "not checked"}
-    assert {rule.partition(" ")[0] for rule in found} == set(expected)
-    for rule, (verdict, text, _) in found.items():  # where other work delays only some of them nothing is said of the time
-        assert verdict == expected[rule.partition(" ")[0]] or "others use this machine" in text, (rule, verdict, text)
+    verdicts = {rule.partition(" ")[0]: verdict for rule, (verdict, _, _) in found.items()}
+    assert verdicts == {"add": "fails", "softmax": "fails", "copy": "not checked"}, found
 
 
 def test_the_command(plugin: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.operators.table import LACKING
+
 pytestmark = pytest.mark.paddle
 Scenes = dict[str, Any]
 
@@ -24,8 +26,11 @@ def test_wide_rows_equal_the_cpus(scenes: Scenes) -> None:
 
 
 def test_fused_operations_equal_elementary_ones(scenes: Scenes) -> None:
+    """Without the operator `rms_norm` Paddle's function of that name needs a GPU build."""
+    import paddle
+
     found = scenes["fused_ops"]
-    assert len(found) == 9
+    assert len(found) == 9 - ("rms_norm" in LACKING.get(paddle.__version__, ()))
     assert {name: error for name, error in found.items() if error > 1e-5} == {}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ from interlace.passes.insert_events import events_of
 
 SLOW_S = 0.04
 """How long slow work takes at least: far longer than the host needs to issue a program."""
+MOST_PRODUCTS = 4000
+"""Slow work has no more products than this, however short they are."""
 SMALL = 64
 POLL_S = 0.0002
 MOST_S = 2.0
@@ -97,6 +100,9 @@ class Lab:
         size, each_s = product_s(lambda size, count: self._slow_s(Slow(size, count)))
         self.slow = Slow(size, max(12, round(SLOW_S / each_s)))
         self.slow_s = self._slow_s(self.slow)
+        while self.slow_s < SLOW_S and self.slow.count < MOST_PRODUCTS:  # one product was found longer than it is
+            self.slow = Slow(size, min(MOST_PRODUCTS, math.ceil(1.2 * self.slow.count * SLOW_S / self.slow_s)))
+            self.slow_s = self._slow_s(self.slow)
 
     def _slow_s(self, slow: Slow) -> float:
         def build(x: Any, one: Any) -> None:

@@ -18,7 +18,7 @@ from interlace.planning.outcome import Outcome, Step, errors_of
 from interlace.report.causes import held, waits
 from interlace.report.outcome import imbalance, outcome_sentence
 from interlace.report.page.document import Device, Label, Memory, Page, PlanPart, Row, Split, World
-from interlace.report.page.picture import Items, compute_runs, curve, gap_runs, jobs, packed, side_runs
+from interlace.report.page.picture import Items, clock, compute_runs, curve, gap_runs, jobs, packed, side_runs
 from interlace.report.page.tables import RankStep, communication, offloaded, recomputed
 from interlace.report.rules import rules
 from interlace.scheduler.jobs.parts import slot_text
@@ -145,7 +145,7 @@ def _plan(plan: Simulated, labels: Sequence[Label], given: Given) -> PlanPart:
                 side_runs(items, step_ns),
                 gap_runs(parts, step_ns),
                 packed(result, at, items, costs),
-                *((round(result.joules[at], 3), round(result.mean_mhz(at))) if result.joules else ()),
+                *((round(result.joules[at], 3), round(result.mean_mhz(at)), clock(*result.mhz(at), step_ns)) if result.joules else ()),
             )
         )
     return PlanPart(plan.name, rows, _schedule(result, labels), communication(steps), offloaded(steps), recomputed(steps))

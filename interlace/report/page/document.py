@@ -71,6 +71,7 @@ class Row(_Part, frozen=True):
             the picture belong to their neighbours.
         gaps: Time without computation, likewise.
         joules, mean_mhz: Energy of the rank in the step, and its clock in the mean; 0 where the profile knows no power.
+        clock: Its clock over time: `[moment, MHz until the next]`, flat; empty where the profile knows no power.
     """
 
     split: Split
@@ -83,6 +84,7 @@ class Row(_Part, frozen=True):
     ops: Ops
     joules: float = 0.0
     mean_mhz: int = 0
+    clock: list[int] = []
 
 
 class Communication(_Part, frozen=True):

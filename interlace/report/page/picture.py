@@ -185,3 +185,19 @@ def curve(moments: Ints, sizes: Ints, step_ns: int, points: int = 1200) -> list[
     np.maximum.at(before, inside, sizes)
     changes = np.r_[True, before[1:] != before[:-1]]
     return [int(number) for pair in zip(edges[changes], before[changes], strict=True) for number in pair]
+
+
+def clock(moments: Ints, mhz: Ints, step_ns: int, points: int = 1200) -> list[int]:
+    """The clock over time as flat `[moment, MHz]`; the mean of each of so many parts of the step where it changes more often.
+
+    >>> clock(np.array([0, 30, 60]), np.array([1980, 1890, 1800]), 120)
+    [0, 1980, 30, 1890, 60, 1800]
+    >>> clock(np.array([0, 30, 60]), np.array([1980, 1890, 1800]), 120, 2)
+    [0, 1935, 60, 1800]
+    """
+    if len(moments) > points:
+        edges = np.linspace(0, step_ns, points + 1).astype(np.int64)
+        cycles = np.r_[0, np.cumsum(mhz * np.diff(moments, append=step_ns))]
+        means = np.diff(np.interp(edges, np.r_[moments, step_ns], cycles)) / np.diff(edges)
+        moments, mhz = edges[:-1], np.round(means).astype(np.int64)
+    return [int(number) for pair in zip(moments, mhz, strict=True) for number in pair]
