@@ -65,9 +65,9 @@ CASES: dict[str, tuple[str, str, str]] = {
     ),
     "experts, 8 of 7B, 64 GPUs": (
         MOE,
-        "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --try sharding=0 --layouts 12 --finalists 1",
-        f"--layers 32 --hidden 4096 --heads 32 --intermediate 14336 --vocab 32000 --seq-len 4096 --experts 8 {HALF} "
-        f"--batch-size 512 {VARIES}",
+        "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --try dp=4,8 --try m=64,128 --try sharding=0 --layouts 6 "
+        "--finalists 1",
+        f"--preset 8x7b {HALF} --batch-size 512 {VARIES}",
     ),
 }
 QUICK = (GPT, "--gpus 2 --layers 2 --heads 4 --batch-size 4 --layouts 2 --finalists 1 --try m=1,2", f"{VARIES} --layers 2 --batch-size 4")

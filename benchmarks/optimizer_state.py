@@ -4,7 +4,7 @@ Programs, mesh and precision are those of `budgets.py`, with AdamW. Budgets are 
 the simulated step and peak of the plan that is taken, or the least feasible budget where it cannot be kept. What is stored of other
 models and devices stays.
 
-    python benchmarks/optimizer_state.py DIR [--model NAME ...] [--device NAME] [--floors] [-o FILE]
+    python benchmarks/optimizer_state.py DIR [--model NAME ...] [--device NAME] [--fraction F ...] [--floors] [-o FILE]
     python benchmarks/optimizer_state.py --quick [-o FILE]
 """
 
@@ -73,6 +73,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser(__doc__, "one pipeline of a tiny model")
     options.add_argument("--model", action="append", choices=budgets.MODELS, help="only these")
     options.add_argument("--floors", action="store_true", help="the least feasible budgets alone")
+    options.add_argument("--fraction", action="append", type=float, choices=FRACTIONS, help="only these budgets")
     options.add_argument("--device", default="h200", help="profile with the times")
     args = parse(options, argv)
     out: Path = args.out or RESULTS / "optimizer_state.json"
@@ -80,7 +81,8 @@ def main(argv: list[str] | None = None) -> None:
         store("optimizer_state", {**meta(), "models": [measured("tiny", budgets.small(), args.device, FRACTIONS[:1])]}, args.out)
         return
     for model in args.model or list(budgets.USUAL):
-        made = measured(model, budgets.programs_of(model, "none", args.folder), args.device, () if args.floors else FRACTIONS)
+        fractions = () if args.floors else args.fraction or FRACTIONS
+        made = measured(model, budgets.programs_of(model, "none", args.folder), args.device, fractions)
         stored: list[dict[str, Any]] = json.loads(out.read_text())["models"] if out.is_file() else []
         kept = [each for each in stored if (each["model"], each["device"]) != (model, args.device)]
         found = sorted([made, *kept], key=lambda each: ([*budgets.MODELS, each["model"]].index(each["model"]), each["device"]))

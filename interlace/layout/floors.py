@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from interlace.cost_model.base import tables_of
 from interlace.cost_model.model import sample_size
 from interlace.cost_model.profile import DeviceProfile
-from interlace.cost_model.work import work_of
+from interlace.cost_model.work import products_of
 from interlace.ir import Program
-from interlace.ir.kinds import is_comm
 from interlace.layout.space import Layout
 from interlace.scheduler.memory.live import lifetimes
 
-PRODUCTS = ("gemm", "attention")
 HALF = ("bfloat16", "float16")
 """Types that answer for each other."""
 FASTER = 1.25
@@ -88,7 +86,7 @@ def _products_ns(program: Program, rates: Mapping[str, float]) -> dict[str, floa
     values, found = tables_of(program)[0], {"forward": 0.0, "backward": 0.0, "optimize": 0.0}
     fastest = max(rates.values(), default=0.0)
     for op in program.ops:
-        for part in work_of(op, values).parts if not is_comm(op) and not op.num_blocks else ():
-            if part.family in PRODUCTS and part.flops and fastest:
+        for part in products_of(op, values):
+            if fastest:
                 found[op.role] += part.flops * 1e9 / rates.get(part.dtype, fastest)
     return found

@@ -24,7 +24,7 @@ from interlace.layout.space import KNOWN, Layout, Number, Template
 from interlace.layout.store import Store, run_all
 from interlace.local.building import Request
 from interlace.local.stages import stages_of
-from interlace.planning.floor import occupied_ns
+from interlace.planning.floor import occupied
 from interlace.planning.rows import CONFIG
 from interlace.scheduler.memory.live import needed_at_once
 from interlace.units import ms, size
@@ -105,6 +105,8 @@ class Search:
         store: What is built and found.
         say: Is told what happens.
         has_bounds: Whether layouts are excluded by bounds; without, all are built.
+        references: What all layouts of a model split.
+        shared: What layouts take at least, by what they share (`_alike`).
     """
 
     template: Template
@@ -117,6 +119,7 @@ class Search:
     say: Callable[[str], None]
     has_bounds: bool = True
     references: dict[tuple[object, ...], Reference] = field(default_factory=dict)
+    shared: dict[tuple[object, ...], int] = field(default_factory=dict)
     costs: CostModel = field(init=False)
     digest: str = field(init=False)
 
@@ -179,6 +182,7 @@ class Search:
         for each in found:
             if each.state != "waiting":
                 continue
+            each.least_ns = max(each.least_ns, *(self.shared.get(key, 0) for key in _alike(each.layout)))
             if each.least_bytes > memory:
                 each.state, each.why = "excluded", f"holds {size(each.least_bytes)} or more on some rank"
             elif each.least_ns >= best_ns:
@@ -252,7 +256,9 @@ class Search:
         if self.has_bounds:
             bare = without_recomputation(first, self.costs)
             each.least_bytes = max(each.least_bytes, needed_at_once(bare))
-            each.least_ns = max(each.least_ns, occupied_ns(bare, self.costs))
+            floors = occupied(bare, self.costs)
+            each.least_ns = max(each.least_ns, floors.own)
+            self._share(each.layout, floors.shared)
         self._exclude(found)
         return each.state == "excluded"
 
@@ -272,6 +278,13 @@ class Search:
             if self.has_bounds:
                 each.least_ns = max(each.least_ns, each.draft.bound_ns)
                 each.least_bytes = max(each.least_bytes, each.draft.least_bytes)
+                self._share(each.layout, each.draft.shared_ns)
+
+    def _share(self, layout: Layout, least_ns: int) -> None:
+        """Note what layouts like this one take at least: of any recomputation, if it has none itself."""
+        own, without = _alike(layout)
+        key = without if _recomputes_nothing(layout) else own
+        self.shared[key] = max(self.shared.get(key, 0), least_ns)
 
     # ----------------------------------------------------------------------------------------------------------------- plans
 
@@ -349,6 +362,16 @@ def _model(layout: Layout) -> tuple[object, ...]:
     return tuple(item for item in layout.values if item[0] not in KNOWN)
 
 
+def _alike(layout: Layout) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """Values of all names but sharding, which moves parameters and what is kept of them alone: with what is recomputed, and for any."""
+    own = tuple(item for item in layout.values if item[0] != "sharding")
+    return own, tuple((name, "" if name == "recompute" else value) for name, value in own)
+
+
+def _recomputes_nothing(layout: Layout) -> bool:
+    return layout.get("recompute") in (None, "none", "off", 0)
+
+
 def _alone(layout: Layout) -> Layout:
     """The same model on one GPU."""
     one: dict[str, Number] = {"pp": 1, "mp": 1, "dp": 1, "vpp": 1, "sharding": 0}
@@ -358,7 +381,7 @@ def _alone(layout: Layout) -> Layout:
 def _split(each: Candidate) -> tuple[int, int, bool, int, Layout]:
     """How much a layout splits the model; the least first."""
     layout = each.layout
-    again = layout.get("recompute") not in (None, "none", "off", 0)
+    again = not _recomputes_nothing(layout)
     return layout.number("pp") * layout.number("mp"), layout.number("sharding", 0), again, layout.number("m"), _sortable(layout)
 
 
