@@ -53,15 +53,20 @@ CASES: dict[str, tuple[str, str, str]] = {
         "--finalists 1",
         f"--preset llama-7b {HALF} --batch-size 512 {VARIES}",
     ),
+    "Llama 13B, 8 GPUs": (
+        LLAMA,
+        "--gpus 8 --layers 40 --heads 40 --batch-size 64 --try sharding=0,1 --layouts 6 --finalists 1",
+        f"--preset llama-13b {HALF} --batch-size 64 {VARIES}",
+    ),
     "Llama 13B, 64 GPUs": (
         LLAMA,
-        "--gpus 64 --gpus-a-host 8 --layers 40 --heads 40 --batch-size 512 --layouts 8 --finalists 1",
-        f"--preset llama-13b {HALF} --batch-size 512 --vpp {{vpp}} {VARIES}",
+        "--gpus 64 --gpus-a-host 8 --layers 40 --heads 40 --batch-size 512 --try sharding=0,1 --layouts 6 --finalists 1",
+        f"--preset llama-13b {HALF} --batch-size 512 {VARIES}",
     ),
     "GPT-3 175B, 1,024 GPUs": (
         GPT,
-        "--gpus 1024 --gpus-a-host 8 --layers 96 --heads 96 --batch-size 1536 --layouts 12",
-        f"--preset gpt3-175b {HALF} --batch-size 1536 --vpp {{vpp}} {VARIES}",
+        "--gpus 1024 --gpus-a-host 8 --layers 96 --heads 96 --batch-size 1536 --try sharding=0,1 --layouts 4 --finalists 1",
+        f"--preset gpt3-175b {HALF} --batch-size 1536 {VARIES}",
     ),
     "experts, 8 of 7B, 64 GPUs": (
         MOE,
@@ -75,25 +80,33 @@ COMMON = "--memory 70GB --device h100"
 
 
 def searched(case: tuple[str, str, str], keep: Path) -> dict[str, Any]:
-    """One search, in a process of its own; `keep` is its folder."""
+    """One search, in a process of its own; `keep` is its folder, and what interrupted runs in it took counts too."""
     script, words, arguments = case
     answer_file = keep / "answer.json"
     command = [sys.executable, "-m", "interlace", "choose", script, *COMMON.split(), *words.split()]
     command += ["-o", str(keep), "--json", str(answer_file), "--", *arguments.split()]
+    environment, spent = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}, keep / "spent.json"
+    runs: list[dict[str, float]] = json.loads(spent.read_text()) if spent.is_file() else []
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        figures = {"wall_s": time.perf_counter() - start, "processor_s": used, "peak_rss_bytes": after.ru_maxrss * 1024}
+        runs.append({**figures, "load": os.getloadavg()[1]})
+        keep.mkdir(parents=True, exist_ok=True)
+        spent.write_text(json.dumps(runs))
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(command)}:\n{done.stderr[-3000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     row = row_of(json.loads(answer_file.read_text()))
     return {
         "command": f"interlace choose {script} {COMMON} {words} -- {arguments}",
         **row,
-        "wall_s": round(time.perf_counter() - start, 1),
-        "processor_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
-        "peak_rss_bytes": after.ru_maxrss * 1024,
-        "load": round(os.getloadavg()[1], 1),
+        **{name: round(sum(each[name] for each in runs), 1) for name in ("wall_s", "processor_s")},
+        "runs": len(runs),
+        "peak_rss_bytes": int(max(each["peak_rss_bytes"] for each in runs)),
+        "load": round(max(each["load"] for each in runs), 1),
     }
 
 
