@@ -40,8 +40,10 @@ class Promise:
         return exp(self._step.of(layout))
 
     def peak_bytes(self, layout: Layout) -> float:
-        """Device bytes of the fullest rank by Paddle's own plan, without that state; 0 where nothing was seen."""
-        return exp(self._peak.of(layout)) if self._peak.known else 0.0
+        """Device bytes of the fullest rank by Paddle's own plan, without that state; 0 where nothing was seen with such recomputation,
+        which is there to lower it."""
+        recompute = [item for item in layout.values if item[0] == "recompute"]
+        return exp(self._peak.of(layout)) if self._peak.known and {*recompute} <= {*self._peak.known} else 0.0
 
 
 def guess(layout: Layout, work_ns: float) -> float:

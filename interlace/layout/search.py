@@ -82,7 +82,7 @@ class Limits:
     Attributes:
         memory: Device bytes of each rank.
         layouts: That are built at most.
-        finalists: That are planned in full.
+        finalists: That are planned in full; 0: Paddle's own plans are compared.
         jobs: Processes at once.
     """
 
@@ -291,6 +291,8 @@ class Search:
     def _plan(self, found: Sequence[Candidate]) -> None:
         """Plan the best few in full: the fastest by Paddle's own plan, and the fastest that only a plan of ours could make fit."""
         memory, left = self.limits.memory, self.limits.finalists
+        if not left:
+            return
         drafted = sorted((each for each in found if each.state == "drafted"), key=_by_step)
         fit = [each for each in drafted if each.fits(memory)]
         over = [each for each in drafted if not each.fits(memory) and each.least_bytes <= memory]

@@ -38,3 +38,11 @@ def test_the_first_guess_knows_bubbles_and_recomputation() -> None:
     assert guess(layout(pp=4, m=4), 400.0) == pytest.approx(700.0)
     assert guess(layout(pp=4, m=4, vpp=3), 400.0) == pytest.approx(500.0)
     assert guess(layout(pp=1, m=4, recompute="full"), 300.0) == pytest.approx(400.0)
+
+
+def test_recomputation_is_tried_where_nothing_is_known_of_what_it_holds() -> None:
+    """Else a model of which no layout fits without it would never be built with it."""
+    seen = [Seen(layout(pp=1, recompute="none"), 1.0, 10), Seen(layout(pp=2, recompute="none"), 2.0, 20)]
+    assert Promise(seen).peak_bytes(layout(pp=1, recompute="none")) == pytest.approx(10, rel=0.1)
+    assert Promise(seen).peak_bytes(layout(pp=1, recompute="full")) == 0.0
+    assert 0.0 < Promise([*seen, Seen(layout(pp=1, recompute="full"), 1.3, 5)]).peak_bytes(layout(pp=2, recompute="full")) < 20
