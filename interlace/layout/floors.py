@@ -44,20 +44,22 @@ class Reference:
         gpus: Over which it is split.
         forward_ns, backward_ns: Products of a step on one GPU at the best rates; 0 where they are not known.
         state_bytes: What lives through the step on a rank of the layout of the most replicas; 0 where it is not known.
+        activation_bytes: Of a step on one GPU, with all micro-batches at once: no bound, but what a first guess goes by.
     """
 
     gpus: int
     forward_ns: float
     backward_ns: float
     state_bytes: int
+    activation_bytes: int = 0
 
     @classmethod
-    def of(cls, gpus: int, serial: Program | None, replica: Program | None, profile: DeviceProfile) -> Reference:
+    def of(cls, gpus: int, serial: Program | None, replica: Program | None, profile: DeviceProfile, activation_bytes: int) -> Reference:
         """Of programs without pipeline stages and without recomputation: on one GPU, and a rank of as many replicas as there are GPUs."""
         took = _products_ns(serial, best_rates(profile)) if serial else {"forward": 0.0, "backward": 0.0}
         count = serial.pipeline.num_micro_batches if serial else 0
         state = lifetimes(replica).base["device"] if replica else 0
-        return cls(gpus, count * took["forward"], count * took["backward"], state)
+        return cls(gpus, count * took["forward"], count * took["backward"], state, activation_bytes)
 
     def least_bytes(self, layout: Layout) -> int:
         """Device bytes of the fullest rank: parameters and what the optimizer keeps of them lie on pp x mp ranks, with sharding on all."""

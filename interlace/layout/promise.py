@@ -12,17 +12,17 @@ from interlace.layout.space import Layout, Number
 
 RIDGE = 0.1
 """Weight that keeps effects of values near nothing where few layouts tell of them."""
-RECOMPUTED = 4 / 3
-"""A step in which all of forward is computed twice, where a backward takes two forwards."""
+RECOMPUTED, HELD = 4 / 3, 0.2
+"""A step in which all of forward is computed twice, where a backward takes two forwards; what is held of activations then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A simulated layout: its step over a first guess, and the peak without the state that is known to lie on each rank."""
+    """A simulated layout: its step, and its peak without the state that is known to lie on each rank, each over a first guess."""
 
     layout: Layout
     step: float
-    peak_bytes: int
+    peak: float
 
 
 class Promise:
@@ -33,24 +33,34 @@ class Promise:
 
     def __init__(self, seen: Sequence[Seen]) -> None:
         self._step = _Factors([each.layout for each in seen], [log(each.step) for each in seen])
-        self._peak = _Factors([each.layout for each in seen], [log(max(1, each.peak_bytes)) for each in seen])
+        self._peak = _Factors([each.layout for each in seen], [log(each.peak) for each in seen])
 
     def step(self, layout: Layout) -> float:
         """A step, as the guess that `seen` was divided by says."""
         return exp(self._step.of(layout))
 
-    def peak_bytes(self, layout: Layout) -> float:
-        """Device bytes of the fullest rank by Paddle's own plan, without that state; 0 where nothing was seen with such recomputation,
-        which is there to lower it."""
-        recompute = [item for item in layout.values if item[0] == "recompute"]
-        return exp(self._peak.of(layout)) if self._peak.known and {*recompute} <= {*self._peak.known} else 0.0
+    def peak(self, layout: Layout) -> float:
+        """What the fullest rank holds beside its state by Paddle's own plan, as the guess that `seen` was divided by says."""
+        return exp(self._peak.of(layout))
 
 
 def guess(layout: Layout, work_ns: float) -> float:
     """A step of equal stages that compute `work_ns`, with a bubble as long as the fill of the pipeline."""
     stages, batches = layout.number("pp"), layout.number("m", 0) or layout.number("pp")
-    again = RECOMPUTED if layout.get("recompute") not in (None, "none", "off", 0) else 1.0
+    again = 1.0 if recomputes_nothing(layout) else RECOMPUTED
     return work_ns * again * (1 + (stages - 1) / (batches * layout.number("vpp")))
+
+
+def guess_held(layout: Layout, gpus: int, activation_bytes: float) -> float:
+    """Activations of the first stage, which holds one micro-batch for each stage at most, of those of a whole step on one GPU."""
+    stages, batches = layout.number("pp"), layout.number("m", 0) or layout.number("pp")
+    kept = 1.0 if recomputes_nothing(layout) else HELD
+    return activation_bytes * kept * min(stages, batches) / (batches * gpus)
+
+
+def recomputes_nothing(layout: Layout) -> bool:
+    """Whether the script asks for no recomputation."""
+    return layout.get("recompute") in (None, "none", "off", 0)
 
 
 class _Factors:

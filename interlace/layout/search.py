@@ -17,16 +17,19 @@ import msgspec
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import ConfigError, InterlaceError
 from interlace.ir import Program
+from interlace.ir.target import target_of, with_paddles_jobs
 from interlace.layout.floors import Reference
 from interlace.layout.judge import Asked, Draft, Judging, Planned, without_recomputation
-from interlace.layout.promise import Promise, Seen, guess
+from interlace.layout.promise import Promise, Seen, guess, guess_held, recomputes_nothing
 from interlace.layout.space import KNOWN, Layout, Number, Template
 from interlace.layout.store import Store, run_all
 from interlace.local.building import Request
 from interlace.local.stages import stages_of
+from interlace.planning.baseline import baseline_plan
+from interlace.planning.budget import peak_bytes
 from interlace.planning.floor import occupied
 from interlace.planning.rows import CONFIG
-from interlace.scheduler.memory.live import needed_at_once
+from interlace.scheduler.memory.live import lifetimes, needed_at_once
 from interlace.units import ms, size
 
 ROUND = 4
@@ -159,7 +162,8 @@ class Search:
             least = [each.layout for each in mine if each.layout.number("pp") * each.layout.number("mp") == 1]
             serial = self._bare([replace(self.request(_alone(mine[0].layout), 0), world=1)])
             replica = self._bare([self.request(layout, 0) for layout in least[:REFERENCES]])
-            self.references[key] = Reference.of(self.gpus, serial, replica, self.costs.profile)
+            held = self._activations(serial) if serial else 0
+            self.references[key] = Reference.of(self.gpus, serial, replica, self.costs.profile, held)
         for each in found:
             reference = self.references.get(_model(each.layout))
             if reference:
@@ -173,6 +177,12 @@ class Search:
                 bare = without_recomputation(self.store.program(request), self.costs)
                 return bare if bare.pipeline.num_stages == 1 else None
         return None
+
+    def _activations(self, serial: Program) -> int:
+        """What a whole step on one GPU would hold, if it held all micro-batches, beside parameters and optimizer state."""
+        baseline, target = baseline_plan(serial, self.costs), with_paddles_jobs(target_of(self.profile))
+        peak = peak_bytes(baseline, self.costs, target) or 0
+        return max(0, peak - lifetimes(serial).base["device"]) * serial.pipeline.num_micro_batches
 
     def _exclude(self, found: Sequence[Candidate]) -> None:
         """Exclude waiting layouts that cannot keep the memory or cannot be faster than one that does."""
@@ -196,14 +206,15 @@ class Search:
         left = self.limits.layouts - sum(each.state == "drafted" for each in found)
         waiting = [each for each in found if each.state == "waiting"]
         seen = [
-            Seen(each.layout, each.draft.step.step_ns / self._guess(each.layout), each.draft.peak_bytes - self._state(each.layout))
+            Seen(each.layout, each.draft.step.step_ns / self._guess(each.layout), self._held(each.layout, each.draft.peak_bytes))
             for each in found
             if each.draft and each.draft.step
         ]
         promise = Promise(seen)
 
         def rank(each: Candidate) -> tuple[bool, float, Layout]:
-            over = promise.peak_bytes(each.layout) + self._state(each.layout) > self.limits.memory
+            held = promise.peak(each.layout) * self._guess_held(each.layout)
+            over = held + self._state(each.layout) > self.limits.memory
             return over, round(promise.step(each.layout) * self._guess(each.layout), 3), _sortable(each.layout)
 
         return _spread(sorted(waiting, key=rank), min(left, ROUND))
@@ -212,6 +223,14 @@ class Search:
         """Parameters and optimizer state of a rank as far as they are known: how they are split need not be learned."""
         reference = self.references.get(_model(layout))
         return reference.least_bytes(layout) if reference else 0
+
+    def _held(self, layout: Layout, peak_bytes: int) -> float:
+        """What a layout holds beside its state, over the first guess."""
+        return max(1, peak_bytes - self._state(layout)) / self._guess_held(layout)
+
+    def _guess_held(self, layout: Layout) -> float:
+        reference = self.references.get(_model(layout))
+        return max(1.0, guess_held(layout, self.gpus, reference.activation_bytes if reference else 0.0))
 
     def _guess(self, layout: Layout) -> float:
         reference = self.references.get(_model(layout))
@@ -283,7 +302,7 @@ class Search:
     def _share(self, layout: Layout, least_ns: int) -> None:
         """Note what layouts like this one take at least: of any recomputation, if it has none itself."""
         own, without = _alike(layout)
-        key = without if _recomputes_nothing(layout) else own
+        key = without if recomputes_nothing(layout) else own
         self.shared[key] = max(self.shared.get(key, 0), least_ns)
 
     # ----------------------------------------------------------------------------------------------------------------- plans
@@ -370,10 +389,6 @@ def _alike(layout: Layout) -> tuple[tuple[object, ...], tuple[object, ...]]:
     return own, tuple((name, "" if name == "recompute" else value) for name, value in own)
 
 
-def _recomputes_nothing(layout: Layout) -> bool:
-    return layout.get("recompute") in (None, "none", "off", 0)
-
-
 def _alone(layout: Layout) -> Layout:
     """The same model on one GPU."""
     one: dict[str, Number] = {"pp": 1, "mp": 1, "dp": 1, "vpp": 1, "sharding": 0}
@@ -383,7 +398,7 @@ def _alone(layout: Layout) -> Layout:
 def _split(each: Candidate) -> tuple[int, int, bool, int, Layout]:
     """How much a layout splits the model; the least first."""
     layout = each.layout
-    again = not _recomputes_nothing(layout)
+    again = not recomputes_nothing(layout)
     return layout.number("pp") * layout.number("mp"), layout.number("sharding", 0), again, layout.number("m"), _sortable(layout)
 
 
