@@ -97,3 +97,17 @@ def _simulated(row: Row) -> str:
     stays, leaves = row["stays"], row["leaves"]
     before = f"{stays['step_ms']:.1f}" if "step_ms" in stays else "-"
     return f"{before}, {leaves['step_ms']:.1f}" if "step_ms" in leaves else f"{before}, -"
+
+
+@claim
+def states_largest() -> str:
+    """How many layers of GPT-3 175B eight GPUs hold, with and without state that leaves the device."""
+    found = raw("optimizer_state.json")["largest"]
+    stays, leaves = found["stays"], found["leaves"]
+
+    def told(row: Row) -> str:
+        layers = row["layers"]
+        fits, over = (f"{row['least_bytes_by_layers'][str(each)] / 1e9:.1f} GB" for each in (layers, layers + 4))
+        return f"{layers} layers ({row['parameters'] / 1e9:.1f} billion parameters) in {fits}, {layers + 4} need {over}"
+
+    return f"with all state on the device {told(stays)}; where it may leave {told(leaves)}"

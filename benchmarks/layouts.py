@@ -58,6 +58,11 @@ CASES: dict[str, tuple[str, str, str]] = {
         "--gpus 8 --layers 40 --heads 40 --batch-size 64 --try sharding=0,1 --layouts 6 --finalists 1",
         f"--preset llama-13b {HALF} --batch-size 64 {VARIES}",
     ),
+    "Llama 13B, 16 GPUs, listed": (
+        LLAMA,
+        "--gpus 16 --gpus-a-host 8 --layers 40 --heads 40 --batch-size 128 --all --finalists 0",
+        f"--preset llama-13b {HALF} --batch-size 128 --vpp {{vpp}} {VARIES}",
+    ),
     "Llama 13B, 64 GPUs": (
         LLAMA,
         "--gpus 64 --gpus-a-host 8 --layers 40 --heads 40 --batch-size 512 --try sharding=0,1 --layouts 6 --finalists 1",
@@ -75,15 +80,29 @@ CASES: dict[str, tuple[str, str, str]] = {
         f"--preset 8x7b {HALF} --batch-size 512 {VARIES}",
     ),
 }
+LISTED: dict[str, list[dict[str, int | str]]] = {
+    "Llama 13B, 16 GPUs, listed": [
+        {"pp": 4, "mp": 1, "dp": 4, "vpp": 10, "m": 32, "sharding": 1, "recompute": "none"},
+        {"pp": 4, "mp": 1, "dp": 4, "vpp": 1, "m": 32, "sharding": 1, "recompute": "none"},
+        {"pp": 2, "mp": 1, "dp": 8, "vpp": 1, "m": 16, "sharding": 1, "recompute": "none"},
+        {"pp": 1, "mp": 2, "dp": 8, "vpp": 1, "m": 16, "sharding": 1, "recompute": "none"},
+        {"pp": 1, "mp": 1, "dp": 16, "vpp": 1, "m": 8, "sharding": 1, "recompute": "none"},
+    ],
+}
+"""Layouts of cases that list them, in a file of alternatives: the first is what NVIDIA's summary of NeMo 24.09 has."""
 QUICK = (GPT, "--gpus 2 --layers 2 --heads 4 --batch-size 4 --layouts 2 --finalists 1 --try m=1,2", f"{VARIES} --layers 2 --batch-size 4")
 COMMON = "--memory 70GB --device h100"
 
 
-def searched(case: tuple[str, str, str], keep: Path) -> dict[str, Any]:
+def searched(case: tuple[str, str, str], keep: Path, listed: Sequence[dict[str, int | str]] = ()) -> dict[str, Any]:
     """One search, in a process of its own; `keep` is its folder, and what interrupted runs in it took counts too."""
     script, words, arguments = case
     answer_file = keep / "answer.json"
     command = [sys.executable, "-m", "interlace", "choose", script, *COMMON.split(), *words.split()]
+    keep.mkdir(parents=True, exist_ok=True)
+    if listed:
+        (keep / "alternatives.yaml").write_text(json.dumps({"layouts": listed}))
+        command += ["--alternatives", str(keep / "alternatives.yaml")]
     command += ["-o", str(keep), "--json", str(answer_file), "--", *arguments.split()]
     environment, spent = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}, keep / "spent.json"
     runs: list[dict[str, float]] = json.loads(spent.read_text()) if spent.is_file() else []
@@ -95,13 +114,13 @@ def searched(case: tuple[str, str, str], keep: Path) -> dict[str, Any]:
         used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         figures = {"wall_s": time.perf_counter() - start, "processor_s": used, "peak_rss_bytes": after.ru_maxrss * 1024}
         runs.append({**figures, "load": os.getloadavg()[1]})
-        keep.mkdir(parents=True, exist_ok=True)
         spent.write_text(json.dumps(runs))
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(command)}:\n{done.stderr[-3000:]}")
     row = row_of(json.loads(answer_file.read_text()))
     return {
         "command": f"interlace choose {script} {COMMON} {words} -- {arguments}",
+        **({"alternatives": listed} if listed else {}),
         **row,
         **{name: round(sum(each[name] for each in runs), 1) for name in ("wall_s", "processor_s")},
         "runs": len(runs),
@@ -152,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in ["quick"] if args.quick else args.case:
             keep = (args.keep or Path(folder)) / name.replace(" ", "_").replace(",", "")
-            stored["cases"][name] = searched(QUICK if args.quick else CASES[name], keep)
+            stored["cases"][name] = searched(QUICK if args.quick else CASES[name], keep, LISTED.get(name, ()))
             store("layouts", {**meta(), "cases": stored["cases"]}, args.output)
             print(f"{name}: {json.dumps(stored['cases'][name]['counts'])}, {stored['cases'][name]['wall_s']} s", flush=True)
 
