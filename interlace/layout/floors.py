@@ -2,8 +2,9 @@
 
 All layouts split what the *reference* does, the same model and batch on one GPU, where nothing is done twice: in sum over ranks no layout
 has fewer products. (Layouts over replicas may have more: Paddle computes on every replica what an operation without a rule of its own reads
-whole.) What ranks hold is compared with the layout of the most replicas, over which a script may spread parameters, such as experts. Both
-hold as long as placeholders say how one model and one batch are split; layouts that differ in others have references of their own.
+whole.) What ranks hold is compared with the model on as many ranks as a layout has replicas at most, whole on each but for what a script
+spreads over replicas, such as experts: over fewer replicas a rank holds no less of it. Both hold as long as placeholders say how one model
+and one batch are split; layouts that differ in others have references of their own.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Reference:
     Attributes:
         gpus: Over which it is split.
         forward_ns, backward_ns: Products of a step on one GPU at the best rates; 0 where they are not known.
-        state_bytes: What lives through the step on a rank of the layout of the most replicas; 0 where it is not known.
+        state_bytes: What lives through the step on a rank of the model on as many ranks as there are replicas at most; 0 where it is not
+            known.
         activation_bytes: Of a step on one GPU, with all micro-batches at once: no bound, but what a first guess goes by.
     """
 
@@ -55,7 +57,7 @@ class Reference:
 
     @classmethod
     def of(cls, gpus: int, serial: Program | None, replica: Program | None, profile: DeviceProfile, activation_bytes: int) -> Reference:
-        """Of programs without pipeline stages and without recomputation: on one GPU, and a rank of as many replicas as there are GPUs."""
+        """Of programs without pipeline stages and without recomputation: on one GPU, and on as many ranks as there are replicas at most."""
         took = _products_ns(serial, best_rates(profile)) if serial else {"forward": 0.0, "backward": 0.0}
         count = serial.pipeline.num_micro_batches if serial else 0
         state = lifetimes(replica).base["device"] if replica else 0

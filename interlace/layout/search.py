@@ -35,7 +35,7 @@ from interlace.units import ms, size
 ROUND = 4
 """Layouts that are built before the next are chosen."""
 REFERENCES = 3
-"""Layouts at most that are tried as the one of the most replicas."""
+"""Builds of the whole model on each rank that are tried, on as many ranks as a layout has replicas at most."""
 T = TypeVar("T")
 ATTEMPTS = 2
 """Layouts, for each that is to be planned, that are tried where no plan of them keeps the memory."""
@@ -158,10 +158,13 @@ class Search:
     def _refer(self, found: Sequence[Candidate]) -> None:
         """Find the references, and the bounds of all layouts."""
         for key in dict.fromkeys(_model(each.layout) for each in found):
-            mine = sorted((each for each in found if _model(each.layout) == key), key=_split)
-            least = [each.layout for each in mine if each.layout.number("pp") * each.layout.number("mp") == 1]
-            serial = self._bare([replace(self.request(_alone(mine[0].layout), 0), world=1)])
-            replica = self._bare([self.request(layout, 0) for layout in least[:REFERENCES]])
+            mine = sorted((each.layout for each in found if _model(each.layout) == key), key=_split)
+            most = max(map(self._replicas, mine))
+            alone = [replace(self.request(_alone(mine[0], 1), 0), world=1)]
+            copies = dict.fromkeys(_alone(layout, most) for layout in mine if self._replicas(layout) == most)
+            replicas = [replace(self.request(layout, 0), world=most) for layout in [*copies][:REFERENCES]]
+            self.store.build([*alone, *replicas[:1]])  # both at once
+            serial, replica = self._bare(alone), self._bare(replicas)
             held = self._activations(serial) if serial else 0
             self.references[key] = Reference.of(self.gpus, serial, replica, self.costs.profile, held)
         for each in found:
@@ -169,6 +172,9 @@ class Search:
             if reference:
                 each.least_bytes = max(each.least_bytes, reference.least_bytes(each.layout))
                 each.least_ns = max(each.least_ns, reference.least_ns(each.layout))
+
+    def _replicas(self, layout: Layout) -> int:
+        return max(1, self.gpus // (layout.number("pp") * layout.number("mp")))
 
     def _bare(self, requests: Sequence[Request]) -> Program | None:
         """The first of the programs that is built, without recomputation; None where all are refused, or have pipeline stages."""
@@ -389,15 +395,14 @@ def _alike(layout: Layout) -> tuple[tuple[object, ...], tuple[object, ...]]:
     return own, tuple((name, "" if name == "recompute" else value) for name, value in own)
 
 
-def _alone(layout: Layout) -> Layout:
-    """The same model on one GPU."""
-    one: dict[str, Number] = {"pp": 1, "mp": 1, "dp": 1, "vpp": 1, "sharding": 0}
+def _alone(layout: Layout, replicas: int) -> Layout:
+    """The same model on so many GPUs, whole on each."""
+    one: dict[str, Number] = {"pp": 1, "mp": 1, "dp": replicas, "vpp": 1, "sharding": 0}
     return Layout(tuple((name, one.get(name, value)) for name, value in layout.values))
 
 
-def _split(each: Candidate) -> tuple[int, int, bool, int, Layout]:
+def _split(layout: Layout) -> tuple[int, int, bool, int, Layout]:
     """How much a layout splits the model; the least first."""
-    layout = each.layout
     again = not recomputes_nothing(layout)
     return layout.number("pp") * layout.number("mp"), layout.number("sharding", 0), again, layout.number("m"), _sortable(layout)
 
