@@ -3,7 +3,9 @@ simulated.
 
 The programs are Paddle's, built without parameters. What is stored says how busy the machine was: other work on it makes building longer.
 
-    python benchmarks/layouts.py [--case NAME ...] [--keep DIR] [-o FILE]     (with Paddle; other cases in FILE stay)
+With `--known` nothing is built: stored is what interrupted searches have found.
+
+    python benchmarks/layouts.py [--case NAME ...] [--keep DIR [--known]] [-o FILE]     (with Paddle; other cases in FILE stay)
     python benchmarks/layouts.py --quick [-o FILE]
 """
 
@@ -94,8 +96,9 @@ QUICK = (GPT, "--gpus 2 --layers 2 --heads 4 --batch-size 4 --layouts 2 --finali
 COMMON = "--memory 70GB --device h100"
 
 
-def searched(case: tuple[str, str, str], keep: Path, listed: Sequence[dict[str, int | str]] = ()) -> dict[str, Any]:
-    """One search, in a process of its own; `keep` is its folder, and what interrupted runs in it took counts too."""
+def searched(case: tuple[str, str, str], keep: Path, listed: Sequence[dict[str, int | str]] = (), *, known: bool = False) -> dict[str, Any]:
+    """One search, in a process of its own; `keep` is its folder, and what interrupted runs in it took counts too. With `known` it is not
+    gone on with."""
     script, words, arguments = case
     answer_file = keep / "answer.json"
     command = [sys.executable, "-m", "interlace", "choose", script, *COMMON.split(), *words.split()]
@@ -103,6 +106,7 @@ def searched(case: tuple[str, str, str], keep: Path, listed: Sequence[dict[str, 
     if listed:
         (keep / "alternatives.yaml").write_text(json.dumps({"layouts": listed}))
         command += ["--alternatives", str(keep / "alternatives.yaml")]
+    command += ["--layouts", "0", "--finalists", "0"] if known else []
     command += ["-o", str(keep), "--json", str(answer_file), "--", *arguments.split()]
     environment, spent = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}, keep / "spent.json"
     runs: list[dict[str, float]] = json.loads(spent.read_text()) if spent.is_file() else []
@@ -124,6 +128,7 @@ def searched(case: tuple[str, str, str], keep: Path, listed: Sequence[dict[str, 
         **row,
         **{name: round(sum(each[name] for each in runs), 1) for name in ("wall_s", "processor_s")},
         "runs": len(runs),
+        "interrupted": known,
         "peak_rss_bytes": int(max(each["peak_rss_bytes"] for each in runs)),
         "load": round(max(each["load"] for each in runs), 1),
     }
@@ -164,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--keep", type=Path, help="folder of what is built; what is there already is not built again")
+    parser.add_argument("--known", action="store_true", help="build nothing: what an interrupted search has in --keep")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "layouts.json")
     args = parser.parse_args(argv)
@@ -171,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in ["quick"] if args.quick else args.case:
             keep = (args.keep or Path(folder)) / name.replace(" ", "_").replace(",", "")
-            stored["cases"][name] = searched(QUICK if args.quick else CASES[name], keep, LISTED.get(name, ()))
+            stored["cases"][name] = searched(QUICK if args.quick else CASES[name], keep, LISTED.get(name, ()), known=args.known)
             store("layouts", {**meta(), "cases": stored["cases"]}, args.output)
             print(f"{name}: {json.dumps(stored['cases'][name]['counts'])}, {stored['cases'][name]['wall_s']} s", flush=True)
 

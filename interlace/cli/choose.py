@@ -44,7 +44,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--batch-size", type=int, default=0, metavar="N", help="sequences a step: micro-batches x replicas must divide it")
     parser.add_argument("--tokens-a-step", type=int, default=0, metavar="N", help="where the programs do not tell")
     parser.add_argument("--config", default="", metavar="FILE", help="configuration (YAML) or preset of the plans")
-    parser.add_argument("--layouts", type=int, default=LAYOUTS, metavar="N", help=f"that are built in full at most (default: {LAYOUTS})")
+    parser.add_argument(
+        "--layouts",
+        type=int,
+        default=LAYOUTS,
+        metavar="N",
+        help=f"that are built in full at most; 0: none, what -o has is told (default: {LAYOUTS})",
+    )
     parser.add_argument(
         "--finalists",
         type=int,
@@ -84,7 +90,7 @@ def main(args: argparse.Namespace) -> int:
 
     if not Path(args.script).is_file():
         raise ConfigError(f"{args.script}: no such script")
-    for name, least in (("layouts", 1), ("finalists", 0), ("jobs", 1)):
+    for name, least in (("layouts", 0), ("finalists", 0), ("jobs", 1)):
         if getattr(args, name) < least:
             raise ConfigError(f"--{name} {getattr(args, name)}: expected {least} or more")
     require_paddle()

@@ -14,6 +14,10 @@ RIDGE = 0.1
 """Weight that keeps effects of values near nothing where few layouts tell of them."""
 RECOMPUTED, HELD = 4 / 3, 0.2
 """A step in which all of forward is computed twice, where a backward takes two forwards; what is held of activations then."""
+WHOLE = 0.3
+"""Of activations: norms and residuals, which ranks of a layer do not share (10 of 34 bytes a token and hidden value)."""
+SHARDED = {1: 12 / 18, 2: 16 / 18, 3: 1.0}
+"""Of the bytes a parameter has with master weights and gradients in float32, by sharding stage: what replicas share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,16 @@ def guess(layout: Layout, work_ns: float) -> float:
 
 def guess_held(layout: Layout, gpus: int, activation_bytes: float) -> float:
     """Activations of the first stage, which holds one micro-batch for each stage at most, of those of a whole step on one GPU."""
-    stages, batches = layout.number("pp"), layout.number("m", 0) or layout.number("pp")
-    kept = 1.0 if recomputes_nothing(layout) else HELD
-    return activation_bytes * kept * min(stages, batches) / (batches * gpus)
+    stages, batches, ways = layout.number("pp"), layout.number("m", 0) or layout.number("pp"), layout.number("mp")
+    kept = (1.0 if recomputes_nothing(layout) else HELD) * (WHOLE + (1 - WHOLE) / ways)
+    return activation_bytes * kept * min(stages, batches) * ways / (batches * gpus)
+
+
+def guess_state(layout: Layout, gpus: int, state_bytes: float) -> float:
+    """Parameters, gradients and what the optimizer keeps of a rank, of those of the whole model."""
+    ways = layout.number("pp") * layout.number("mp")
+    part, replicas = SHARDED.get(layout.number("sharding", 0), 0.0), max(1, gpus // ways)
+    return state_bytes / ways * (1 - part + part / replicas)
 
 
 def recomputes_nothing(layout: Layout) -> bool:

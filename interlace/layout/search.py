@@ -20,7 +20,7 @@ from interlace.ir import Program
 from interlace.ir.target import target_of, with_paddles_jobs
 from interlace.layout.floors import Reference
 from interlace.layout.judge import Asked, Draft, Judging, Planned, without_recomputation
-from interlace.layout.promise import Promise, Seen, guess, guess_held, recomputes_nothing
+from interlace.layout.promise import Promise, Seen, guess, guess_held, guess_state, recomputes_nothing
 from interlace.layout.space import KNOWN, Layout, Number, Template
 from interlace.layout.store import Store, run_all
 from interlace.local.building import Request
@@ -84,7 +84,7 @@ class Limits:
 
     Attributes:
         memory: Device bytes of each rank.
-        layouts: That are built at most.
+        layouts: That are built at most; 0: nothing is built, and what is kept is told.
         finalists: That are planned in full; 0: Paddle's own plans are compared.
         jobs: Processes at once.
     """
@@ -140,9 +140,11 @@ class Search:
         found = [Candidate(layout) for layout in layouts]
         if self.has_bounds and any(name in KNOWN for name, _ in layouts[0].values):
             self._refer(found)
+        if not self.limits.layouts:
+            self._draft(self._kept(found), found)
         while picked := self._picked(found):
             self._draft(picked, found)
-        if not any(each.state == "drafted" for each in found):
+        if self.limits.layouts and not any(each.state == "drafted" for each in found):
             raise ConfigError(_none_built(found))
         self._plan(found)
         self._exclude(found)
@@ -163,6 +165,8 @@ class Search:
             alone = [replace(self.request(_alone(mine[0], 1), 0), world=1)]
             copies = dict.fromkeys(_alone(layout, most) for layout in mine if self._replicas(layout) == most)
             replicas = [replace(self.request(layout, 0), world=most) for layout in [*copies][:REFERENCES]]
+            if not self.limits.layouts:
+                alone, replicas = (list(filter(self.store.found, each)) for each in (alone, replicas))
             self.store.build([*alone, *replicas[:1]])  # both at once
             serial, replica = self._bare(alone), self._bare(replicas)
             held = self._activations(serial) if serial else 0
@@ -225,14 +229,24 @@ class Search:
 
         return _spread(sorted(waiting, key=rank), min(left, ROUND))
 
-    def _state(self, layout: Layout) -> int:
+    def _kept(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """Layouts that were refused before, or of which every program is there."""
+        kept = list[Candidate]()
+        for each in found:
+            request = self.request(each.layout, 0)
+            known = self.store.found(request)
+            if known and (known.refused or all(map(self.store.found, self._stages(each, self.store.program(request))))):
+                kept.append(each)
+        return kept
+
+    def _state(self, layout: Layout) -> float:
         """Parameters and optimizer state of a rank as far as they are known: how they are split need not be learned."""
         reference = self.references.get(_model(layout))
-        return reference.least_bytes(layout) if reference else 0
+        return guess_state(layout, self.gpus, reference.state_bytes) if reference else 0.0
 
     def _held(self, layout: Layout, peak_bytes: int) -> float:
         """What a layout holds beside its state, over the first guess."""
-        return max(1, peak_bytes - self._state(layout)) / self._guess_held(layout)
+        return max(1.0, peak_bytes - self._state(layout)) / self._guess_held(layout)
 
     def _guess_held(self, layout: Layout) -> float:
         reference = self.references.get(_model(layout))

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from interlace.layout.promise import Promise, Seen, guess, guess_held
+from interlace.layout.promise import Promise, Seen, guess, guess_held, guess_state
 from interlace.layout.space import Layout
 
 
@@ -47,3 +47,9 @@ def test_the_first_guess_of_memory_knows_micro_batches_and_recomputation() -> No
     assert guess_held(layout(pp=2, m=8), 4, 400.0) == pytest.approx(25.0)
     assert guess_held(layout(pp=2, m=1), 4, 400.0) == pytest.approx(100.0)
     assert guess_held(layout(pp=1, m=1, recompute="full"), 4, 400.0) < 50
+    assert 100.0 < guess_held(layout(pp=1, mp=4, m=1), 4, 400.0) < 400.0  # ranks of a layer do not share all
+
+
+def test_the_first_guess_of_state_knows_what_sharding_shares() -> None:
+    held = [guess_state(layout(pp=2, mp=1, sharding=stage), 8, 360.0) for stage in (0, 1, 2, 3)]
+    assert held == pytest.approx([180.0, 90.0, 60.0, 45.0])
