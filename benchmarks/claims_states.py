@@ -106,8 +106,8 @@ def states_largest() -> str:
     stays, leaves = found["stays"], found["leaves"]
 
     def told(row: Row) -> str:
-        layers = row["layers"]
-        fits, over = (f"{row['least_bytes_by_layers'][str(each)] / 1e9:.1f} GB" for each in (layers, layers + 4))
-        return f"{layers} layers ({row['parameters'] / 1e9:.1f} billion parameters) in {fits}, {layers + 4} need {over}"
+        layers, held = row["layers"], {int(each): size for each, size in row["least_bytes_by_layers"].items()}
+        over = f"{layers + 4} need {held[layers + 4] / 1e9:.1f} GB" if layers + 4 in held else f"{layers + 4} were not looked at"
+        return f"{layers} layers ({row['parameters'] / 1e9:.1f} billion parameters) in {held[layers] / 1e9:.1f} GB, {over}"
 
     return f"with all state on the device {told(stays)}; where it may leave {told(leaves)}"

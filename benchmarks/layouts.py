@@ -129,6 +129,7 @@ def searched(case: tuple[str, str, str], keep: Path, listed: Sequence[dict[str, 
         **{name: round(sum(each[name] for each in runs), 1) for name in ("wall_s", "processor_s")},
         "runs": len(runs),
         "interrupted": known,
+        "programs": len([*(keep / "programs").glob("*.gz")]),
         "peak_rss_bytes": int(max(each["peak_rss_bytes"] for each in runs)),
         "load": round(max(each["load"] for each in runs), 1),
     }
