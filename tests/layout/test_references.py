@@ -54,3 +54,12 @@ def test_fewer_ranks_where_a_script_takes_no_more_replicas(tmp_path: Path) -> No
         (2, ONE.format(2, 2)),
         (2, ONE.format(2, 4)),
     }
+
+
+def test_without_layouts_nothing_is_built_and_what_is_kept_is_told(tmp_path: Path) -> None:
+    asked.clear()
+    template = Template("train.py", WORDS)
+    layouts = layouts_of(template, Cluster(2, 8, 8, 8, 4), {"sharding": [0], "recompute": ["none"]})
+    search = Search(template, 2, (), "h100", "", Limits(1000, 0, 0, 1), Refusing(tmp_path, 1, print), print)
+    assert {each.state for each in search.run(layouts)} == {"waiting"}
+    assert not asked
