@@ -19,23 +19,32 @@ def _best_ns(row: Row) -> int:
     return min((row[f"{whose}_step_ns"] for whose in ("paddles", "ours") if row.get(f"{whose}_fits")), default=0)
 
 
+def _best(row: Row) -> str:
+    """The shortest step that keeps the memory; where none does, what is held least."""
+    best = row["layouts"][0]
+    if _best_ns(best):
+        return f"{best['layout']}: {_best_ns(best) / 1e6:.1f} ms"
+    least = min(row["layouts"], key=lambda each: each["paddles_peak_bytes"])
+    return f"none fits; the least, {least['layout']}, holds {least['paddles_peak_bytes'] / 1e9:.0f} GB by Paddle's plan"
+
+
 @claim
 def layouts() -> str:
     """Each search: what it looked at, and what it took."""
     rows = []
     for name, case in _cases().items():
-        count, best = case["counts"], case["layouts"][0]
+        count, ended = case["counts"], not case.get("interrupted")
         rows.append(
             [
-                name,
+                name if ended else f"{name} (not ended)",
                 *(f"{count[each]:,}" for each in ("layouts", "excluded", "refused")),
                 f"{count['drafted'] + count['planned']} / {count['planned']}",
-                str(count["programs built"]),
-                f"{best['layout']}: {_best_ns(best) / 1e6:.1f} ms",
-                f"{100 * case['gap']:.0f} %",
-                f"{case['wall_s'] / 60:.0f} min",
-                f"{case['processor_s'] / 60:.1f} min",
-                f"{case['peak_rss_bytes'] / 1e9:.1f} GB" if "peak_rss_bytes" in case else "-",
+                str(count["programs built"] if ended else case["programs"]),
+                _best(case),
+                f"{100 * case['gap']:.0f} %" if _best_ns(case["layouts"][0]) else "-",
+                f"{case['wall_s'] / 60:.0f} min" if ended else "-",
+                f"{case['processor_s'] / 60:.1f} min" if ended else "-",
+                f"{case['peak_rss_bytes'] / 1e9:.1f} GB" if "peak_rss_bytes" in case and ended else "-",
                 f"{case['load']:.0f}",
             ]
         )

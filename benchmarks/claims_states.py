@@ -12,6 +12,9 @@ NAMES = {
     "state-1": "all state leaves",
 }
 
+SHARES = (0.8, 0.7, 0.6, 0.5)
+"""Budgets, of what Paddle's baseline holds."""
+
 
 def _runs(card: str) -> dict[str, dict[str, Row]]:
     """Case -> plan -> its run."""
@@ -82,10 +85,11 @@ def states_simulated() -> str:
     for each in raw("optimizer_state.json")["models"]:
         known = [row["leaves"] for row in each["budgets"] if "stock_ms" in row["leaves"]]
         stock_ms, held = known[0]["stock_ms"], known[0]["stock_peak_bytes"]
-        cells = [f"{stock_ms:.1f}", *(_simulated(row) for row in each["budgets"])]
+        by_share = {row["fraction"]: _simulated(row) for row in each["budgets"]}
+        cells = [f"{stock_ms:.1f}", *(by_share.get(share, "not simulated") for share in SHARES)]
         floors = [f"{100 * each['floor_bytes'][name] / held:.0f} %" for name in ("stays", "leaves")]
         rows.append([each["model"], each["device"], *cells, *floors])
-    heads = [f"{share} of its peak" for share in (0.8, 0.7, 0.6, 0.5)]
+    heads = [f"{share} of its peak" for share in SHARES]
     return table(["model", "profile", "baseline, ms", *heads, "least feasible, state stays", "state may leave"], rows)
 
 
@@ -93,3 +97,17 @@ def _simulated(row: Row) -> str:
     stays, leaves = row["stays"], row["leaves"]
     before = f"{stays['step_ms']:.1f}" if "step_ms" in stays else "-"
     return f"{before}, {leaves['step_ms']:.1f}" if "step_ms" in leaves else f"{before}, -"
+
+
+@claim
+def states_largest() -> str:
+    """How many layers of GPT-3 175B eight GPUs hold, with and without state that leaves the device."""
+    found = raw("optimizer_state.json")["largest"]
+    stays, leaves = found["stays"], found["leaves"]
+
+    def told(row: Row) -> str:
+        layers, held = row["layers"], {int(each): size for each, size in row["least_bytes_by_layers"].items()}
+        over = f"{layers + 4} need {held[layers + 4] / 1e9:.1f} GB" if layers + 4 in held else f"{layers + 4} were not looked at"
+        return f"{layers} layers ({row['parameters'] / 1e9:.1f} billion parameters) in {held[layers] / 1e9:.1f} GB, {over}"
+
+    return f"with all state on the device {told(stays)}; where it may leave {told(leaves)}"

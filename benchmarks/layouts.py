@@ -3,7 +3,9 @@ simulated.
 
 The programs are Paddle's, built without parameters. What is stored says how busy the machine was: other work on it makes building longer.
 
-    python benchmarks/layouts.py [--case NAME ...] [--keep DIR] [-o FILE]     (with Paddle; other cases in FILE stay)
+With `--known` nothing is built: stored is what interrupted searches have found.
+
+    python benchmarks/layouts.py [--case NAME ...] [--keep DIR [--known]] [-o FILE]     (with Paddle; other cases in FILE stay)
     python benchmarks/layouts.py --quick [-o FILE]
 """
 
@@ -53,47 +55,83 @@ CASES: dict[str, tuple[str, str, str]] = {
         "--finalists 1",
         f"--preset llama-7b {HALF} --batch-size 512 {VARIES}",
     ),
+    "Llama 13B, 8 GPUs": (
+        LLAMA,
+        "--gpus 8 --layers 40 --heads 40 --batch-size 64 --try sharding=0,1 --layouts 6 --finalists 1",
+        f"--preset llama-13b {HALF} --batch-size 64 {VARIES}",
+    ),
+    "Llama 13B, 16 GPUs, listed": (
+        LLAMA,
+        "--gpus 16 --gpus-a-host 8 --layers 40 --heads 40 --batch-size 128 --all --finalists 0",
+        f"--preset llama-13b {HALF} --batch-size 128 --vpp {{vpp}} {VARIES}",
+    ),
     "Llama 13B, 64 GPUs": (
         LLAMA,
-        "--gpus 64 --gpus-a-host 8 --layers 40 --heads 40 --batch-size 512 --layouts 8 --finalists 1",
-        f"--preset llama-13b {HALF} --batch-size 512 --vpp {{vpp}} {VARIES}",
+        "--gpus 64 --gpus-a-host 8 --layers 40 --heads 40 --batch-size 512 --try sharding=0,1 --layouts 6 --finalists 1",
+        f"--preset llama-13b {HALF} --batch-size 512 {VARIES}",
     ),
     "GPT-3 175B, 1,024 GPUs": (
         GPT,
-        "--gpus 1024 --gpus-a-host 8 --layers 96 --heads 96 --batch-size 1536 --layouts 12",
-        f"--preset gpt3-175b {HALF} --batch-size 1536 --vpp {{vpp}} {VARIES}",
+        "--gpus 1024 --gpus-a-host 8 --layers 96 --heads 96 --batch-size 1536 --try sharding=0,1 --layouts 4 --finalists 0",
+        f"--preset gpt3-175b {HALF} --batch-size 1536 {VARIES}",
     ),
     "experts, 8 of 7B, 64 GPUs": (
         MOE,
-        "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --try sharding=0 --layouts 12 --finalists 1",
-        f"--layers 32 --hidden 4096 --heads 32 --intermediate 14336 --vocab 32000 --seq-len 4096 --experts 8 {HALF} "
-        f"--batch-size 512 {VARIES}",
+        "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --try dp=4,8 --try m=64,128 --try sharding=0 --layouts 8 "
+        "--finalists 0",
+        f"--preset 8x7b {HALF} --batch-size 512 {VARIES}",
     ),
 }
+LISTED: dict[str, list[dict[str, int | str]]] = {
+    "Llama 13B, 16 GPUs, listed": [
+        {"pp": 4, "mp": 1, "dp": 4, "vpp": 10, "m": 32, "sharding": 1, "recompute": "none"},
+        {"pp": 4, "mp": 1, "dp": 4, "vpp": 1, "m": 32, "sharding": 1, "recompute": "none"},
+        {"pp": 2, "mp": 1, "dp": 8, "vpp": 1, "m": 16, "sharding": 1, "recompute": "none"},
+        {"pp": 1, "mp": 2, "dp": 8, "vpp": 1, "m": 16, "sharding": 1, "recompute": "none"},
+        {"pp": 1, "mp": 1, "dp": 16, "vpp": 1, "m": 8, "sharding": 1, "recompute": "none"},
+    ],
+}
+"""Layouts of cases that list them, in a file of alternatives: the first is what NVIDIA's summary of NeMo 24.09 has."""
 QUICK = (GPT, "--gpus 2 --layers 2 --heads 4 --batch-size 4 --layouts 2 --finalists 1 --try m=1,2", f"{VARIES} --layers 2 --batch-size 4")
 COMMON = "--memory 70GB --device h100"
 
 
-def searched(case: tuple[str, str, str], keep: Path) -> dict[str, Any]:
-    """One search, in a process of its own; `keep` is its folder."""
+def searched(case: tuple[str, str, str], keep: Path, listed: Sequence[dict[str, int | str]] = (), *, known: bool = False) -> dict[str, Any]:
+    """One search, in a process of its own; `keep` is its folder, and what interrupted runs in it took counts too. With `known` it is not
+    gone on with."""
     script, words, arguments = case
     answer_file = keep / "answer.json"
     command = [sys.executable, "-m", "interlace", "choose", script, *COMMON.split(), *words.split()]
+    keep.mkdir(parents=True, exist_ok=True)
+    if listed:
+        (keep / "alternatives.yaml").write_text(json.dumps({"layouts": listed}))
+        command += ["--alternatives", str(keep / "alternatives.yaml")]
+    command += ["--layouts", "0", "--finalists", "0"] if known else []
     command += ["-o", str(keep), "--json", str(answer_file), "--", *arguments.split()]
+    environment, spent = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}, keep / "spent.json"
+    runs: list[dict[str, float]] = json.loads(spent.read_text()) if spent.is_file() else []
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        figures = {"wall_s": time.perf_counter() - start, "processor_s": used, "peak_rss_bytes": after.ru_maxrss * 1024}
+        runs.append({**figures, "load": os.getloadavg()[1]})
+        spent.write_text(json.dumps(runs))
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(command)}:\n{done.stderr[-3000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     row = row_of(json.loads(answer_file.read_text()))
     return {
         "command": f"interlace choose {script} {COMMON} {words} -- {arguments}",
+        **({"alternatives": listed} if listed else {}),
         **row,
-        "wall_s": round(time.perf_counter() - start, 1),
-        "processor_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
-        "peak_rss_bytes": after.ru_maxrss * 1024,
-        "load": round(os.getloadavg()[1], 1),
+        **{name: round(sum(each[name] for each in runs), 1) for name in ("wall_s", "processor_s")},
+        "runs": len(runs),
+        "interrupted": known,
+        "programs": len([*(keep / "programs").glob("*.gz")]),
+        "peak_rss_bytes": int(max(each["peak_rss_bytes"] for each in runs)),
+        "load": round(max(each["load"] for each in runs), 1),
     }
 
 
@@ -132,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--keep", type=Path, help="folder of what is built; what is there already is not built again")
+    parser.add_argument("--known", action="store_true", help="build nothing: what an interrupted search has in --keep")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "layouts.json")
     args = parser.parse_args(argv)
@@ -139,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in ["quick"] if args.quick else args.case:
             keep = (args.keep or Path(folder)) / name.replace(" ", "_").replace(",", "")
-            stored["cases"][name] = searched(QUICK if args.quick else CASES[name], keep)
+            stored["cases"][name] = searched(QUICK if args.quick else CASES[name], keep, LISTED.get(name, ()), known=args.known)
             store("layouts", {**meta(), "cases": stored["cases"]}, args.output)
             print(f"{name}: {json.dumps(stored['cases'][name]['counts'])}, {stored['cases'][name]['wall_s']} s", flush=True)
 

@@ -4,7 +4,9 @@ Programs, mesh and precision are those of `budgets.py`, with AdamW. Budgets are 
 the simulated step and peak of the plan that is taken, or the least feasible budget where it cannot be kept. What is stored of other
 models and devices stays.
 
-    python benchmarks/optimizer_state.py DIR [--model NAME ...] [--device NAME] [--floors] [-o FILE]
+With `--largest`, instead: how many layers of GPT-3 175B eight GPUs hold in 80 GB each, with and without state that leaves.
+
+    python benchmarks/optimizer_state.py DIR [--model NAME ...] [--device NAME] [--fraction F ...] [--floors | --largest] [-o FILE]
     python benchmarks/optimizer_state.py --quick [-o FILE]
 """
 
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import budgets
-from measuring import RESULTS, meta, store
+from measuring import RESULTS, ROOT, meta, store
 from simulated import parse, parser
 
 from interlace.config import make_config
@@ -24,6 +26,8 @@ from interlace.cost_model import CostModel, load_profile
 from interlace.errors import BudgetError
 from interlace.garbage import rarely_collected
 from interlace.ir import Program
+from interlace.layout.store import Store
+from interlace.local.building import Request
 from interlace.planning.plan import make_plans
 
 FRACTIONS = (0.8, 0.7, 0.6, 0.5)
@@ -68,23 +72,73 @@ def measured(model: str, programs: Sequence[Program], device: str, fractions: Se
     return {"model": model, "device": device, "floor_bytes": floors, "budgets": rows}
 
 
+BUDGET = 80 * 10**9
+LAYERED = "--preset gpt3-175b --pp 4 --mp 2 --micro-batches 8 --batch-size 8 --attention flash --amp O2 --master-grad"
+"""Of these layers each of the four stages has as many as another."""
+STAGES = 4
+PARAMETERS_A_LAYER, PARAMETERS_BESIDE = 12 * 12288**2 + 13 * 12288, (50304 + 2048 + 50304 + 2) * 12288
+"""Weights and biases of a layer; embeddings of tokens and places, the head, and the last norm."""
+
+
+def of_layers(layers: int, folder: Path) -> list[Program]:
+    """Programs of so many layers of GPT-3 175B, one rank of each stage, of one build."""
+    words = (*LAYERED.split(), "--layers", str(layers))
+    kept = Store(folder, 1, print)
+    requests = [Request(str(ROOT / "examples" / "gpt.py"), words, rank, 2 * STAGES) for rank in range(0, 2 * STAGES, 2)]
+    for each in requests:
+        (built,) = kept.build([each], has_stages=each is requests[0])
+        if built.refused:
+            raise SystemExit(f"{layers} layers: {built.refused}")
+    return [kept.program(each) for each in requests]
+
+
+def largest(options: dict[str, Any], device: str, folder: Path) -> dict[str, Any]:
+    """The most layers for which a plan keeps the budget: guessed from what few layers hold at least, and looked at on both sides."""
+    cost, least = CostModel(load_profile(device)), dict[int, int]()
+
+    def fits(layers: int) -> bool:
+        if layers not in least:
+            least[layers] = within(of_layers(layers, folder), cost, device, LEAST, options)["least_bytes"]
+            print(layers, "layers hold", least[layers], options, flush=True)
+        return least[layers] <= BUDGET
+
+    fits(STAGES), fits(2 * STAGES)
+    a_stage = (least[2 * STAGES] - least[STAGES]) / STAGES
+    layers = max(STAGES, STAGES * int(((BUDGET - least[STAGES]) / a_stage + STAGES) // STAGES))
+    while layers > STAGES and not fits(layers):
+        layers -= STAGES
+    while fits(layers + STAGES):
+        layers += STAGES
+    held = {str(each): least[each] for each in sorted(least)}
+    return {"layers": layers, "parameters": layers * PARAMETERS_A_LAYER + PARAMETERS_BESIDE, "least_bytes_by_layers": held}
+
+
 def main(argv: list[str] | None = None) -> None:
     """Simulate, print and store."""
     options = parser(__doc__, "one pipeline of a tiny model")
     options.add_argument("--model", action="append", choices=budgets.MODELS, help="only these")
     options.add_argument("--floors", action="store_true", help="the least feasible budgets alone")
+    options.add_argument("--largest", action="store_true", help="the most layers that 80 GB hold")
+    options.add_argument("--fraction", action="append", type=float, choices=FRACTIONS, help="only these budgets")
     options.add_argument("--device", default="h200", help="profile with the times")
     args = parse(options, argv)
     out: Path = args.out or RESULTS / "optimizer_state.json"
     if args.quick:
         store("optimizer_state", {**meta(), "models": [measured("tiny", budgets.small(), args.device, FRACTIONS[:1])]}, args.out)
         return
+    if args.largest:
+        most = {name: largest(each, args.device, args.folder) for name, each in (("stays", STAYS), ("leaves", LEAVES))}
+        before: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"models": []}
+        row = {"device": args.device, "arguments": LAYERED, "budget_bytes": BUDGET, **most}
+        store("optimizer_state", {**before, **meta(), "largest": row}, args.out)
+        return
     for model in args.model or list(budgets.USUAL):
-        made = measured(model, budgets.programs_of(model, "none", args.folder), args.device, () if args.floors else FRACTIONS)
-        stored: list[dict[str, Any]] = json.loads(out.read_text())["models"] if out.is_file() else []
-        kept = [each for each in stored if (each["model"], each["device"]) != (model, args.device)]
+        fractions = () if args.floors else args.fraction or FRACTIONS
+        made = measured(model, budgets.programs_of(model, "none", args.folder), args.device, fractions)
+        stored: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"models": []}
+        kept = [each for each in stored["models"] if (each["model"], each["device"]) != (model, args.device)]
         found = sorted([made, *kept], key=lambda each: ([*budgets.MODELS, each["model"]].index(each["model"]), each["device"]))
-        store("optimizer_state", {**meta(), "arguments": budgets.WORDS, "models": found}, args.out)
+        store("optimizer_state", {**stored, **meta(), "arguments": budgets.WORDS, "models": found}, args.out)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ from interlace.ir.program import ABSENT, DTYPE_BYTES, Op, Value
 Values = Mapping[int, Value]
 Dims = tuple[tuple[str, int], ...]
 
+PRODUCTS = ("gemm", "attention")
+"""Families of kernels that multiply matrices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -95,6 +98,11 @@ def work_of(op: Op, values: Values) -> Work:
         return work
     shapes = ", ".join(f"{list(values[v].shape)} as {list(value.shape)}" for v, value in assumed.items())
     return replace(work, assumed=f"known only at run time: {shapes}")
+
+
+def products_of(op: Op, values: Values) -> tuple[Part, ...]:
+    """The kernels of an operation that multiply matrices or attend."""
+    return tuple(part for part in work_of(op, values).parts if part.family in PRODUCTS and part.flops)
 
 
 def _work_of_known(op: Op, values: Values) -> Work:

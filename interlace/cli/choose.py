@@ -44,8 +44,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--batch-size", type=int, default=0, metavar="N", help="sequences a step: micro-batches x replicas must divide it")
     parser.add_argument("--tokens-a-step", type=int, default=0, metavar="N", help="where the programs do not tell")
     parser.add_argument("--config", default="", metavar="FILE", help="configuration (YAML) or preset of the plans")
-    parser.add_argument("--layouts", type=int, default=LAYOUTS, metavar="N", help=f"that are built in full at most (default: {LAYOUTS})")
-    parser.add_argument("--finalists", type=int, default=FINALISTS, metavar="N", help=f"that are planned in full (default: {FINALISTS})")
+    parser.add_argument(
+        "--layouts",
+        type=int,
+        default=LAYOUTS,
+        metavar="N",
+        help=f"that are built in full at most; 0: none, what -o has is told (default: {LAYOUTS})",
+    )
+    parser.add_argument(
+        "--finalists",
+        type=int,
+        default=FINALISTS,
+        metavar="N",
+        help=f"that are planned in full; 0: none, the fastest by Paddle's own plan is recommended (default: {FINALISTS})",
+    )
     parser.add_argument("--all", action="store_true", help="build every layout, and exclude none by bounds")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("layouts"), metavar="DIR", help="folder of all that is kept (default: layouts)"
@@ -78,9 +90,9 @@ def main(args: argparse.Namespace) -> int:
 
     if not Path(args.script).is_file():
         raise ConfigError(f"{args.script}: no such script")
-    for name in ("layouts", "finalists", "jobs"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name} {getattr(args, name)}: expected 1 or more")
+    for name, least in (("layouts", 0), ("finalists", 0), ("jobs", 1)):
+        if getattr(args, name) < least:
+            raise ConfigError(f"--{name} {getattr(args, name)}: expected {least} or more")
     require_paddle()
     page = args.page or args.output / "choose.html"
     check_folder("-o", args.output)

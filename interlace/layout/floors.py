@@ -2,8 +2,9 @@
 
 All layouts split what the *reference* does, the same model and batch on one GPU, where nothing is done twice: in sum over ranks no layout
 has fewer products. (Layouts over replicas may have more: Paddle computes on every replica what an operation without a rule of its own reads
-whole.) What ranks hold is compared with the layout of the most replicas, over which a script may spread parameters, such as experts. Both
-hold as long as placeholders say how one model and one batch are split; layouts that differ in others have references of their own.
+whole.) What ranks hold is compared with the model on as many ranks as a layout has replicas at most, whole on each but for what a script
+spreads over replicas, such as experts: over fewer replicas a rank holds no less of it. Both hold as long as placeholders say how one model
+and one batch are split; layouts that differ in others have references of their own.
 """
 
 from __future__ import annotations
@@ -14,13 +15,11 @@ from dataclasses import dataclass
 from interlace.cost_model.base import tables_of
 from interlace.cost_model.model import sample_size
 from interlace.cost_model.profile import DeviceProfile
-from interlace.cost_model.work import work_of
+from interlace.cost_model.work import products_of
 from interlace.ir import Program
-from interlace.ir.kinds import is_comm
 from interlace.layout.space import Layout
 from interlace.scheduler.memory.live import lifetimes
 
-PRODUCTS = ("gemm", "attention")
 HALF = ("bfloat16", "float16")
 """Types that answer for each other."""
 FASTER = 1.25
@@ -45,21 +44,24 @@ class Reference:
     Attributes:
         gpus: Over which it is split.
         forward_ns, backward_ns: Products of a step on one GPU at the best rates; 0 where they are not known.
-        state_bytes: What lives through the step on a rank of the layout of the most replicas; 0 where it is not known.
+        state_bytes: What lives through the step on a rank of the model on as many ranks as there are replicas at most; 0 where it is not
+            known.
+        activation_bytes: Of a step on one GPU, with all micro-batches at once: no bound, but what a first guess goes by.
     """
 
     gpus: int
     forward_ns: float
     backward_ns: float
     state_bytes: int
+    activation_bytes: int = 0
 
     @classmethod
-    def of(cls, gpus: int, serial: Program | None, replica: Program | None, profile: DeviceProfile) -> Reference:
-        """Of programs without pipeline stages and without recomputation: on one GPU, and a rank of as many replicas as there are GPUs."""
+    def of(cls, gpus: int, serial: Program | None, replica: Program | None, profile: DeviceProfile, activation_bytes: int) -> Reference:
+        """Of programs without pipeline stages and without recomputation: on one GPU, and on as many ranks as there are replicas at most."""
         took = _products_ns(serial, best_rates(profile)) if serial else {"forward": 0.0, "backward": 0.0}
         count = serial.pipeline.num_micro_batches if serial else 0
         state = lifetimes(replica).base["device"] if replica else 0
-        return cls(gpus, count * took["forward"], count * took["backward"], state)
+        return cls(gpus, count * took["forward"], count * took["backward"], state, activation_bytes)
 
     def least_bytes(self, layout: Layout) -> int:
         """Device bytes of the fullest rank: parameters and what the optimizer keeps of them lie on pp x mp ranks, with sharding on all."""
@@ -88,7 +90,7 @@ def _products_ns(program: Program, rates: Mapping[str, float]) -> dict[str, floa
     values, found = tables_of(program)[0], {"forward": 0.0, "backward": 0.0, "optimize": 0.0}
     fastest = max(rates.values(), default=0.0)
     for op in program.ops:
-        for part in work_of(op, values).parts if not is_comm(op) and not op.num_blocks else ():
-            if part.family in PRODUCTS and part.flops and fastest:
+        for part in products_of(op, values):
+            if fastest:
                 found[op.role] += part.flops * 1e9 / rates.get(part.dtype, fastest)
     return found

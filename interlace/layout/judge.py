@@ -31,7 +31,7 @@ from interlace.local.stages import stages_of
 from interlace.passes.choose_recompute import recomputation
 from interlace.planning.baseline import baseline_plan
 from interlace.planning.budget import peak_bytes
-from interlace.planning.floor import floor_ns
+from interlace.planning.floor import floors_of
 from interlace.planning.outcome import Step, errors_of
 from interlace.planning.plan import make_plans
 from interlace.planning.rows import write_rows
@@ -71,6 +71,7 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         step: Simulated; None where it would never end or cannot be simulated, and `why` says so.
         peak_bytes: Of the fullest rank on a GPU, however fast its host.
         bound_ns: No schedule of these programs takes less, whatever of their recomputation is left out.
+        shared_ns: The same of any layout that differs in sharding and in what it computes more again.
         least_bytes: Without which some rank cannot run its operations in any order.
         rel_error: Expected of the step, from what the cost model claims.
         across_hosts: Share of the device time that is estimated as it crosses hosts.
@@ -81,6 +82,7 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: str = ""
     peak_bytes: int = 0
     bound_ns: int = 0
+    shared_ns: int = 0
     least_bytes: int = 0
     rel_error: float = 0.0
     across_hosts: float = 0.0
@@ -160,7 +162,7 @@ def draft(programs: Sequence[Program], costs: CostModel, profile: str) -> Draft:
         step,
         why,
         max(peaks),
-        floor_ns(bare, costs),
+        *floors_of(bare, costs),
         max(needed_at_once(program) for program in bare),
         round(step_error(slowest, costs, programs), 4),
         round(across / max(1, _device_ns(slowest)), 4),

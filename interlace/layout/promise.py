@@ -12,17 +12,21 @@ from interlace.layout.space import Layout, Number
 
 RIDGE = 0.1
 """Weight that keeps effects of values near nothing where few layouts tell of them."""
-RECOMPUTED = 4 / 3
-"""A step in which all of forward is computed twice, where a backward takes two forwards."""
+RECOMPUTED, HELD = 4 / 3, 0.2
+"""A step in which all of forward is computed twice, where a backward takes two forwards; what is held of activations then."""
+WHOLE = 0.3
+"""Of activations: norms and residuals, which ranks of a layer do not share (10 of 34 bytes a token and hidden value)."""
+SHARDED = {1: 12 / 18, 2: 16 / 18, 3: 1.0}
+"""Of the bytes a parameter has with master weights and gradients in float32, by sharding stage: what replicas share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A simulated layout: its step over a first guess, and the peak without the state that is known to lie on each rank."""
+    """A simulated layout: its step, and its peak without the state that is known to lie on each rank, each over a first guess."""
 
     layout: Layout
     step: float
-    peak_bytes: int
+    peak: float
 
 
 class Promise:
@@ -33,22 +37,41 @@ class Promise:
 
     def __init__(self, seen: Sequence[Seen]) -> None:
         self._step = _Factors([each.layout for each in seen], [log(each.step) for each in seen])
-        self._peak = _Factors([each.layout for each in seen], [log(max(1, each.peak_bytes)) for each in seen])
+        self._peak = _Factors([each.layout for each in seen], [log(each.peak) for each in seen])
 
     def step(self, layout: Layout) -> float:
         """A step, as the guess that `seen` was divided by says."""
         return exp(self._step.of(layout))
 
-    def peak_bytes(self, layout: Layout) -> float:
-        """Device bytes of the fullest rank by Paddle's own plan, without that state; 0 where nothing was seen."""
-        return exp(self._peak.of(layout)) if self._peak.known else 0.0
+    def peak(self, layout: Layout) -> float:
+        """What the fullest rank holds beside its state by Paddle's own plan, as the guess that `seen` was divided by says."""
+        return exp(self._peak.of(layout))
 
 
 def guess(layout: Layout, work_ns: float) -> float:
     """A step of equal stages that compute `work_ns`, with a bubble as long as the fill of the pipeline."""
     stages, batches = layout.number("pp"), layout.number("m", 0) or layout.number("pp")
-    again = RECOMPUTED if layout.get("recompute") not in (None, "none", "off", 0) else 1.0
+    again = 1.0 if recomputes_nothing(layout) else RECOMPUTED
     return work_ns * again * (1 + (stages - 1) / (batches * layout.number("vpp")))
+
+
+def guess_held(layout: Layout, gpus: int, activation_bytes: float) -> float:
+    """Activations of the first stage, which holds one micro-batch for each stage at most, of those of a whole step on one GPU."""
+    stages, batches, ways = layout.number("pp"), layout.number("m", 0) or layout.number("pp"), layout.number("mp")
+    kept = (1.0 if recomputes_nothing(layout) else HELD) * (WHOLE + (1 - WHOLE) / ways)
+    return activation_bytes * kept * min(stages, batches) * ways / (batches * gpus)
+
+
+def guess_state(layout: Layout, gpus: int, state_bytes: float) -> float:
+    """Parameters, gradients and what the optimizer keeps of a rank, of those of the whole model."""
+    ways = layout.number("pp") * layout.number("mp")
+    part, replicas = SHARDED.get(layout.number("sharding", 0), 0.0), max(1, gpus // ways)
+    return state_bytes / ways * (1 - part + part / replicas)
+
+
+def recomputes_nothing(layout: Layout) -> bool:
+    """Whether the script asks for no recomputation."""
+    return layout.get("recompute") in (None, "none", "off", 0)
 
 
 class _Factors:

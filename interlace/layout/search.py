@@ -17,22 +17,25 @@ import msgspec
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import ConfigError, InterlaceError
 from interlace.ir import Program
+from interlace.ir.target import target_of, with_paddles_jobs
 from interlace.layout.floors import Reference
 from interlace.layout.judge import Asked, Draft, Judging, Planned, without_recomputation
-from interlace.layout.promise import Promise, Seen, guess
+from interlace.layout.promise import Promise, Seen, guess, guess_held, guess_state, recomputes_nothing
 from interlace.layout.space import KNOWN, Layout, Number, Template
 from interlace.layout.store import Store, run_all
 from interlace.local.building import Request
 from interlace.local.stages import stages_of
-from interlace.planning.floor import occupied_ns
+from interlace.planning.baseline import baseline_plan
+from interlace.planning.budget import peak_bytes
+from interlace.planning.floor import occupied
 from interlace.planning.rows import CONFIG
-from interlace.scheduler.memory.live import needed_at_once
+from interlace.scheduler.memory.live import lifetimes, needed_at_once
 from interlace.units import ms, size
 
 ROUND = 4
 """Layouts that are built before the next are chosen."""
 REFERENCES = 3
-"""Layouts at most that are tried as the one of the most replicas."""
+"""Builds of the whole model on each rank that are tried, on as many ranks as a layout has replicas at most."""
 T = TypeVar("T")
 ATTEMPTS = 2
 """Layouts, for each that is to be planned, that are tried where no plan of them keeps the memory."""
@@ -81,8 +84,8 @@ class Limits:
 
     Attributes:
         memory: Device bytes of each rank.
-        layouts: That are built at most.
-        finalists: That are planned in full.
+        layouts: That are built at most; 0: nothing is built, and what is kept is told.
+        finalists: That are planned in full; 0: Paddle's own plans are compared.
         jobs: Processes at once.
     """
 
@@ -105,6 +108,8 @@ class Search:
         store: What is built and found.
         say: Is told what happens.
         has_bounds: Whether layouts are excluded by bounds; without, all are built.
+        references: What all layouts of a model split.
+        shared: What layouts take at least, by what they share (`_alike`).
     """
 
     template: Template
@@ -117,6 +122,7 @@ class Search:
     say: Callable[[str], None]
     has_bounds: bool = True
     references: dict[tuple[object, ...], Reference] = field(default_factory=dict)
+    shared: dict[tuple[object, ...], int] = field(default_factory=dict)
     costs: CostModel = field(init=False)
     digest: str = field(init=False)
 
@@ -134,9 +140,11 @@ class Search:
         found = [Candidate(layout) for layout in layouts]
         if self.has_bounds and any(name in KNOWN for name, _ in layouts[0].values):
             self._refer(found)
+        if not self.limits.layouts:
+            self._draft(self._kept(found), found)
         while picked := self._picked(found):
             self._draft(picked, found)
-        if not any(each.state == "drafted" for each in found):
+        if self.limits.layouts and not any(each.state == "drafted" for each in found):
             raise ConfigError(_none_built(found))
         self._plan(found)
         self._exclude(found)
@@ -152,16 +160,25 @@ class Search:
     def _refer(self, found: Sequence[Candidate]) -> None:
         """Find the references, and the bounds of all layouts."""
         for key in dict.fromkeys(_model(each.layout) for each in found):
-            mine = sorted((each for each in found if _model(each.layout) == key), key=_split)
-            least = [each.layout for each in mine if each.layout.number("pp") * each.layout.number("mp") == 1]
-            serial = self._bare([replace(self.request(_alone(mine[0].layout), 0), world=1)])
-            replica = self._bare([self.request(layout, 0) for layout in least[:REFERENCES]])
-            self.references[key] = Reference.of(self.gpus, serial, replica, self.costs.profile)
+            mine = sorted((each.layout for each in found if _model(each.layout) == key), key=_split)
+            most = max(map(self._replicas, mine))
+            alone = [replace(self.request(_alone(mine[0], 1), 0), world=1)]
+            copies = dict.fromkeys(_alone(layout, most) for layout in mine if self._replicas(layout) == most)
+            replicas = [replace(self.request(layout, 0), world=most) for layout in [*copies][:REFERENCES]]
+            if not self.limits.layouts:
+                alone, replicas = (list(filter(self.store.found, each)) for each in (alone, replicas))
+            self.store.build([*alone, *replicas[:1]])  # both at once
+            serial, replica = self._bare(alone), self._bare(replicas)
+            held = self._activations(serial) if serial else 0
+            self.references[key] = Reference.of(self.gpus, serial, replica, self.costs.profile, held)
         for each in found:
             reference = self.references.get(_model(each.layout))
             if reference:
                 each.least_bytes = max(each.least_bytes, reference.least_bytes(each.layout))
                 each.least_ns = max(each.least_ns, reference.least_ns(each.layout))
+
+    def _replicas(self, layout: Layout) -> int:
+        return max(1, self.gpus // (layout.number("pp") * layout.number("mp")))
 
     def _bare(self, requests: Sequence[Request]) -> Program | None:
         """The first of the programs that is built, without recomputation; None where all are refused, or have pipeline stages."""
@@ -171,6 +188,12 @@ class Search:
                 return bare if bare.pipeline.num_stages == 1 else None
         return None
 
+    def _activations(self, serial: Program) -> int:
+        """What a whole step on one GPU would hold, if it held all micro-batches, beside parameters and optimizer state."""
+        baseline, target = baseline_plan(serial, self.costs), with_paddles_jobs(target_of(self.profile))
+        peak = peak_bytes(baseline, self.costs, target) or 0
+        return max(0, peak - lifetimes(serial).base["device"]) * serial.pipeline.num_micro_batches
+
     def _exclude(self, found: Sequence[Candidate]) -> None:
         """Exclude waiting layouts that cannot keep the memory or cannot be faster than one that does."""
         if not self.has_bounds:
@@ -179,6 +202,7 @@ class Search:
         for each in found:
             if each.state != "waiting":
                 continue
+            each.least_ns = max(each.least_ns, *(self.shared.get(key, 0) for key in _alike(each.layout)))
             if each.least_bytes > memory:
                 each.state, each.why = "excluded", f"holds {size(each.least_bytes)} or more on some rank"
             elif each.least_ns >= best_ns:
@@ -192,22 +216,41 @@ class Search:
         left = self.limits.layouts - sum(each.state == "drafted" for each in found)
         waiting = [each for each in found if each.state == "waiting"]
         seen = [
-            Seen(each.layout, each.draft.step.step_ns / self._guess(each.layout), each.draft.peak_bytes - self._state(each.layout))
+            Seen(each.layout, each.draft.step.step_ns / self._guess(each.layout), self._held(each.layout, each.draft.peak_bytes))
             for each in found
             if each.draft and each.draft.step
         ]
         promise = Promise(seen)
 
         def rank(each: Candidate) -> tuple[bool, float, Layout]:
-            over = promise.peak_bytes(each.layout) + self._state(each.layout) > self.limits.memory
+            held = promise.peak(each.layout) * self._guess_held(each.layout)
+            over = held + self._state(each.layout) > self.limits.memory
             return over, round(promise.step(each.layout) * self._guess(each.layout), 3), _sortable(each.layout)
 
         return _spread(sorted(waiting, key=rank), min(left, ROUND))
 
-    def _state(self, layout: Layout) -> int:
+    def _kept(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """Layouts that were refused before, or of which every program is there."""
+        kept = list[Candidate]()
+        for each in found:
+            request = self.request(each.layout, 0)
+            known = self.store.found(request)
+            if known and (known.refused or all(map(self.store.found, self._stages(each, self.store.program(request))))):
+                kept.append(each)
+        return kept
+
+    def _state(self, layout: Layout) -> float:
         """Parameters and optimizer state of a rank as far as they are known: how they are split need not be learned."""
         reference = self.references.get(_model(layout))
-        return reference.least_bytes(layout) if reference else 0
+        return guess_state(layout, self.gpus, reference.state_bytes) if reference else 0.0
+
+    def _held(self, layout: Layout, peak_bytes: int) -> float:
+        """What a layout holds beside its state, over the first guess."""
+        return max(1.0, peak_bytes - self._state(layout)) / self._guess_held(layout)
+
+    def _guess_held(self, layout: Layout) -> float:
+        reference = self.references.get(_model(layout))
+        return max(1.0, guess_held(layout, self.gpus, reference.activation_bytes if reference else 0.0))
 
     def _guess(self, layout: Layout) -> float:
         reference = self.references.get(_model(layout))
@@ -252,7 +295,9 @@ class Search:
         if self.has_bounds:
             bare = without_recomputation(first, self.costs)
             each.least_bytes = max(each.least_bytes, needed_at_once(bare))
-            each.least_ns = max(each.least_ns, occupied_ns(bare, self.costs))
+            floors = occupied(bare, self.costs)
+            each.least_ns = max(each.least_ns, floors.own)
+            self._share(each.layout, floors.shared)
         self._exclude(found)
         return each.state == "excluded"
 
@@ -272,12 +317,21 @@ class Search:
             if self.has_bounds:
                 each.least_ns = max(each.least_ns, each.draft.bound_ns)
                 each.least_bytes = max(each.least_bytes, each.draft.least_bytes)
+                self._share(each.layout, each.draft.shared_ns)
+
+    def _share(self, layout: Layout, least_ns: int) -> None:
+        """Note what layouts like this one take at least: of any recomputation, if it has none itself."""
+        own, without = _alike(layout)
+        key = without if recomputes_nothing(layout) else own
+        self.shared[key] = max(self.shared.get(key, 0), least_ns)
 
     # ----------------------------------------------------------------------------------------------------------------- plans
 
     def _plan(self, found: Sequence[Candidate]) -> None:
         """Plan the best few in full: the fastest by Paddle's own plan, and the fastest that only a plan of ours could make fit."""
         memory, left = self.limits.memory, self.limits.finalists
+        if not left:
+            return
         drafted = sorted((each for each in found if each.state == "drafted"), key=_by_step)
         fit = [each for each in drafted if each.fits(memory)]
         over = [each for each in drafted if not each.fits(memory) and each.least_bytes <= memory]
@@ -349,16 +403,21 @@ def _model(layout: Layout) -> tuple[object, ...]:
     return tuple(item for item in layout.values if item[0] not in KNOWN)
 
 
-def _alone(layout: Layout) -> Layout:
-    """The same model on one GPU."""
-    one: dict[str, Number] = {"pp": 1, "mp": 1, "dp": 1, "vpp": 1, "sharding": 0}
+def _alike(layout: Layout) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """Values of all names but sharding, which moves parameters and what is kept of them alone: with what is recomputed, and for any."""
+    own = tuple(item for item in layout.values if item[0] != "sharding")
+    return own, tuple((name, "" if name == "recompute" else value) for name, value in own)
+
+
+def _alone(layout: Layout, replicas: int) -> Layout:
+    """The same model on so many GPUs, whole on each."""
+    one: dict[str, Number] = {"pp": 1, "mp": 1, "dp": replicas, "vpp": 1, "sharding": 0}
     return Layout(tuple((name, one.get(name, value)) for name, value in layout.values))
 
 
-def _split(each: Candidate) -> tuple[int, int, bool, int, Layout]:
+def _split(layout: Layout) -> tuple[int, int, bool, int, Layout]:
     """How much a layout splits the model; the least first."""
-    layout = each.layout
-    again = layout.get("recompute") not in (None, "none", "off", 0)
+    again = not recomputes_nothing(layout)
     return layout.number("pp") * layout.number("mp"), layout.number("sharding", 0), again, layout.number("m"), _sortable(layout)
 
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -90,10 +90,12 @@ class Store:
     say: Callable[[str], None]
     built: int = 0
     may_fork: bool = True
+    _keys: dict[Request, str] = field(default_factory=dict)
+    """As they were before anything was built: a script may write a file that its arguments name."""
 
     def path(self, request: Request) -> Path:
         """Where the program of a request is, if it is built."""
-        return self.folder / PROGRAMS / f"{_key(request)}{SUFFIX}.gz"
+        return self.folder / PROGRAMS / f"{self._key(request)}{SUFFIX}.gz"
 
     def program(self, request: Request) -> Program:
         """A program that was built."""
@@ -172,8 +174,13 @@ class Store:
             self.say("one build for all stages gives other programs than one for each: from here on each is built by itself")
         write_whole(compared, msgspec.json.encode({"same": same}))
 
+    def _key(self, request: Request) -> str:
+        if request not in self._keys:
+            self._keys[request] = _key(request)
+        return self._keys[request]
+
     def _record(self, request: Request) -> Path:
-        return self.folder / PROGRAMS / f"{_key(request)}.json"
+        return self.folder / PROGRAMS / f"{self._key(request)}.json"
 
     # ------------------------------------------------------------------------------------------------------------ findings
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -11,6 +13,8 @@ def patch() -> None:
     """In this process, before a script runs."""
     _record_no_stacks()
     _remember_what_is_converted()
+    _convert_methods_once()
+    _find_known_meshes()
     _find_startup_parameters()
 
 
@@ -39,6 +43,89 @@ def _remember_what_is_converted() -> None:
         return known[code]
 
     convert_call_func.is_unsupported = is_unsupported_remembered
+
+
+def _convert_methods_once() -> None:
+    """Paddle keeps what it converts by the function; a method is another object each time it is looked up, and converted for each layer.
+
+    What is converted reads names of its module and closure as they are then: it is used again while these are the same.
+    """
+    from paddle.jit.dy2static.program_translator import FunctionCache
+
+    convert, known = FunctionCache.convert_with_cache, dict[Any, tuple[dict[str, Any], Any]]()
+
+    def convert_with_cache(self: Any, function: Any) -> Any:
+        if not isinstance(function, types.MethodType):
+            return convert(self, function)
+        own, reads = function.__func__, _outside(function)
+        before, converted = known.get(own, ({}, None))
+        if converted is None or before.keys() != reads.keys() or any(before[name] is not value for name, value in reads.items()):
+            converted = convert(self, function)
+            known[own] = reads, converted
+        return converted
+
+    FunctionCache.convert_with_cache = convert_with_cache
+
+
+def _outside(function: Any) -> dict[str, Any]:
+    """What the code of a function may read of its module and its closure."""
+    plain = inspect.unwrap(function)
+    names = {name for code in _codes(plain.__code__) for name in (*code.co_names, *code.co_freevars)}
+    cells = dict(zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True))
+    filled = {name: cell.cell_contents for name, cell in cells.items() if _is_filled(cell)}
+    return {name: value for name, value in {**plain.__globals__, **filled}.items() if name in names}
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function and of those inside it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _codes(each)
+
+
+def _find_known_meshes() -> None:
+    """For each mesh that is made Paddle compares it with all that are known, one by one."""
+    from paddle.distributed.auto_parallel.static.dist_context import DistributedContext
+
+    add = DistributedContext.add_process_mesh
+
+    def add_process_mesh(self: Any, mesh: Any) -> None:
+        remembered = self.__dict__.setdefault("_interlace_meshes", KnownMeshes())
+        if not remembered.has(self.process_meshes, mesh):
+            add(self, mesh)
+
+    DistributedContext.add_process_mesh = add_process_mesh
+
+
+class KnownMeshes:
+    """What is in a list of meshes, by shape and ranks; read again where the list is another or has grown."""
+
+    def __init__(self) -> None:
+        self._meshes: list[Any] = []
+        self._keys: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        self._read = 0
+
+    def has(self, meshes: list[Any], mesh: Any) -> bool:
+        """Whether an equal mesh is in the list."""
+        if meshes is not self._meshes or len(meshes) < self._read:
+            self._meshes, self._read = meshes, 0
+            self._keys = set()
+        self._keys.update(map(self._key, meshes[self._read :]))
+        self._read = len(meshes)
+        return self._key(mesh) in self._keys
+
+    @staticmethod
+    def _key(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return tuple(mesh.shape), tuple(mesh.process_ids)
 
 
 def _find_startup_parameters() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
+from interlace.cost_model.work import products_of
 from interlace.ir import Graph, Op, Program, dependencies
-from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_receive, is_send
+from interlace.ir.kinds import DATA, NO_KERNEL, is_collective, is_comm, is_receive, is_send
 from interlace.passes import Pipeline, find_pass
 from interlace.passes.narrow_gathers import sites
 from interlace.scheduler.jobs.parts import Parts
@@ -43,14 +45,40 @@ class Stage:
     chain: float
 
 
-def floor_ns(programs: Sequence[Program], cost: Costs) -> int:
-    """What a step takes at least, of one rank of each stage.
+class Floors(NamedTuple):
+    """What a step takes at least, in nanoseconds.
+
+    Attributes:
+        own: In this layout.
+        shared: In any that differs from it in what is sharded over replicas, or computes more again. Only what lies between the data of a
+            micro-batch and one of its products counts. Parameters that are gathered, gradients that are accumulated and reduced, and the
+            optimizer do not: sharding may leave a rank a part of them.
+    """
+
+    own: int
+    shared: int
+
+
+def floors_of(programs: Sequence[Program], cost: Costs) -> Floors:
+    """Of one rank of each stage.
 
     Each rank computes and communicates all that it must, with each collective beneath the computation that suffers least. A stage starts
     when the first message reaches it, through a forward of all stages before it with its collectives, and behind its last input gradients
     lie those of the stages before it. Collectives that `narrow-gathers` may replace count nothing.
     """
-    stages = [_stage(program, cost) for program in sorted(programs, key=lambda program: program.pipeline.stage)]
+    splits = [_split(program, cost) for program in sorted(programs, key=lambda program: program.pipeline.stage)]
+    own = [_stage(_Rank(split, cost)) for split in splits]
+    return Floors(_floor_ns(own), _floor_ns([_stage(_Rank(split, cost, _between_data_and_products(split))) for split in splits]))
+
+
+def occupied(program: Program, cost: Costs) -> Floors:
+    """What one rank takes at least, whatever the others do."""
+    ranks = _Rank(program, cost), _Rank(program, cost, _between_data_and_products(program))
+    own, shared = (int(rank.least(program.ops) * (1 - ROUNDED)) for rank in ranks)
+    return Floors(own, shared)
+
+
+def _floor_ns(stages: Sequence[Stage]) -> int:
     fill, drain, longest = 0.0, 0.0, 0.0
     for s, mine in enumerate(stages):
         longest = max(longest, mine.whole, mine.chain, fill + mine.late, fill + mine.middle + drain if s else 0.0)
@@ -83,20 +111,41 @@ def least_ns(computation: Counter[str], collectives: Counter[str], cost: Costs) 
     return found
 
 
-def occupied_ns(program: Program, cost: Costs) -> int:
-    """What one rank takes at least, whatever the others do."""
-    return int(_Rank(program, cost).least(program.ops) * (1 - ROUNDED))
+def _between_data_and_products(program: Program) -> set[int]:
+    """Ids of the computation of a micro-batch that its data leads to, or what other stages make of it, and that leads to a product."""
+    values, ops = tables_of(program)[0], [op for op in program.ops if op.role != "optimize"]
+    after, first = _reads(Graph(program), ops), program.pipeline.stage == 0
+
+    def is_data(op: Op) -> bool:
+        return first and op.name == DATA and not all(values[each].persistable for each in op.results)
+
+    fed = _led_to(ops, after, lambda op: is_receive(op) or is_data(op))
+    needed = _needed(ops, after, lambda op: bool(products_of(op, values)))
+    return {op.id for op in ops if op.id in fed & needed and not is_comm(op)}
+
+
+def _reads(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
+    """Op id -> ids of those whose results it reads: the order that holds whatever communication there is besides."""
+    return {op.id: {graph.producer[each] for each in op.operands if each in graph.producer} for op in ops}
 
 
 class _Rank:
-    def __init__(self, program: Program, cost: Costs) -> None:
-        self.program, self.cost, self.tables = program, cost, tables_of(program)
+    """Times of one rank's operations; `counted`: ids of those that count, and then only what they read makes an order between them."""
+
+    def __init__(self, program: Program, cost: Costs, counted: set[int] | None = None) -> None:
+        self.program, self.cost, self.counted, self.tables = program, cost, counted, tables_of(program)
         self.graph, self.count = Graph(program), program.pipeline.num_micro_batches
         self._narrowed = {site.gather.id for site in sites(self.graph).values()}
 
     def took(self, op: Op) -> int:
         """An operation, once."""
+        if self.counted is not None and op.id not in self.counted:
+            return 0
         return 0 if op.name in NO_KERNEL or op.id in self._narrowed else self.cost.op_time(op, *self.tables).dur_ns
+
+    def after(self, ops: Sequence[Op]) -> dict[int, set[int]]:
+        """Op id -> ids of those that it comes after."""
+        return dependencies(self.graph, ops) if self.counted is None else _reads(self.graph, ops)
 
     def least(self, ops: Iterable[Op]) -> float:
         """What these take at least in a step."""
@@ -109,7 +158,7 @@ class _Rank:
 
     def between(self, ops: Sequence[Op], starts: Callable[[Op], bool], ends: Callable[[Op], bool]) -> float:
         """From operations to operations: the longest chain, or all computation on the way, with what it ends with."""
-        after = dependencies(self.graph, ops)
+        after = self.after(ops)
         on_way, reached = _needed(ops, after, ends) & _led_to(ops, after, starts), dict[int, float]()
         longest, last, computation = 0.0, 0.0, 0.0
         for op in ops:
@@ -139,15 +188,19 @@ def _needed(ops: Sequence[Op], after: dict[int, set[int]], ends: Callable[[Op], 
     return found
 
 
-def _stage(program: Program, cost: Costs) -> Stage:
+def _split(program: Program, cost: Costs) -> Program:
     """With gradients split: their parts take as long as the whole, and a weight gradient is in nobody's way."""
-    split, _ = Pipeline((find_pass("split-backward")(), find_pass("overlap-column-backward")())).run(program, cost)
-    rank, parts = _Rank(split, cost), Parts(split, {"I", "W"})
+    return Pipeline((find_pass("split-backward")(), find_pass("overlap-column-backward")())).run(program, cost)[0]
+
+
+def _stage(rank: _Rank) -> Stage:
+    split = rank.program
+    parts = Parts(split, {"I", "W"})
     stage, stages = split.pipeline.stage, split.pipeline.num_stages
     if stages == 1:
         return Stage(rank.least(split.ops), 0.0, 0.0, 0.0, 0.0, rank.between(split.ops, lambda op: True, lambda op: True))
     step = [op for op in split.ops if op.role != "optimize"]
-    after = dependencies(rank.graph, split.ops)
+    after = rank.after(split.ops)
     late = _led_to(split.ops, after, lambda op: op.role == "forward" and is_receive(op))
     back = _needed(step, after, lambda op: op.role == "backward" and is_send(op))
     forward, backward, weights = (parts.ops[kind, 0] for kind in "FIW")

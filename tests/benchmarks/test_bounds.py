@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from interlace.config import load_config, make_config
 from interlace.cost_model import GivenCosts
 from interlace.planning.bounds import bound_ns, firm_bound_ns
-from interlace.planning.floor import floor_ns, occupied_ns
+from interlace.planning.floor import floors_of, occupied
 from interlace.planning.plan import make_plans
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.simulator import simulate
@@ -35,8 +35,10 @@ def test_no_plan_passes_a_bound(form: str, pp: int, micro_batches: int) -> None:
     firm = firm_bound_ns(stages, COSTS, peaks)
     step_ns = simulate([plan.program for plan in plans], COSTS).step_ns
     assert bound_ns(stages, COSTS) <= firm <= step_ns
-    assert max(occupied_ns(program, COSTS) for program in stages) <= floor_ns(stages, COSTS) <= step_ns
-    assert 1.02 * bound_ns(stages, COSTS) < floor_ns(stages, COSTS)  # collectives and messages count something
+    floors = floors_of(stages, COSTS)
+    assert max(occupied(program, COSTS).own for program in stages) <= floors.own <= step_ns
+    assert 1.02 * bound_ns(stages, COSTS) < floors.own  # collectives and messages count something
+    assert 0 < max(occupied(program, COSTS).shared for program in stages) <= floors.shared <= floors.own
 
 
 @settings(max_examples=60, deadline=None)
@@ -46,4 +48,4 @@ def test_no_plan_of_a_random_world_passes_the_floor(world: World, gemm: int, com
     costs = GivenCosts({"comm": comm, "gemm": gemm, "pd_op.matmul_grad": 2 * gemm, "default": 10}, {("gemm", "comm"): (stretch, beside)})
     step_ns = simulate(plan(world), costs).step_ns
     stages = [each for each in programs(world) if each.rank % (world.mp * world.dp) == 0]
-    assert floor_ns(stages, costs) <= step_ns
+    assert floors_of(stages, costs).own <= step_ns

@@ -11,6 +11,7 @@ from interlace.layout import search as search_module
 from interlace.layout.search import Candidate, Limits, Search
 from interlace.layout.space import Template
 from interlace.layout.store import Store
+from interlace.planning.floor import Floors
 from tests.layout.candidates import drafted, layout
 
 PROGRAM = parse("program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n")
@@ -22,7 +23,7 @@ def test_what_the_first_stage_computes_is_compared_with_the_best_of_all(
 ) -> None:
     monkeypatch.setattr(search_module, "without_recomputation", lambda program, costs: program)
     monkeypatch.setattr(search_module, "needed_at_once", lambda program: 0)
-    monkeypatch.setattr(search_module, "occupied_ns", lambda program, costs: takes_ns)
+    monkeypatch.setattr(search_module, "occupied", lambda program, costs: Floors(takes_ns, 0))
     limits = Limits(memory=1000, layouts=8, finalists=1, jobs=1)
     search = Search(Template("train.py", ()), 2, (), "h100", "", limits, Store(tmp_path, 1, print), print)
     built = Candidate(layout(2))

@@ -107,11 +107,13 @@ def test_equal_commands_give_equal_answers_and_a_page(everything: Answer, folder
 
 def test_what_is_refused_is_told_in_the_scripts_words(everything: Answer, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Without --heads a layout is built that the script refuses."""
-    words = [*COMMAND, "--batch-size", "8", "--try", "mp=2,4", "--try", "pp=1", "--try", "m=1", "--try", "sharding=0", "--finalists", "1"]
+    words = [*COMMAND, "--batch-size", "8", "--try", "mp=2,4", "--try", "pp=1", "--try", "m=1", "--try", "sharding=0", "--finalists", "0"]
     model = [*MODEL[:4], "--heads", "2", *MODEL[6:]]
     assert main([*words, "-o", str(folder / "kept"), "--", *VARIES, *model]) == 0
     assert "refused: 1 such as pp 1, mp 4, dp 1, m 1, sharding 0" in (out := capfd.readouterr().out)
     assert "--heads 2 must be a multiple of mp = 4" in out
+    assert "1 simulated, of these 0 planned in full" in out
+    assert "recommended: pp 1, mp 2, dp 2, m 1, sharding 0, Paddle's plan" in out
 
 
 @pytest.mark.parametrize("place", [k if k < TRAINED else pytest.param(k, marks=pytest.mark.long) for k in range(TEN)])

@@ -26,6 +26,9 @@ if "refuse" in sys.argv:
     sys.exit("first line\\nno such layout")
 if "kill" in sys.argv:
     os.kill(os.getpid(), 9)
+for word in sys.argv:
+    if word.endswith(".log"):
+        open(word, "a").write("written")
 if "slow" in sys.argv:
     open(script + ".started", "w").write("x")
     time.sleep(60)
@@ -73,6 +76,14 @@ def test_what_is_built_is_not_built_again(script: Path, tmp_path: Path) -> None:
     third.path(requests[0]).write_text("cut short")
     third.build(requests)
     assert third.built == 1
+
+
+def test_a_file_that_its_arguments_name_may_be_written_by_the_script(script: Path, tmp_path: Path) -> None:
+    kept, request = store(tmp_path / "kept"), Request(str(script), (str(tmp_path / "train.log"),), 0, 1)
+    assert not kept.build([request])[0].refused
+    assert (tmp_path / "train.log").is_file()
+    assert kept.path(request).read_text() == "one0"
+    assert kept.found(request)
 
 
 def test_all_that_a_program_depends_on_makes_another(script: Path, tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ KNOWN = (
     Internals("dumps", "paddle.distributed.auto_parallel.api.ShardingStage3", "_shard_parameter", (DUMPS,)),
     Internals("dumps", "paddle.nn.initializer.lazy_init", "lazy_init_helper", (DUMPS,)),
     Internals("dumps", "paddle.jit.dy2static.convert_call_func", "is_unsupported/1", (DUMPS,)),
+    Internals("dumps", "paddle.jit.dy2static.program_translator.FunctionCache", "convert_with_cache/2", (DUMPS,)),
+    Internals("dumps", "paddle.distributed.auto_parallel.static.dist_context.DistributedContext", "add_process_mesh/2", (DUMPS,)),
     Internals("dumps", "paddle.optimizer.optimizer.Optimizer", "_create_master_weight/2", (DUMPS,)),
     Internals("dumps of all stages", ENGINE, "apply_partition_pass", (DUMPS,)),
     Internals("dumps of all stages", "paddle.distributed.parallel", "_global_parallel_env", (DUMPS,)),
