@@ -256,7 +256,8 @@ class Tuning:
 
     def _why_too_large(self) -> str:
         """Why Paddle's baseline is not tried: it holds more than the memory budget, as simulated, or more than there is."""
-        outcome, budget = self.shown.plan.outcome, self.shown.plan.memory_budget
+        is_asked = self.config.memory_budget is not None or bool(self.config.plan)  # else the limit is what the baseline holds
+        outcome, budget = self.shown.plan.outcome, self.shown.plan.memory_budget if is_asked else 0
         if outcome is None or outcome.before is None:
             return ""
         held_bytes = outcome.before.peak_bytes

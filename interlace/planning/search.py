@@ -87,7 +87,7 @@ class Search:
             within = Search(world, ordered((*self.asked.passes, *following, *others)), self.make.memo).fitting(limit)
             runs += [within] if within is not None else []
         fit = [run for run in runs if world.step_ns(run) is not None and (run is found or not any(world.bytes_over_in_step(run, limit)))]
-        best = min((*fit, world.run(paddles_own(self.asked), world.memory_limits(None))), key=lambda run: world.step_ns(run) or 0)
+        best = min((*fit, world.run(paddles_own(self.asked, False), world.memory_limits(None))), key=lambda run: world.step_ns(run) or 0)
         if best is found:
             return found
         facts: dict[str, Fact] = {"limit_bytes": limit, "step_ns": world.step_ns(best) or 0, "other_ns": world.step_ns(found) or 0}

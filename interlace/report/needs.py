@@ -17,6 +17,7 @@ from interlace.report.checks import (
     OVERLAP,
     PRIORITIES,
     RETURN,
+    SUMS,
     THROTTLE,
     TIMES,
     TUNE,
@@ -46,7 +47,7 @@ def used(plans: Sequence[Plan], config: Config) -> Mapping[Feature, str]:
         option_name(report.name) for plan in plans for report in plan.reports for each in report.remarks if each.kind == "applied"
     )
     found = {EVERYTHING: f"jobs of its own on {len(plans)} stage{'s' * (len(plans) > 1)}"}
-    for feature in (OVERLAP, OFFLOAD, THROTTLE, RETURN):
+    for feature in (OVERLAP, OFFLOAD, THROTTLE, RETURN, SUMS):
         names = [name for name in feature.option.split() if changes[name]]
         if names:
             found[feature] = ", ".join(f"{name}: {changes[name]} changes" for name in names)

@@ -176,7 +176,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         ": stages wait for each other, {peak_bytes:size} on the fullest stage",
         ", {over_bytes:size} more than it may hold",
     ),
-    "budget-kept": ("memory_budget {budget_bytes:size}: on a GPU the plan holds {peak_bytes:size} at most, however fast its host",),
+    "budget-kept": ("within {budget_bytes:size}: on a GPU the plan holds {peak_bytes:size} at most, however fast its host",),
     "peak-not-known": (
         "memory_budget {budget_bytes:size}: what a GPU holds is not known, the rank cannot be simulated; `interlace check` says where it "
         "stands",

@@ -16,6 +16,7 @@ from interlace.cost_model import CostModel, load_profile
 from interlace.errors import BudgetError
 from interlace.ir import Program
 from interlace.planning.budget import baseline_peak_bytes, peak_bytes
+from interlace.planning.limits import SLACK
 from interlace.planning.plan import make_plans
 
 COST = CostModel(load_profile("h200"))
@@ -50,11 +51,15 @@ def within_budget(programs: list[Program], part: float) -> tuple[int, int] | Bud
     ],
 )
 def test_plans_keep_their_limit_and_no_form_that_keeps_it_is_faster(name: str, are_within: bool) -> None:
-    """Under what Paddle's baseline holds on a GPU, which is never refused, and under nine tenths of it; where that is, no form keeps it."""
+    """By default and under what Paddle's baseline holds on a GPU, which is never refused, and under nine tenths of it; where that is, no
+    form keeps it."""
     programs = zoo.stored()[name]
     own = max(baseline_peak_bytes(each, COST) or 0 for each in programs)
     forms = {form: planned(programs, make_config(zoo.FORMS[form])) for form in FORMS}
     assert own
+    step_ns, peak = planned(programs, make_config({}))
+    assert peak <= SLACK * own, peak / own
+    assert all(step_ns <= (1 + ROUNDING) * took for took, held in forms.values() if held <= SLACK * own)
     for part in (1.0, 0.9):
         within = {form: took for form, (took, held) in forms.items() if held <= part * own}
         assert bool(within) == are_within or part < 1.0, "a program that this is to be asked of"

@@ -7,7 +7,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from interlace.report.checks import CAPTURE, DUMPS, EVERYTHING, OFFLOAD, OVERLAP, RANKS, RETURN, THROTTLE, TUNE, Check, Feature
+from interlace.report.checks import CAPTURE, DUMPS, EVERYTHING, OFFLOAD, OVERLAP, RANKS, RETURN, SUMS, THROTTLE, TUNE, Check, Feature
 
 GROUP = "internals of Paddle"
 
@@ -94,6 +94,7 @@ KNOWN = (
     Internals("events between jobs", "paddle.base.libpaddle.pir.Operation", "set_str_array_attr", (EVERYTHING,)),
     Internals("copies to and from the host", "paddle._C_ops", "memcpy memcpy_d2h memcpy_h2d", (OFFLOAD,)),
     Internals("last readers", "paddle._C_ops", "share_data", (OVERLAP, RETURN)),
+    Internals("sums in place", "paddle._C_ops", "all_reduce_", (SUMS,)),
     Internals("the host's waits", "paddle._C_ops", "sync_calc_stream_", (THROTTLE,)),
     Internals("communication of CPU ranks", "paddle.static.python_op", "register_op", (RANKS,)),
     Internals("communication of CPU ranks", "paddle.static", "MetaTensor", (RANKS,)),
