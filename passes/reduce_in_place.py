@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from interlace.ir import Graph, Op, Program
+from interlace.ir.kinds import NO_KERNEL, SHARE_VAR, SILENT, is_boundary
 from interlace.ir.storage import Storage
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.weight_gradients import check_unscheduled
@@ -43,9 +42,8 @@ class ReduceInPlace(Pass, frozen=True, kw_only=True):
     def run(self, program: Program, context: Context) -> Program:
         check_unscheduled(program)
         graph, found = Graph(program), dict[int, Op]()
-        place = {op.id: k for k, op in enumerate(program.ops)}
         for op in program.ops:
-            if op.name == NAME and _is_free(graph, place, op):
+            if op.name == NAME and _is_free(graph, op):
                 found[op.id] = msgspec.structs.replace(op, name=f"{NAME}_", origin=-1, inplace=((0, 0),))
         if not found:
             return program
@@ -63,21 +61,49 @@ def _end_of(joined: dict[int, int], storage: int) -> int:
     return storage
 
 
-def _is_free(graph: Graph, place: dict[int, int], op: Op) -> bool:
-    """Whether what an operation reads first may be overwritten by it."""
+def _is_free(graph: Graph, op: Op) -> bool:
+    """Whether an operation may write its result over what it reads first."""
     table, value = graph.storages, op.operands[0]
-    numbers = set(table.numbers(value))
-    if len(numbers) != 1 or numbers & table.cleared_buffers() or numbers & set(table.numbers(op.results[0])):
+    source, result = table.of(value), table.of(op.results[0])
+    if len(source) != 1 or len(result) != 1 or not _is_own(graph, op.results[0], result[0]):
         return False
-    (storage,) = table.of(value)
-    if storage.memory != "device" or storage.vectors or graph.values[value].size_bytes != storage.size_bytes:
+    (storage,) = source
+    if storage.memory != "device" or storage.vectors or {*table.numbers(value)} & table.cleared_buffers():
         return False
-    users = [graph.ops[each] for each in dict.fromkeys(user for each in storage.values for user in graph.users.get(each, ()))]
+    if graph.values[value].size_bytes != storage.size_bytes:
+        return False
+    users = _users(graph, storage)
     if not storage.persistable:
-        return not storage.kept and storage.values == [value] and [each.id for each in users] == [op.id]
+        maker = graph.producer_op(value)
+        is_alone = storage.values == [value] and [each.id for each in users] == [op.id]
+        return is_alone and not storage.kept and maker is not None and _makes_memory(maker)
+    place = graph.position
     later = sorted((each for each in users if place[each.id] > place[op.id]), key=lambda each: place[each.id])
     before = [each for each in users if place[each.id] < place[op.id]]
-    return bool(later) and _overwrites(later[0], storage) and all(_only_writes(each, storage) for each in before)
+    return (
+        op.role == "optimize"  # once a step
+        and bool(later)
+        and _overwrites(later[0], storage)
+        and all(_only_writes(each, storage) for each in before)
+        and all(place[each.id] < place[later[0].id] for each in _users(graph, result[0]))
+    )
+
+
+def _is_own(graph: Graph, value: int, storage: Storage) -> bool:
+    """Whether a result is in memory of its own, which nothing outside the step names and no fused buffer takes."""
+    if storage.value != value or storage.persistable or storage.kept or storage.vectors or storage.memory != "device":
+        return False
+    return all(each.name != SHARE_VAR and not is_boundary(each) for each in _users(graph, storage))
+
+
+def _users(graph: Graph, storage: Storage) -> list[Op]:
+    """Operations that are given a tensor of a storage."""
+    return [graph.ops[each] for each in dict.fromkeys(user for value in storage.values for user in graph.users.get(value, ()))]
+
+
+def _makes_memory(op: Op) -> bool:
+    """Whether an operation computes its result into memory that it takes: no input, no constant, and none that CPU ranks leave out."""
+    return op.name not in NO_KERNEL and not is_boundary(op) and op.kind not in SILENT and op.kind != "constant"
 
 
 def _overwrites(op: Op, storage: Storage) -> bool:
@@ -88,5 +114,5 @@ def _overwrites(op: Op, storage: Storage) -> bool:
 
 def _only_writes(op: Op, storage: Storage) -> bool:
     """Whether an operation reads a buffer to write over it alone."""
-    written: Sequence[int] = [op.operands[operand] for _, operand in op.inplace]
-    return set(written) >= {value for value in op.operands if value in storage.values}
+    written = {op.operands[operand] for _, operand in op.inplace}
+    return written >= {value for value in op.operands if value in storage.values}

@@ -348,7 +348,7 @@ class Closure:
     @cached_property
     def is_unsafe(self) -> bool:
         """Whether the plan of this rank has a fault, whatever other ranks do."""
-        faults = self.unwritten() or self.never_recorded() or self.races() or self.freed_early()
+        faults = self.unwritten() or self.unnamed() or self.never_recorded() or self.races() or self.freed_early()
         return bool(faults) or not draws_in_turn(self.program)
 
     def races(self) -> list[tuple[int, int, int]]:
@@ -359,6 +359,23 @@ class Closure:
             for a in self.partners[b]
             if a < self.count and not self.ordered(a, b) and (cells := self.conflicts(a, b))
         ]
+
+    def unnamed(self) -> list[tuple[int, Name]]:
+        """Uses (place, variable) of a view that a later item of the step makes, or none."""
+        made: dict[Name, int] = {}
+        for place in range(self.count):
+            made.update((name, place) for name in self._views(self.items[place]) if name not in made)
+        return [
+            (place, name)
+            for place in range(self.count)
+            for name in self.access[place].uses
+            if place < made.get(name, self.count if name in self._views((self.rank.producer[name[0]].id, max(0, name[2]))) else -1)
+        ]
+
+    def _views(self, item: Item) -> set[Name]:
+        """Variables of views that an item makes."""
+        op = self.rank.ops[item[0]]
+        return set() if op.name in BOUNDARY else self._names((op.results[r] for r, _ in op.views), item[1])
 
     def unwritten(self) -> list[tuple[int, int]]:
         """Reads (place, cell) that see another write than the value they name has in the sequential step, or none."""

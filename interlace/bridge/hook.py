@@ -382,9 +382,9 @@ class _Making:
 
 def _require_memory(plan: Plan, config: Config) -> None:
     """Refuse a captured step that holds more than the budget: its memory is given back by order only, which the search does not know."""
-    if plan.memory_budget and (held := graph_memory(plan.program).peak()) > plan.memory_budget:
+    if plan.asked_budget and (held := graph_memory(plan.program).peak()) > plan.asked_budget:
         raise PlanError(
-            f"{config.source}: memory_budget is {size(plan.memory_budget)} a rank, and rank {plan.program.rank} holds {size(held)} inside "
+            f"{config.source}: memory_budget is {size(plan.asked_budget)} a rank, and rank {plan.program.rank} holds {size(held)} inside "
             "a captured step, where memory is given back in the order of streams only; raise the budget, or write capture: off"
         )
 

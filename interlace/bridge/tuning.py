@@ -176,7 +176,8 @@ class Tuning:
             return [configured]
         assert self.captured is not None
         program = self.captured.program
-        options = options_text(self.config.device, self.config.pipeline().passes), str(self.config.memory_budget), self.config.plan
+        passes = (*self.config.pipeline().passes, *self.config.means.values())
+        options = options_text(self.config.device, passes), str(self.config.memory_budget), self.config.plan
         digests = gather(self.peers, "programs", [digest_of(program), known_name(self.device), self.device.target.name])
         key = key_of([*(text for each in digests for text in each), *options, VERSION, paddle.__version__])
         self.store = Store(self.folder, key) if self.env.rank == 0 else None
@@ -256,8 +257,7 @@ class Tuning:
 
     def _why_too_large(self) -> str:
         """Why Paddle's baseline is not tried: it holds more than the memory budget, as simulated, or more than there is."""
-        is_asked = self.config.memory_budget is not None or bool(self.config.plan)  # else the limit is what the baseline holds
-        outcome, budget = self.shown.plan.outcome, self.shown.plan.memory_budget if is_asked else 0
+        outcome, budget = self.shown.plan.outcome, self.shown.plan.asked_budget
         if outcome is None or outcome.before is None:
             return ""
         held_bytes = outcome.before.peak_bytes

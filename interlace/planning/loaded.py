@@ -128,6 +128,7 @@ def read_plan(folder: Path, rank: int) -> Plan:
         outcome=record.outcome,
         memory_budget=record.memory_budget,
         memory_limit=record.memory_limit,
+        beside_baseline=record.beside_baseline,
     )
 
 

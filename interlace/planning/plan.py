@@ -47,8 +47,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `digest` is of the planned program, `set_digest` of the digests of all ranks that planned at the same time; empty in a record of
     an older version. `outcome` is what the whole step is simulated to take. `memory_budget` are the device bytes that the plan was to
-    stay under, `memory_limit` those that passes might use in the order of operations; 0 without a budget. `captured_orders` are the orders
-    of calls before the first pass.
+    stay under, those of Paddle's baseline where none were asked for (`beside_baseline`), `memory_limit` those that passes might use in the
+    order of operations; 0 without a limit. `captured_orders` are the orders of calls before the first pass.
     """
 
     version: int
@@ -61,6 +61,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outcome: Outcome | None = None
     memory_budget: int = 0
     memory_limit: int = 0
+    beside_baseline: bool = False
     captured_orders: tuple[Change, ...] = ()
 
     def passes(self, names: Sequence[str]) -> tuple[Pass, ...]:
@@ -94,9 +95,10 @@ class Plan:
         outcome: The whole step by Paddle's baseline and by this one, simulated; None where the other stages' plans are not known here,
             or a step would never end.
         compared: What was simulated for that; on rank 0 alone.
-        memory_budget: Device bytes that it was to stay under; 0 without a budget.
+        memory_budget: Device bytes that it was to stay under; 0 without a limit.
         memory_limit: Device bytes that passes might use in the order of operations: the budget, less what side streams hold on a GPU.
             0 also where the plan made without a budget keeps it and is the fastest.
+        beside_baseline: Whether the budget is what Paddle's baseline holds, as none was asked for.
     """
 
     captured: Program
@@ -111,6 +113,12 @@ class Plan:
     compared: Comparison | None = None
     memory_budget: int = 0
     memory_limit: int = 0
+    beside_baseline: bool = False
+
+    @property
+    def asked_budget(self) -> int:
+        """The memory budget in bytes, if one was asked for; else 0."""
+        return 0 if self.beside_baseline else self.memory_budget
 
     @classmethod
     def off(cls, why: str) -> Plan:
@@ -154,6 +162,7 @@ class Plan:
             self.outcome,
             self.memory_budget,
             self.memory_limit,
+            self.beside_baseline,
             captured_orders(self.captured),
         )
 
@@ -174,7 +183,8 @@ class Decided(msgspec.Struct, frozen=True):
     Attributes:
         specs: The passes that made the plans.
         memory_limits: By rank, what passes might hold.
-        memory_budget: Device bytes that no rank was to pass; 0 without a budget.
+        memory_budget: Device bytes that no rank was to pass; 0 without a limit.
+        beside_baseline: See `Plan`.
         set_digest: Of the plans of all ranks.
         outcome: The whole step by Paddle's baseline and by these.
     """
@@ -182,6 +192,7 @@ class Decided(msgspec.Struct, frozen=True):
     specs: tuple[Spec, ...]
     memory_limits: MemoryLimits
     memory_budget: int
+    beside_baseline: bool
     set_digest: str
     outcome: Outcome | None
 
@@ -229,14 +240,16 @@ def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile
 def worker_of(program: Program, config: Config, cost: Costs, profile: str, is_whole: bool = True) -> Worker:
     """A rank that is to be planned; `is_whole`: with all others."""
     passes = config.pipeline().passes
-    return Worker(program, cost, passes, options_text(profile, passes), config.memory_budget, is_whole)
+    options = options_text(profile, (*passes, *config.means.values()))
+    return Worker(program, cost, passes, options, config.memory_budget, is_whole)
 
 
 def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, Comparison | None]:
     """The decision, with the plans that it is about finished on each rank, and what was simulated for its outcome."""
-    budget, search = budget_bytes(world), Search(world, config.pipeline())
-    if budget:
-        made = search.within(budget)
+    asked, search = budget_bytes(world), Search(world, config.pipeline())
+    budget = asked
+    if asked:
+        made = search.within(asked)
     elif config.capture == "on":
         made = search.unlimited()
     else:
@@ -248,7 +261,7 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
         require_one_order(world)
     compared = compare(world, profile, budget)
     outcome = compared.outcome(world.cost) if compared else None
-    return Decided(specs, made.memory_limits, budget, digest_of_set(digests), outcome), compared
+    return Decided(specs, made.memory_limits, budget, budget != asked, digest_of_set(digests), outcome), compared
 
 
 def taken(
@@ -268,6 +281,7 @@ def taken(
         compared=compared,
         memory_budget=budget,
         memory_limit=room,
+        beside_baseline=decided.beside_baseline,
     )
 
 

@@ -69,7 +69,7 @@ def sweep(
     if before is None:
         raise PlanError("Paddle's baseline is not known here, so there is no curve; give the dumps of all ranks")
     base = Base(max(baseline_peak_bytes(program, cost) or 0 for program in programs), before.step_ns / 1e3, before.exposed_ns / 1e3)
-    held = 0 if not asked or asked[0].memory_budget else _peak([plan.program for plan in asked], cost)
+    held = 0 if not asked or asked[0].asked_budget else _peak([plan.program for plan in asked], cost)
     most = max(base.peak_bytes, _peak([plan.program for plan in everything], cost), held)
     everything = [_under(most, plan) for plan in everything]
     found: list[Point] = []

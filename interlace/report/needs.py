@@ -57,8 +57,8 @@ def used(plans: Sequence[Plan], config: Config) -> Mapping[Feature, str]:
     if config.tune != "off":
         found[TUNE] = f"tune: {config.tune}"
     found[TIMES] = "choosing the plan"
-    if plans[0].memory_budget:
-        found[MEMORY] = f"memory_budget: {size(plans[0].memory_budget)}"
+    if plans[0].asked_budget:
+        found[MEMORY] = f"memory_budget: {size(plans[0].asked_budget)}"
     return found
 
 

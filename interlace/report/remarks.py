@@ -141,7 +141,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     "without-budget-faster": (
         "planned as without a budget: whole step simulated {step_ns:ms}, which keeps it; planned within it {within_ns:ms}",
     ),
-    "made-again": ("made again with less room: the plan held {over_bytes:size} more than the budget",),
+    "made-again": ("made again with less room: the plan held {over_bytes:size} more than the limit",),
     "no-form-judged": ("auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it",),
     "baseline-kept": (
         "auto: ",
@@ -161,10 +161,16 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         _COUNTED,
     ),
     "baseline-memory-kept": (
-        "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU; {other_ns:ms} with {over_bytes:size} more",
+        "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU and a hundredth; {other_ns:ms} with "
+        "{over_bytes:size} more",
+    ),
+    "more-than-the-baseline": (
+        "auto: {other_ns:ms} would take {over_bytes:size} more than the {limit_bytes:size} that Paddle's baseline holds on a GPU, and a "
+        "hundredth; nothing faster than the baseline was found within them",
     ),
     "within-baseline-faster": (
-        "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU, as a budget; {other_ns:ms} without one",
+        "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU and a hundredth, as a budget; {other_ns:ms} "
+        "without one",
     ),
     "form-not-taken": (
         *_FORM,
@@ -178,8 +184,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     ),
     "budget-kept": ("within {budget_bytes:size}: on a GPU the plan holds {peak_bytes:size} at most, however fast its host",),
     "peak-not-known": (
-        "memory_budget {budget_bytes:size}: what a GPU holds is not known, the rank cannot be simulated; `interlace check` says where it "
-        "stands",
+        "within {budget_bytes:size}: what a GPU holds is not known, the rank cannot be simulated; `interlace check` says where it stands",
     ),
     # offload
     "value-moved": (

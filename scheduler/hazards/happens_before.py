@@ -131,9 +131,8 @@ class Tracer:
         result has its operand's variable."""
         plan = self.plan
         ops = plan.program.ops
-        maker = {
-            view.variable: k for k, views in enumerate(plan.views) if ops[k].name not in NO_KERNEL and not ops[k].inplace for view in views
-        }
+        makers = (k for k, op in enumerate(ops) if op.name not in (*NO_KERNEL, "pd_op.share_data_"))
+        maker = {view.variable: k for k in makers for view in plan.views[k]}
         return [
             [(maker[access.variable], access) for access in accesses if maker.get(access.variable, k) != k]
             for k, accesses in enumerate(plan.reads)

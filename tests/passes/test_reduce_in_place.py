@@ -83,7 +83,13 @@ def test_a_buffer_of_merged_gradients_is_overwritten_before_it_is_cleared() -> N
         pytest.param(ALONE, "#3 %3", "#4 %4:float32[4] = pd_op.exp(%1) backward\n#3 %3", id="another reader"),
         pytest.param(ALONE, "#2 %2", "#4 %4:float32[4] = pd_op.exp(%1) backward\n#2 %2", id="another reader before it"),
         pytest.param(ALONE, "#3 %3", "#4 builtin.shadow_output(%1) forward\n#3 %3", id="an output of the step"),
-        pytest.param(ALONE, "all_reduce(%1)", "all_reduce(%0)", id="an input of the step"),
+        pytest.param(ALONE, "%1:float32[4] = pd_op.relu(%0)", "%1:float32[4] = builtin.constant()", id="a constant"),
+        pytest.param(ALONE, "pd_op.relu(%0)", "pd_op.c_identity(%0)", id="what CPU ranks leave out"),
+        pytest.param(ALONE, "#3 %3", "#4 builtin.shadow_output(%2) forward\n#3 %3", id="a sum that is an output of the step"),
+        pytest.param(
+            ALONE, "#3 %3:float32[4] = pd_op.relu(%2)", "#3 %3:float32[4] = pd_op.share_var(%2, %0)", id="a sum in a fused buffer"
+        ),
+        pytest.param(MERGED, "optimize group", "backward group", id="once a micro-batch"),
         pytest.param(ALONE, '%0:float32[4]"x" = pd_op.data', '%1:float32[4]!"w" = builtin.parameter', id="a parameter"),
         pytest.param(ALONE, "%1:float32[4] = pd_op.relu(%0) forward", "%1:float32[4]~0 = pd_op.reshape(%0) forward views=0:0", id="a view"),
         pytest.param(ALONE, "pd_op.all_reduce(", "pd_op.all_gather(", id="no sum"),
@@ -103,6 +109,18 @@ def test_all_else_keeps_a_block_of_its_own(text: str, old: str, new: str) -> Non
     program, rules = reduced(changed)
     assert [name for name in summed(program) if name.endswith("_")] == []
     assert rules == []
+
+
+def test_an_input_of_the_step_stays() -> None:
+    """It is the user's memory, of which Paddle may feed a part without a copy."""
+    program, _ = reduced(ALONE.replace("#1 %1:float32[4] = pd_op.relu(%0) forward\n", "").replace("(%1)", "(%0)"))
+    assert summed(program) == ["pd_op.all_reduce"]
+
+
+@pytest.mark.parametrize("reader", ["#9 %9:float32[4] = pd_op.exp(%4) optimize\n", "#9 builtin.shadow_output(%3) optimize\n"])
+def test_a_sum_that_is_read_after_the_buffer_is_cleared_has_a_block_of_its_own(reader: str) -> None:
+    program, _ = reduced(MERGED + reader)
+    assert summed(program) == ["pd_op.all_reduce"]
 
 
 def test_a_buffer_that_is_never_cleared_keeps_its_contents() -> None:

@@ -201,7 +201,10 @@ def test_without_a_budget_what_holds_more_than_the_baseline_gives_way(monkeypatc
     assert (again.limits, again.means) == ([LIMIT, LIMIT], [["offload-activations", "return-memory"]])
     assert [each.name for each in again.found.passes.passes if each not in OPEN.passes] == ["return-memory"]
     assert Beside(monkeypatch, EVERY, over | {LIGHTER: GB}).taken == WITHIN
-    assert Beside(monkeypatch, EVERY, over | {LIGHTER: GB, WITHIN: GB}).taken == BASELINE
+    baseline = Beside(monkeypatch, EVERY, over | {LIGHTER: GB, WITHIN: GB})
+    assert (baseline.taken, baseline.told) == (BASELINE, ["baseline-kept", "more-than-the-baseline"])
+    stalls = Beside(monkeypatch, EVERY | {LIGHTER: None, WITHIN: None, BASELINE: None}, over)
+    assert (stalls.taken, stalls.told) == (UNLIMITED, ["form-taken"])  # nothing else comes to its end
     assert Beside(monkeypatch, EVERY | {LIGHTER: None}, over).taken == WITHIN
     del (alone := dict(EVERY))[WITHIN]
     assert Beside(monkeypatch, alone, over | {LIGHTER: GB}).taken == BASELINE

@@ -12,6 +12,7 @@ from interlace.ir.schedule import find_schedule
 from interlace.ir.target import GPU, Target
 from interlace.scheduler.hazards import check
 from interlace.scheduler.hazards.communication import shared_streams, wrong_groups
+from tests.closure import is_unsafe
 
 LOOSE = msgspec.structs.replace(GPU, name="loose", ring_is_serial=False)
 
@@ -190,6 +191,7 @@ def test_a_view_is_made_before_it_is_read(jobs: str, found: set[str]) -> None:
 """
     programs = [rank(0, ops, jobs)]
     assert kinds(programs) == found
+    assert is_unsafe(programs) == bool(found)
     assert all("#2 pd_op.reshape" in finding.message or "no job runs" in finding.message for finding in check(programs))
 
 
