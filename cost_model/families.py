@@ -1,7 +1,7 @@
 """Which family each of Paddle's operations belongs to: what its time depends on.
 
 A backward operation (`..._grad`) is in the family of its forward one unless it is named here itself. A kind that is in no
-family is *unknown*: it is listed, never guessed.
+family is *unknown*: it is listed, and its time is a lower bound from the memory that it moves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kinds of Paddle's operations, as far as passes, planning and lowering need to tell them apart.
 
-Source: names and attributes as PaddlePaddle 3.3.1 emits them.
+Source: names and attributes as PaddlePaddle 3.3.1 and older versions emit them.
 """
 
 from __future__ import annotations

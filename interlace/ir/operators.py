@@ -1,7 +1,7 @@
 """What every operator of PaddlePaddle 3.3.1 does beside computing its results.
 
-The lists are derived from the installed wheel, from its definitions of operators and the machine code of their kernels, by
-`python -m tests.operators.table --write`; a test holds them to it. Names are without the in-place mark, and without `pd_op.`.
+Not to be edited by hand: the lists are derived from the installed wheel, from its definitions of operators and the machine code of their
+kernels, by `python -m tests.operators.table --write`; a test holds them to it. Names are without the in-place mark, and without `pd_op.`.
 What an operator writes in place, and says so, stands in the captured program, as Paddle says it of each operation (`Op.inplace`).
 """
 

@@ -1,4 +1,8 @@
-"""Forms that are proposed after the first: with less memory, less or more recomputation, or other waits of the host."""
+"""Forms that are proposed after the first: with less memory, less or more recomputation, or other waits of the host.
+
+Each function gets the drafts that there are and gives more (`Drafts.draft`), for `fastest.py`, which calls them in turn; none raises the
+limit.
+"""
 
 from __future__ import annotations
 

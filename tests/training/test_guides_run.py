@@ -3,9 +3,12 @@ their order, each without an error."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -219,6 +222,11 @@ def test_a_pass_of_ones_own(here: Path, capfd: pytest.CaptureFixture[str]) -> No
     (trains,) = re.findall(r"`(interlace run .* --verify)`", document.read_text())
     assert main(words(trains)) == 0
     assert "SAME: 6 losses" in capfd.readouterr().out
+    _, test = (block.text for block in blocks(document) if block.language == "python")
+    ran = subprocess.run(
+        [sys.executable, "-c", test], env=os.environ | {"PYTHONPATH": os.getcwd()}, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_a_schedule_file(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
