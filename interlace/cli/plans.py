@@ -179,6 +179,5 @@ def _forward(program: Program) -> object:
     from interlace.ir.kinds import is_copy
 
     shapes = {value.id: value.shape for value in program.values}
-    return Counter(
-        (op.kind, tuple(shapes.get(value) for value in op.results)) for op in program.ops if op.role == "forward" and not is_copy(op)
-    )
+    own = (op for op in program.ops if op.role == "forward" and not is_copy(op) and not (op.kind == "share_data" and op.origin < 0))
+    return Counter((op.kind, tuple(shapes.get(value) for value in op.results)) for op in own)

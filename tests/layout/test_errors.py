@@ -23,7 +23,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--gpus", "0"], "--gpus 0: expected 1 or more"),
         (["--gpus", "12", "--gpus-a-host", "8"], "--gpus 12: expected a multiple of the 8 of each host"),
-        (["--gpus", "4", "--layouts", "0"], "--layouts 0: expected 1 or more"),
+        (["--gpus", "4", "--layouts", "-1"], "--layouts -1: expected 0 or more"),
         (["--gpus", "4", "--memory", "0.8"], "--memory 0.8: expected bytes with their unit, such as 70GB"),
         (["--gpus", "4", "--memory", "70"], "--memory: found '70', in bytes; expected bytes with their unit"),
         (["--gpus", "4", "--network", "50GB"], "--network: all 4 GPUs are on one host"),
