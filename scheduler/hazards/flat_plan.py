@@ -231,18 +231,25 @@ def _take_baseline_order(plan: FlatPlan) -> None:
 
 
 def _shared_by_parts(plan: FlatPlan) -> dict[int, list[int]]:
-    """Base of a persistable storage -> operations of forward and backward that use it, if those of several parts do and one writes it."""
+    """Base of a persistable storage -> operations of forward and backward that use it, if those of several parts do and one writes it.
+
+    Storages that several values use in turn are left out.
+    """
     users: dict[int, list[int]] = defaultdict(list)
     written: set[int] = set()
+    roots: dict[int, set[int]] = defaultdict(set)
     for position, op in enumerate(plan.program.ops):
-        inside = op.role != "optimize"
+        inside = op.role != "optimize" and not is_boundary(op)
         for access in (*plan.reads[position], *plan.writes[position]) if inside else ():
-            if plan.storage(access.base).persistable:
+            storage = plan.storage(access.base)
+            if storage.persistable and storage.memory == "device":
                 users[access.base].append(position)
+                roots[access.base].add(access.root)
         written.update(access.base for access in plan.writes[position] if inside)
     ops = plan.program.ops
     parts = {base: {(ops[position].role, ops[position].chunk) for position in positions} for base, positions in users.items()}
-    return {base: users[base] for base in sorted(written & users.keys()) if len(parts[base]) > 1}
+    found = {base for base in written & users.keys() if len(parts[base]) > 1 and len(roots[base]) == 1}
+    return {base: users[base] for base in sorted(found)}
 
 
 def _add_items(plan: FlatPlan, serial: bool, storages: Storages) -> None:
