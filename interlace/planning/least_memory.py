@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from interlace.errors import BudgetError
 from interlace.passes import Pipeline
+from interlace.planning.limits import baseline_bytes
 from interlace.planning.making import Making
-from interlace.planning.tasks import baseline_peak, could_repeat, holders
+from interlace.planning.tasks import could_repeat, holders
 from interlace.planning.variants import (
     in_paddles_order,
     is_open,
@@ -80,7 +81,7 @@ def refuse(make: Making, run: Made, budget: int) -> None:
     repeats = make.levels.are_open and not make.levels.collectives and any(make.world.map(could_repeat))
     where = f"rank {rank if make.world.is_whole else make.world.captured.rank}, stage {make.world.facts[rank].stage}"
     more = "; choose_recompute: {repeat_collectives: on} may hold less" if repeats else ""
-    baseline = max((each or 0 for each in make.world.known(baseline_peak)), default=0)
+    baseline = baseline_bytes(make.world)
     counted = ". Counted is what a GPU holds, however fast its host"
     counted += f"; so counted, Paddle's baseline holds {baseline} bytes ({size(baseline)})" if baseline else ""
     raise BudgetError(

@@ -45,7 +45,7 @@ def budget_bytes(world: World) -> int:
         )
     if not asked[0]:
         return 0
-    held = max(each or 0 for each in world.known(baseline_peak))
+    held = baseline_bytes(world)
     if not held:
         raise BudgetError(
             f"memory_budget {asked[0]:g} of what Paddle's baseline holds: that is not known, its step cannot be simulated; "
@@ -54,7 +54,12 @@ def budget_bytes(world: World) -> int:
     return max(1, int(asked[0] * held))  # less than a byte is a budget too, and refused as one
 
 
+def baseline_bytes(world: World) -> int:
+    """Device bytes that Paddle's baseline holds on its fullest rank on a GPU; 0 where that is not known."""
+    return max((each or 0 for each in world.known(baseline_peak)), default=0)
+
+
 def baseline_limit(world: World) -> int:
     """Device bytes that a rank may hold on a GPU without a memory budget: what Paddle's baseline does on its fullest one, as `SLACK`
     counts; 0 where that is not known."""
-    return int(SLACK * max(each or 0 for each in world.known(baseline_peak)))
+    return int(SLACK * baseline_bytes(world))
