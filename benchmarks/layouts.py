@@ -5,8 +5,8 @@ The programs are Paddle's, built without parameters. What is stored says how bus
 
 With `--known` nothing is built: stored is what interrupted searches have found.
 
-    python benchmarks/layouts.py [--case NAME ...] [--keep DIR [--known]] [-o FILE]     (with Paddle; other cases in FILE stay)
-    python benchmarks/layouts.py --quick [-o FILE]
+    PYTHONPATH=. python benchmarks/layouts.py [--case NAME ...] [--keep DIR [--known]] [-o FILE]     (with Paddle; other cases in FILE stay)
+    PYTHONPATH=. python benchmarks/layouts.py --quick [-o FILE]
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from measuring import RESULTS, ROOT, meta, store
+
+from benchmarks.gpu.training import LAYOUT_MODEL, LAYOUT_WORDS, LAYOUTS
 
 GPT, LLAMA, MOE = "examples/gpt.py", "examples/llama.py", "examples/moe.py"
 VARIES = "--pp {pp} --mp {mp} --dp {dp} --micro-batches {m} --sharding-stage {sharding} --recompute {recompute}"
@@ -81,8 +83,14 @@ CASES: dict[str, tuple[str, str, str]] = {
         "--finalists 0",
         f"--preset 8x7b {HALF} --batch-size 512 {VARIES}",
     ),
+    "GPT-3 6.7B layers, 4 of them, 2 GPUs, listed": (
+        GPT,
+        f"--gpus 2 --layers 4 --heads 32 --batch-size 32 --all --finalists {len(LAYOUTS)}",
+        " ".join((*LAYOUT_MODEL, *LAYOUT_WORDS)),
+    ),
 }
-LISTED: dict[str, list[dict[str, int | str]]] = {
+LISTED: dict[str, Sequence[Mapping[str, int | str]]] = {
+    "GPT-3 6.7B layers, 4 of them, 2 GPUs, listed": LAYOUTS,
     "Llama 13B, 16 GPUs, listed": [
         {"pp": 4, "mp": 1, "dp": 4, "vpp": 10, "m": 32, "sharding": 1, "recompute": "none"},
         {"pp": 4, "mp": 1, "dp": 4, "vpp": 1, "m": 32, "sharding": 1, "recompute": "none"},
@@ -96,7 +104,9 @@ QUICK = (GPT, "--gpus 2 --layers 2 --heads 4 --batch-size 4 --layouts 2 --finali
 COMMON = "--memory 70GB --device h100"
 
 
-def searched(case: tuple[str, str, str], keep: Path, listed: Sequence[dict[str, int | str]] = (), *, known: bool = False) -> dict[str, Any]:
+def searched(
+    case: tuple[str, str, str], keep: Path, listed: Sequence[Mapping[str, int | str]] = (), *, known: bool = False
+) -> dict[str, Any]:
     """One search, in a process of its own; `keep` is its folder, and what interrupted runs in it took counts too. With `known` it is not
     gone on with."""
     script, words, arguments = case

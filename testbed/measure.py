@@ -7,6 +7,7 @@ prepared at once and are measured one after the other.
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import json
 import os
@@ -22,6 +23,8 @@ from testbed.trace import Planned, RankTrace, summary, write_rank
 
 FOLDER_VARIABLE, GATE_VARIABLE, STEPS_VARIABLE, TRACE_VARIABLE = "TESTBED_MEASURE", "TESTBED_GATE", "TESTBED_STEPS", "TESTBED_TRACE"
 _POLL_S = 0.005
+STEP_LIMIT_S = 20.0
+"""A step that takes longer never ends: its process says where it is and exits, so that the next run gets the GPUs."""
 
 
 @dataclass(slots=True)
@@ -77,11 +80,13 @@ class Measurer:
             device.start_trace()
         device.synchronize()
         device.reset_peaks()
+        faulthandler.dump_traceback_later(STEP_LIMIT_S, exit=True)
         start = time.perf_counter()
         yield
         issued = time.perf_counter()
         device.synchronize()
         end = time.perf_counter()
+        faulthandler.cancel_dump_traceback_later()
         if tracing is not None:
             device.end_trace(tracing)
             self._keep(engine, tracing, before)

@@ -55,6 +55,21 @@ BIG = (
     "--schedule",
     "1F1B",
 )
+LAYOUTS = [
+    {"pp": pp, "mp": mp, "dp": dp, "m": m, "sharding": sharding}
+    for pp, mp, dp, sharding, counts in (
+        (2, 1, 1, 0, (4, 8, 16, 32)),
+        (1, 2, 1, 0, (4, 8, 16, 32)),
+        (1, 1, 2, 0, (8,)),
+        (1, 1, 2, 1, (4, 8, 16)),
+        (1, 1, 2, 2, (8,)),
+        (1, 1, 2, 3, (8,)),
+    )
+    for m in counts
+]
+"""What may vary for two GPUs, and its values."""
+LAYOUT_MODEL = (*BIG, "--layers", "4", "--seq-len", "2048", "--batch-size", "32", "--optimizer", "adamw")
+LAYOUT_WORDS = ("--pp", "{pp}", "--mp", "{mp}", "--dp", "{dp}", "--micro-batches", "{m}", "--sharding-stage", "{sharding}")
 WIDE = ("--hidden", "5120", "--heads", "40")
 SMALL = ("--layers", "2", "--steps", "8", "--micro-batches", "4", "--schedule", "1F1B")
 DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
@@ -228,7 +243,7 @@ def cases(gpus: int) -> list[Case]:
             for model in models
         ]
         found += [_layers(model, 2048, 1, 2, 2, plans=(*SOME, AUTO[0], DELAYS[0])) for model in models]
-        found += [*_wide(), *_data_parallel(), *_peaks(), *_experts(), *_states()]
+        found += [*_wide(), *_data_parallel(), *_peaks(), *_experts(), *_states(), *_layouts()]
     if gpus > 3:
         found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
@@ -332,6 +347,16 @@ def _states() -> list[Case]:
     plans = (BASELINE, AUTO[0], every, *(Plan(f"budget-{share:g}", f"memory_budget: {share}\n") for share in (0.9, 0.8, 0.7, 0.6)))
     more = ("--optimizer", "adamw")
     return [replace(_layers(model, 2048, 1, 2, plans=plans, more=more), name=f"{model}-adamw-s2048-pp2") for model in ("gpt", "llama")]
+
+
+def _layouts() -> list[Case]:
+    """One model and batch in every layout of `LAYOUTS`, which `interlace choose` puts in order (benchmarks/layouts.py)."""
+    found = []
+    for layout in LAYOUTS:
+        words = tuple(word.format(**layout) for word in LAYOUT_WORDS)
+        name = "-".join(f"{key}{layout[key]}" for key in ("pp", "mp", "dp", "m", "sharding") if layout[key] != 1 or key == "sharding")
+        found.append(Case(f"layout-gpt-{name}", "gpt", 2, (*LAYOUT_MODEL, *words), (BASELINE, AUTO[0])))
+    return found
 
 
 def _peaks() -> list[Case]:

@@ -26,6 +26,7 @@ struct Measured {
   int stream;
   cudaEvent_t begin, end;
   long op;
+  bool launched;  // its events belong to a captured step, which records them at each launch
 };
 
 struct Device {
@@ -71,6 +72,10 @@ __global__ void spin_kernel(long long ns) {
 void spin_plain(Stream stream, double us) {
   spin_kernel<<<1, 1, 0, of(stream)>>>(static_cast<long long>(us * 1e3));
   check(cudaGetLastError(), "spin");
+}
+
+void record_time(cudaEvent_t event, Stream stream) {
+  cudaEventRecordWithFlags(event, of(stream), capturing() ? cudaEventRecordExternal : cudaEventRecordDefault);
 }
 
 const char* copy_name(Copy kind) {
@@ -137,6 +142,11 @@ int stream_number(Stream stream) {
 
 void stream_callback(Stream stream, std::function<void()> call) {
   auto* kept = new std::function<void()>(std::move(call));
+  if (capturing()) {  // it is made again at each launch
+    capture_work(stream, "a call of the host");
+    TB_CHECK(cudaLaunchHostFunc(of(stream), [](void* data) { (*static_cast<std::function<void()>*>(data))(); }, kept));
+    return;
+  }
   auto run = [](void* data) {
     auto* function = static_cast<std::function<void()>*>(data);
     (*function)();
@@ -239,20 +249,20 @@ Piece::Piece(Stream stream, Work work, const char* name) : stream_(stream) {
   if (capturing()) capture_work(stream, name);
   int number = stream_number(stream), us = delay_us(number, work, name);
   if (us) spin_plain(stream, us);
-  if (!tracing() || capturing()) return;  // an event recorded in a capture has no time
+  if (!tracing()) return;
   Device& d = device();
-  Measured made{name, number, nullptr, nullptr, current_op()};
+  Measured made{name, number, nullptr, nullptr, current_op(), capturing()};
   {
     std::lock_guard<std::mutex> guard(d.mutex);
     made.begin = timed_event(d), made.end = timed_event(d);
     d.measured.push_back(made);
   }
-  cudaEventRecord(made.begin, of(stream));
+  record_time(made.begin, stream);
   interval_ = made.end;
 }
 
 Piece::~Piece() {
-  if (interval_) cudaEventRecord(static_cast<cudaEvent_t>(interval_), of(stream_));
+  if (interval_) record_time(static_cast<cudaEvent_t>(interval_), stream_);
 }
 
 void settle_intervals() {
@@ -264,7 +274,7 @@ void settle_intervals() {
     cudaEventElapsedTime(&begin, d.base, each.begin);
     cudaEventElapsedTime(&end, d.base, each.end);
     interval(each.name.c_str(), each.stream, d.base_us + begin * 1e3, d.base_us + end * 1e3, each.op);
-    d.spare.push_back(each.begin), d.spare.push_back(each.end);
+    if (!each.launched) d.spare.push_back(each.begin), d.spare.push_back(each.end);
   }
   d.measured.clear();
 }
