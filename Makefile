@@ -98,7 +98,6 @@ test-long: setup
 
 test-paddle: $(OTHER)/.installed
 	$(OTHER_PYTEST) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "paddle and not main_thread"
-	$(OTHER_PYTEST) -m "paddle and main_thread"
 
 $(OTHER)/.installed: setup.py pyproject.toml
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)

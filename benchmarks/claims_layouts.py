@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from claiming import Row, claim, raw, table
 
+MEASURED = "GPT-3 6.7B layers, 4 of them, 2 GPUs, listed"
 EVERY = "Llama 7B, 8 GPUs, all layouts of few values"
 ROOMY, BOUNDED = "Llama 7B, 8 H200, all layouts of few values", "Llama 7B, 8 H200, few values"
 PUBLIC = "vpp 1, pp 1, mp 1, dp 8, m 8, sharding 1, recompute none"
 """What NVIDIA's summary has for Llama 2 7B on 8 H100, with half of its batch: replicas alone, one sequence a micro-batch."""
+
+CLEAR = 0.01
+"""Two steps that were measured less than this share apart order nothing."""
 
 
 def _cases() -> dict[str, Row]:
@@ -73,3 +79,40 @@ def layouts_public() -> str:
     return (
         f"{theirs / 1e6:.1f} ms a step; the best of the exhaustive search is {best['layout']} with {_best_ns(best) / 1e6:.1f} ms ({ahead})"
     )
+
+
+def _measured() -> list[tuple[Row, str, float, float]]:
+    """Layouts that ran on two H200: row of the answer, whose plan it is, step simulated and measured in ms; shortest measured first."""
+    runs = {(row["case"], row["plan"]): row["step_ms"]["median"] for row in raw("h200/testbed_two_gpus.json")["runs"] if "step_ms" in row}
+    found = []
+    for row in _cases()[MEASURED]["layouts"]:
+        words = [word.split() for word in row["layout"].split(", ")]
+        name = "-".join(["layout-gpt", *(f"{key}{value}" for key, value in words if value != "1" or key == "sharding")])
+        for whose, plan in (("paddles", "stock"), ("ours", "auto")):
+            if (name, plan) in runs:
+                found.append((row, whose, row[f"{whose}_step_ns"] / 1e6, runs[name, plan]))
+    return sorted(found, key=lambda each: each[3])
+
+
+@claim
+def layouts_measured() -> str:
+    """Steps of two H200 in each layout, by Paddle's plan and by ours."""
+    found = {(row["layout"], whose): f"{simulated:.1f}, {measured:.1f}" for row, whose, simulated, measured in _measured()}
+    layouts = dict.fromkeys(layout for layout, _ in found)
+    return table(
+        ["layout", "Paddle's plan, ms: simulated, measured", "Interlace's plan"],
+        [[each, found.get((each, "paddles"), ""), found.get((each, "ours"), "")] for each in layouts],
+    )
+
+
+@claim
+def layouts_order() -> str:
+    """How many pairs of layouts are in the right order."""
+    told = []
+    for whose, name in (("paddles", "Paddle's plan"), ("ours", "ours")):
+        rows = [(simulated, measured) for _, each, simulated, measured in _measured() if each == whose]
+        pairs = [(one, other) for one, other in combinations(rows, 2) if abs(one[1] / other[1] - 1) > CLEAR]
+        right = sum((one[0] - other[0]) * (one[1] - other[1]) > 0 for one, other in pairs)
+        off = [simulated / measured - 1 for simulated, measured in rows]
+        told.append(f"{right} of {len(pairs)} with {name} (steps off by {100 * min(off):+.1f} to {100 * max(off):+.1f} %)")
+    return ", ".join(told)

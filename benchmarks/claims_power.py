@@ -175,3 +175,9 @@ def _accuracies(cell: Callable[[Errors], str], what: str) -> str:
 def two_gpus_predicted() -> str:
     """Steps, gains, clocks, energy and peaks of two H100, predicted before they were measured."""
     return predict.table(raw("two_gpus_predictions.json")["predictions"], raw("h100/testbed_two_gpus.json"))
+
+
+@claim
+def two_h200_predicted() -> str:
+    """The same of two H200."""
+    return predict.table(raw("two_gpus_predictions.json")["predictions"], raw("h200/testbed_two_gpus.json"))

@@ -25,7 +25,7 @@ from typing import Any
 
 from measuring import RESULTS, ROOT, meta, store
 
-from benchmarks.gpu.training import LAYOUT_MODEL, LAYOUT_WORDS, LAYOUTS
+from benchmarks.gpu.training import DEVICE, LAYOUT_MODEL, LAYOUT_WORDS, LAYOUTS
 
 GPT, LLAMA, MOE = "examples/gpt.py", "examples/llama.py", "examples/moe.py"
 VARIES = "--pp {pp} --mp {mp} --dp {dp} --micro-batches {m} --sharding-stage {sharding} --recompute {recompute}"
@@ -85,7 +85,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     ),
     "GPT-3 6.7B layers, 4 of them, 2 GPUs, listed": (
         GPT,
-        f"--gpus 2 --layers 4 --heads 32 --batch-size 32 --all --finalists {len(LAYOUTS)}",
+        f"--gpus 2 --layers 4 --heads 32 --batch-size 32 --all --device {DEVICE.relative_to(ROOT)} --finalists {len(LAYOUTS)}",
         " ".join((*LAYOUT_MODEL, *LAYOUT_WORDS)),
     ),
 }

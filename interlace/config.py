@@ -86,11 +86,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             kept for later runs of the same program, device, configuration and versions in the folder of `dump` or `plan`, else in the one
             that the environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
         capture: Capture a training step as a graph of the device (a CUDA graph) and launch it in later steps instead of issuing each
-            operation: the host's time no longer bounds the step. When: small or host-bound steps, on a device that can; Paddle's GPU place
-            cannot (docs/paddle-limits.md), so it is off by default. Details: the first step runs as ever, the second is captured; all bits
-            stay the same. A batch of another shape is captured anew. Random operations, control flow, waits of the host and fetched values
-            besides the losses are refused. `throttle_host` is off, as a launched step has no host to hold, and `return_memory` is on with
-            `joins`, unless it is written off: memory inside is used again in the order of streams only.
+            operation: the host's time no longer bounds the step. `auto`: where the launched step is simulated as shorter. When: small or
+            host-bound steps, on a device that can; Paddle's GPU place cannot (docs/paddle-limits.md), so it is off by default. Details:
+            the first step runs as ever, the second is captured; all bits stay the same. A batch of another shape is captured anew. Random
+            operations, control flow, waits of the host and fetched values besides the losses are refused. `throttle_host` is off, as a
+            launched step has no host to hold, and `return_memory` is on with `joins`, unless it is written off: memory inside is used again
+            in the order of streams only. With `auto` both steps are planned, and steps are issued where they cannot be captured.
         examine: Before the first plan, hold what plans assume of this machine and its Paddle against what happens, as `interlace doctor`
             does, and turn off what rests on rules that do not hold. `auto`: on GPUs, and with an untested Paddle. When: leave it on; off
             where the machine is known. Details: the first rank of each host examines its GPU in a process beside it, for some seconds, and
@@ -108,10 +109,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     memory_budget: int | float | None = None
     passes: dict[str, Pass] = {}
     means: dict[str, Pass] = {}
+    in_graph: dict[str, Pass] = {}
     check: bool = True
     dump: str = ""
     tune: typing.Literal["auto", "on", "off"] = "auto"
-    capture: typing.Literal["on", "off"] = "off"
+    capture: typing.Literal["auto", "on", "off"] = "off"
     examine: typing.Literal["auto", "on", "off"] = "auto"
     plan: str = ""
     source: str = "defaults"
@@ -124,6 +126,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def pipeline(self) -> Pipeline:
         """The passes in order."""
         return ordered(tuple(self.passes.values()))
+
+    def issued(self) -> Config:
+        """The same with steps that are issued."""
+        return msgspec.structs.replace(self, capture="off", in_graph={})
+
+    def launched(self) -> Config:
+        """The same with steps that are captured, where it is open whether they are (`capture: auto`)."""
+        return msgspec.structs.replace(self, capture="on", passes=self.in_graph, means={}, in_graph={})
 
 
 PLAIN_KINDS: dict[str, type] = {
@@ -138,7 +148,7 @@ PLAIN_KINDS: dict[str, type] = {
     "examine": str,
     "plan": str,
 }
-PLAIN_CHOICES = {"tune": ("auto", "on", "off"), "examine": ("auto", "on", "off"), "capture": ("on", "off")}
+PLAIN_CHOICES = {"tune": ("auto", "on", "off"), "examine": ("auto", "on", "off"), "capture": ("auto", "on", "off")}
 """Options of their own that take one of a few words."""
 BUDGET = "memory_budget"
 PLAIN_FIELDS = (*PLAIN_KINDS, BUDGET)
@@ -194,17 +204,18 @@ def make_config(
         chosen.pop(names[key], None)
         if made is not None:
             chosen[names[key]] = made
-    if plain.get("capture") == "on":
+    in_graph: dict[str, Pass] = {}
+    if plain.get("capture", "off") != "off":
         _check_capture(options, where)
-        chosen.pop(ThrottleHost.name, None)
-        if options.get(option_name(ReturnMemory.name), "on") not in ("off", False):
-            chosen[ReturnMemory.name] = msgspec.structs.replace(chosen.get(ReturnMemory.name, ReturnMemory()), joins=True)
+        in_graph = _in_graph(chosen, options)
+        if plain["capture"] == "on":
+            chosen, in_graph = in_graph, {}
     _check_names(chosen, where)
     _check_together(chosen, options, where)
     _check_values(chosen, where, whole, budget is not None)
     open_ = (*follow, ReturnMemory.name) if budget is None and plain.get("capture") != "on" else ()
     means = {name: REGISTRY[name]() for name in open_ if option_name(name) not in options}
-    return Config(**plain, passes=chosen, means=means, source=source)
+    return Config(**plain, passes=chosen, means=means, in_graph=in_graph, source=source)
 
 
 def require_jobs(config: Config) -> None:
@@ -412,7 +423,16 @@ def _check_capture(options: Mapping[str, Any], where: _Where) -> None:
     }
     for key, why in wrong.items():
         if options.get(key, "off") not in ("off", False) and not (key == "tune" and options[key] == "auto"):
-            raise ConfigError(f"{where.key(key)}: beside capture: on: {why}; leave {key} out, or write capture: off")
+            asked = options["capture"]
+            raise ConfigError(f"{where.key(key)}: beside capture: {asked}: {why}; leave {key} out, or write capture: off")
+
+
+def _in_graph(chosen: Mapping[str, Pass], options: Mapping[str, Any]) -> dict[str, Pass]:
+    """The passes of a captured step: none that lets the host wait, and memory given back in the order of streams."""
+    found = {name: each for name, each in chosen.items() if name != ThrottleHost.name}
+    if options.get(option_name(ReturnMemory.name), "on") not in ("off", False):
+        found[ReturnMemory.name] = msgspec.structs.replace(found.get(ReturnMemory.name, ReturnMemory()), joins=True)
+    return found
 
 
 def _switch(value: Any, kind: Any) -> Any:

@@ -102,7 +102,7 @@ class StepGraphs:
         found = next((name for name, mine in self.lowered.outputs.items() if mine.is_same(value)), None)
         if found is None:
             raise PlanError(
-                "capture: on, and a value is fetched besides the losses: its copy to the host would be inside the captured step, where the "
+                "steps are captured, and a value is fetched besides the losses: its copy to the host would be inside the captured step, where the "
                 "host cannot wait; fetch losses only, or write capture: off"
             )
         return found

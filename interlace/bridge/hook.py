@@ -76,6 +76,8 @@ class State:
     tunings: dict[str, Tuning] = field(default_factory=dict)
 
 
+LEAST_GAIN = 0.02
+"""Of the step, so that it is captured where that is open: what a launch costs, and steps that no longer overlap, are not simulated."""
 _building: list[tuple[Any, str, State]] = []
 _last_planned: list[State] = []
 """The engine that came last to a plan of training, as Interlace knows it."""
@@ -197,7 +199,7 @@ def _state(engine: Any) -> State | None:
             config = _fitting(config, outside or flags, engine)
         if config is None or not config.active:
             return None
-        _require_capture(config)
+        config = _with_capture(config)
         _require_pipeline(config, engine._strategy)
         engine._interlace = known = State(config)
     return known
@@ -238,11 +240,16 @@ def _override(outside: Outside, strategy: Any, flags: Any) -> Config:
     return final_config(outside.options, outside.source, outside.marks, strategy)
 
 
-def _require_capture(config: Config) -> None:
-    """Refuse to capture where the device cannot."""
-    device = choose_device()
-    if config.capture == "on" and device.cannot_capture:
-        raise ConfigError(f"{config.source}: capture: on, and {device.cannot_capture}; write capture: off")
+def _with_capture(config: Config) -> Config:
+    """Where the device cannot capture a step: refuse `capture: on`, and issue steps where it is open."""
+    why = choose_device().cannot_capture
+    if config.capture == "on" and why:
+        raise ConfigError(f"{config.source}: capture: on, and {why}; write capture: off")
+    if config.capture == "auto" and why:
+        if paddle.distributed.ParallelEnv().rank == 0:
+            say_once(f"capture: auto: steps are issued one operation at a time, as {why}")
+        return config.issued()
+    return config
 
 
 def _require_pipeline(config: Config, strategy: Any) -> None:
@@ -351,15 +358,14 @@ class _Making:
         """See `tuning.Making`."""
         assert self.captured is not None
         device = choose_device()
-        is_graph = config.capture == "on" and self.mode == "train"
+        plan, is_graph = self._planned(config, device)
         target = as_graph(device.target) if is_graph else device.target
-        plan = _plan(self.captured.program, config, device)
         if config.dump and is_first:  # of several plans the one that is taken follows (`Tuning`)
             plan.dump(Path(config.dump) if self.mode == "train" else Path(config.dump) / self.mode)
         comm = require_safe([plan.program], target)[0] if config.check else None
         refuse(kept_from_graph(plan.program, target), "the step cannot be captured")  # of which the device would notice a part only
-        if is_graph:
-            _require_memory(plan, config)
+        if is_graph and (why := _over_budget(plan)):
+            raise PlanError(f"{config.source}: {why}; raise the budget, or write capture: off")
         device.prepare()
         lowered = lower(self.captured, plan.program, device, keeps_outputs=is_graph)
         if not is_first:
@@ -369,6 +375,28 @@ class _Making:
             say_once(report.sentence())
         graphs = StepGraphs.of(lowered, plan.program, device, report.measured) if is_graph else None
         return Mode(report, self.captured, lowered, self.mapping, to_compare=comm, graphs=graphs)
+
+    def _planned(self, config: Config, device: Device) -> tuple[Plan, bool]:
+        """The plan, and whether its steps are captured: as asked, or where they are simulated as shorter than issued ones."""
+        assert self.captured is not None
+        program = self.captured.program
+        if self.mode != "train" or (config.capture == "auto" and config.plan):
+            return _plan(program, config.issued(), device), False
+        if config.capture != "auto":
+            return _plan(program, config, device), config.capture == "on"
+        plan, launched = (_plan(program, each, device) for each in (config.issued(), config.launched()))
+        kept = kept_from_graph(launched.program, as_graph(device.target))
+        mine = (str(kept[0]) if kept else "") or _over_budget(launched)
+        why = next(filter(None, gather(peers_of(program), "captured steps", mine)), "")
+        if not why and plan.outcome and launched.outcome:
+            launched_ms, issued_ms = launched.outcome.plan.step_ns / 1e6, plan.outcome.plan.step_ns / 1e6
+            compared = f"a launched step is simulated with {launched_ms:.1f} ms, an issued one with {issued_ms:.1f} ms"
+            if launched_ms < (1 - LEAST_GAIN) * issued_ms:
+                say_once(f"capture: auto: steps are captured: {compared}")
+                return launched, True
+            why = compared
+        say_once(f"capture: auto: steps are issued: {why or 'not all stages can be simulated here'}")
+        return plan, False
 
     def paddles(self, report: PlanReport, is_first: bool) -> Mode:
         """See `tuning.Making`."""
@@ -380,13 +408,14 @@ class _Making:
         return Mode(report, None, own, None, is_paddles=True)
 
 
-def _require_memory(plan: Plan, config: Config) -> None:
-    """Refuse a captured step that holds more than the budget: its memory is given back by order only, which the search does not know."""
-    if plan.asked_budget and (held := graph_memory(plan.program).peak()) > plan.asked_budget:
-        raise PlanError(
-            f"{config.source}: memory_budget is {size(plan.asked_budget)} a rank, and rank {plan.program.rank} holds {size(held)} inside "
-            "a captured step, where memory is given back in the order of streams only; raise the budget, or write capture: off"
-        )
+def _over_budget(plan: Plan) -> str:
+    """That a captured step holds more than the budget: its memory is given back by order only, which the search does not know."""
+    if not plan.asked_budget or (held := graph_memory(plan.program).peak()) <= plan.asked_budget:
+        return ""
+    return (
+        f"memory_budget is {size(plan.asked_budget)} a rank, and rank {plan.program.rank} holds {size(held)} inside a captured step, "
+        "where memory is given back in the order of streams only"
+    )
 
 
 def _prepare(device: Device, own: Any, dense: Any, mode: str) -> None:
@@ -524,8 +553,8 @@ def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[A
     ids = tuple(_value_id(mode, value) for value in asked)
     if ids and mode.graphs is not None:
         raise PlanError(
-            f"capture: on, and {len(ids)} value(s) are fetched besides the losses: their copies to the host would be inside the captured "
-            "step, where the host cannot wait; fetch losses only, or write capture: off"
+            f"steps are captured, and {len(ids)} value(s) are fetched besides the losses: their copies to the host would be inside the "
+            "captured step, where the host cannot wait; fetch losses only, or write capture: off"
         )
     if ids != mode.fetches and mode.captured is not None:
         device, program = choose_device(), fetching(mode.report.plan.program, ids)

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from interlace.cost_model import load_profile, save_profile
 from interlace.errors import LaunchError
 from interlace.local.launch import LaunchResult, launch
 from testbed import device
@@ -62,6 +64,36 @@ def test_launched_steps_give_the_bits_of_eager_ones(plugin: Path, tmp_path: Path
         eager = trained(tmp_path, script, world, words, PLAN, TESTBED_DELAYS=DELAYS)
         assert (bits(eager), digests(eager)) == (bits(launched), digests(launched))
         assert [report.plan and report.plan["launches"] for report in eager.reports] == [0] * world
+
+
+@pytest.mark.parametrize(("host_ns", "launches"), [(50_000, 3), (0, 0)], ids=["host-bound", "device-bound"])
+def test_steps_are_captured_where_a_launch_is_simulated_as_shorter(
+    plugin: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], host_ns: int, launches: int
+) -> None:
+    """`capture: auto` compares both plans; the bits are the baseline's either way."""
+    profile = load_profile("h200")
+    host = msgspec.structs.replace(profile.host, op_ns=host_ns, job_ns=host_ns)
+    save_profile(msgspec.structs.replace(profile, host=host), tmp_path / "device.json")
+    words = f"{SMALL} --pp 2 --steps 4"
+    config = f"device: {tmp_path / 'device.json'}\nschedule_1f1b: {{interleave: mixed, only_gains: off}}\ncapture: auto\n"
+    baseline, found = trained(tmp_path, "gpt", 2, words), trained(tmp_path, "gpt", 2, words, config, TESTBED_DELAYS=DELAYS)
+    assert (bits(found), digests(found)) == (bits(baseline), digests(baseline))
+    assert [report.plan and report.plan["launches"] for report in found.reports] == [launches] * 2
+    assert f"capture: auto: steps are {'captured' if launches else 'issued'}: a launched step is simulated" in capfd.readouterr().err
+
+
+def test_where_nothing_can_be_captured_steps_are_issued(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """On CPU processes."""
+    found = trained(tmp_path, "gpt", 1, f"{SMALL} --schedule 1F1B --steps 2", "capture: auto\n", INTERLACE_TARGET="cpu")
+    assert [report.plan and report.plan["launches"] for report in found.reports] == [0]
+    assert "capture: auto: steps are issued one operation at a time, as a CPU runs each" in capfd.readouterr().err
+
+
+def test_random_numbers_leave_steps_issued(plugin: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What `capture: on` refuses is no reason to end a run that leaves it open."""
+    found = trained(tmp_path, "gpt", 1, f"{SMALL} --schedule 1F1B --dropout 0.1 --steps 2", "device: h200\ncapture: auto\n")
+    assert [report.plan and report.plan["launches"] for report in found.reports] == [0]
+    assert "capture: auto: steps are issued: draw-in-graph" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
