@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from interlace.ir import Edit, Graph, Job, Op, OpInstance, Program, TensorType
-from interlace.ir.kinds import COMBINE, COPIES, SPLIT, stream_of
+from interlace.ir.kinds import COMBINE, COPIES, RECEIVES, SENDS, SPLIT, stream_of
 from interlace.ir.storage import Storages, storages_of
 from interlace.ir.target import GPU
 from interlace.passes.base import Context, Pass, register
@@ -43,9 +43,10 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
 
     Options:
         min_bytes: Blocks smaller than this are left to the allocator. When: 1 MiB suits GPUs; small models on a CPU need less.
-        joins: Where the producer's stream waits for a copy to the host by nothing else, let it wait, by an event, at the first operation
-            that starts after the copy's simulated end. When: `capture: on` turns it on: inside a captured step no host sees that a copy is
-            done, and its block is used again only behind such a wait.
+        joins: Where the producer's stream waits for the last reader by nothing else, let it wait, by an event: for a copy to the host, and
+            with copies back for computation that reads them, at the first operation that starts after the reader's simulated end; for a
+            send where what comes back for its micro-batch is there. When: `capture: on` turns it on: inside a captured step no host sees
+            that a reader is done, and a block is used again only behind such a wait.
 
     Source: rule 7 in docs/gpu-place.md, docs/decisions/021.
     """
@@ -167,13 +168,17 @@ class _Walk:
     items: list[OpInstance] = field(init=False)
     streams: list[str] = field(init=False)
     copies: frozenset[int] = field(init=False)
+    sends: frozenset[int] = field(init=False)
+    receives: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.table = storages_of(self.program)
         self.items = [item for job in self.program.jobs for item in job.items]
         stream = {op.id: stream_of(op) for op in self.program.ops}
         self.streams = [stream[op] for op, _ in self.items]
-        self.copies = frozenset(op.id for op in self.program.ops if op.kind in COPIES)
+        self.copies, self.sends, self.receives = (
+            frozenset(op.id for op in self.program.ops if op.kind in kinds) for kinds in (COPIES, SENDS, RECEIVES)
+        )
 
     def returns(self) -> tuple[list[Return], Left]:
         """What can be given back, the nearest first, without a higher peak where operations run in turn; and what cannot."""
@@ -189,7 +194,7 @@ class _Walk:
             mine, end = of_stream[own], job_ends[use.index]
             at = bisect_right(mine, use.index)
             behind = next((k for k in _while_below(mine, at, end) if waited[k].get(other, -1) >= use.index), None)
-            if behind is None and (join := self._join(use.index, mine)) is not None:
+            if behind is None and (join := self._join(use.index, mine, waited)) is not None:
                 joins.append(Return(use.value, m, own, self.items[use.index][0], self.items[join], joins=True))
             elif behind is None:
                 left.append(self._bytes(use.value))
@@ -206,13 +211,23 @@ class _Walk:
                 found.append(each)
         return found + joins, Left(len(left), sum(left))
 
-    def _join(self, use: int, mine: Sequence[int]) -> int | None:
-        """Behind which op instance a stream, whose op instances are given, can wait for a copy to the host; None where it should not."""
-        if self.times is None or self.items[use][0] not in self.copies:
+    def _join(self, use: int, mine: Sequence[int], waited: Sequence[Mapping[str, int]]) -> int | None:
+        """Behind which op instance a stream, whose op instances are given, can wait for a last reader; None where it should not."""
+        if self.times is None:
             return None
+        op, m = self.items[use]
         at = bisect_right(mine, use)
+        if op in self.sends:  # what comes back for the micro-batch tells that its activation has arrived
+            answered = (k for k in range(at, len(mine)) if any(self._receives(index, m) for index in waited[mine[k]].values()))
+            return next((mine[k] for k in answered), None)
+        if op not in self.copies and self.items[mine[0]][0] not in self.copies:
+            return None
         later = next((k for k in range(at, len(mine)) if self.times.start[mine[k]] >= self.times.end[use]), None)
         return None if later is None else mine[later - 1] if later > at else use
+
+    def _receives(self, index: int, micro_batch: int) -> bool:
+        op, m = self.items[index]
+        return m == micro_batch and op in self.receives
 
     def _bytes(self, value: int) -> int:
         return self.table.of(value)[0].size_bytes
