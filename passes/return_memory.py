@@ -43,10 +43,10 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
 
     Options:
         min_bytes: Blocks smaller than this are left to the allocator. When: 1 MiB suits GPUs; small models on a CPU need less.
-        joins: Where the producer's stream waits for the last reader by nothing else, let it wait, by an event: for a copy to the host, and
-            with copies back for computation that reads them, at the first operation that starts after the reader's simulated end; for a
-            send where what comes back for its micro-batch is there. When: `capture: on` turns it on: inside a captured step no host sees
-            that a reader is done, and a block is used again only behind such a wait.
+        joins: Where the producer's stream waits for the last reader by nothing else, let it wait, by an event. When: `capture: on` turns it
+            on: inside a captured step no host sees that a reader is done, and a block is used again only behind such a wait. Details: for
+            a copy to the host, and with copies back for computation that reads them, the wait is at the first operation that starts after
+            the reader's simulated end; for a send it is where what comes back for its micro-batch is there.
 
     Source: rule 7 in docs/gpu-place.md, docs/decisions/021.
     """
