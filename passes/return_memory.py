@@ -218,12 +218,12 @@ class _Walk:
         op, m = self.items[use]
         at = bisect_right(mine, use)
         if op in self.sends:  # what comes back for the micro-batch tells that its activation has arrived
-            answered = (k for k in range(at, len(mine)) if any(self._receives(index, m) for index in waited[mine[k]].values()))
-            return next((mine[k] for k in answered), None)
+            later = (k for k in mine[at:] if any(index > use and self._receives(index, m) for index in waited[k].values()))
+            return next(later, None)
         if op not in self.copies and self.items[mine[0]][0] not in self.copies:
             return None
-        later = next((k for k in range(at, len(mine)) if self.times.start[mine[k]] >= self.times.end[use]), None)
-        return None if later is None else mine[later - 1] if later > at else use
+        after = next((k for k in range(at, len(mine)) if self.times.start[mine[k]] >= self.times.end[use]), None)
+        return None if after is None else mine[after - 1] if after > at else use
 
     def _receives(self, index: int, micro_batch: int) -> bool:
         op, m = self.items[index]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from interlace.config import make_config
 from interlace.cost_model import CostModel, GivenCosts, load_profile
 from interlace.ir import Program, parse
-from interlace.ir.kinds import BOUNDARY
+from interlace.ir.kinds import BOUNDARY, is_p2p, is_send
 from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.passes import InsertEvents, Pipeline, ReturnMemory
 from interlace.planning.plan import make_plans
@@ -22,6 +22,7 @@ from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
+from tests.captured.stored import programs_of
 from tests.closure import Closure, collected
 from tests.default_passes import STREAMS
 from tests.interpreter import assert_same
@@ -320,6 +321,29 @@ def test_a_captured_step_waits_for_copies_to_the_host_when_they_are_done() -> No
     assert [peak / BLOCK for peak in held] == [9, 6]  # all that the copies read is held without a wait
     step = [simulate([each], costs, Options.of(GPU)).step_ns for each in (plain, joined)]
     assert step[0] == pytest.approx(step[1], abs=2000)
+
+
+def test_a_captured_step_joins_copies_back_and_answered_sends() -> None:
+    """Four stages that move all: blocks of copies back and of what is sent serve again within the step; a send is waited for behind what
+    comes back for its micro-batch."""
+    options = {"interleave": "mixed", "only_gains": "off"}
+    moved = {"schedule_1f1b": options, "offload_activations": {"fraction": 1.0, "min_bytes": 64}, "return_memory": {"min_bytes": 64}}
+    config = make_config({**moved, "capture": "on"})
+    without = msgspec.structs.replace(config, passes={**config.passes, "return-memory": ReturnMemory(min_bytes=64)})
+    made = [make_plans(programs_of("pp4 mixed, offload"), each, GivenCosts({"default": 1000}), "given") for each in (config, without)]
+    held = [[graph_memory(plan.program).peak() for plan in plans] for plans in made]
+    assert all(joined < 0.97 * plain for joined, plain in zip(*held, strict=True))
+    sends = 0
+    for plan in made[0]:
+        program, ops = plan.program, {op.id: op for op in plan.program.ops}
+        order = [item for job in program.jobs for item in job.items]
+        for event in program.events:
+            if is_send(ops[event.record[0]]) and all(ops[op].kind == "share_data" for op, _ in event.waits):
+                sent = order.index(event.record)
+                received = (k for k, (op, m) in enumerate(order) if m == event.record[1] and is_p2p(ops[op]) and not is_send(ops[op]))
+                assert any(sent < k < order.index(wait) for k in received for wait in event.waits)
+                sends += 1
+    assert sends >= 3 * 4
 
 
 OTHER = """#19 %19:float32[4096,1024] = pd_op.matmul(%1, %0) forward
