@@ -334,8 +334,8 @@ def test_a_captured_step_joins_copies_back_and_answered_sends() -> None:
     held = [[graph_memory(plan.program).peak() for plan in plans] for plans in made]
     assert all(joined < 0.97 * plain for joined, plain in zip(*held, strict=True))
     sends = 0
-    for plan in made[0]:
-        program, ops = plan.program, {op.id: op for op in plan.program.ops}
+    for each in made[0]:
+        program, ops = each.program, {op.id: op for op in each.program.ops}
         order = [item for job in program.jobs for item in job.items]
         for event in program.events:
             if is_send(ops[event.record[0]]) and all(ops[op].kind == "share_data" for op, _ in event.waits):
