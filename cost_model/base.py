@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from interlace.cost_model.families import ATTENTIONS, COMM, GEMMS, forward_kind, memory_family
 from interlace.cost_model.interference import WAIT, Stretch
 from interlace.cost_model.profile import Power
 from interlace.cost_model.work import Values, copy_direction, is_weight_gradient, work_of
 from interlace.errors import ConfigError
 from interlace.ir.kinds import is_copy, is_p2p
+from interlace.ir.operation_kinds import ATTENTIONS, COLLECTIVES, GEMMS, forward_kind, memory_family
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.program import Group, Op, Program
 
@@ -101,9 +101,9 @@ class Costs(ABC):
         base, _ = forward_kind(op.kind)
         if is_p2p(op):
             return "p2p"
-        if op.kind in COMM:
+        if (meeting := COLLECTIVES.get(op.kind)) and not meeting.uncounted:
             ranks = len(groups[op.group].ranks) if op.group in groups else 0
-            return f"comm:{COMM[op.kind]}@{ranks}" if ranks else f"comm:{COMM[op.kind]}"
+            return f"comm:{meeting.traffic}@{ranks}" if ranks else f"comm:{meeting.traffic}"
         if is_copy(op) and (way := copy_direction(op, values)) != "d2d":
             return f"copy:{way}"
         work = work_of(op, values)

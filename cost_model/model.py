@@ -12,12 +12,12 @@ import msgspec
 from interlace.cost_model.base import HOWS, Costs, Draw, Estimate, Groups, How
 from interlace.cost_model.comm import CommTimes, CopyTimes, Found, across_hosts
 from interlace.cost_model.curves import Surface, check_error
-from interlace.cost_model.families import REPRESENTATIVES, is_free
 from interlace.cost_model.interference import InterferenceTable, Stretch
 from interlace.cost_model.power import PowerSamples
 from interlace.cost_model.profile import DeviceProfile, OpSample, Power
 from interlace.cost_model.work import TRANSPOSES, Dims, Part, Values, work_of
 from interlace.ir.kinds import is_comm
+from interlace.ir.operation_kinds import is_free
 from interlace.ir.program import ABSENT, Op
 
 SAME_BYTES = 0.01
@@ -38,6 +38,19 @@ ATTENTION_ERROR = 5.0
 LAUNCH, IDLE = 5.0, 10.0
 """A sample that takes at most LAUNCH times the shortest kernel (traced ones hold two events), and IDLE times as long as its traffic, is the
 time of a launch."""
+REPRESENTATIVES = {
+    "gemm": ("gemm",),
+    "elementwise": ("add", "scale", "copy", "grad_accumulate"),
+    "move": ("copy", "cast", "scale", "add"),
+    "transpose": ("transpose", "copy"),
+    "norm": ("layer_norm",),
+    "norm_grad": ("layer_norm_grad", "layer_norm"),
+    "softmax": ("softmax",),
+    "softmax_grad": ("softmax_grad", "softmax"),
+    "reduction": ("reduce", "scale"),
+    "optimizer": ("adamw", "grad_accumulate"),
+}
+"""Sample kinds that stand for a family's unmeasured members, best first."""
 MOST_KNOWN = 200_000
 """Operations whose signature is remembered."""
 FEWEST = 3

@@ -12,8 +12,8 @@ from math import prod
 
 from msgspec.structs import replace as replace_fields
 
-from interlace.cost_model.families import ATTENTIONS, COMM, GEMMS, NORMS, PICKS, VIEWS, forward_kind, is_free, memory_family
 from interlace.ir.kinds import HOST_PLACE, is_p2p, is_send
+from interlace.ir.operation_kinds import ATTENTIONS, COLLECTIVES, GEMMS, NORMS, PICKS, VIEWS, Carried, forward_kind, is_free, memory_family
 from interlace.ir.program import ABSENT, DTYPE_BYTES, Op, Value
 
 Values = Mapping[int, Value]
@@ -108,7 +108,7 @@ def products_of(op: Op, values: Values) -> tuple[Part, ...]:
 def _work_of_known(op: Op, values: Values) -> Work:
     kind = op.kind
     base, grad = forward_kind(kind)
-    if kind in COMM or is_p2p(op):
+    if kind in COLLECTIVES or is_p2p(op):
         return _communication(op, values)
     if kind in ("memcpy_d2h", "memcpy_h2d", "memcpy"):
         return _copy(op, values)
@@ -118,7 +118,7 @@ def _work_of_known(op: Op, values: Values) -> Work:
         return _attention(op, base, grad, values)
     family = memory_family(kind)
     if not family:
-        return Work((_memory(op, kind, "unknown", values),), unknown=f"kind {kind!r} is in no family of cost_model/families.py")
+        return Work((_memory(op, kind, "unknown", values),), unknown=f"kind {kind!r} is in no family of interlace/ir/operation_kinds.py")
     return Work((_memory(op, _sample_kind(op, values), family, values),))
 
 
@@ -313,19 +313,23 @@ def _communication(op: Op, values: Values) -> Work:
     if is_p2p(op):
         size = sum(values[v].size_bytes for v in (op.operands if is_send(op) else op.results) if v != ABSENT)
         return Work((Part("send_recv", "p2p", "", (), 0, size),))
-    kind = COMM[op.kind]
-    if "cross_entropy" in op.kind:
-        return _parallel_cross_entropy(op, values)
-    of = op.results if kind == "all_gather" else op.operands
-    size = sum(values[v].size_bytes for v in of if v != ABSENT)
-    return Work((Part(kind, "comm", "", (), 0, size),))
+    known = COLLECTIVES[op.kind]
+    messages = tuple(Part(known.traffic, "comm", "", (), 0, _carried_bytes(op, each, values)) for each in known.messages)
+    if known.uncounted:
+        return Work((_memory(op, op.kind, "unknown", values), *messages), unknown=known.uncounted)
+    kernels = (_memory(op, known.kernel, memory_family(known.kernel), values),) if known.kernel else ()
+    return Work((*kernels, *messages))
 
 
-def _parallel_cross_entropy(op: Op, values: Values) -> Work:
-    """A softmax pass over the rank's part of the logits, and three fp32 all-reduces of a number a row: max, target, sum."""
-    logits = values[op.operands[0]]
-    row = Part("all_reduce", "comm", "", (), 0, 4 * prod(logits.shape[:-1]))
-    return Work((_memory(op, "softmax", "softmax", values), row, row, row))
+def _carried_bytes(op: Op, carried: Carried, values: Values) -> int:
+    match carried:
+        case "rows":
+            return 4 * prod(values[op.operands[0]].shape[:-1])
+        case "number":
+            return 4
+        case "first operand":
+            return values[op.operands[0]].size_bytes
+    return sum(values[v].size_bytes for v in (op.results if carried == "results" else op.operands) if v != ABSENT)
 
 
 def _copy(op: Op, values: Values) -> Work:

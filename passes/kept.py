@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Op, Program, Value, describe
-from interlace.ir.kinds import WITHOUT_GROUP, is_boundary, is_comm
+from interlace.ir.kinds import is_boundary, is_comm
+from interlace.ir.operation_kinds import WITHOUT_GROUP
 from interlace.ir.storage import storages_of
 
 COPIED = ("name", "attrs", "group", "inplace", "views", "no_buffer", "num_blocks")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from interlace.ir import Graph, Op, Program
-from interlace.ir.kinds import NO_KERNEL, SHARE_VAR, SILENT, is_boundary
+from interlace.ir.kinds import NO_KERNEL, SHARE_VAR, is_boundary
+from interlace.ir.operation_kinds import SILENT
 from interlace.ir.storage import Storage
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.weight_gradients import check_unscheduled

@@ -26,12 +26,12 @@ from interlace.ir.kinds import (
     DATA,
     SHADOW_OUTPUT,
     SPLIT,
-    WITHOUT_GROUP,
     is_collective,
     is_copy,
     is_receive,
     is_send,
 )
+from interlace.ir.operation_kinds import WITHOUT_GROUP
 from interlace.ir.storage import FETCH
 from interlace.ir.target import GPU, UNBOUNDED, Target
 from tests.interpreter import Item, Rank, items_of

@@ -12,7 +12,8 @@ from interlace.bridge.attributes import attributes
 from interlace.errors import ProgramError
 from interlace.ir import Op, operators
 from interlace.ir.effects import effect_of, is_random, why_ordered
-from interlace.ir.kinds import COMBINE, SPLIT, WHILE, WITHOUT_GROUP, ring_of
+from interlace.ir.kinds import COMBINE, SPLIT, WHILE, ring_of
+from interlace.ir.operation_kinds import WITHOUT_GROUP
 
 Pairs = tuple[tuple[int, int], ...]
 YIELD = "cf.yield"

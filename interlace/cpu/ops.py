@@ -21,16 +21,10 @@ from interlace.cpu.parallel_cross_entropy import cross_entropy, cross_entropy_gr
 from interlace.cpu.reduction import Array
 from interlace.cpu.transport import Pending, Transport
 from interlace.errors import ProgramError, TransportError
-from interlace.ir.operators import names
+from interlace.ir.operation_kinds import COLLECTIVES, RECEIVES, SENDS, SILENT, WITHOUT_GROUP
 
 WHERE_ATTRIBUTE = "interlace_at"  # a string on an op that says, in the user's words, where in the step it stands
 _REDUCE_NAMES = {0: "sum", 1: "max", 2: "min", 3: "prod", 4: "avg"}  # paddle.distributed.ReduceOp
-_COMMUNICATION_NAMES = names("""
-    alltoall c_broadcast c_concat_grad c_scatter c_softmax_with_multi_label_cross_entropy
-    c_softmax_with_multi_label_cross_entropy_grad class_center_sample comm_init_all distributed_fused_lamb global_gather
-    global_gather_grad global_scatter global_scatter_grad margin_cross_entropy margin_cross_entropy_grad p_recv p_send
-    partial_allgather partial_recv partial_send sync_batch_norm
-""")
 _IDENTITIES = frozenset({"c_identity", "sync_calc_stream", "sync_comm_stream", "mp_allreduce_sum_grad"})
 
 Starter = Callable[[Transport, Array, str, str], Pending]
@@ -113,7 +107,7 @@ def rewrite_program(program: Any, job: str) -> dict[str, int]:
 
 def communication_names() -> list[str]:
     """Names of all ops that `rewrite_program` replaces or refuses; programs with them have to build first."""
-    return sorted({*STARTERS, *_SPECIAL, *_IDENTITIES, *_COMMUNICATION_NAMES})
+    return sorted({*COLLECTIVES, *SENDS, *RECEIVES, *SILENT, *WITHOUT_GROUP})
 
 
 def op_name(name: str) -> str:
@@ -142,7 +136,7 @@ def _rewrite_op(op: Any, name: str, place: str) -> bool:
         site = _site(op, place)
         _replace_communication(site, STARTERS[plain](site), in_place=name.endswith("_"))
         return True
-    if op.has_attr("ring_id") or plain in _COMMUNICATION_NAMES:
+    if op.has_attr("ring_id") or plain in WITHOUT_GROUP:
         known = ", ".join(sorted([*STARTERS, *_SPECIAL, *_IDENTITIES]))
         raise ProgramError(
             f"{place} communicates, and CPU processes cannot run it yet; known are: {known}. Build the model without it, or run it on GPUs"

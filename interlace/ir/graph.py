@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from interlace.ir.effects import is_ordered, written_positions
-from interlace.ir.kinds import COMBINE, SHARE_VAR, WITHOUT_GROUP, is_comm
+from interlace.ir.kinds import COMBINE, SHARE_VAR, is_comm
+from interlace.ir.operation_kinds import WITHOUT_GROUP
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.program import ABSENT, Op, Program, Value
 from interlace.ir.storage import Storages, storages_of

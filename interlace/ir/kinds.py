@@ -1,12 +1,12 @@
-"""Kinds of Paddle's operations, as far as passes, planning and lowering need to tell them apart.
+"""What passes, planning and lowering need to know of an operation, by its kind and its attributes.
 
-Source: names and attributes as PaddlePaddle 3.3.1 and older versions emit them.
+Source: names and attributes as PaddlePaddle 3.3.1 and older versions emit them; kinds are listed in `interlace.ir.operation_kinds`.
 """
 
 from __future__ import annotations
 
 from interlace.ir import operators
-from interlace.ir.operators import names
+from interlace.ir.operation_kinds import ALONE_WITHOUT_RANKS, COLLECTIVES, COPIES, NO_EVENTS, RECEIVES, SENDS, SILENT, WITHOUT_GROUP
 from interlace.ir.program import Op
 
 DATA = "pd_op.data"
@@ -28,42 +28,12 @@ KEYWORD = "builtin.kwarg"
 BOUNDARY = frozenset({DATA, PARAMETER, KEYWORD, SHADOW_OUTPUT, SET_PARAMETER, "pd_op.fetch", "pd_op.feed"})
 """Operations that name what enters and leaves a program; they cost nothing."""
 
-SENDS = frozenset({"send_v2", "p_send", "partial_send"})
-RECEIVES = frozenset({"recv_v2", "p_recv", "partial_recv"})
-ALL_REDUCES = frozenset(
-    {"all_reduce", "mp_allreduce_sum", "c_allreduce_sum", "c_allreduce_max", "c_allreduce_min", "c_allreduce_prod", "c_allreduce_avg"}
-)
-COLLECTIVES = ALL_REDUCES | names("""
-    all_gather reduce_scatter all_to_all broadcast reduce c_concat c_allgather c_reducescatter c_broadcast c_reduce_sum c_scatter
-    partial_allgather barrier c_softmax_with_cross_entropy c_softmax_with_multi_label_cross_entropy margin_cross_entropy
-    margin_cross_entropy_grad class_center_sample global_gather global_gather_grad global_scatter global_scatter_grad
-    fused_attention fused_attention_grad fused_feedforward fused_feedforward_grad
-""")
-"""Kinds that communicate with all ranks of their ring."""
-UNEVEN = names("""
-    margin_cross_entropy margin_cross_entropy_grad class_center_sample global_gather global_gather_grad global_scatter global_scatter_grad
-""")
-"""Kinds whose ranks may pass tensors of different sizes."""
-SILENT = names("""
-    c_identity c_split c_concat_grad mp_allreduce_sum_grad c_softmax_with_cross_entropy_grad
-    c_softmax_with_multi_label_cross_entropy_grad sync_comm_stream sync_calc_stream
-""")
-"""Kinds that have a ring attribute, but whose kernels do not communicate."""
-WITHOUT_GROUP = frozenset(
-    {"barrier", "comm_init_all", "sync_batch_norm", "sync_batch_norm_grad", "sync_batch_norm_sp", "sync_batch_norm_grad_sp"}
-)
-"""Kinds that communicate with ranks that no attribute names."""
-ALONE_WITHOUT_RANKS = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample"})
-"""Kinds that communicate only with `nranks` above 1; Paddle sets ring 0 and one rank if the user names no group."""
-COPIES = frozenset({"memcpy", "memcpy_d2h", "memcpy_h2d"})
 OPAQUE = "unreadable"
 """Placeholder in a captured program for an attribute that Paddle cannot return; lowering clones the operation with the attribute."""
 NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, SHARE_VAR, "pd_op.full_int_array"}
 """Names of operations that launch nothing on the device."""
 HOST_PLACE = "Place(cpu)"
 """Attribute `place` of a constant that the host makes, for the attributes of operations (the factor of a `scale`)."""
-NO_EVENTS = frozenset({"shape", "shape64", "assert", "has_elements", "select_input", "select_output"})
-"""Kinds with a kernel on the host, or with an instruction of their own, after which the executor records no event."""
 COMPUTE_STREAMS = frozenset({"", "DefaultStream"})
 """Stream names of operations on the compute stream: none, and the executor's own name."""
 

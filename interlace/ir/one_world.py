@@ -10,7 +10,8 @@ from pathlib import Path
 from interlace.errors import ProgramError
 from interlace.ir.dump import Script, script_of
 from interlace.ir.equivalent_ranks import representatives, with_given_partners
-from interlace.ir.kinds import UNEVEN, is_comm, is_p2p, is_send
+from interlace.ir.kinds import is_comm, is_p2p, is_send
+from interlace.ir.operation_kinds import UNEVEN
 from interlace.ir.program import Op, Program, Value
 from interlace.ir.rings import RingName, RingNames
 from interlace.ir.verify import describe

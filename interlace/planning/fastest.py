@@ -9,52 +9,35 @@ from interlace.planning.coarse import Coarse
 from interlace.planning.drafts import Drafts, Judged, fitting, nearest
 from interlace.planning.limits import SLACK
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, said
-from interlace.planning.proposals import in_paddles_order, less_recomputed, tighter, with_less, with_other_waits
-from interlace.planning.variants import deciding, drafted, named, paddles_jobs, without_search
+from interlace.planning.proposals import PROPOSALS, Tried
+from interlace.planning.variants import drafted, named, paddles_jobs, without_search
 from interlace.planning.world import Made
-
-FINALISTS = 1
-"""Forms, the fastest first, whose later passes are tried in their alternatives too, under a budget (waits at the peak hold less than those
-at the ends of jobs) and where transfers are delayed: where the host waits then changes a step by 1 % at most. Else all that fit."""
 
 
 def fastest(drafts: Drafts) -> Made:
     """Run the passes with the form that is simulated fastest within the memory, with as much recomputation as the schedule pays for.
 
-    Every form is drafted, without local search inside its jobs, and simulated; the fastest is then planned in full. Where Paddle's own
-    plan is the fastest it is kept as it is.
+    Every form that is proposed (`PROPOSALS`) is drafted, without local search inside its jobs, and simulated; the fastest is then planned
+    in full. Where Paddle's own plan is the fastest it is kept as it is.
 
     Raises:
         PassError: As `Pipeline.run`.
     """
-    coarse, made = Coarse(drafts), drafts.world.run(drafted(drafts.own), drafts.memory_limits, ranks=drafts.ranks)
+    made = drafts.world.run(drafted(drafts.own), drafts.memory_limits, ranks=drafts.ranks)
     peaks = drafts.peaks(made)
     own = Judged(
         paddles_jobs(drafts.asked), (), None, drafts.memory_limits, drafts.world.step_ns(made), max(drafts.peaks(made, by_paddle=True))
     )
     limit = drafts.given.budget if drafts.given else int(own.peak_bytes * SLACK) + drafts.asked.extra_live_bytes
     by_name = named(drafts.asked, drafts.world.captured, drafts.draws)
-    forms = [(drafts.needed, form) for form in (paddles_jobs(drafts.asked), *by_name)]
-    if by_name:
-        forms += coarse.schedules(peaks, limit)
-    elif drafts.chooses and not drafts.given:
-        forms += [(level, paddles_jobs(drafts.asked)) for level in coarse.recomputation(limit)[:2]]
-    first = dict.fromkeys((recomputed, without_search(form)) for recomputed, form in forms)
-    judged = [drafts.draft(recomputed, form, drafts.later, limit) for recomputed, form in first]
-    if drafts.given:
-        judged += tighter(drafts, judged, limit)
-        judged += less_recomputed(drafts, judged, limit)
-    elif by_name:
-        judged += with_less(drafts, coarse, judged, limit)
-        judged += in_paddles_order(drafts, limit)
-    fit = fitting(judged, limit)
-    few = drafts.given or deciding(drafts.later, "transfers") is not None
-    others = fit or (nearest(judged) if drafts.given else [])
-    judged += [other for each in others[: FINALISTS if few else None] for other in with_other_waits(drafts, each, limit)]
+    tried = Tried(drafts, Coarse(drafts), by_name, limit, peaks)
+    for propose in PROPOSALS:
+        tried.judged += propose(tried)
+    judged = tried.judged
     best = next(iter(fitting(judged, limit)), None)
     if best is None and drafts.given:  # what is nearest to the budget is made again with less room
         best = next(iter(nearest(judged)), None)
-    if best is None and own.step_ns is None and forms:
+    if best is None and own.step_ns is None:
         run = replace(drafts.whole(judged[0]), memory_limits=drafts.memory_limits)
         return run.noted(said("declined", "no-form-judged"), *_lost(drafts, judged, limit))
     if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):

@@ -1,19 +1,24 @@
-"""Forms that are proposed after the first: with less memory, less or more recomputation, or other waits of the host.
+"""What the search for the fastest plan proposes: the baseline's jobs, forms by name, schedules of the coarse model; and these with less
+memory, less or more recomputation, or other waits of the host.
 
-Each function gets the drafts that there are and gives more (`Drafts.draft`), for `fastest.py`, which calls them in turn; none raises the
-limit.
+`PROPOSALS` is the order in which `fastest.py` asks. Each is a function that gets what was judged so far and gives the drafts that it adds;
+none raises the limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from interlace.passes import Schedule1F1B
 from interlace.planning.coarse import COARSE_SCHEDULES, PAYS, Coarse
-from interlace.planning.drafts import ROUNDS, Drafts, Judged, fitting
-from interlace.planning.variants import alternatives, paddles_jobs, without_search
+from interlace.planning.drafts import ROUNDS, Drafts, Judged, fitting, nearest
+from interlace.planning.variants import alternatives, deciding, paddles_jobs, without_search
 from interlace.scheduler.whole_step.search import Numbers
 
+FINALISTS = 1
+"""Forms, the fastest first, whose later passes are tried in their alternatives too, under a budget (waits at the peak hold less than those
+at the ends of jobs) and where transfers are delayed: where the host waits then changes a step by 1 % at most. Else all that fit."""
 TIGHTER = (0.95, 0.85)
 """Parts of the budget: forms that exceed it are drafted again as these would have them."""
 MOST_TIGHTER = 3
@@ -25,8 +30,57 @@ LESS = (0.03, 0.015)
 besides three of nine plans are faster, by 0.1 % at most, and planning takes a fifth longer."""
 
 
-def tighter(drafts: Drafts, judged: Sequence[Judged], limit: int) -> list[Judged]:
+@dataclass(slots=True)
+class Tried:
+    """What proposals start from.
+
+    Attributes:
+        drafts: They make drafts, and know what was asked for and whether there is a budget (`given`).
+        coarse: The coarse model.
+        by_name: Forms by name that are possible for the program.
+        limit: Bytes that a plan may hold.
+        baseline_peaks: What the baseline holds, by rank.
+        judged: All drafts so far.
+    """
+
+    drafts: Drafts
+    coarse: Coarse
+    by_name: Sequence[Schedule1F1B]
+    limit: int
+    baseline_peaks: Sequence[int]
+    judged: list[Judged] = field(default_factory=list)
+
+    def new(self, forms: Iterable[tuple[Numbers | None, Schedule1F1B]]) -> list[Judged]:
+        """Drafts of forms with what each stage recomputes, but for those that were judged already."""
+        known = {(each.recomputed, each.form) for each in self.judged}
+        first = dict.fromkeys((recomputed, without_search(form)) for recomputed, form in forms)
+        return [self.drafts.draft(*each, self.drafts.later, self.limit) for each in first if each not in known]
+
+
+def baseline_jobs(tried: Tried) -> list[Judged]:
+    """The baseline's jobs with all passes that were asked for."""
+    return tried.new([(tried.drafts.needed, paddles_jobs(tried.drafts.asked))])
+
+
+def forms_by_name(tried: Tried) -> list[Judged]:
+    """Each form that has a name."""
+    return tried.new((tried.drafts.needed, form) for form in tried.by_name)
+
+
+def coarse_schedules(tried: Tried) -> list[Judged]:
+    """What the coarse model of a step finds best; where forms have no place, the baseline's jobs with what it would have recomputed."""
+    if tried.by_name:
+        return tried.new(tried.coarse.schedules(tried.baseline_peaks, tried.limit))
+    if not tried.drafts.chooses or tried.drafts.given:
+        return []
+    return tried.new((level, paddles_jobs(tried.drafts.asked)) for level in tried.coarse.recomputation(tried.limit)[:2])
+
+
+def tighter(tried: Tried) -> list[Judged]:
     """What exceeds the budget and would be faster than all that keeps it, as tighter budgets would have it."""
+    drafts, judged, limit = tried.drafts, tried.judged, tried.limit
+    if not drafts.given:
+        return []
     best = next((each.step_ns or 0 for each in fitting(judged, limit)), None)
     over = [each for each in judged if each.step_ns is not None and each.peak_bytes > limit and (best is None or each.step_ns < best)]
     over.sort(key=lambda each: each.step_ns or 0)
@@ -39,11 +93,12 @@ def tighter(drafts: Drafts, judged: Sequence[Judged], limit: int) -> list[Judged
     return [drafts.draft(more, form, drafts.later, limit, part) for more, form, part in found]
 
 
-def less_recomputed(drafts: Drafts, judged: Sequence[Judged], limit: int) -> list[Judged]:
+def less_recomputed(tried: Tried) -> list[Judged]:
     """The fastest that keeps the budget with less recomputed on one stage after the other, as long as that makes it faster: offload
     gives back what a stage then holds too much, and what that costs only a simulation of the whole step says."""
-    best, found = next(iter(fitting(judged, limit)), None), list[Judged]()
-    if best is None or best.recomputed is None or not drafts.chooses or not drafts.offloads:
+    drafts, limit = tried.drafts, tried.limit
+    best, found = next(iter(fitting(tried.judged, limit)), None), list[Judged]()
+    if not drafts.given or best is None or best.recomputed is None or not drafts.chooses or not drafts.offloads:
         return found
     fewer = [drafts.make.levels.within(limit, (-part,))[-1] for part in LESS]
     for stage in reversed(range(len(best.recomputed))):
@@ -57,12 +112,15 @@ def less_recomputed(drafts: Drafts, judged: Sequence[Judged], limit: int) -> lis
     return found
 
 
-def with_less(drafts: Drafts, coarse: Coarse, judged: Sequence[Judged], limit: int) -> list[Judged]:
-    """Schedules that are looked for in less memory: where what the coarse model found holds more than it says, and more than it may,
-    though it would be faster than all that fits. They leave free by how much it holds more than expected."""
-    newest, more, levels = judged, list[Judged](), coarse.looked_at[0]
+def in_less_memory(tried: Tried) -> list[Judged]:
+    """Without a budget, schedules that are looked for in less memory: where what the coarse model found holds more than it says, and more
+    than it may, though it would be faster than all that fits. They leave free by how much it holds more than expected."""
+    drafts, coarse, limit = tried.drafts, tried.coarse, tried.limit
+    if drafts.given or not tried.by_name:
+        return []
+    newest, more, levels = list(tried.judged), list[Judged](), coarse.looked_at[0]
     for _ in range(CLOSER):
-        best = next((each.step_ns or 0 for each in fitting((*judged, *more), limit)), None)
+        best = next((each.step_ns or 0 for each in fitting((*tried.judged, *more), limit)), None)
         ranked = [each for each in newest if (each.recomputed, each.form) in coarse.expected]
         over = [
             each
@@ -80,11 +138,12 @@ def with_less(drafts: Drafts, coarse: Coarse, judged: Sequence[Judged], limit: i
     return more
 
 
-def in_paddles_order(drafts: Drafts, limit: int) -> list[Judged]:
+def in_paddles_order(tried: Tried) -> list[Judged]:
     """Without a budget, Paddle's order of a program that recomputes with what that order needs; where it holds more than it should by
     what is recomputed, with more of it. Other orders may hold too much on a stage on which all is recomputed already."""
+    drafts, limit = tried.drafts, tried.limit
     judged, within = list[Judged](), limit
-    for _ in range(ROUNDS if drafts.recomputes and drafts.chooses else 0):
+    for _ in range(ROUNDS if tried.by_name and drafts.recomputes and drafts.chooses and not drafts.given else 0):
         judged.append(drafts.draft(drafts.make.levels.within(within, (0.0,))[-1], paddles_jobs(drafts.asked), drafts.later, limit))
         if judged[-1].peak_bytes <= limit:
             break
@@ -92,10 +151,27 @@ def in_paddles_order(drafts: Drafts, limit: int) -> list[Judged]:
     return judged
 
 
-def with_other_waits(drafts: Drafts, judged: Judged, limit: int) -> list[Judged]:
-    """A form with the alternatives of each pass after it."""
+def with_other_waits(tried: Tried) -> list[Judged]:
+    """The fastest forms, or under a budget that none keeps those nearest to it, with the alternatives of each pass after them."""
+    drafts, limit = tried.drafts, tried.limit
+    few = drafts.given or deciding(drafts.later, "transfers") is not None
+    finalists = fitting(tried.judged, limit) or (nearest(tried.judged) if drafts.given else [])
     return [
-        drafts.draft(judged.recomputed, judged.form, (*drafts.later[:k], other, *drafts.later[k + 1 :]), limit)
+        drafts.draft(final.recomputed, final.form, (*drafts.later[:k], other, *drafts.later[k + 1 :]), limit)
+        for final in finalists[: FINALISTS if few else None]
         for k, each in enumerate(drafts.later)
         for other in alternatives(each)
     ]
+
+
+PROPOSALS: tuple[Callable[[Tried], list[Judged]], ...] = (
+    baseline_jobs,
+    forms_by_name,
+    coarse_schedules,
+    tighter,
+    less_recomputed,
+    in_less_memory,
+    in_paddles_order,
+    with_other_waits,
+)
+"""In the order in which they are asked: each knows what those before it gave."""

@@ -5,8 +5,8 @@ GPU, or BudgetError says what the least feasible one is (`Search.within`, `least
 open, what Paddle's baseline holds on its fullest rank is the limit (`Search.beside_baseline`).
 
 - An open schedule (`interleave: auto`) is looked for together with what each stage recomputes (`fastest.py`): Paddle's baseline, the named
-  forms and schedules of the coarse model (`coarse.py`), and these with less memory, less recomputation or other waits of the host
-  (`proposals.py`). Each is drafted and judged by its simulated step and its peak (`drafts.py`).
+  forms and schedules of the coarse model (`coarse.py`), and these with less memory, less recomputation or other waits of the host, in the
+  order of `proposals.PROPOSALS`. Each is drafted and judged by its simulated step and its peak (`drafts.py`).
 - Of a form that is given milder ones are tried where it is slower than the plainest (`Search.judged`).
 
 Each stage holds more than its budget by some bytes when everything is kept. Recomputation gives part of them back, cheapest byte first

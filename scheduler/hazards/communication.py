@@ -6,7 +6,8 @@ from collections import defaultdict
 
 from interlace.errors import PlanError
 from interlace.ir import Op, Pipeline, Program, Value
-from interlace.ir.kinds import UNEVEN, is_comm, is_p2p, stream_of
+from interlace.ir.kinds import is_comm, is_p2p, stream_of
+from interlace.ir.operation_kinds import UNEVEN
 from interlace.ir.schedule import interleaved
 from interlace.scheduler.hazards.finding import Finding, where
 

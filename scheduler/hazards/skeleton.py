@@ -28,7 +28,7 @@ from interlace.scheduler.hazards.happens_before import NO_ITEM, Trace
 ROLES = ("forward", "backward", "optimize")
 COLLECTIVE = 0
 NO_RING = -1
-"""In the place of a ring, of a call that names no group (`kinds.WITHOUT_GROUP`)."""
+"""In the place of a ring, of a call that names no group (`operation_kinds.WITHOUT_GROUP`)."""
 MAX_BYTES = 1 << 28
 """What a skeleton of another rank may unpack to; one call takes about ten bytes."""
 Channel = tuple[int, int]

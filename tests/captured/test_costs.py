@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from interlace.cost_model import CostModel, load_profile
-from interlace.cost_model.families import is_free
 from interlace.ir import Graph, parse
 from interlace.ir.kinds import HOST_PLACE, NO_KERNEL
+from interlace.ir.operation_kinds import is_free
 from interlace.ir.program import Op
 from tests.captured.stored import stored
 

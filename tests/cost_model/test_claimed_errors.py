@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from interlace.cost_model import CostModel, Estimate, load_profile
-from interlace.cost_model.families import memory_family
 from interlace.cost_model.model import sample_size
 from interlace.cost_model.profile import DeviceProfile, OpSample
 from interlace.cost_model.work import Part, gemm_part
+from interlace.ir.operation_kinds import memory_family
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.errors import Case, headline, inversions, order_share, show, summarize
 from interlace.cost_model import CostModel, load_profile
-from interlace.cost_model.families import memory_family
 from interlace.cost_model.interference import InterferenceTable
 from interlace.cost_model.model import sample_size
 from interlace.cost_model.profile import OpSample
 from interlace.cost_model.work import Part
+from interlace.ir.operation_kinds import memory_family
 from tests.cost_model.together import pair_time
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from interlace.cost_model.families import forward_kind, memory_family
 from interlace.cost_model.work import Part, copy_direction, moved_bytes, work_of
+from interlace.ir.operation_kinds import forward_kind, memory_family
 from interlace.passes.split_backward import PRODUCTS
 from tests.cost_model.programs import binary, last_op, matmul, unary
 

@@ -329,9 +329,9 @@ def test_every_communication_of_paddle_is_known() -> None:
     header = Path(paddle.sysconfig.get_include()) / "paddle/fluid/pir/dialect/operator/ir/pd_op.h"
     classes = re.split(r"\nclass ", header.read_text())
     names = {found[1] for each in classes if (found := re.search(r'name\(\) { return "pd_op\.(\w+?)_?"', each)) and "int ring_id" in each}
-    whole_layers = {name for name in names if name.startswith(("fused_attention", "fused_feedforward", "fused_multi_transformer"))}
+    inference = {name for name in names if name.startswith("fused_multi_transformer")}
     assert len(names) > 30
-    assert names - whole_layers <= set(ops.communication_names())
+    assert names - inference <= set(ops.communication_names())
 
 
 def test_all_communication_builds_in_half_precision(paddle: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from interlace.errors import ProgramError
-from interlace.ir import Op, kinds, operators
+from interlace.ir import Op, operation_kinds, operators
 from interlace.ir.effects import ONLY_ABOVE_0, ONLY_AT_0
 from interlace.scheduler.memory.executor import REUSING
 from tests.operators import probe, table, wheel
@@ -60,7 +60,7 @@ def test_an_operator_whose_sharing_nobody_has_judged_may_share() -> None:
 
 def test_operators_that_communicate_without_a_group_are_known() -> None:
     judged = {kind for kind, reason in table.JUDGED["acts"].items() if reason.startswith(("communicates", "lets ranks", "makes comm"))}
-    assert judged == kinds.WITHOUT_GROUP
+    assert judged == operation_kinds.WITHOUT_GROUP
 
 
 def test_an_operator_that_nobody_has_judged_is_told_apart() -> None:
@@ -102,7 +102,7 @@ def test_every_operator_with_a_ring_is_known_to_communicate_or_not() -> None:
 
     refused = {"comm_init_all", *(name for name in found if name.startswith("fused_multi_transformer"))}
     assert len(found) > 20
-    assert found - refused <= kinds.COLLECTIVES | kinds.SENDS | kinds.RECEIVES | kinds.SILENT
+    assert found - refused <= set(operation_kinds.COLLECTIVES) | operation_kinds.SENDS | operation_kinds.RECEIVES | operation_kinds.SILENT
     for name in refused:
         with pytest.raises(ProgramError, match="does not know how operations of this kind do"):
             with_group(Op(1, f"pd_op.{name}", (), (), "forward", attrs={"ring_id": 1}))

@@ -25,7 +25,7 @@ from interlace.planning.drafts import Drafts, Judged
 from interlace.planning.limits import Limit
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, Making
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.proposals import in_paddles_order, less_recomputed
+from interlace.planning.proposals import PROPOSALS, Tried, in_paddles_order, less_recomputed
 from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits
 from interlace.planning.variants import paddles_jobs
@@ -318,6 +318,11 @@ def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypa
     assert taken == [(0.393,)]
 
 
+def tried_so_far(drafts: Any, limit: int, *judged: Judged) -> Tried:
+    """What a search knows that made these drafts, of a program for which there are forms by name."""
+    return Tried(drafts, SimpleNamespace(), [Schedule1F1B()], limit, (), list(judged))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("over", "taken"),
     [
@@ -345,12 +350,14 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
 
     start = draft((500, 0, 300), Schedule1F1B(), (), 7)
     slower = dataclasses.replace(start, recomputed=(0, 0, 1), step_ns=(start.step_ns or 0) + 1)
-    choice = SimpleNamespace(make=SimpleNamespace(levels=SimpleNamespace(within=levels)), draft=draft, chooses=True, offloads=True)
-    found = [start, *less_recomputed(choice, [slower, start], 7)]  # type: ignore[arg-type]
+    drafts = SimpleNamespace(
+        make=SimpleNamespace(levels=SimpleNamespace(within=levels)), draft=draft, chooses=True, offloads=True, given=True
+    )
+    found = [start, *less_recomputed(tried_so_far(drafts, 7, slower, start))]
     assert min((each for each in found if each.peak_bytes <= 7), key=lambda each: each.step_ns or 0).recomputed == taken
     assert len(tried) == 3 + bool(over)
-    choice.offloads = False
-    assert less_recomputed(choice, [start], 7) == []  # type: ignore[arg-type]
+    drafts.offloads = False
+    assert less_recomputed(tried_so_far(drafts, 7, start)) == []
 
 
 @pytest.mark.parametrize(("fastest_ns", "rounds", "after"), [(None, 3, 80), (90, 3, 80), (50, 2, 50), (30, 1, 30)])
@@ -399,12 +406,28 @@ def test_paddles_order_recomputes_more_where_it_holds_more_than_it_should(held: 
         assert tuple(beyond) == (0.0,)
         return [(0,), (600 - limit,)]
 
-    choice = SimpleNamespace(
-        make=SimpleNamespace(levels=SimpleNamespace(within=levels)), draft=draft, asked=asked, later=(), recomputes=True, chooses=True
-    )
-    assert [each.recomputed for each in in_paddles_order(choice, 100)] == [(level,) for level in tried]  # type: ignore[arg-type]
-    choice.recomputes = False
-    assert in_paddles_order(choice, 100) == []  # type: ignore[arg-type]
+    make = SimpleNamespace(levels=SimpleNamespace(within=levels))
+    drafts = SimpleNamespace(make=make, draft=draft, asked=asked, later=(), recomputes=True, chooses=True, given=None)
+    assert [each.recomputed for each in in_paddles_order(tried_so_far(drafts, 100))] == [(level,) for level in tried]
+    drafts.recomputes = False
+    assert in_paddles_order(tried_so_far(drafts, 100)) == []
+
+
+def test_what_was_judged_is_not_drafted_again_and_each_proposal_knows_those_before_it() -> None:
+    """Of a form by name and of the same one of the coarse model there is one draft."""
+    drafted = list[str]()
+
+    def draft(recomputed: None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        drafted.append(form.form_text())
+        return Judged(form, later, recomputed, (limit,), 1, limit)
+
+    drafts = SimpleNamespace(draft=draft, asked=Schedule1F1B(), later=(), needed=None, given=None)
+    tried = tried_so_far(drafts, 100)
+    tried.coarse = SimpleNamespace(schedules=lambda peaks, limit: [(None, Schedule1F1B(interleave=name)) for name in ("mixed", "zb-h1")])  # type: ignore[assignment]
+    tried.by_name = [Schedule1F1B(interleave=name) for name in ("dx-first", "mixed")]
+    for propose in PROPOSALS[:3]:
+        tried.judged += propose(tried)
+    assert drafted == ["off", "dx-first", "mixed", "zb-h1"]
 
 
 def test_auto_tries_paddles_order_with_other_recomputation_where_the_program_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
