@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bounds import bound_ns, firm_bound_ns
 from measuring import RESULTS, meta, store
 from msgspec.structs import replace
 from simulated import built, captured, parse, parser
@@ -24,7 +25,6 @@ from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import InterlaceError
 from interlace.ir import Program
 from interlace.ir.target import IDEAL, Target, with_paddles_jobs
-from interlace.planning.bounds import bound_ns, firm_bound_ns
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import in_order

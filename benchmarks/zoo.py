@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from bounds import bound_ns, firm_bound_ns
 from claims_speed import NAMED, zoo_table
 from measuring import RESULTS, ROOT, meta, store
 from schedules import PADDLES, chosen
@@ -38,7 +39,6 @@ from interlace.garbage import rarely_collected
 from interlace.ir import Program, load, parse, save, show
 from interlace.ir.dump import SUFFIX
 from interlace.local.stages import stages_of
-from interlace.planning.bounds import bound_ns, firm_bound_ns
 from interlace.planning.budget import baseline_peak_bytes, peak_bytes
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import in_order

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+from bounds import bound_ns, firm_bound_ns
+
 from interlace.config import load_config, make_config
 from interlace.cost_model import GivenCosts
-from interlace.planning.bounds import bound_ns, firm_bound_ns
 from interlace.planning.floor import floors_of, occupied
 from interlace.planning.plan import make_plans
 from interlace.scheduler.memory.live import in_order
