@@ -43,8 +43,10 @@ PRELOADED = (
     "interlace.planning.plan",
     "interlace.local.rank",
     "interlace.local.build_rank",
+    "interlace.layout.judge",
 )
-MODULES = ("interlace.local.rank", "interlace.local.build_rank")
+MODULES = ("interlace.local.rank", "interlace.local.build_rank", "interlace.layout.judge")
+"""What is forked: ranks, and what judges a layout for `interlace choose`."""
 LOADED = (device.ROOT_VARIABLE,)
 """What Paddle's import, or the testbed's plugin, leaves in the environment."""
 SEARCH_WORK = 500
