@@ -10,8 +10,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from interlace.ir import Edit, Graph, Job, Op, OpInstance, Program, TensorType
-from interlace.ir.kinds import COMBINE, RECEIVES, SENDS, SPLIT, stream_of
-from interlace.ir.operation_kinds import COPIES
+from interlace.ir.kinds import COMBINE, SPLIT, stream_of
+from interlace.ir.operation_kinds import COPIES, RECEIVES, SENDS
 from interlace.ir.storage import Storages, storages_of
 from interlace.ir.target import GPU
 from interlace.passes.base import Context, Pass, register
