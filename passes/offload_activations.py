@@ -75,8 +75,9 @@ class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
         return OffloadFacts(program.pipeline.stage, names, msgspec.structs.replace(measured, memory_budget=context.memory_limit))
 
     def run(self, program: Program, context: Context) -> Program:
-        everyone: Sequence[OffloadFacts] = context.facts
-        mine = everyone[program.rank if context.is_whole else 0]
+        told: Sequence[OffloadFacts] = context.facts
+        everyone = {id(each): each for each in told}.values()  # equivalent ranks have one
+        mine = told[program.rank if context.is_whole else 0]
         alike = [each.measured for each in everyone if each.stage == mine.stage and _times_the_same(each, mine)]
         names = [each.names for each in everyone] if context.is_whole else None
         plan = self._plan(program, agree(alike), names, context)

@@ -11,15 +11,17 @@ from typing import Any, TypeVar
 from interlace.ir.program import Program
 
 Made = TypeVar("Made")
-KEPT = 32
-"""Results that one table keeps: forms of a plan are compared one after another, on at most so many ranks of one process."""
-FEW = 12
-"""Results that a large table keeps, one whose every result holds an entry for each micro-batch."""
+KEPT = 8
+"""Results that one table keeps of each rank: forms of a plan are compared one after another, rank by rank in each of them."""
+RANKS = 32
+"""Ranks of which a table keeps results: those that were asked for last."""
+FEW = 4
+"""Results that a large table keeps of each rank, one whose every result holds an entry for each micro-batch."""
 
 
 def once_per_ops(make: Callable[[Program], Made], kept: int = KEPT) -> Callable[[Program], Made]:
     """`make`, called once for programs that hold the same tuples of operations and values; nobody may change what it gives. The last `kept`
-    results are kept.
+    results of each rank are kept.
 
     >>> count = once_per_ops(lambda program: [len(program.ops)])
     >>> program = Program((), ())
@@ -35,21 +37,25 @@ def once_per_items(make: Callable[[Program], Made]) -> Callable[[Program], Made]
 
 
 def _once(make: Callable[[Program], Made], parts_of: Callable[[Program], tuple[Any, ...]], kept: int) -> Callable[[Program], Made]:
-    known: OrderedDict[tuple[int, ...], tuple[Any, Made]] = OrderedDict()
+    known: OrderedDict[int, OrderedDict[tuple[int, ...], tuple[Any, Made]]] = OrderedDict()
     lock = threading.Lock()
 
     def made(program: Program) -> Made:
         parts = parts_of(program)
         key = tuple(map(id, parts))
         with lock:
-            if key in known:
-                known.move_to_end(key)
-                return known[key][1]
+            mine = known.setdefault(program.rank, OrderedDict())
+            known.move_to_end(program.rank)
+            if len(known) > RANKS:
+                known.popitem(last=False)
+            if key in mine:
+                mine.move_to_end(key)
+                return mine[key][1]
         found = make(program)
         with lock:
-            known[key] = parts, found  # keeps the parts alive, so that no others get their ids
-            if len(known) > kept:
-                known.popitem(last=False)
+            mine[key] = parts, found  # keeps the parts alive, so that no others get their ids
+            if len(mine) > kept:
+                mine.popitem(last=False)
         return found
 
     return made

@@ -16,7 +16,7 @@ from interlace.cost_model import Costs
 from interlace.ir import Op, Program, Value, verify
 from interlace.ir.effects import draws_twice
 from interlace.ir.equivalent_ranks import equivalence_key
-from interlace.ir.per_ops import KEPT, once_per_ops
+from interlace.ir.per_ops import RANKS, once_per_ops
 from interlace.passes.base import Context, Pass, find_pass, is_built_in
 from interlace.passes.pipeline import PassReport, applied, errors_named, report_of
 from interlace.planning.peers import decoded, mark
@@ -210,7 +210,7 @@ class Worker:
         return found
 
 
-@lru_cache(maxsize=4 * KEPT)
+@lru_cache(maxsize=4 * RANKS)
 def _facts_of(packed: bytes, kind: Any) -> Any:
     return decoded(packed, kind)
 
@@ -237,7 +237,7 @@ class _Packed(msgspec.Struct, frozen=True):
 _packed_ops = once_per_ops(lambda program: zlib.compress(msgspec.msgpack.encode((program.ops, program.values)), 1))
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=2 * RANKS)
 def _unpacked(packed: bytes) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
     """Plans of the same operations and values hold the same tuples of them: tables that follow from these are made once."""
     found: tuple[tuple[Op, ...], tuple[Value, ...]] = decoded(zlib.decompress(packed), tuple[tuple[Op, ...], tuple[Value, ...]])

@@ -373,7 +373,8 @@ class World:
 
 def _representatives(kinds: Sequence[bytes]) -> dict[int, int]:
     """Rank -> the first rank that is like it."""
-    return {rank: kinds.index(kind) for rank, kind in enumerate(kinds)}
+    first = dict[bytes, int]()
+    return {rank: first.setdefault(kind, rank) for rank, kind in enumerate(kinds)}
 
 
 # --------------------------------------------------------------------------------------------------------- the ranks of a run

@@ -79,7 +79,8 @@ def _slowest(tables: Sequence[Mapping[int, int] | None], what: str) -> dict[int,
     known = [table for table in tables if table is not None]
     if len(known) < len(tables):
         return None
-    different = sorted({key for table in known for other in known for key in table.keys() - other.keys()})
+    every = set[int]().union(*known)
+    different = sorted(key for key in every if any(key not in table for table in known))
     if different:
         raise PlanError(
             f"ranks of one group time different {what}: {different[:8]} are not known to all; merge only ranks that run the same program"
