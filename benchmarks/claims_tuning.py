@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from claiming import Row, claim, raw, table
 
-TENTH = "schedule_1f1b.extra_live_bytes="
+TENTH = "memory_budget=+"
 """What the plan with a tenth more memory is called, and its bytes."""
 KINDS = ("Paddle's baseline", "Interlace's plan", "the plan with schedule_1f1b.interleave=mixed", f"the plan with {TENTH}")
 NAMES = ("baseline", "`auto`", "`mixed`", "a tenth more memory")

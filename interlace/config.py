@@ -7,7 +7,8 @@
     offload_activations: {modules: [mlp], fraction: 0.5}
 
 A pass is named in snake case and is `off`, `on` or a table of its options. Sizes may be text such as `60GB` or `64MiB`. The memory
-budget is bytes of device memory a rank, or, as a number with a point, a fraction of what Paddle's baseline holds on its fullest rank.
+budget is bytes of device memory a rank, or, as a number with a point, a fraction of what Paddle's baseline holds on its fullest rank; with
+a plus sign (`+8GB`), so much more than the baseline holds.
 
 Files that a YAML file names (`device`, `plan`, options that end in `_file`) are found from its own folder; given as keywords or in a dict,
 from the working directory.
@@ -55,6 +56,24 @@ KEY = "#"
 """Suffix of a dotted path in the marks of a file: the position of the option's name, without it that of its value."""
 
 
+class Beyond(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """As many bytes more than Paddle's baseline holds as a plan may hold; `NO_LIMIT`: as many as it likes.
+
+    >>> str(Beyond(8 * 10**9)), str(NO_LIMIT)
+    ('+8000000000B', 'off')
+    """
+
+    more_bytes: int
+
+    def __str__(self) -> str:
+        return "off" if self == NO_LIMIT else f"+{self.more_bytes}B"
+
+
+NO_LIMIT = Beyond(MOST_SIZE)
+MemoryBudget = int | float | Beyond | None
+"""Bytes or a fraction, which every plan keeps; more than the baseline holds; None for what it holds."""
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A checked configuration.
 
@@ -67,10 +86,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             use is close to the one of the profile, and you accept that predicted times are off.
         force_paddle: Plan also with a Paddle that nobody has tested and that lacks names which plans use; otherwise models keep Paddle's
             plan there. When: porting Interlace to another Paddle; begin with `interlace run --verify`.
-        memory_budget: Device memory that a rank may hold at any time of the step: a size (`70GB`), or a share of what Paddle's baseline
-            holds on its fullest rank, as a number with a point (`0.8`) or in percent (`80%`). When: the step must fit into a given memory,
-            or the script recomputes more than necessary. Details: what is kept, recomputed and moved to the host, and the schedule, are
-            chosen for the fastest step within the budget.
+        memory_budget: Device memory that a rank may hold at any time of the step; by default what Paddle's baseline holds on its fullest
+            rank. A size (`70GB`), or a share of what the baseline holds, as a number with a point (`0.8`) or in percent (`80%`); a size
+            with a plus sign (`+8GB`) is so much more than it holds, `off` no limit. When: the step must fit into a given memory, the
+            device has memory that the baseline leaves free (some GB allow more communication to be hidden), or the script recomputes more
+            than necessary. Details: within a size or a share, what is kept, recomputed and moved to the host, and the schedule, are
+            chosen for the fastest step; where no plan keeps it, planning ends with the least feasible one. Else the limit holds where
+            `interleave` is `auto`, and Paddle's baseline is taken where nothing else keeps it; a form by name is taken whatever it holds,
+            and orders of operations in its jobs hold no more than all parts of a job one after another (a hundredth counts as nothing),
+            `+8GB` that much more, `off` as much as they like.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
         means: Passes of which nothing was said, for planning to use where that makes a plan hold no more on a GPU than Paddle's baseline;
             none under a memory budget, which turns on those that follow it.
@@ -106,7 +130,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     device: str = ""
     force_device: bool = False
     force_paddle: bool = False
-    memory_budget: int | float | None = None
+    memory_budget: MemoryBudget = None
     passes: dict[str, Pass] = {}
     means: dict[str, Pass] = {}
     in_graph: dict[str, Pass] = {}
@@ -134,6 +158,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def launched(self) -> Config:
         """The same with steps that are captured, where it is open whether they are (`capture: auto`)."""
         return msgspec.structs.replace(self, capture="on", passes=self.in_graph, means={}, in_graph={})
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether a memory budget is asked for that every plan must keep."""
+        return isinstance(self.memory_budget, (int, float))
 
 
 PLAIN_KINDS: dict[str, type] = {
@@ -186,7 +215,8 @@ def make_config(
         return Config(**plain, source=source)
     names = {option_name(name): name for name in REGISTRY}
     follow = [name for name, kind in REGISTRY.items() if kind.follows_budget and not kind.is_default]
-    default = [name for name, kind in REGISTRY.items() if kind.is_default or (name in follow and budget is not None)]
+    has_budget = budget is not None and not isinstance(budget, Beyond)
+    default = [name for name, kind in REGISTRY.items() if kind.is_default or (name in follow and has_budget)]
     chosen: dict[str, Pass] = {name: REGISTRY[name]() for name in default}
     chosen |= {name: _imported(name, where) for name in imported if name in REGISTRY and option_name(name) not in options}
     for key, value in options.items():
@@ -212,8 +242,8 @@ def make_config(
             chosen, in_graph = in_graph, {}
     _check_names(chosen, where)
     _check_together(chosen, options, where)
-    _check_values(chosen, where, whole, budget is not None)
-    open_ = (*follow, ReturnMemory.name) if budget is None and plain.get("capture") != "on" else ()
+    _check_values(chosen, where, whole, has_budget)
+    open_ = (*follow, ReturnMemory.name) if not has_budget and plain.get("capture") != "on" else ()
     means = {name: REGISTRY[name]() for name in open_ if option_name(name) not in options}
     return Config(**plain, passes=chosen, means=means, in_graph=in_graph, source=source)
 
@@ -293,7 +323,8 @@ def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str], around: 
         return table
     if isinstance(node, yaml.SequenceNode):
         return [_plain(value, f"{at}[{k}]", path, marks, around) for k, value in enumerate(node.value)]
-    value = _scalar(node.value) if isinstance(node, yaml.ScalarNode) and node.style is None else node.value
+    is_bare = isinstance(node, yaml.ScalarNode) and node.style is None and not (at == BUDGET and node.value.startswith("+"))
+    value = _scalar(node.value) if is_bare else node.value
     return str(path.parent / value) if value and isinstance(value, str) and _names_a_file(at, value) else value
 
 
@@ -346,24 +377,31 @@ def _check_plain(plain: Mapping[str, Any], where: _Where) -> None:
             raise ConfigError(f"{where.at(key)}: found {value!r}; {_suggest(str(value), PLAIN_CHOICES[key])}")
 
 
-def _budget(value: Any, where: _Where) -> int | float | None:
+def _budget(value: Any, where: _Where) -> MemoryBudget:
     try:
         return parse_budget(value)
     except ConfigError as error:
         raise ConfigError(f"{where.at(BUDGET)}: {error}") from error
 
 
-def parse_budget(value: Any) -> int | float | None:
-    """Bytes, as a whole number, or a fraction of what Paddle's baseline holds, as a number with a point or in percent; None for none.
+def parse_budget(value: Any) -> MemoryBudget:
+    """Bytes, as a whole number, or a fraction of what Paddle's baseline holds, as a number with a point or in percent; with a plus sign
+    bytes beyond that; `off` for no limit; None for the default.
 
     Raises:
         ConfigError: It is neither.
 
     >>> [parse_budget(each) for each in ("70GB", "1.5GiB", "0.8", 0.8, "80%", "350 %", 1 << 30, None)]
     [70000000000, 1610612736, 0.8, 0.8, 0.8, 3.5, 1073741824, None]
+    >>> [parse_budget(each) for each in ("+8GB", "off")] == [Beyond(8 * 10**9), NO_LIMIT]
+    True
     """
-    if value in (None, "off", "none"):
-        return None
+    if value is None or isinstance(value, Beyond):
+        return value
+    if value == "off" or value is False:
+        return NO_LIMIT
+    if isinstance(value, str) and value.strip().startswith("+"):
+        return _beyond(value)
     found, most = value, MOST_FRACTION
     if isinstance(value, str):
         text = value.strip()
@@ -385,10 +423,21 @@ def parse_budget(value: Any) -> int | float | None:
         )
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found <= (most if isinstance(found, float) else MOST_SIZE):
         raise ConfigError(
-            f"found {value!r}, expected bytes with their unit, above 0, such as 70GB, or a fraction of what Paddle's "
-            "baseline holds, such as 0.8 or 80%"
+            f"found {value!r}, expected bytes with their unit, above 0, such as 70GB, a fraction of what Paddle's baseline holds, such as "
+            "0.8 or 80%, bytes beyond what it holds, such as +8GB, or off, for no limit"
         )
     return found
+
+
+def _beyond(text: str) -> Beyond:
+    """Bytes beyond what Paddle's baseline holds."""
+    more = text.strip().removeprefix("+").strip()
+    found = _SIZE.fullmatch(more)
+    if not found or not found[2]:
+        raise ConfigError(
+            f"found {text!r}, expected bytes with their unit behind the sign, such as +8GB, as much beyond what the baseline holds"
+        )
+    return Beyond(parse_bytes(more))
 
 
 def _check_device(device: str, where: _Where) -> None:

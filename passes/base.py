@@ -31,6 +31,7 @@ class Context:
         later: The passes that run after this one.
         memory_limit: Live device bytes that the rank may hold if operations run one after the other: its memory budget, less what side
             streams hold on a GPU; None without a budget.
+        extra_bytes: Live bytes by which the order of a job may exceed its parts one after another (`memory_budget: +8GB`).
         remarks: What was done, declined and found.
     """
 
@@ -39,6 +40,7 @@ class Context:
     facts: Sequence[Any] = ()
     is_whole: bool = False
     memory_limit: int | None = None
+    extra_bytes: int = 0
     memo: dict[Any, Any] = field(default_factory=dict)
     later: Sequence[Pass] = ()
 

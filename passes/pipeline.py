@@ -73,7 +73,7 @@ class Pipeline:
             ran.append(each.name)
 
     def run(
-        self, program: Program, cost: Costs, memory_limit: int | None = None, memo: dict[Any, Any] | None = None
+        self, program: Program, cost: Costs, memory_limit: int | None = None, memo: dict[Any, Any] | None = None, extra_bytes: int = 0
     ) -> tuple[Program, list[PassReport]]:
         """Run all passes on a rank of which the others are not known; the given program is untouched whatever happens. For the other
         arguments see `Context`.
@@ -85,7 +85,7 @@ class Pipeline:
         reports, memo = [], {} if memo is None else memo
         for k, each in enumerate(self.passes):
             start = time.perf_counter_ns()
-            context = Context(cost, memory_limit=memory_limit, memo=memo, later=self.passes[k + 1 :])
+            context = Context(cost, memory_limit=memory_limit, extra_bytes=extra_bytes, memo=memo, later=self.passes[k + 1 :])
             with errors_named(each):
                 context.facts = (each.facts(program, context),) if each.asks_ranks else ()
                 made = applied(each, program, context)

@@ -30,7 +30,7 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
 
     Steps: 1 take the schedule of the program's strategy; 2 with interleaving join each steady backward with the forward after
     it; 3 order every such pair with the cost model (`scheduler/interleave/planner.py`), within the memory of the plain order plus
-    `extra_live_bytes`; 4 issue receives before the sends that the neighbour takes only after sending; 5 inside jobs of one part start
+    `Context.extra_bytes`; 4 issue receives before the sends that the neighbour takes only after sending; 5 inside jobs of one part start
     collectives as early as they can (`scheduler/interleave/part_order.py`). `insert-events` orders what crosses streams between jobs.
     The options are described in `scheduler/jobs/options.py`.
 
@@ -169,7 +169,7 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         joins, jobs = any(len(slot.parts) > 1 for slot in slots), list[tuple[str, Job]]()
         for each, some in ((self, slots[:end]), (at_end, slots[end:])):
             when = {"when": "at the end"} if each is not self else {}
-            make = Jobs(program, each, context.cost, context.memo, context.memory_limit is not None)
+            make = Jobs(program, each, context.cost, context.memo, context.memory_limit is not None, context.extra_bytes)
             parts = make.parts(kinds)
             plans = make.plans(some, parts, form, joins)
             context.remarks += [plan.remark(_job_name(key, parts.chunked), **when) for key, plan in plans.items()]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import interlace
-from interlace.config import Config, load_config, make_config, parse_bytes, require_jobs
+from interlace.config import NO_LIMIT, Beyond, Config, load_config, make_config, parse_budget, parse_bytes, require_jobs
 from interlace.cost_model import GivenCosts, load_profile
 from interlace.cost_model.profile import encode_profile
 from interlace.errors import ConfigError, PassError, ProgramError
@@ -71,7 +71,7 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("split_backward: 1", "my.yaml:1:17: expected off, on or a table of options, found 1"),
         ("split_backward: 0", "my.yaml:1:17: expected off, on or a table of options, found 0"),
         ("split_backward: {modules: mlp}", "my.yaml:1:27: Expected `array`, got `str`; write [mlp] (at $.split_backward.modules)"),
-        ("memory_budget: eighty%", "my.yaml:1:16: found 'eighty%', expected bytes with their unit, above 0, such as 70GB, or a fract"),
+        ("memory_budget: eighty%", "my.yaml:1:16: found 'eighty%', expected bytes with their unit, above 0, such as 70GB, a fraction"),
         ("memory_budget: -5GB", "my.yaml:1:16: found '-5GB', expected bytes with their unit, above 0"),
         (
             "memory_budget: 80",
@@ -84,6 +84,9 @@ def refusal(tmp_path: Path, text: str) -> str:
             "my.yaml:1:16: found 3.5, 350 % of what Paddle's baseline holds; expected bytes with their unit, such as "
             "3.5GB, or, if it is meant so, '350%'",
         ),
+        ("memory_budget: +0.1", "my.yaml:1:16: found '+0.1', expected bytes with their unit behind the sign, such as +8GB"),
+        ("memory_budget: +10%", "my.yaml:1:16: found '+10%', expected bytes with their unit behind the sign, such as +8GB"),
+        ("memory_budget: none", "my.yaml:1:16: found 'none', expected bytes with their unit, above 0, such as 70GB"),
         ("schedule_1f1b:", "my.yaml:1:15: expected off, on or a table of options, found None"),
         ("offload_activations: {modules: [mlp, 3]}", "my.yaml:1:38: Expected `str`, got `int` (at $.offload_activations.modules[1])"),
         ("offload_activations:\n  min_bytes: 3 parsecs", "my.yaml:2:14: size '3 parsecs': expected a number with B, KB"),
@@ -179,12 +182,12 @@ throttle_host: off
 check: off
 force_device: on
 device: h200
-schedule_1f1b: {extra_live_bytes: 1e9, max_ops_per_job: 77}
+schedule_1f1b: {max_ops_per_job: 77}
 offload_activations: {min_bytes: 1.5MiB, keep_bytes: [1KB, 2000], fraction: 1, include_integers: on}
 """,
     )
     assert sorted(config.passes) == ["offload-activations", "schedule-1f1b", "split-backward"]
-    assert config.passes["schedule-1f1b"] == Schedule1F1B(extra_live_bytes=10**9, max_ops_per_job=77)
+    assert config.passes["schedule-1f1b"] == Schedule1F1B(max_ops_per_job=77)
     offload = OffloadActivations(min_bytes=3 << 19, keep_bytes=(1000, 2000), fraction=1.0, include_integers=True)
     assert config.passes["offload-activations"] == offload
     assert (config.check, config.force_device, config.device) == (False, True, "h200")
@@ -227,6 +230,29 @@ def test_what_is_no_size(text: str) -> None:
         parse_bytes(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "budget", "says"),
+    [
+        ("", None, "None"),
+        ("memory_budget: null", None, "None"),
+        ("memory_budget: +8GB", Beyond(8 * 10**9), "+8000000000B"),
+        ("memory_budget: +1.5 GiB", Beyond(3 << 29), "+1610612736B"),
+        ("memory_budget: off", NO_LIMIT, "off"),
+        ("memory_budget: false", NO_LIMIT, "off"),
+        ("memory_budget: 0.8", 0.8, "0.8"),
+        ("memory_budget: 70GB", 70 * 10**9, "70000000000"),
+    ],
+)
+def test_what_a_plan_may_hold(tmp_path: Path, text: str, budget: object, says: str) -> None:
+    """A size or a share turns on what can keep it; beyond the baseline, as by default, planning may use that. Its text says the same."""
+    config = loaded(tmp_path, text)
+    assert (config.memory_budget, str(config.memory_budget)) == (budget, says)
+    assert budget is None or parse_budget(says) == parse_budget(config.memory_budget) == budget
+    asked = isinstance(budget, (int, float))
+    assert [name in config.passes for name in ("offload-activations", "offload-optimizer-state")] == [asked, asked]
+    assert sorted(config.means) == ([] if asked else ["offload-activations", "offload-optimizer-state", "return-memory"])
+
+
 def test_an_option_of_the_command_line_is_named_as_such(tmp_path: Path) -> None:
     """Wrong options. Not the file that it goes on top of, nor the place of the same option there."""
     (tmp_path / "my.yaml").write_text("memory_budget: 70GB\n")
@@ -236,8 +262,8 @@ def test_an_option_of_the_command_line_is_named_as_such(tmp_path: Path) -> None:
 
 def test_keywords_are_named_as_such() -> None:
     """Wrong options."""
-    with pytest.raises(ConfigError, match=r"keywords: schedule_1f1b\.extra_live_bytes: Expected `int` >= 0"):
-        make_config({"schedule_1f1b": {"extra_live_bytes": -1}})
+    with pytest.raises(ConfigError, match=r"keywords: schedule_1f1b\.max_ops_per_job: Expected `int` >= 1"):
+        make_config({"schedule_1f1b": {"max_ops_per_job": -1}})
     with pytest.raises(ConfigError, match="keywords: schedule_1f1b: expected Schedule1F1B, found OffloadActivations"):
         make_config({"schedule_1f1b": OffloadActivations()})
 
@@ -513,13 +539,13 @@ def test_dead_flags_are_read_when_the_model_is_built(strategy: Any, monkeypatch:
     from interlace.bridge.hook import _state
 
     with caplog.at_level(logging.INFO, logger="interlace"):
-        interlace.enable(strategy, schedule_1f1b={"extra_live_bytes": 5}, split_backward="off", overlap_column_backward="off")
+        interlace.enable(strategy, schedule_1f1b={"max_ops_per_job": 5}, split_backward="off", overlap_column_backward="off")
         strategy._mp_optimization.allreduce_matmul_grad_overlapping = True
         monkeypatch.setenv("FLAGS_1f1b_backward_forward_overlap", "1")
         assert not caplog.records
         state = _state(SimpleNamespace(_strategy=strategy))
     assert state is not None
-    assert state.config.passes["schedule-1f1b"] == Schedule1F1B(interleave="dx-first", extra_live_bytes=5)
+    assert state.config.passes["schedule-1f1b"] == Schedule1F1B(interleave="dx-first", max_ops_per_job=5)
     assert "overlap-column-backward" not in state.config.passes
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
     assert "allreduce_matmul_grad_overlapping is set, but interlace's overlap_column_backward='off' decides" in caplog.text
@@ -545,11 +571,11 @@ def test_what_was_asked_of_a_trainers_strategy_reaches_the_one_that_the_trainer_
 
     distributed = pytest.importorskip("paddle").distributed
     given, made = distributed.fleet.auto.Strategy(), distributed.Strategy()
-    interlace.enable(given, schedule_1f1b={"extra_live_bytes": 5})
+    interlace.enable(given, schedule_1f1b={"max_ops_per_job": 5})
     made._from_legacy_strategy(given)
     state = _state(SimpleNamespace(_strategy=made))
     assert state is not None
-    assert state.config.passes["schedule-1f1b"].extra_live_bytes == 5
+    assert state.config.passes["schedule-1f1b"].max_ops_per_job == 5
 
 
 @pytest.mark.paddle

@@ -141,8 +141,8 @@ CONFIGS = {
     "large": (b"# " + b"x" * (2 << 20), r"my\.yaml: more than 1 MiB; expected a YAML file"),
     "not text": (b"dump: \xff", r"my\.yaml: cannot be read: not UTF-8 text \(byte 6\)"),
     "twice": (b"check: on\ncheck: off", r"my\.yaml:2:1: option 'check' occurs twice"),
-    "size": (f"schedule_1f1b: {{extra_live_bytes: {'9' * 400}GB}}".encode(), "expected 1 EiB or less"),
-    "number": (f"schedule_1f1b: {{extra_live_bytes: {'9' * 5000}}}".encode(), "extra_live_bytes"),
+    "size": (f"memory_budget: +{'9' * 400}GB".encode(), "expected 1 EiB or less"),
+    "number": (f"schedule_1f1b: {{max_ops_per_job: {'9' * 5000}}}".encode(), "max_ops_per_job"),
     "endless": (b"offload_activations: {fraction: 1e999}", "fraction"),
     "no number": (b"offload_activations: {fraction: nan}", "fraction"),
 }

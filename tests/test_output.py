@@ -20,7 +20,7 @@ from interlace.local.verdict import first_difference
 from interlace.scheduler.hazards import Finding, findings_text, require_safe
 from tests.strategies import World, programs
 
-HALF = "device: h200\nschedule_1f1b: {extra_live_bytes: 1GB}\noffload_activations: {fraction: 0.5}\n"
+HALF = "device: h200\nmemory_budget: +1GB\noffload_activations: {fraction: 0.5}\n"
 OTHER_UNITS = re.compile(r"\d (?:ns|us|s|bytes|KB|KiB|kB|MB|GB)\b")
 
 

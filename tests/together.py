@@ -36,9 +36,11 @@ def programs_of(found: World, made: Made) -> list[Program]:
     return [found.workers[place].programs[number] for place, number in zip(found.of_rank, made.programs, strict=True)]
 
 
-def run_together(pipeline: Pipeline, given: Sequence[Program], costs: Costs | Sequence[Costs]) -> list[tuple[Program, list[PassReport]]]:
+def run_together(
+    pipeline: Pipeline, given: Sequence[Program], costs: Costs | Sequence[Costs], **more: Any
+) -> list[tuple[Program, list[PassReport]]]:
     """What passes make of ranks' programs, and what they say."""
-    with together(given, costs, pipeline.passes) as found:
+    with together(given, costs, pipeline.passes, **more) as found:
         made = found.run(pipeline, found.memory_limits(None))
         reports = [
             [found.workers[place].steps[step].report for step in steps] for place, steps in zip(found.of_rank, made.steps, strict=True)

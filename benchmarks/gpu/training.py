@@ -103,7 +103,7 @@ class Case:
 
 
 def _pairs(form: str, offload: float = 0.0, more: str = "") -> str:
-    text = f"schedule_1f1b: {{interleave: {form}, extra_live_bytes: 40GB, only_gains: off}}\n{more}"
+    text = f"memory_budget: off\nschedule_1f1b: {{interleave: {form}, only_gains: off}}\n{more}"
     return text + (f"offload_activations: {{fraction: {offload}, min_bytes: 1MB}}\n" if offload else "")
 
 
@@ -116,9 +116,7 @@ WEIGHT_DELAYS = tuple(
     for name, weight_delay in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]"), ("lag-2", "2"))
 )
 """Weight gradients trail by one micro-batch or more; on the second of two stages by more."""
-AUTO = tuple(
-    Plan(name, f"schedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n") for name, extra in (("auto", "0"), ("auto-8gb", "8GB"))
-)
+AUTO = Plan("auto", "schedule_1f1b: {interleave: auto}\n"), Plan("auto-8gb", "memory_budget: +8GB\nschedule_1f1b: {interleave: auto}\n")
 """Within the memory of Paddle's baseline, and with more."""
 TUNED = Plan("tuned", f"tune: on\n{AUTO[0].config}")
 """Plans measured on the run's own steps; a trial of three plans beside the baseline takes 95 to 185 of them (`--steps 200`)."""

@@ -18,7 +18,7 @@ from interlace.bridge.capture import Captured
 from interlace.bridge.guard import Fault, Lasting, NotBuiltError, OneBuild, Verdict, agreed, attempt, fault_of, report_fault
 from interlace.bridge.profiles import known_name
 from interlace.bridge.targets import Device
-from interlace.config import Config
+from interlace.config import BUDGET, Config, parse_budget
 from interlace.errors import PlanError
 from interlace.files import cache_folder
 from interlace.notice import say, say_once
@@ -81,19 +81,22 @@ def proposed(config: Config, plan: Plan) -> list[Contender]:
     if config.plan or asked is None or not is_open(asked):
         return []
     name, pipe = option_name(Schedule1F1B.name), plan.program.pipeline
-    found: list[dict[str, dict[str, Any]]] = [{name: {"interleave": "mixed" if pipe.num_micro_batches > 1 else "dx-first"}}]
-    if (extra := roomier(config, plan.outcome)) is not None:
-        found.append({name: {"extra_live_bytes": extra}})
+    found: list[dict[str, dict[str, Any] | str]] = [{name: {"interleave": "mixed" if pipe.num_micro_batches > 1 else "dx-first"}}]
+    if (budget := roomier(config, plan.outcome)) is not None:
+        found.append({BUDGET: str(budget)})
     return [Contender(f"the plan with {options_of(each)}", each) for each in found]
 
 
-def changed(config: Config, options: dict[str, dict[str, Any]]) -> Config:
-    """A configuration with options of passes on top."""
-    passes = dict(config.passes)
-    for key, table in options.items():
+def changed(config: Config, options: dict[str, dict[str, Any] | str]) -> Config:
+    """A configuration with the options of a contender on top."""
+    passes, budget = dict(config.passes), config.memory_budget
+    for key, given in options.items():
         name = key.replace("_", "-")
-        passes[name] = msgspec.structs.replace(passes.get(name) or REGISTRY[name](), **table)
-    return msgspec.structs.replace(config, passes=passes)
+        if isinstance(given, str):
+            budget = parse_budget(given)
+        else:
+            passes[name] = msgspec.structs.replace(passes.get(name) or REGISTRY[name](), **given)
+    return msgspec.structs.replace(config, passes=passes, memory_budget=budget)
 
 
 @dataclass(slots=True)

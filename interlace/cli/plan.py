@@ -38,8 +38,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--memory-budget",
         metavar="SIZE",
-        help="device memory per rank, such as 70GB, or a share of what Paddle's "
-        "baseline holds, such as 0.8 or 80%%; overrides that of --config",
+        help="device memory per rank, such as 70GB, a share of what Paddle's "
+        "baseline holds, such as 0.8 or 80%%, so much more than it, such as +8GB, or off; overrides that of --config",
     )
     parser.add_argument("--sweep", action="store_true", help="also plan for several budgets; writes step time against budget to sweep.json")
     parser.add_argument("--points", type=int, metavar="N", help=f"number of budgets for --sweep (default {POINTS})")

@@ -59,8 +59,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--memory-budget",
         metavar="SIZE",
-        help="device memory per rank, such as 70GB, or a share of what Paddle's "
-        "baseline holds, such as 0.8 or 80%%; overrides that of --config, or "
+        help="device memory per rank, such as 70GB, a share of what Paddle's "
+        "baseline holds, such as 0.8 or 80%%, so much more than it, such as +8GB, or off; overrides that of --config, or "
         "else of the script",
     )
     add_import(parser)

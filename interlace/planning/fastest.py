@@ -7,7 +7,7 @@ from dataclasses import replace
 from interlace.ir.remarks import Fact, Remark
 from interlace.planning.coarse import Coarse
 from interlace.planning.drafts import Drafts, Judged, fitting, nearest
-from interlace.planning.limits import SLACK
+from interlace.planning.limits import beyond_baseline, is_unlimited
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, said
 from interlace.planning.proposals import PROPOSALS, Tried
 from interlace.planning.variants import drafted, named, paddles_jobs, without_search
@@ -28,7 +28,7 @@ def fastest(drafts: Drafts) -> Made:
     own = Judged(
         paddles_jobs(drafts.asked), (), None, drafts.memory_limits, drafts.world.step_ns(made), max(drafts.peaks(made, by_paddle=True))
     )
-    limit = drafts.given.budget if drafts.given else int(own.peak_bytes * SLACK) + drafts.asked.extra_live_bytes
+    limit = drafts.given.budget if drafts.given else beyond_baseline(drafts.world, own.peak_bytes)
     by_name = named(drafts.asked, drafts.world.captured, drafts.draws)
     tried = Tried(drafts, Coarse(drafts), by_name, limit, peaks)
     for propose in PROPOSALS:
@@ -46,7 +46,8 @@ def fastest(drafts: Drafts) -> Made:
         return drafts.world.run(drafts.own, drafts.memory_limits).noted(kept, *_lost(drafts, others, limit))
     run = drafts.whole(best)
     facts = best.facts(drafts.later) | _baseline_facts(drafts, own)
-    taken = said("decided", FORM_TAKEN, step_ns=drafts.world.step_ns(run) or 0, limit_bytes=limit, **facts)
+    facts |= {} if not drafts.given and is_unlimited(drafts.world) else {"limit_bytes": limit}
+    taken = said("decided", FORM_TAKEN, step_ns=drafts.world.step_ns(run) or 0, **facts)
     return run.noted(taken, *_lost(drafts, [each for each in judged if each is not best], limit))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from interlace.config import NO_LIMIT, Beyond
 from interlace.errors import BudgetError, PlanError
 from interlace.planning.tasks import baseline_peak
 from interlace.planning.world import World
@@ -34,24 +35,25 @@ def budget_bytes(world: World) -> int:
         BudgetError: A fraction is asked for, and what Paddle's baseline holds is not known.
         PlanError: Ranks have budgets of different sorts.
     """
-    asked = [each.memory_budget or 0 for each in world.facts]
-    if all(isinstance(each, int) for each in asked) and all(asked):
-        return int(min(asked))
-    other = next((rank for rank, each in enumerate(asked) if each != asked[0]), None)
+    asked = [each.memory_budget for each in world.facts]
+    sizes = [each for each in asked if isinstance(each, int)]
+    if len(sizes) == len(asked):
+        return min(sizes)
+    first, other = asked[0], next((rank for rank, each in enumerate(asked) if each != asked[0]), None)
     if other is not None:
         raise PlanError(
-            f"ranks 0 and {other} planned with different options: memory_budget {asked[0]:g} and {asked[other]:g}; "
+            f"ranks 0 and {other} planned with different options: memory_budget {first} and {asked[other]}; "
             "give every rank the same configuration"
         )
-    if not asked[0]:
+    if not isinstance(first, float):
         return 0
     held = baseline_bytes(world)
     if not held:
         raise BudgetError(
-            f"memory_budget {asked[0]:g} of what Paddle's baseline holds: that is not known, its step cannot be simulated; "
+            f"memory_budget {first:g} of what Paddle's baseline holds: that is not known, its step cannot be simulated; "
             "give bytes, such as 70GB"
         )
-    return max(1, int(asked[0] * held))  # less than a byte is a budget too, and refused as one
+    return max(1, int(first * held))  # less than a byte is a budget too, and refused as one
 
 
 def baseline_bytes(world: World) -> int:
@@ -59,7 +61,13 @@ def baseline_bytes(world: World) -> int:
     return max((each or 0 for each in world.known(baseline_peak)), default=0)
 
 
-def baseline_limit(world: World) -> int:
-    """Device bytes that a rank may hold on a GPU without a memory budget: what Paddle's baseline does on its fullest one, as `SLACK`
-    counts; 0 where that is not known."""
-    return int(SLACK * baseline_bytes(world))
+def beyond_baseline(world: World, peak_bytes: int) -> int:
+    """Device bytes that a rank may hold without a memory budget, where Paddle's baseline holds so many on its fullest one: as many, as
+    `SLACK` counts, and those that may be held beyond. `is_unlimited` says where it is no limit."""
+    given = world.facts[0].memory_budget
+    return int(SLACK * peak_bytes) + (given.more_bytes if isinstance(given, Beyond) else 0)
+
+
+def is_unlimited(world: World) -> bool:
+    """Whether plans may hold as much as they like."""
+    return world.facts[0].memory_budget == NO_LIMIT

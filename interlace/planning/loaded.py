@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from interlace.config import Beyond
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import InterlaceError, LoadError, PlanError
 from interlace.ir import Program, load
@@ -68,7 +69,9 @@ def load_plan(folder: str | Path, captured: Program, peers: Peers | None = None)
 
 def _made_again(plan: Plan, captured: Program, peers: Peers | None) -> Plan:
     """The plan of a rank's stage for the rank itself: its own groups, slices and partners, and the same jobs."""
-    worker = Worker(captured, CostModel(load_profile(plan.profile)), plan.passes, plan.fingerprint(), is_whole=peers is not None)
+    worker = Worker(
+        captured, CostModel(load_profile(plan.profile)), plan.passes, plan.fingerprint(), Beyond(plan.extra_bytes), peers is not None
+    )
     memory_limits = tuple(gather(peers, "memory_limits", plan.memory_limit or None))
     numbers = decide(worker, peers, lambda world: world.run(Pipeline(plan.passes), memory_limits).programs, Programs)
     made = worker.programs[numbers[worker.seat]]
@@ -128,6 +131,7 @@ def read_plan(folder: Path, rank: int) -> Plan:
         outcome=record.outcome,
         memory_budget=record.memory_budget,
         memory_limit=record.memory_limit,
+        extra_bytes=record.extra_bytes,
         beside_baseline=record.beside_baseline,
     )
 

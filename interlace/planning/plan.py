@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from interlace.config import Config
+from interlace.config import Beyond, Config
 from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import PassError, PlanError
 from interlace.files import read_file
@@ -32,8 +32,8 @@ from interlace.planning.worker import Spec, Worker, digest_of, spec_of
 from interlace.planning.world import World, decide
 from interlace.scheduler.hazards.pass_orders import Change
 
-RECORD = 2
-"""Version of the layout of `Record`; raised with every change of it. 2 has remarks, 1 had lines of text."""
+RECORD = 3
+"""Version of the layout of `Record`; raised with every change of it. 3 has `extra_bytes`, 2 has remarks, 1 had lines of text."""
 
 
 class _RecordHeader(msgspec.Struct, frozen=True):
@@ -48,7 +48,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `digest` is of the planned program, `set_digest` of the digests of all ranks that planned at the same time; empty in a record of
     an older version. `outcome` is what the whole step is simulated to take. `memory_budget` are the device bytes that the plan was to
     stay under, those of Paddle's baseline where none were asked for (`beside_baseline`), `memory_limit` those that passes might use in the
-    order of operations; 0 without a limit. `captured_orders` are the orders of calls before the first pass.
+    order of operations; 0 without a limit. `extra_bytes` are those by which orders of jobs might exceed their parts one after another
+    (`Context`). `captured_orders` are the orders of calls before the first pass.
     """
 
     version: int
@@ -61,6 +62,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outcome: Outcome | None = None
     memory_budget: int = 0
     memory_limit: int = 0
+    extra_bytes: int = 0
     beside_baseline: bool = False
     captured_orders: tuple[Change, ...] = ()
 
@@ -98,6 +100,7 @@ class Plan:
         memory_budget: Device bytes that it was to stay under; 0 without a limit.
         memory_limit: Device bytes that passes might use in the order of operations: the budget, less what side streams hold on a GPU.
             0 also where the plan made without a budget keeps it and is the fastest.
+        extra_bytes: Bytes by which orders of jobs might exceed their parts one after another (`Context`).
         beside_baseline: Whether the budget is what Paddle's baseline holds, as none was asked for.
     """
 
@@ -113,6 +116,7 @@ class Plan:
     compared: Comparison | None = None
     memory_budget: int = 0
     memory_limit: int = 0
+    extra_bytes: int = 0
     beside_baseline: bool = False
 
     @property
@@ -162,6 +166,7 @@ class Plan:
             self.outcome,
             self.memory_budget,
             self.memory_limit,
+            self.extra_bytes,
             self.beside_baseline,
             captured_orders(self.captured),
         )
@@ -281,6 +286,7 @@ def taken(
         compared=compared,
         memory_budget=budget,
         memory_limit=room,
+        extra_bytes=worker.extra_bytes,
         beside_baseline=decided.beside_baseline,
     )
 
@@ -303,7 +309,8 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
     mine = load(path.parent / "captured" / f"{_stem(path)}{SUFFIX}")
     given = [load(file) for file in find_dumps([path.parent / "captured"])]
     places = seats(given)
-    workers = [Worker(program, cost, passes, is_whole=places is not None) for program in (given if places else [mine])]
+    beyond = Beyond(record.extra_bytes)
+    workers = [Worker(program, cost, passes, "", beyond, places is not None) for program in (given if places else [mine])]
     memory_limits = [read_record(path.with_name(f"rank{worker.captured.rank}{SUFFIX}")).memory_limit or None for worker in workers]
     with world_of(workers, places or [0]) as world:
         of_rank = tuple(memory_limits[place] for place in world.of_rank)

@@ -7,7 +7,7 @@ from typing import cast
 
 import msgspec
 
-from interlace.config import Config
+from interlace.config import NO_LIMIT, Beyond, Config
 from interlace.cost_model import CostModel
 from interlace.ir import Program
 from interlace.ir.target import GPU, target_of
@@ -33,13 +33,16 @@ def is_room_for(more_bytes: int, held_bytes: int, total_bytes: int) -> bool:
     return more_bytes <= 0 or total_bytes <= 0 or held_bytes + POOLS * more_bytes <= ROOM * total_bytes
 
 
-def roomier(config: Config, outcome: Outcome | None) -> int | None:
-    """`extra_live_bytes` of a plan that may hold more than Paddle's baseline; None where the user chose the form or the memory, or the
-    baseline's is not known."""
+def roomier(config: Config, outcome: Outcome | None) -> Beyond | None:
+    """The budget of a plan that may hold a tenth of Paddle's baseline more; None where the user chose the form, a budget or no limit, or
+    what the baseline holds is not known."""
     asked = cast("Schedule1F1B | None", config.passes.get(Schedule1F1B.name))
-    if config.plan or asked is None or not is_open(asked) or config.memory_budget is not None or outcome is None or outcome.before is None:
+    given = config.memory_budget or Beyond(0)
+    if config.plan or asked is None or not is_open(asked) or not isinstance(given, Beyond) or given == NO_LIMIT:
         return None
-    return asked.extra_live_bytes + int(MORE_MEMORY * outcome.before.peak_bytes)
+    if outcome is None or outcome.before is None:
+        return None
+    return Beyond(given.more_bytes + int(MORE_MEMORY * outcome.before.peak_bytes))
 
 
 def use_room(
@@ -55,9 +58,9 @@ def use_room(
         The plans to take, and what to say of the memory; empty where there is nothing to say.
     """
     outcome, total_bytes = plans[0].outcome, cost.profile.memory_bytes
-    extra = roomier(config, outcome)
+    budget = roomier(config, outcome)
     is_asked = config.tune == "on" or (config.tune == "auto" and target_of(profile) is GPU)
-    if extra is None or outcome is None or outcome.before is None or not total_bytes or not is_asked:
+    if budget is None or outcome is None or outcome.before is None or not total_bytes or not is_asked:
         return plans, ""
     held_bytes, more_bytes = outcome.before.peak_bytes, int(MORE_MEMORY * outcome.before.peak_bytes)
     left = f"{cost.profile.device} has {size(total_bytes)}, of which Paddle's baseline holds {size(held_bytes)}"
@@ -65,14 +68,12 @@ def use_room(
         return plans, f"{left}: a tenth of the device would not stay free beside a plan that holds a tenth more"
     if config.tune == "auto":
         return plans, f"{left}; `tune: on` also plans with a tenth more, as a run on GPUs does"
-    schedule = msgspec.structs.replace(cast("Schedule1F1B", config.passes[Schedule1F1B.name]), extra_live_bytes=extra)
-    more = msgspec.structs.replace(config, passes={**config.passes, schedule.name: schedule})
-    found = make_plans(programs, more, cost, profile, processes)
+    found = make_plans(programs, msgspec.structs.replace(config, memory_budget=budget), cost, profile, processes)
     other = found[0].outcome
     if other is None or other.plan.step_ns >= outcome.plan.step_ns:
         return plans, f"{left}; a plan that may hold {size(more_bytes)} more is not faster"
     gain = 1 - other.plan.step_ns / outcome.plan.step_ns
     return found, (
-        f"{left}; taken is a plan with extra_live_bytes: {extra}, which holds {size(other.plan.peak_bytes)} and is {gain:.1%} faster than "
+        f"{left}; taken is a plan with memory_budget: {budget}, which holds {size(other.plan.peak_bytes)} and is {gain:.1%} faster than "
         f"within the memory of the baseline (simulated)"
     )

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 import yaml
 
+from interlace.config import BUDGET, Beyond
 from interlace.cost_model.profile import is_path
 from interlace.errors import PlanError
 from interlace.files import read_file
@@ -61,7 +62,9 @@ def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
     if len(rows) < plans[0].program.pipeline.num_stages:
         return False
     write_whole(folder / ROWS, rows_text(rows).encode())
-    budget = {"memory_budget": plans[0].memory_budget} if plans[0].memory_budget else {}
+    beyond = str(Beyond(plans[0].extra_bytes)) if plans[0].extra_bytes else None
+    held = plans[0].memory_budget or beyond
+    budget = {BUDGET: held} if held else {}
     device = os.path.abspath(plans[0].profile) if is_path(plans[0].profile) else plans[0].profile
     options = {"device": device, **budget, **_options(plans[0].passes)}
     text = f"# The schedule in {shown_as / ROWS}, and all other options as they were decided; edit the rows and plan with this file.\n"
@@ -71,7 +74,6 @@ def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
 
 FORCED: dict[str, dict[str, Any]] = {
     "overlap-column-backward": {"only_gains": False},
-    "schedule-1f1b": {"extra_live_bytes": 1 << 30},
     "offload-activations": {"min_bytes": 1},
 }
 """What makes decisions for a large model hold on a small one, where they gain nothing and the values are small: by pass."""
@@ -90,7 +92,7 @@ def forced(folder: Path) -> dict[str, Any]:
             f"{folder}: no {ROWS} with {CONFIG}; expected the folder of the plans of all stages, as `interlace plan -o` writes it"
         )
     options: dict[str, Any] = yaml.safe_load(read_file(path, MOST_BYTES, f"what `interlace plan` wrote as {CONFIG}", PlanError))
-    options.pop("memory_budget", None)
+    options[BUDGET] = "off"
     for name, given in FORCED.items():
         mine = options.get(option_name(name), "off")
         if mine not in ("off", False):  # YAML has `off` as a boolean

@@ -2,7 +2,7 @@
 
 Rank 0 runs this as ordinary sequential code; what concerns one rank it asks for (`World.map`). Within a budget every rank keeps it on a
 GPU, or BudgetError says what the least feasible one is (`Search.within`, `least_memory.py`). Without one, where the form of the schedule is
-open, what Paddle's baseline holds on its fullest rank is the limit (`Search.beside_baseline`).
+open, what Paddle's baseline holds on its fullest rank, and what may be held beyond, is the limit (`Search.beside_baseline`).
 
 - An open schedule (`interleave: auto`) is looked for together with what each stage recomputes (`fastest.py`): Paddle's baseline, the named
   forms and schedules of the coarse model (`coarse.py`), and these with less memory, less recomputation or other waits of the host, in the
@@ -24,7 +24,7 @@ from interlace.passes.base import is_built_in
 from interlace.planning.drafts import Drafts
 from interlace.planning.fastest import best_level, fastest
 from interlace.planning.least_memory import least_memory, refuse
-from interlace.planning.limits import ROUNDED, Limit, baseline_bytes, baseline_limit
+from interlace.planning.limits import ROUNDED, Limit, baseline_bytes, beyond_baseline, is_unlimited
 from interlace.planning.making import BASELINE_KEPT, Making, said
 from interlace.planning.tasks import MemoryLimits, baseline_peak, least_bytes, same_jobs
 from interlace.planning.variants import (
@@ -61,7 +61,7 @@ class Search:
 
     def beside_baseline(self, means: Sequence[Pass] = ()) -> Made:
         """Run the passes without a budget: where the form of the schedule is open, the fastest run found with which a GPU holds no more
-        than with Paddle's baseline (`baseline_limit`); else the form that was asked for, whatever it holds.
+        than with Paddle's baseline (`beyond_baseline`); else the form that was asked for, whatever it holds.
 
         Compared are the run that holds no more with operations in turn; where it holds more on a GPU, the same with memory given back and
         with waits of the host at its peaks; the run within that limit as a budget; and Paddle's baseline.
@@ -104,12 +104,13 @@ class Search:
 
     @property
     def limit_of_baseline(self) -> int:
-        """Device bytes that a rank may hold on a GPU without a budget; 0 for no limit, where the form was asked for or the baseline's peak
-        is not known."""
+        """Device bytes that a rank may hold on a GPU without a budget; 0 for no limit: where none was asked for, the form was, or the
+        baseline's peak is not known."""
         asked = schedule_of(self.asked)
-        if asked is None or not is_open(asked) or self.make.is_alone or not (limit := baseline_limit(self.world)):
+        if asked is None or not is_open(asked) or self.make.is_alone or is_unlimited(self.world):
             return 0
-        return limit + asked.extra_live_bytes
+        held = baseline_bytes(self.world)
+        return beyond_baseline(self.world, held) if held else 0
 
     def unlimited(self) -> Made:
         """Run the passes without a budget: where the form of the schedule is open no stage holds more than Paddle's baseline on its worst

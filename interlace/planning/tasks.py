@@ -315,7 +315,8 @@ def stage_orders(asked: ScheduleOptions, before: Program, like: Sequence[StageOr
 
 def _times(form: ScheduleOptions, before: Program, parts: set[str], kinds: Sequence[str], context: Context) -> dict[str, SlotTimes]:
     """Of kinds of jobs, with backward as a whole or in halves."""
-    jobs, found = Jobs(before, form, context.cost, context.memo, context.memory_limit is not None), dict[str, SlotTimes]()
+    jobs = Jobs(before, form, context.cost, context.memo, context.memory_limit is not None, context.extra_bytes)
+    found = dict[str, SlotTimes]()
     ops = jobs.parts(parts)
     for kind in kinds:
         each = tuple((part[0], part[0], int(part[2:] or 0)) for part in kind.split("+"))

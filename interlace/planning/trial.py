@@ -38,11 +38,11 @@ class Contender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: How reports call it.
-        options: Of passes by option name, on top of the configuration; None for Paddle's baseline.
+        options: On top of the configuration: of passes by option name, and `memory_budget` as text; None for Paddle's baseline.
     """
 
     name: str
-    options: dict[str, dict[str, Any]] | None = None
+    options: dict[str, dict[str, Any] | str] | None = None
 
     @property
     def is_paddles(self) -> bool:
@@ -283,10 +283,13 @@ def told_of(trial: Trial, known: str = "") -> Told:
     return Told(tuple(trial.results()), trial.taken.name if trial.taken else "", trial.steps, known)
 
 
-def options_of(options: Mapping[str, Mapping[str, Any]]) -> str:
+def options_of(options: Mapping[str, Mapping[str, Any] | str]) -> str:
     """Options in a few words.
 
-    >>> options_of({"schedule_1f1b": {"interleave": "mixed"}})
-    'schedule_1f1b.interleave=mixed'
+    >>> options_of({"schedule_1f1b": {"interleave": "mixed"}, "memory_budget": "+8GB"})
+    'schedule_1f1b.interleave=mixed, memory_budget=+8GB'
     """
-    return ", ".join(f"{name}.{key}={value}" for name, table in options.items() for key, value in table.items())
+    said = []
+    for name, given in options.items():
+        said += [f"{name}={given}"] if isinstance(given, str) else [f"{name}.{key}={value}" for key, value in given.items()]
+    return ", ".join(said)

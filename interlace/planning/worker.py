@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from interlace.config import Beyond, MemoryBudget
 from interlace.cost_model import Costs
 from interlace.ir import Op, Program, Value, verify
 from interlace.ir.effects import draws_twice
@@ -48,7 +49,7 @@ class RankFacts(msgspec.Struct, frozen=True):
         draws: Whether its forward and its backward draw random numbers.
         recomputes: Whether its program recomputes.
         options: A digest of its configuration.
-        memory_budget: As configured: bytes, or a fraction of what Paddle's baseline holds.
+        memory_budget: As configured.
     """
 
     stage: int
@@ -56,7 +57,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     draws: bool
     recomputes: bool
     options: bytes = b""
-    memory_budget: int | float | None = None
+    memory_budget: MemoryBudget = None
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -94,7 +95,7 @@ class Worker:
         cost: Costs,
         passes: Sequence[Pass] = (),
         options: str = "",
-        memory_budget: int | float | None = None,
+        memory_budget: MemoryBudget = None,
         is_whole: bool = True,
     ) -> None:
         self.programs, self.cost, self.is_whole = [program], cost, is_whole
@@ -108,6 +109,8 @@ class Worker:
         """The plan, and what passes say of it."""
         self._kinds = {each.name: type(each) for each in passes}
         self.options, self._memory_budget = options, memory_budget
+        self.extra_bytes = memory_budget.more_bytes if isinstance(memory_budget, Beyond) else 0
+        """See `Context`."""
         self._passes: dict[Spec, Pass] = {}
         self._steps: dict[Any, int] = {}
         self._results: dict[tuple[int, str], list[int]] = {}
@@ -145,7 +148,14 @@ class Worker:
         one run has for itself, the last is kept."""
         if memo not in self._memos:
             self._memos = {number: known for number, known in self._memos.items() if number >= 0 or memo >= 0} | {memo: {}}
-        return Context(self.cost, is_whole=self.is_whole, memory_limit=memory_limit, memo=self._memos[memo], later=later)
+        return Context(
+            self.cost,
+            is_whole=self.is_whole,
+            memory_limit=memory_limit,
+            extra_bytes=self.extra_bytes,
+            memo=self._memos[memo],
+            later=later,
+        )
 
     def facts_of(self, spec: Spec, number: int, memory_limit: int | None, memo: int) -> bytes:
         """What a pass wants to know of this rank, packed."""

@@ -37,6 +37,7 @@ DETAILS = " Details: "
 _ENTRY = re.compile(r"^ {8}(\w+): (.*)$")
 _SECTION = re.compile(r"^ {4}(Options|Attributes):$")
 _WORDS = {"bool": "on/off", "str": "text", "int": "number", "float": "number", "NoneType": "none", "tuple": "list"}
+_WORDS |= {"Beyond": "`+` and a size or `off`"}
 
 
 def reference() -> str:

@@ -157,7 +157,8 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         *_BASELINE,
         " {baseline_step_ns:ms}",
         Unless("baseline_step_ns", ": stages wait for each other"),
-        ", {baseline_peak_bytes:size} on the fullest stage; no stage may hold more than {limit_bytes:size}",
+        ", {baseline_peak_bytes:size} on the fullest stage",
+        "; no stage may hold more than {limit_bytes:size}",
         _COUNTED,
     ),
     "baseline-memory-kept": (

@@ -33,10 +33,13 @@ class Jobs:
         cost: Times and interference.
         memo: Results for the same programs, whatever the options.
         has_budget: Whether a memory budget is given: orders then exceed their memory by less.
+        extra_bytes: Bytes by which orders may exceed it.
     """
 
-    def __init__(self, program: Program, options: ScheduleOptions, cost: Costs, memo: dict[Any, Any], has_budget: bool) -> None:
-        self.program, self.options, self.cost, self.memo = program, options, cost, memo
+    def __init__(
+        self, program: Program, options: ScheduleOptions, cost: Costs, memo: dict[Any, Any], has_budget: bool, extra_bytes: int = 0
+    ) -> None:
+        self.program, self.options, self.cost, self.memo, self.extra_bytes = program, options, cost, memo, extra_bytes
         self.share = SMALL_SHARE if has_budget else FREE_SHARE
         stage = program.pipeline.stage
         self.early, self.inline_share = of_stage(options.send_latency_weight, stage), of_stage(options.inline_share, stage)
@@ -55,7 +58,7 @@ class Jobs:
         if options.interleave == "off":
             return Parts(program, kinds)
         now = self.inline_share if "I" in kinds else 0.0
-        key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), options.extra_live_bytes, self.early, now)
+        key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), self.extra_bytes, self.early, now)
         if key not in self.memo:
             parts = Parts(program, kinds, self._inline_weights(now))
             for kind, chunk in parts.ops:
@@ -72,10 +75,9 @@ class Jobs:
 
     def _early_collectives(self, part: PartOps) -> list[Op]:
         """Orders are found once for a part of the same program, whatever the other parts are."""
-        extra_bytes = self.options.extra_live_bytes
-        key = ("part", id(self.program.ops), part.kind, tuple(op.id for op in part.ops), extra_bytes)
+        key = ("part", id(self.program.ops), part.kind, tuple(op.id for op in part.ops), self.extra_bytes)
         if key not in self.memo:
-            self.memo[key] = (EarlyCollectives(self.program, part, self.cost, extra_bytes), self.program)
+            self.memo[key] = (EarlyCollectives(self.program, part, self.cost, self.extra_bytes), self.program)
         found: EarlyCollectives = self.memo[key][0]
         return found.fastest(self.early)
 
@@ -84,13 +86,13 @@ class Jobs:
         program, options = self.program, self.options
         items = tuple(tuple(op.id for op in parts.ops[kind, chunk]) for _, kind, chunk in kinds)
         same = ("pair", id(program.ops), kinds, items, options.search)
-        key = (*same, form, options.extra_live_bytes, options.max_ops_per_job, self.share, self.early)
+        key = (*same, form, self.extra_bytes, options.max_ops_per_job, self.share, self.early)
         if same not in self.memo:
             work = planner.SEARCH_WORK if options.search else 0
             self.memo[same] = (Pair(program, self._ops(parts, kinds), self.cost, self.early, work), program)
         if key not in self.memo:
             pair = self.memo[same][0].with_early(self.early)
-            plan = plan_pair(pair, form, options.extra_live_bytes, options.max_ops_per_job, self.share)
+            plan = plan_pair(pair, form, self.extra_bytes, options.max_ops_per_job, self.share)
             self.memo[key] = (plan, slot_times(pair, list(plan.order)))
         plan, times = self.memo[key]
         return plan, times

@@ -27,8 +27,8 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             stage. When: `auto` unless you compare forms; `off` to use offload or streams alone; a named form to plan faster, or if
             measurements show that it is better. Details: `auto` simulates whole steps and takes the fastest of Paddle's baseline, the
             named forms, and schedules with a form, weight-gradient delay, depth, orders and recomputation for each stage; no stage may
-            need more memory on a GPU than Paddle's baseline does on its fullest one (plus `extra_live_bytes`), or than the
-            `memory_budget`; `return_memory` and offload are used where that makes it faster, unless they are turned off.
+            need more memory on a GPU than Paddle's baseline does on its fullest one, or than the `memory_budget` says;
+            `return_memory` and offload are used where that makes it faster, unless they are turned off.
             `off` keeps Paddle's own list of jobs, to which the other passes still apply. `dx-first` computes the chain of input gradients
             first and the weight gradients during the collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes
             backward and forward operation by operation, with the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs.
@@ -63,9 +63,6 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), instead of
             `weight_delay` and `depth`. When: you have your own schedule, or changed the one that `interlace plan` wrote. Details: jobs of
             several parts are ordered as with `dx-first`, or with `mixed` if `interleave` says so.
-        extra_live_bytes: Bytes by which a stage may exceed the memory of Paddle's baseline. When: the device has memory that the baseline
-            leaves free: some GB allow more communication to be hidden. Details: a job may exceed the live memory of its plain order (all
-            parts one after another) by the same amount. A difference of one percent of the stage's memory is always allowed.
         max_ops_per_job: A pair with more operations stays two jobs, because the executor's build time grows with their square. When: the
             first step of a very deep model takes too long to start; smaller jobs start faster and hide less.
         only_gains: Fall back to a simpler form (`dx-first`, then `off`) if the simulated step would be slower than with `off`. When: off
@@ -83,7 +80,6 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ) = None
     search: bool = True
     schedule_file: str = ""
-    extra_live_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_ops_per_job: Annotated[int, msgspec.Meta(ge=1)] = 4000
     only_gains: bool = True
 

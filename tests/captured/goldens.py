@@ -30,10 +30,11 @@ FILE = Path(__file__).with_name("goldens.json")
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
 CONFIGS: dict[str, Config] = {
     **{name: load_config(name) for name in ("baseline", "demo")},
-    "dx-first": make_config({"schedule_1f1b": {"interleave": "dx-first", "extra_live_bytes": "1GB"}}),
+    "dx-first": make_config({"memory_budget": "+1GB", "schedule_1f1b": {"interleave": "dx-first"}}),
     "dx-first, half offloaded": make_config(
         {
-            "schedule_1f1b": {"interleave": "dx-first", "extra_live_bytes": "1GB"},
+            "memory_budget": "+1GB",
+            "schedule_1f1b": {"interleave": "dx-first"},
             "offload_activations": {"fraction": 0.5, "min_bytes": "1MiB"},
         }
     ),

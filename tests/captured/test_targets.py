@@ -27,8 +27,8 @@ ALL = (GPU, *OTHERS)
 plans without `--examples`."""
 CONFIGS: dict[str, Config] = {
     **{name: load_config(name) for name in ("baseline", "overlap", "demo")},
-    "half offloaded": make_config({"schedule_1f1b": {"extra_live_bytes": "1GB"}, "offload_activations": {"fraction": 0.5}}),
-    "mixed": make_config({"schedule_1f1b": {"interleave": "mixed", "extra_live_bytes": "1GB"}, "offload_activations": OFFLOAD}),
+    "half offloaded": make_config({"memory_budget": "+1GB", "offload_activations": {"fraction": 0.5}}),
+    "mixed": make_config({"memory_budget": "+1GB", "schedule_1f1b": {"interleave": "mixed"}, "offload_activations": OFFLOAD}),
     "zb-h1": make_config({"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
 }
 MOVES_HALF = {MASKED: ("half offloaded",)}

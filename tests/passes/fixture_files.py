@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from interlace.config import Beyond
 from interlace.cost_model import GivenCosts
 from interlace.errors import InterlaceError
 from interlace.ir import Program, parse, show, verify
@@ -55,7 +56,10 @@ def programs_of(given: str, where: str) -> list[Program]:
 def made_of(given: str, programs: Sequence[Program]) -> list[tuple[Program, Sequence[PassReport]]]:
     """What the passes of a file make of programs."""
     passes, costs, room = passes_of(given), costs_of(given), int(head_of(given, "room") or 0) or None
-    return run_together(passes, programs, costs) if len(programs) > 1 else [passes.run(programs[0], costs, memory_limit=room)]
+    extra_bytes = int(head_of(given, "beyond") or 0)
+    if len(programs) > 1:
+        return run_together(passes, programs, costs, memory_budget=Beyond(extra_bytes))
+    return [passes.run(programs[0], costs, memory_limit=room, extra_bytes=extra_bytes)]
 
 
 def outcome(given: str, where: str) -> str:

@@ -55,7 +55,6 @@ DEFAULTS = {
         "send_latency_weight_at_end": None,
         "search": True,
         "schedule_file": "",
-        "extra_live_bytes": 0,
         "max_ops_per_job": 4000,
         "only_gains": True,
     },

@@ -1,7 +1,8 @@
 """Program text, passes and expected text in one file each. `pytest --update-golden` rewrites what is expected.
 
 A file starts with `//` lines that say what it shows, then `passes:` (names, each with options as JSON), `costs:` and, if
-wanted, `stretch:`, `host:` (ns for an operation and for a job) and `room:` (bytes that passes may use);
+wanted, `stretch:`, `host:` (ns for an operation and for a job), `room:` (bytes that passes may use) and `beyond:` (bytes that orders of
+jobs may hold more than their parts);
 then the program, or those of ranks 0, 1, ... that plan together; then, behind `=== report` and `=== expected`, or `=== error`, what the
 passes give, rank by rank.
 """

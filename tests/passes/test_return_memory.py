@@ -198,7 +198,7 @@ def _no_search(monkeypatch: pytest.MonkeyPatch) -> None:
 FORMS: tuple[dict[str, Any], ...] = (
     {"schedule_1f1b": {"interleave": "off"}},
     {"schedule_1f1b": {"interleave": "dx-first", "only_gains": False}},
-    {"schedule_1f1b": {"interleave": "mixed", "only_gains": False, "extra_live_bytes": "1GB"}, "offload_activations": {"fraction": 0.5}},
+    {"memory_budget": "+1GB", "schedule_1f1b": {"interleave": "mixed", "only_gains": False}, "offload_activations": {"fraction": 0.5}},
 )
 
 

@@ -20,7 +20,7 @@ OFFLOAD = {"fraction": 1.0, "min_bytes": 1, "only_gains": False}
 CONFIGS: dict[str, Config] = {
     "baseline": make_config({"schedule_1f1b": {"interleave": "off"}}),
     "pairs": make_config({"schedule_1f1b": {"interleave": "dx-first", "only_gains": False}}),
-    "mixed": make_config({"schedule_1f1b": {"interleave": "mixed", "only_gains": False, "extra_live_bytes": "1GB"}}),
+    "mixed": make_config({"memory_budget": "+1GB", "schedule_1f1b": {"interleave": "mixed", "only_gains": False}}),
 }
 
 

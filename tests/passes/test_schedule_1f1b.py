@@ -32,8 +32,8 @@ NO_LESS = "expected no less than weight_delay on any stage, and 0 where weight_d
 FORMS = ("auto", "off", "dx-first", "mixed", "zb-h1", ("mixed", "dx-first"))
 
 
-def ran(program: Program, memory_limit: int | None = None, **options: Any) -> tuple[Program, Context]:
-    context = Context(COSTS, memory_limit=memory_limit)
+def ran(program: Program, memory_limit: int | None = None, extra_bytes: int = 0, **options: Any) -> tuple[Program, Context]:
+    context = Context(COSTS, memory_limit=memory_limit, extra_bytes=extra_bytes)
     return Schedule1F1B(search=False, **options).run(program, context), context
 
 
@@ -275,11 +275,11 @@ def test_a_form_is_called_by_what_was_chosen(options: dict[str, Any], label: str
 )
 def test_a_form_falls_back_to_simpler_ones(options: dict[str, Any], labels: list[str]) -> None:
     """In the end to Paddle's own jobs; none with weight_delay or depth, and all else as it was."""
-    found = fallbacks(Schedule1F1B(max_ops_per_job=7, extra_live_bytes=5, **options))
+    found = fallbacks(Schedule1F1B(max_ops_per_job=7, **options))
     assert [label_of(each) for each in found] == [f"interleave: {label}" for label in labels]
     for each in found:
         assert isinstance(each, Schedule1F1B)
-        assert (each.max_ops_per_job, each.extra_live_bytes, each.inline_share) == (7, 5, 0.0)
+        assert (each.max_ops_per_job, each.inline_share) == (7, 0.0)
 
 
 def test_the_plan_of_paddle_keeps_only_what_its_jobs_need() -> None:
@@ -290,9 +290,9 @@ def test_the_plan_of_paddle_keeps_only_what_its_jobs_need() -> None:
         depth=(2, 1),
         inline_share=0.5,
         send_latency_weight_at_end=1.0,
-        extra_live_bytes=9,
+        max_ops_per_job=9,
     )
-    assert baseline(full) == Schedule1F1B(interleave="off", extra_live_bytes=9)
+    assert baseline(full) == Schedule1F1B(interleave="off", max_ops_per_job=9)
     assert baseline(Schedule1F1B(schedule_file="x")) == Schedule1F1B(interleave="off", schedule_file="x")
     assert draft(full) == Schedule1F1B(**{name: getattr(full, name) for name in full.__struct_fields__} | {"search": False})
     assert isinstance(baseline(full), Pass)
@@ -309,7 +309,7 @@ def test_jobs_follow_the_row_of_the_form(pp: int, micro_batches: int, form: Any,
     program = programs(World(pp=pp, micro_batches=micro_batches))[stage]
     weight_delay = data.draw(st.sampled_from([0, 1, 2])) if form in ("dx-first", "mixed") else 0
     at_end = weight_delay + data.draw(st.sampled_from([0, 1])) if weight_delay else None
-    made, context = ran(program, interleave=form, weight_delay=weight_delay, weight_delay_at_end=at_end, extra_live_bytes=1 << 20)
+    made, context = ran(program, interleave=form, weight_delay=weight_delay, weight_delay_at_end=at_end, extra_bytes=1 << 20)
     # what mixed needs so that neighbours do not wait for each other
     depth = min(2 * (pp - 1 - stage) + 1, micro_batches) if form == "mixed" else None
     rows = {
@@ -331,7 +331,7 @@ def test_jobs_follow_the_row_of_the_form(pp: int, micro_batches: int, form: Any,
 def test_the_job_of_the_last_forward_is_the_first_at_the_end(stage: int, micro_batches: int, before: list[str]) -> None:
     """Of a row such as `0F 1F 0B+2F 1B 2B O` the third slot and those behind it are ordered as `send_latency_weight_at_end` says."""
     program = programs(World(pp=2, micro_batches=micro_batches))[stage]
-    _, context = ran(program, interleave="dx-first", send_latency_weight_at_end=1.0, extra_live_bytes=1 << 20)
+    _, context = ran(program, interleave="dx-first", send_latency_weight_at_end=1.0, extra_bytes=1 << 20)
     jobs = [(each.place.job, each.names.get("when", "")) for each in context.remarks if each.place.job]
     assert sorted(jobs) == sorted([*((job, "") for job in before), ("B", "at the end"), ("B+F", "at the end")])
 
@@ -350,7 +350,7 @@ def test_what_is_listed_is_what_is_counted(max_ops_per_job: int) -> None:
     """Not slots without operations, and not a slot whose parts stay jobs of their own."""
     program = programs(World(pp=2, micro_batches=3))[0]
     for form in ("off", "dx-first"):
-        made, context = ran(program, interleave=form, max_ops_per_job=max_ops_per_job, extra_live_bytes=1 << 20)
+        made, context = ran(program, interleave=form, max_ops_per_job=max_ops_per_job, extra_bytes=1 << 20)
         assert row_of(context).split() == [_slot_of(job) for job in made.jobs]
         (cut,) = [each for each in context.remarks if each.rule == "jobs-cut"]
         assert cut.numbers == {"jobs": len(made.jobs)}
@@ -387,7 +387,7 @@ def test_mixed_at_another_depth_is_declined_where_draws_would_change() -> None:
 def test_jobs_are_those_of_the_file(stage: int, form: Any, tmp_path: Path) -> None:
     rows = "0 | 0F 1F 0B+2F 1B 2B O\n1 | 0F 0I+1F 0W 1I 2F 1W 2I 2W O\n"
     (tmp_path / "my.txt").write_text(rows)
-    made, context = ran(STAGES[stage], interleave=form, schedule_file=str(tmp_path / "my.txt"), extra_live_bytes=1 << 20)
+    made, context = ran(STAGES[stage], interleave=form, schedule_file=str(tmp_path / "my.txt"), extra_bytes=1 << 20)
     assert row_of(context) == text(parse_rows(rows)[stage])
     assert [job.micro_batch for job in made.jobs][:2] == [0, 1 - stage]
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from interlace.config import NO_LIMIT, Beyond
 from interlace.errors import BudgetError
 from interlace.ir.remarks import remark
 from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, ReturnMemory, Schedule1F1B
 from interlace.planning import search as search_module
 from interlace.planning import tasks
 from interlace.planning.levels import Levels
-from interlace.planning.limits import baseline_limit, budget_bytes
+from interlace.planning.limits import baseline_bytes, beyond_baseline, budget_bytes
 from interlace.planning.making import Making
 from interlace.planning.search import Search
 from interlace.planning.world import Made
@@ -35,7 +36,7 @@ class Told:
 
     def __init__(self, answers: dict[Callable[..., Any], Sequence[Any]], num_ranks: int = 4, firsts: Sequence[int] = (), **told: Any):
         self.captured, self.is_whole, self.start = FOUR[0], True, replace(made(0), programs=(0,) * num_ranks)
-        self.facts = [SimpleNamespace(stage=each.pipeline.stage, draws=False) for each in FOUR[:num_ranks]]
+        self.facts = [SimpleNamespace(stage=each.pipeline.stage, draws=False, memory_budget=None) for each in FOUR[:num_ranks]]
         self.firsts, self.answers = tuple(firsts) or tuple(range(num_ranks)), answers
         for name, value in told.items():
             setattr(self, name, value)
@@ -153,6 +154,7 @@ class Beside:
         more: dict[int, int],
         held: int = 10 * GB,
         asked: Pipeline = OPEN,
+        budget: Beyond | None = None,
     ) -> None:
         self.limits, self.means = list[object](), list[list[str]]()
         world = Told(
@@ -161,6 +163,7 @@ class Beside:
             step_ns=lambda made, *_: steps[made.programs[0]],
             bytes_over_in_step=lambda run, limit: [max(0, 10 * GB + more.get(run.programs[0], 0) - limit)],
             run=lambda *_: made(BASELINE, MOVING, None),
+            facts=[SimpleNamespace(stage=0, draws=False, memory_budget=budget)],
         )
         chosen = made(UNLIMITED, asked, None).noted(remark("decided", "form-taken"))
         monkeypatch.setattr(Search, "unlimited", lambda _: chosen)
@@ -216,10 +219,13 @@ def test_the_default_takes_what_allocators_round_by_and_more_where_that_was_aske
     assert (small.taken, small.limits, small.means) == (UNLIMITED, [LIMIT], [["offload-activations"]])
     assert Beside(monkeypatch, EVERY, {UNLIMITED: rounded + 1}).taken == LIGHTER
     assert Beside(monkeypatch, EVERY | {WITHIN: 49}, {WITHIN: LIMIT - 10 * GB + 1}).taken == UNLIMITED
-    assert baseline_limit(Told({tasks.baseline_peak: [None, 100]}, num_ranks=2)) == 101  # type: ignore[arg-type]
-    asked = Pipeline((ChooseRecompute(), Schedule1F1B(extra_live_bytes=GB)))
-    assert Beside(monkeypatch, EVERY, {UNLIMITED: rounded + GB}, asked=asked).taken == UNLIMITED
-    assert Beside(monkeypatch, EVERY, {UNLIMITED: rounded + GB + 1}, asked=asked).taken == LIGHTER
+    told: Any = Told({tasks.baseline_peak: [None, 100]}, num_ranks=2)
+    assert beyond_baseline(told, baseline_bytes(told)) == 101
+    asked = Beyond(GB)
+    assert Beside(monkeypatch, EVERY, {UNLIMITED: rounded + GB}, budget=asked).taken == UNLIMITED
+    assert Beside(monkeypatch, EVERY, {UNLIMITED: rounded + GB + 1}, budget=asked).taken == LIGHTER
+    free = Beside(monkeypatch, EVERY, {UNLIMITED: 1000 * GB}, budget=NO_LIMIT)
+    assert (free.taken, free.limits) == (UNLIMITED, [])
     by_hand = Pipeline((ChooseRecompute(), Schedule1F1B(), OffloadActivations(fraction=1.0)))
     moved = Beside(monkeypatch, EVERY | {WITHIN: 1}, {}, asked=by_hand)
     assert (moved.taken, moved.limits) == (UNLIMITED, [])  # what is moved was said

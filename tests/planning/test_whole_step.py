@@ -47,8 +47,8 @@ CALM = FairCosts({"comm": 5, "gemm": 50, "default": 5}, host_ns=1, job_ns=20)
 BASELINE = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams", "delay_transfers", "throttle_host"), "off")
 
 
-def planned(given_: Sequence[Program], costs: GivenCosts, form: str, **options: Any) -> list[Plan]:
-    more = BASELINE if form == "off" else {}
+def planned(given_: Sequence[Program], costs: GivenCosts, form: str, memory_budget: str | None = None, **options: Any) -> list[Plan]:
+    more = {"memory_budget": memory_budget, **(BASELINE if form == "off" else {})}
     return make_plans(given_, make_config({"schedule_1f1b": {"interleave": form, "only_gains": False, **options}, **more}), costs, "given")
 
 
@@ -106,7 +106,7 @@ def test_weight_gradients_trail_where_that_hides_more() -> None:
 
 def test_more_memory_makes_it_no_slower() -> None:
     plain = programs(World(pp=3, mp=2, micro_batches=6, layers=3))
-    tight, roomy = (planned(plain, LOADED, "auto", extra_live_bytes=extra) for extra in (0, 1 << 20))
+    tight, roomy = (planned(plain, LOADED, "auto", memory_budget=budget) for budget in (None, "+1MiB"))
     assert step_ns(roomy, LOADED) <= step_ns(tight, LOADED)
 
 

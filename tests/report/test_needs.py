@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
 
 from interlace.cli import main
-from interlace.config import make_config
+from interlace.config import Beyond, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir import save
 from interlace.planning import room
@@ -70,6 +69,7 @@ def test_memory_that_the_device_has_is_used_where_tune_is_on(monkeypatch: pytest
     for options, said in (
         ({"tune": "off"}, ""),
         ({"tune": "on", "memory_budget": "1GB"}, ""),
+        ({"tune": "on", "memory_budget": "off"}, ""),
         ({"tune": "on", "schedule_1f1b": {"interleave": "mixed"}}, ""),
         ({}, "`tune: on` also plans with a tenth more"),
     ):
@@ -79,7 +79,12 @@ def test_memory_that_the_device_has_is_used_where_tune_is_on(monkeypatch: pytest
     found, told = use_room(TWO, make_config({"tune": "on"}), COSTS, "h200", plain)
     assert found[0].outcome == faster(plain)[0].outcome
     assert "50.0% faster" in told
-    assert len(asked) == 1
+    (more,) = asked
+    tenth = int(0.1 * plain[0].outcome.before.peak_bytes)  # type: ignore[union-attr]
+    assert more == msgspec.structs.replace(make_config({"tune": "on"}), memory_budget=Beyond(tenth))
+    assert f"memory_budget: +{tenth}B" in told
+    use_room(TWO, make_config({"tune": "on", "memory_budget": "+1000B"}), COSTS, "h200", plain)
+    assert asked[1].memory_budget == Beyond(tenth + 1000)  # type: ignore[attr-defined]
     full = CostModel(msgspec.structs.replace(COSTS.profile, memory_bytes=plain[0].outcome.before.peak_bytes))  # type: ignore[union-attr]
     found, told = use_room(TWO, make_config({"tune": "on"}), full, "h200", plain)
     assert found is plain
@@ -97,7 +102,7 @@ def test_the_command_says_what_it_does_with_the_memory(tmp_path: Path, capsys: p
         assert "NVIDIA H200 has 139.801 GiB, of which Paddle's baseline holds" in capsys.readouterr().out
         record = read_record(tmp_path / name / "rank0.ilp")
         assert record.outcome is not None
-        steps.append((record.outcome.plan.step_ns, cast(int, record.options["schedule-1f1b"].get("extra_live_bytes", 0))))
+        steps.append((record.outcome.plan.step_ns, record.extra_bytes))
     (before, none), (after, more) = steps
     assert not none
     assert (after < before) == bool(more)

@@ -46,10 +46,10 @@ def _short_search() -> Iterator[None]:
         yield
 
 
-def planned(given_: Sequence[Program], form: Form, **options: Any) -> list[Program]:
+def planned(given_: Sequence[Program], form: Form, extra_bytes: int = 0, **options: Any) -> list[Program]:
     """All ranks through the real passes."""
     passes = Passes((Schedule1F1B(interleave=form, **options), *THROTTLED))
-    return [passes.run(program, COSTS)[0] for program in given_]
+    return [passes.run(program, COSTS, extra_bytes=extra_bytes)[0] for program in given_]
 
 
 def pairs_of(program: Program) -> list[Job]:
@@ -64,7 +64,7 @@ def pairs_of(program: Program) -> list[Job]:
 def test_every_output_and_buffer_equals_the_plain_schedule(world: World, form: Form, allowance: int) -> None:
     """Pairs of parts, nothing lost. All ranks computed; verify finds every operation once for each micro-batch; the text holds the plan."""
     plain = programs(world)
-    for made in (planned(plain, "off"), planned(plain, form, extra_live_bytes=allowance)):
+    for made in (planned(plain, "off"), planned(plain, form, extra_bytes=allowance)):
         for program in made:
             verify(program)
             assert parse(show(program)) == program
@@ -80,7 +80,7 @@ def test_weight_gradients_may_trail_by_any_lag(world: World, form: Form, allowan
     at_end = data.draw(st.sampled_from([None, 0.0, 2.0]))
     plain = programs(world)
     made = planned(
-        plain, form, weight_delay=weight_delay, inline_share=inline_share, extra_live_bytes=allowance, send_latency_weight_at_end=at_end
+        plain, form, weight_delay=weight_delay, inline_share=inline_share, extra_bytes=allowance, send_latency_weight_at_end=at_end
     )
     for program in made:
         verify(program)
@@ -103,7 +103,7 @@ def test_a_list_of_forms_falls_back_like_its_forms() -> None:
 def test_jobs_at_the_end_have_an_order_of_their_own() -> None:
     """From the last forward on, sends weigh as `send_latency_weight_at_end` says, before it as `send_latency_weight`."""
     plain = programs(World(pp=2, mp=2, micro_batches=5, layers=3))
-    same = {"weight_delay": 1, "depth": (3, 1), "extra_live_bytes": 10_000}
+    same = {"weight_delay": 1, "depth": (3, 1), "extra_bytes": 10_000}
     late, early, both = (
         planned(plain, "mixed", send_latency_weight=first, send_latency_weight_at_end=last, **same)[1].jobs
         for first, last in ((0.0, None), (4.0, None), (0.0, 4.0))
@@ -173,8 +173,8 @@ def test_trailing_weight_gradients_fill_the_end_of_a_pipeline() -> None:
 
 
 def planned_with(given_: Sequence[Program], costs: GivenCosts, weight_delay: Any) -> list[Program]:
-    passes = Passes((Schedule1F1B(interleave="dx-first", weight_delay=weight_delay, extra_live_bytes=10_000), *THROTTLED))
-    return [passes.run(program, costs)[0] for program in given_]
+    passes = Passes((Schedule1F1B(interleave="dx-first", weight_delay=weight_delay), *THROTTLED))
+    return [passes.run(program, costs, extra_bytes=10_000)[0] for program in given_]
 
 
 def step_of(made: Sequence[Program], costs: GivenCosts) -> int:
@@ -185,7 +185,7 @@ def step_of(made: Sequence[Program], costs: GivenCosts) -> int:
 @given(worlds(max_pp=4, max_micro_batches=7, max_layers=2, schedule="1F1B"), st.just("off") | FORMS, ALLOWANCES)
 def test_the_checker_finds_nothing(world: World, form: Form, allowance: int) -> None:
     """No deadlock. With sends that wait for their receiver, on a GPU: no race, no circle, partners agree."""
-    assert [str(finding.message) for finding in check(planned(programs(world), form, extra_live_bytes=allowance))] == []
+    assert [str(finding.message) for finding in check(planned(programs(world), form, extra_bytes=allowance))] == []
 
 
 @settings(max_examples=12, deadline=None)
@@ -199,12 +199,12 @@ def test_live_memory_stays_under_the_plain_order_and_the_allowance(world: World,
     for program in programs(world):
         plain, scheduled = (_scheduled(program, form, allowance) for form in ("off", "dx-first"))
         assert _peak(scheduled) <= _peak(plain) + allowance
-        made = planned([program], "dx-first", extra_live_bytes=allowance)[0]
+        made = planned([program], "dx-first", extra_bytes=allowance)[0]
         assert _peak(made) <= _peak(scheduled) + _kept_longer(program, made)
 
 
 def _scheduled(program: Program, form: Form, allowance: int) -> Program:
-    return Passes((Schedule1F1B(interleave=form, extra_live_bytes=allowance),)).run(program, COSTS)[0]
+    return Passes((Schedule1F1B(interleave=form),)).run(program, COSTS, extra_bytes=allowance)[0]
 
 
 def _peak(program: Program) -> int:
@@ -294,7 +294,7 @@ def test_unequal_numbers_of_layers_and_collectives(forward: tuple[int, ...], bac
 def test_random_draws_and_state_keep_their_order(sides: Sides, form: Form, allowance: int) -> None:
     """Pairs of parts. Dropout on both sides (recompute) draws in Paddle's order; state that forward writes is read as in Paddle's order."""
     plain = side_program(sides)
-    baseline, made = planned([plain], "off")[0], planned([plain], form, extra_live_bytes=allowance)[0]
+    baseline, made = planned([plain], "off")[0], planned([plain], form, extra_bytes=allowance)[0]
     verify(made)
     assert_same(baseline, made)
 
@@ -303,7 +303,7 @@ def test_random_draws_and_state_keep_their_order(sides: Sides, form: Form, allow
 def test_draws_in_backward_keep_the_order_of_the_whole_step(form: Form) -> None:
     """Pairs of parts. A pipeline whose backward draws random numbers keeps Paddle's depth: another would change the draws."""
     plain = [side_program(Sides(stage=stage, stages=3, micro_batches=6, recompute=True, draws=True), stage) for stage in range(3)]
-    made = planned(plain, form, extra_live_bytes=10_000)
+    made = planned(plain, form, extra_bytes=10_000)
     assert_same(planned(plain, "off"), made)
     for program in made:
         random_ops = {op.id for op in program.ops if is_random(op)}
@@ -378,7 +378,7 @@ def test_the_report_says_what_a_pair_gains() -> None:
 def test_a_pair_uses_the_memory_it_is_allowed() -> None:
     """Nothing lost. 64 bytes more let mixed hide more."""
     plain = side_program(Sides())
-    tight, ample = (planned([plain], "mixed", only_gains=False, extra_live_bytes=extra)[0] for extra in (0, 64))
+    tight, ample = (planned([plain], "mixed", only_gains=False, extra_bytes=extra)[0] for extra in (0, 64))
     assert _peak(tight) <= _peak(planned([plain], "off")[0])
     assert pairs_of(tight)[0].items != pairs_of(ample)[0].items
 
@@ -387,7 +387,7 @@ def test_without_a_budget_a_pair_may_hold_a_little_more(monkeypatch: pytest.Monk
     """Nothing lost. As much as counts as Paddle's own memory; under a budget next to nothing."""
     monkeypatch.setattr("interlace.scheduler.jobs.making.FREE_SHARE", 1)
     plain = side_program(Sides())
-    ample = planned([plain], "mixed", only_gains=False, extra_live_bytes=64)[0]
+    ample = planned([plain], "mixed", only_gains=False, extra_bytes=64)[0]
     passes = Passes((Schedule1F1B(interleave="mixed", only_gains=False), *THROTTLED))
     orders = [passes.run(plain, COSTS, memory_limit=room)[0] for room in (None, 1 << 40)]
     free, tight = (pairs_of(each)[0].items for each in orders)

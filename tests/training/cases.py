@@ -6,75 +6,75 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
-MIXED = {"interleave": "mixed", "extra_live_bytes": "1GB"}
+MIXED = {"memory_budget": "+1GB", "schedule_1f1b": {"interleave": "mixed"}}
 HALF = {"fraction": 0.5, "min_bytes": 64}
-AUTO = {"device": "slow", "schedule_1f1b": {"interleave": "auto", "extra_live_bytes": "1GB"}}
-ROOMY = {"interleave": "dx-first", "extra_live_bytes": "1GB"}
+AUTO = {"device": "slow", "memory_budget": "+1GB", "schedule_1f1b": {"interleave": "auto"}}
+ROOMY = {"memory_budget": "+1GB", "schedule_1f1b": {"interleave": "dx-first"}}
 CASES = {
-    "one rank, no accumulation, offload": (1, "gpt", "--steps 2", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
+    "one rank, no accumulation, offload": (1, "gpt", "--steps 2", {**ROOMY, "offload_activations": OFFLOAD}),
     "one rank, accumulation, offload": (
         1,
         "gpt",
         "--gradient-accumulation 3 --batch-size 6",
-        {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD},
+        {**ROOMY, "offload_activations": OFFLOAD},
     ),
-    "mp2, clip, accumulation: column overlap": (2, "gpt", "--mp 2 --clip-grad 1 --gradient-accumulation 2", {"schedule_1f1b": ROOMY}),
-    "mp2 without accumulation": (2, "gpt", "--mp 2 --split-qkv", {"schedule_1f1b": ROOMY}),
-    "pp2, half offload, pp micro-batches": (2, "gpt", "--pp 2 --micro-batches 2", {"schedule_1f1b": ROOMY, "offload_activations": HALF}),
+    "mp2, clip, accumulation: column overlap": (2, "gpt", "--mp 2 --clip-grad 1 --gradient-accumulation 2", {**ROOMY}),
+    "mp2 without accumulation": (2, "gpt", "--mp 2 --split-qkv", {**ROOMY}),
+    "pp2, half offload, pp micro-batches": (2, "gpt", "--pp 2 --micro-batches 2", {**ROOMY, "offload_activations": HALF}),
     "pp2, all offload, 2 pp + 1 micro-batches": (
         2,
         "gpt",
         "--pp 2 --micro-batches 5 --batch-size 10",
-        {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD},
+        {**ROOMY, "offload_activations": OFFLOAD},
     ),
-    "pp2 mixed, offload": (2, "gpt", "--pp 2 --micro-batches 6 --batch-size 6", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}),
-    "pp2 FThenB, offload": (2, "gpt", "--pp 2 --schedule FThenB", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
+    "pp2 mixed, offload": (2, "gpt", "--pp 2 --micro-batches 6 --batch-size 6", {**MIXED, "offload_activations": OFFLOAD}),
+    "pp2 FThenB, offload": (2, "gpt", "--pp 2 --schedule FThenB", {**ROOMY, "offload_activations": OFFLOAD}),
     "pp4 zero bubble": (4, "gpt", "--pp 4 --micro-batches 8", {"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
-    "pp2 recompute": (2, "gpt", "--pp 2 --recompute full", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
-    "pp2 vpp2, offload": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
-    "pp2 vpp2 mp2 mixed": (4, "llama", "--pp 2 --vpp 2 --mp 2 --kv-heads 2 --micro-batches 4", {"schedule_1f1b": MIXED}),
-    "pp2 mp2, everything on": (4, "gpt", "--pp 2 --mp 2 --micro-batches 8", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
+    "pp2 recompute": (2, "gpt", "--pp 2 --recompute full", {**ROOMY, "offload_activations": OFFLOAD}),
+    "pp2 vpp2, offload": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", {**ROOMY, "offload_activations": OFFLOAD}),
+    "pp2 vpp2 mp2 mixed": (4, "llama", "--pp 2 --vpp 2 --mp 2 --kv-heads 2 --micro-batches 4", {**MIXED}),
+    "pp2 mp2, everything on": (4, "gpt", "--pp 2 --mp 2 --micro-batches 8", {**ROOMY, "offload_activations": OFFLOAD}),
     "pp2 mp2 sequence parallel, GQA": (
         4,
         "llama",
         "--pp 2 --mp 2 --kv-heads 2 --sequence-parallel",
-        {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD},
+        {**MIXED, "offload_activations": OFFLOAD},
     ),
-    "dp2 mp2 sharding 1, clip": (4, "llama", "--dp 2 --mp 2 --sharding-stage 1 --gradient-accumulation 2", {"schedule_1f1b": ROOMY}),
-    "dp2 pp2 sharding 2": (4, "gpt", "--dp 2 --pp 2 --sharding-stage 2", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
-    "dp2 sharding 1 over fused buffers": (2, "gpt", "--dp 2 --layers 2 --sharding-stage 1 --sharding-fusion", {"schedule_1f1b": ROOMY}),
+    "dp2 mp2 sharding 1, clip": (4, "llama", "--dp 2 --mp 2 --sharding-stage 1 --gradient-accumulation 2", {**ROOMY}),
+    "dp2 pp2 sharding 2": (4, "gpt", "--dp 2 --pp 2 --sharding-stage 2", {**ROOMY, "offload_activations": OFFLOAD}),
+    "dp2 sharding 1 over fused buffers": (2, "gpt", "--dp 2 --layers 2 --sharding-stage 1 --sharding-fusion", {**ROOMY}),
     "dp2 pp2 sharding 1 over fused buffers, overlapped, bfloat16 O2": (
         4,
         "llama",
         "--dp 2 --pp 2 --layers 2 --hidden 128 --sharding-stage 1 --sharding-fusion --sharding-overlap --amp O2 --master-grad",
-        {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD},
+        {**ROOMY, "offload_activations": OFFLOAD},
     ),
     "pp2 mp2 bfloat16 O2, master gradients": (
         4,
         "llama",
         "--pp 2 --mp 2 --amp O2 --master-grad --clip-grad 1",
-        {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD},
+        {**ROOMY, "offload_activations": OFFLOAD},
     ),
-    "pp4 mixed, offload": (4, "gpt", "--pp 4 --micro-batches 8", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}),
+    "pp4 mixed, offload": (4, "gpt", "--pp 4 --micro-batches 8", {**MIXED, "offload_activations": OFFLOAD}),
 }
 UNCAPTURED = {
     "mp2 sequence parallel, recompute that is left out": (
         2,
         "llama",
         "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2",
-        {"schedule_1f1b": ROOMY, "choose_recompute": {"level": 0}},
+        {**ROOMY, "choose_recompute": {"level": 0}},
     ),
     "mp2 sequence parallel, full recompute": (
         2,
         "llama",
         "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2",
-        {"schedule_1f1b": ROOMY},
+        {**ROOMY},
     ),
     "pp2, recompute of which some is left out, some is added, and offload": (
         2,
         "gpt",
         "--pp 2 --recompute mlp --seq-len 128",
-        {"schedule_1f1b": ROOMY, "choose_recompute": {"level": [0.009, 0.021]}, "offload_activations": OFFLOAD},
+        {**ROOMY, "choose_recompute": {"level": [0.009, 0.021]}, "offload_activations": OFFLOAD},
     ),
     "pp2, a budget": (2, "gpt", "--pp 2 --seq-len 128", {"memory_budget": 0.9, "offload_activations": {"min_bytes": 64}}),
     "auto, mp2, accumulation": (2, "gpt", "--mp 2 --gradient-accumulation 3 --batch-size 6", AUTO),
@@ -91,8 +91,8 @@ UNCAPTURED = {
         "gpt",
         "--pp 4 --micro-batches 8",
         {
+            "memory_budget": "+1GB",
             "schedule_1f1b": {
-                **ROOMY,
                 "interleave": ["mixed", "dx-first", "mixed", "mixed"],
                 "weight_delay": [0, 1, 2, 3],
                 "weight_delay_at_end": [0, 1, 3, 5],
@@ -108,7 +108,7 @@ UNCAPTURED = {
         2,
         "gpt",
         "--pp 2 --vpp 2 --micro-batches 4",
-        {"schedule_1f1b": {**ROOMY, "weight_delay": [1, 3], "inline_share": 0.4}},
+        {**ROOMY, "schedule_1f1b": {"interleave": "dx-first", "weight_delay": [1, 3], "inline_share": 0.4}},
     ),
     "auto, pp2 vpp2": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", AUTO),
     "auto, dp2 pp2, offload": (4, "gpt", "--dp 2 --pp 2", {**AUTO, "offload_activations": HALF}),
@@ -116,15 +116,15 @@ UNCAPTURED = {
         4,
         "llama",
         "--dp 2 --mp 2 --sharding-stage 3 --clip-grad 1 --schedule 1F1B --micro-batches 2",
-        {"schedule_1f1b": MIXED},
+        {**MIXED},
     ),
     "dp2, experts, shared expert, clip, recompute and offload by module": (
         2,
         "moe",
         "--dp 2 --flat-mesh --shared-expert --recompute mlp --clip-grad 1 --schedule 1F1B --micro-batches 2",
-        {"schedule_1f1b": MIXED, "offload_activations": {"modules": ["attention"], "min_bytes": 64}},
+        {**MIXED, "offload_activations": {"modules": ["attention"], "min_bytes": 64}},
     ),
-    "dp2 pp2, experts, pp + 1 micro-batches": (4, "moe", "--dp 2 --pp 2 --micro-batches 3 --batch-size 6", {"schedule_1f1b": ROOMY}),
+    "dp2 pp2, experts, pp + 1 micro-batches": (4, "moe", "--dp 2 --pp 2 --micro-batches 3 --batch-size 6", {**ROOMY}),
 }
 """Their programs are not among the stored ones of `tests/captured`."""
 LONG = {
@@ -132,19 +132,19 @@ LONG = {
         8,
         "moe",
         "--dp 2 --mp 2 --pp 2 --micro-batches 3 --batch-size 6 --dense-every 0 --recompute mlp --hidden 32 --vocab 64",
-        {"schedule_1f1b": ROOMY},
+        {**ROOMY},
     ),
     "dp2 mp2 sharding 2": (
         4,
         "llama",
         "--dp 2 --mp 2 --sharding-stage 2 --schedule 1F1B --micro-batches 3 --batch-size 6",
-        {"schedule_1f1b": MIXED},
+        {**MIXED},
     ),
     "dp2 mp2 sharding 1 over fused buffers": (
         4,
         "llama",
         "--dp 2 --mp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --schedule 1F1B --micro-batches 2",
-        {"schedule_1f1b": ROOMY},
+        {**ROOMY},
     ),
 }
 """On the testbed and on CPU ranks, with `make test-long` only. (Paddle fuses buffers in sharding stage 1 only.)"""

@@ -46,7 +46,7 @@ def test_ranks_that_plan_differently_are_stopped(tmp_path: Path, capfd: pytest.C
         f"import sys; sys.path.insert(0, {str(SCRIPT.parents[2] / 'examples')!r})\n"
         "import gpt, interlace, paddle.distributed as dist\n"
         "enable = interlace.enable\n"
-        "interlace.enable = lambda s: enable(s, schedule_1f1b={'extra_live_bytes': 1 + dist.get_rank()})\n"
+        "interlace.enable = lambda s: enable(s, schedule_1f1b={'max_ops_per_job': 100 + dist.get_rank()})\n"
         "model, loader = gpt.build(gpt.parse(['--mp', '2', '--gradient-accumulation', '2', '--layers', '1']))\n"
         "model.train()\n"
         "model(*next(iter(loader())))\n"

@@ -25,55 +25,55 @@ ON_CPU_RANKS = {
         2,
         "gpt",
         "--dp 2 --layers 2 --sharding-stage 2 --clip-grad 1 --gradient-accumulation 2 --lr-scheduler cosine",
-        {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE},
+        {**ROOMY, "offload_optimizer_state": STATE},
     ),
     "dp2 mp2 sharding 3, optimizer state on the host": (
         4,
         "llama",
         "--dp 2 --mp 2 --sharding-stage 3 --clip-grad 1 --schedule 1F1B --micro-batches 2",
-        {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE},
+        {**ROOMY, "offload_optimizer_state": STATE},
     ),
     "dp2 sharding 1 over fused buffers, optimizer state on the host": (
         2,
         "gpt",
         "--dp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --schedule 1F1B --micro-batches 2",
-        {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE},
+        {**ROOMY, "offload_optimizer_state": STATE},
     ),
     "pp2 vpp2, optimizer state on the host": (
         2,
         "gpt",
         "--pp 2 --vpp 2 --micro-batches 4 --clip-grad 1 --lr-scheduler cosine",
-        {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE},
+        {**ROOMY, "offload_optimizer_state": STATE},
     ),
     "pp4, optimizer state on the host": (
         4,
         "gpt",
         "--pp 4 --micro-batches 4 --amp O2 --master-grad",
-        {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE},
+        {**ROOMY, "offload_optimizer_state": STATE},
     ),
     "pp2 bfloat16 O2, master weights and activations on the host": (
         2,
         "llama",
         "--pp 2 --layers 2 --micro-batches 4 --amp O2 --master-grad --clip-grad 1",
-        {"schedule_1f1b": ROOMY, "offload_activations": HALF, "offload_optimizer_state": STATE},
+        {**ROOMY, "offload_activations": HALF, "offload_optimizer_state": STATE},
     ),
     "pp2 mp2, blocks that another stream reads last are returned": (
         4,
         "gpt",
         "--pp 2 --mp 2 --micro-batches 4",
-        {"schedule_1f1b": ROOMY, "return_memory": {"min_bytes": 64}},
+        {**ROOMY, "return_memory": {"min_bytes": 64}},
     ),
     "dp2 sharding 1 over fused buffers, clip": (
         2,
         "llama",
         "--dp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --clip-grad 1 --schedule 1F1B --micro-batches 2",
-        {"schedule_1f1b": ROOMY},
+        {**ROOMY},
     ),
     "mp2, sequence parallel, all recomputed, collectives too": (
         2,
         "llama",
         "--mp 2 --kv-heads 2 --sequence-parallel --gradient-accumulation 2",
-        {"schedule_1f1b": ROOMY, "choose_recompute": {"level": 1, "repeat_collectives": True}},
+        {**ROOMY, "choose_recompute": {"level": 1, "repeat_collectives": True}},
     ),
 }
 """The executor's in-place pass, which runs on CPU ranks, puts clipped gradients into the fused buffer, and does less where blocks have a
@@ -124,7 +124,7 @@ def test_state_on_the_host_where_updates_are_skipped_or_parameters_are_in_groups
 ) -> None:
     """The script ends with an error where no update, or each, was skipped."""
     monkeypatch.setenv("TRAINED", trained)
-    options = {"schedule_1f1b": ROOMY, "offload_optimizer_state": STATE}
+    options = {**ROOMY, "offload_optimizer_state": STATE}
     report = verified(tmp_path, 2, SCALED, f"{words} --micro-batches 2 --layers 2", options)
     require_asked(passes_of(report), options)
 
@@ -133,7 +133,7 @@ def test_a_schedule_from_a_file(tmp_path: Path) -> None:
     """Pairing, streams and offload work on any schedule that is written as rows of slots."""
     rows = tmp_path / "rows.txt"
     rows.write_text(ROWS)
-    options = {"schedule_1f1b": {"schedule_file": str(rows), "extra_live_bytes": "1GB"}, "offload_activations": OFFLOAD}
+    options = {"memory_budget": "+1GB", "schedule_1f1b": {"schedule_file": str(rows)}, "offload_activations": OFFLOAD}
     passes = passes_of(verified(tmp_path, 2, "gpt", "--pp 2 --micro-batches 4 --layers 2", options))
     assert any("0B+2F" in line for line in lines_of(passes, "schedule-1f1b"))
     assert any("0I 1F 1I" in line for line in lines_of(passes, "schedule-1f1b"))

@@ -40,7 +40,7 @@ def test_pooling_that_draws_is_not_computed_again(tmp_path: Path) -> None:
 )
 def test_models_that_are_placed_otherwise(script: str, world: int, arguments: str, tmp_path: Path) -> None:
     """By `dist.parallelize`, in a script that does not know Interlace; and a decoder that reads the other stage's result in each block."""
-    forced = {"schedule_1f1b": {"interleave": "mixed", "only_gains": False, "extra_live_bytes": "1GB"}, **OFFLOAD}
+    forced = {"memory_budget": "+1GB", "schedule_1f1b": {"interleave": "mixed", "only_gains": False}, **OFFLOAD}
     train(world, arguments, forced, tmp_path, SCRIPT.with_name(script))
 
 

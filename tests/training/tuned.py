@@ -9,7 +9,7 @@ from typing import Any
 from interlace.local.launch import LaunchResult, launch
 
 SCRIPT = Path(__file__).with_name("tuned_script.py")
-OURS, FORM, MEMORY = "Interlace's plan", "the plan with schedule_1f1b.interleave=mixed", "the plan with schedule_1f1b.extra_live_bytes="
+OURS, FORM, MEMORY = "Interlace's plan", "the plan with schedule_1f1b.interleave=mixed", "the plan with memory_budget=+"
 PP2, STEPS = "--pp 2 --micro-batches 4 --layers 2", "--steps 30"
 LAYOUTS = {"pp2": (2, PP2), "mp2": (2, "--mp 2 --layers 1 --gradient-accumulation 2"), "mp2, one micro-batch": (2, "--mp 2 --layers 1")}
 

@@ -71,7 +71,7 @@ def lines_of(passes: list[list[dict[str, Any]]], name: str) -> list[str]:
 def require_asked(passes: list[list[dict[str, Any]]], options: dict[str, Any]) -> None:
     """The plans of all ranks did what the case is about."""
     assert lines_of(passes, "split-backward")
-    if "memory_budget" in options:
+    if isinstance(options.get("memory_budget"), float):
         assert any("computed again in backward: frees" in line for line in lines_of(passes, "choose-recompute"))
         assert any("on a GPU the plan holds" in line for line in lines_of(passes, "offload-activations"))
     elif "return_memory" in options:
