@@ -86,15 +86,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             use is close to the one of the profile, and you accept that predicted times are off.
         force_paddle: Plan also with a Paddle that nobody has tested and that lacks names which plans use; otherwise models keep Paddle's
             plan there. When: porting Interlace to another Paddle; begin with `interlace run --verify`.
-        memory_budget: Device memory that a rank may hold at any time of the step; by default what Paddle's baseline holds on its fullest
-            rank. A size (`70GB`), or a share of what the baseline holds, as a number with a point (`0.8`) or in percent (`80%`); a size
-            with a plus sign (`+8GB`) is so much more than it holds, `off` no limit. When: the step must fit into a given memory, the
-            device has memory that the baseline leaves free (some GB allow more communication to be hidden), or the script recomputes more
-            than necessary. Details: within a size or a share, what is kept, recomputed and moved to the host, and the schedule, are
-            chosen for the fastest step; where no plan keeps it, planning ends with the least feasible one. Else the limit holds where
-            `interleave` is `auto`, and Paddle's baseline is taken where nothing else keeps it; a form by name is taken whatever it holds,
-            and orders of operations in its jobs hold no more than all parts of a job one after another (a hundredth counts as nothing),
-            `+8GB` that much more, `off` as much as they like.
+        memory_budget: Device memory that a rank may hold at any time: a size (`70GB`), a share of what Paddle's baseline holds on its
+            fullest rank (`0.8`, `80%`), `+8GB` for so much more than it holds, or `off` for no limit; by default what it holds. When: the
+            step must fit into a given memory, the device has memory that the baseline leaves free, or the script recomputes more than
+            necessary. Details: within a size or a share, what is kept, recomputed and moved to the host, and the schedule, are chosen for
+            the fastest step; where no plan keeps it, planning ends with the least feasible one. Else the limit holds where `interleave` is
+            `auto`, and Paddle's baseline is taken where nothing else keeps it; a form by name is taken whatever it holds, and the order of
+            operations in a job holds no more than its parts one after another (a hundredth counts as nothing), with `+8GB` that much more,
+            with `off` as much as it likes. Some GB more allow more communication to be hidden.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
         means: Passes of which nothing was said, for planning to use where that makes a plan hold no more on a GPU than Paddle's baseline;
             none under a memory budget, which turns on those that follow it.

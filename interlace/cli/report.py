@@ -61,13 +61,13 @@ def main(args: argparse.Namespace) -> int:
     if other:
         require_same_model(ours.result.input.programs, other.result.input.programs)
     records = _records(files)
-    budget = max((record.memory_budget for record in records.values()), default=0)
+    told = [record.outcome.memory for record in records.values() if record.outcome and record.profile == setting.profile]
     page = build_page(
         ours,
         other,
         {rank: record.reports for rank, record in records.items()},
         Given(setting.profile, setting.costs, setting.target.name),
-        budget,
+        next(iter(told), None),
         sweep=_sweep(files),
     )
     write_page(page, args.output)

@@ -90,6 +90,11 @@ class Coarse:
             self.looked_at[1], self.drafts.pipe.num_micro_batches, limit, count, self.drafts.draws, self.drafts.pipe.num_chunks
         )
 
+    def best_in(self, limit: int) -> list[tuple[Numbers | None, Schedule1F1B]]:
+        """The schedule that is found best in so much memory, of what was looked at, with how much each stage recomputes."""
+        found = self.as_forms(self.find(limit, 1), self.looked_at[0])
+        return [(level, without_search(form)) for level, form in found]
+
     def _all_orders(
         self, stages: Mapping[int, StageWork], programs: Mapping[int, Sequence[int]], speaker: Mapping[int, int]
     ) -> dict[str, tuple[StageOrder, ...]]:

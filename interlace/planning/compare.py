@@ -11,7 +11,7 @@ from interlace.ir import Program
 from interlace.ir.target import target_of, with_paddles_jobs
 from interlace.passes.pipeline import PassReport
 from interlace.planning.baseline import BASELINE
-from interlace.planning.outcome import Outcome, Step, errors_of
+from interlace.planning.outcome import MemoryLimit, Outcome, Step, errors_of
 from interlace.planning.tasks import baseline_program, finished_plan
 from interlace.planning.world import World
 from interlace.scheduler.simulate.arrays import Options
@@ -34,13 +34,13 @@ class Comparison:
         members: One rank of each stage, or the only rank that is known.
         representative: Every rank of the world -> the member's rank; empty where all other ranks are assumed to be always ready.
         profile: The device profile's name.
-        memory_budget: Device bytes that the plan was to stay under; 0 without a budget.
+        memory: What the plan might hold; None without a limit.
     """
 
     members: tuple[Member, ...]
     representative: dict[int, int]
     profile: str
-    memory_budget: int = 0
+    memory: MemoryLimit | None = None
 
     def outcome(self, costs: Costs) -> Outcome | None:
         """Both steps; None where one would never end (`interlace check` shows where)."""
@@ -48,8 +48,8 @@ class Comparison:
             baseline, plan = self.results(costs)
         except PlanError:
             return None
-        errors = errors_of(costs, plan.input.programs)
-        return Outcome(Step.of(plan, self.equivalent_ranks()), self.profile, Step.of(baseline, self.equivalent_ranks()), BASELINE, errors)
+        steps = (Step.of(each, self.equivalent_ranks()) for each in (plan, baseline))
+        return Outcome(next(steps), self.profile, next(steps), BASELINE, errors_of(costs, plan.input.programs), self.memory)
 
     def equivalent_ranks(self) -> dict[int, list[int]]:
         """Member's rank -> the ranks that it stands for."""
@@ -63,10 +63,10 @@ class Comparison:
         return baseline, simulate([each.plan for each in self.members], costs, options, target=target)
 
 
-def compare(world: World, profile: str, memory_budget: int = 0) -> Comparison | None:
+def compare(world: World, profile: str, memory: MemoryLimit | None = None) -> Comparison | None:
     """Paddle's baseline beside the finished plans of a world; None where the other stages' plans are not known."""
     if not world.is_whole and world.captured.pipeline.num_stages > 1:
         return None
     baseline, finished = (world.map(each, ranks=world.firsts) for each in (baseline_program, finished_plan))
     members = [Member(baseline[rank].program, finished[rank][0].program, finished[rank][1]) for rank in world.firsts]
-    return Comparison(tuple(members), world.representative, profile, memory_budget) if all(each.plan.jobs for each in members) else None
+    return Comparison(tuple(members), world.representative, profile, memory) if all(each.plan.jobs for each in members) else None

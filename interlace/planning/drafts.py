@@ -11,7 +11,7 @@ from interlace.planning.limits import Limit
 from interlace.planning.making import Making
 from interlace.planning.tasks import MemoryLimits
 from interlace.planning.variants import deciding, drafted, is_open, label, paddles_own, recomputing, schedule_label
-from interlace.planning.world import Made
+from interlace.planning.world import Draft, Made
 from interlace.scheduler.recompute.choices import LEVELS
 from interlace.scheduler.whole_step.search import Numbers
 
@@ -102,6 +102,7 @@ class Drafts:
         took = took or self.world.step_ns(made, later)
         if took is not None and max(peaks) <= limit:
             self.fastest_ns = min(took, self.fastest_ns or took)
+        self.world.drafts.append(Draft(made, later))
         return Judged(form, later, recomputed, memory_limits, took, max(peaks), self.world.joules(made, later))
 
     def before(self, recomputed: Numbers | None) -> Made:

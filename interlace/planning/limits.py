@@ -64,8 +64,13 @@ def baseline_bytes(world: World) -> int:
 def beyond_baseline(world: World, peak_bytes: int) -> int:
     """Device bytes that a rank may hold without a memory budget, where Paddle's baseline holds so many on its fullest one: as many, as
     `SLACK` counts, and those that may be held beyond. `is_unlimited` says where it is no limit."""
+    return int(SLACK * peak_bytes) + bytes_beyond(world)
+
+
+def bytes_beyond(world: World) -> int:
+    """Device bytes that a rank may hold beyond what Paddle's baseline does."""
     given = world.facts[0].memory_budget
-    return int(SLACK * peak_bytes) + (given.more_bytes if isinstance(given, Beyond) else 0)
+    return given.more_bytes if isinstance(given, Beyond) else 0
 
 
 def is_unlimited(world: World) -> bool:

@@ -170,7 +170,7 @@ def compared_in(folder: Path) -> Comparison:
     representative = {
         rank: plans[stages.index(stage)].program.rank for plan, stage in zip(plans, stages, strict=True) for rank in plan.program.ranks
     }
-    return Comparison(members, representative, plans[0].profile, plans[0].memory_budget)
+    return Comparison(members, representative, plans[0].profile, plans[0].outcome.memory if plans[0].outcome else None)
 
 
 def require_ranks(folder: str | Path, world: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -101,6 +101,34 @@ def errors_of(costs: Costs, programs: Sequence[Program]) -> Errors | None:
     return errors if errors.gains else None
 
 
+class OtherLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan that planning looked at and that keeps another limit: what it holds on the fullest rank, and its simulated step. The best plan
+    within that limit may be faster."""
+
+    limit_bytes: int
+    peak_bytes: int
+    step_ns: int
+
+
+class MemoryLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a plan might hold on a GPU, however fast its host.
+
+    Attributes:
+        whose: What gave the limit: what Paddle's baseline holds, that and what was asked for beyond it, or the budget.
+        limit_bytes: The limit.
+        peak_bytes: What the plan holds, counted alike, on its fullest rank.
+        device_bytes: Memory of the profile's device; 0 where that is not known.
+        more, less: A faster plan in a tenth more, and the fastest known in a tenth less; None where none is known.
+    """
+
+    whose: Literal["baseline", "beyond", "budget"]
+    limit_bytes: int
+    peak_bytes: int
+    device_bytes: int = 0
+    more: OtherLimit | None = None
+    less: OtherLimit | None = None
+
+
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Two steps by the same device profile and the same rules.
 
@@ -109,6 +137,7 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         plan: Of the plan.
         profile: The device profile that gave the times.
         errors: How far its predictions were off measured runs with, or without, pipeline stages; None where none were held against it.
+        memory: What the plan might hold; None where there was no limit.
     """
 
     plan: Step
@@ -116,6 +145,7 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: Step | None = None
     against: str = "Paddle's baseline"
     errors: Errors | None = None
+    memory: MemoryLimit | None = None
 
     def change(self) -> float:
         """By how many percent the step is longer than that compared with; negative is a gain."""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,13 +23,14 @@ from interlace.planning.baseline import is_paddles_order
 from interlace.planning.compare import Comparison, compare
 from interlace.planning.limits import budget_bytes
 from interlace.planning.orders import captured_orders, require_one_order
-from interlace.planning.outcome import Outcome
+from interlace.planning.outcome import MemoryLimit, Outcome
 from interlace.planning.peers import Peers
 from interlace.planning.processes import world_of
 from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits, finish, finished_plan
+from interlace.planning.tenth import memory_limit
 from interlace.planning.worker import Spec, Worker, digest_of, spec_of
-from interlace.planning.world import World, decide
+from interlace.planning.world import Made, World, decide
 from interlace.scheduler.hazards.pass_orders import Change
 
 RECORD = 3
@@ -260,13 +261,22 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
     else:
         made = search.beside_baseline(tuple(config.means.values()))
         budget = search.limit_of_baseline if any(made.memory_limits) else 0
+    memory = _memory_limit(world, made, asked or (0 if config.capture == "on" else search.limit_of_baseline), config)
     specs = tuple(map(spec_of, made.passes.passes))
     digests = world.map(finish, specs, made.programs, made.steps, made.notes, budget)
     if config.check and not all(is_built_in(type(each)) for each in made.passes.passes):
         require_one_order(world)
-    compared = compare(world, profile, budget)
+    compared = compare(world, profile, memory)
     outcome = compared.outcome(world.cost) if compared else None
     return Decided(specs, made.memory_limits, budget, budget != asked, digest_of_set(digests), outcome), compared
+
+
+def _memory_limit(world: World, made: Made, limit_bytes: int, config: Config) -> MemoryLimit | None:
+    """What a plan might hold, and what gave that limit; None without one."""
+    if not limit_bytes:
+        return None
+    beside: Literal["baseline", "beyond"] = "baseline" if config.memory_budget is None else "beyond"
+    return memory_limit(world, made, limit_bytes, "budget" if config.has_budget else beside)
 
 
 def taken(

@@ -24,7 +24,7 @@ from interlace.passes.base import is_built_in
 from interlace.planning.drafts import Drafts
 from interlace.planning.fastest import best_level, fastest
 from interlace.planning.least_memory import least_memory, refuse
-from interlace.planning.limits import ROUNDED, Limit, baseline_bytes, beyond_baseline, is_unlimited
+from interlace.planning.limits import ROUNDED, Limit, baseline_bytes, beyond_baseline, bytes_beyond, is_unlimited
 from interlace.planning.making import BASELINE_KEPT, Making, said
 from interlace.planning.tasks import MemoryLimits, baseline_peak, least_bytes, same_jobs
 from interlace.planning.variants import (
@@ -95,6 +95,7 @@ class Search:
             return found
         facts: dict[str, Fact] = {"limit_bytes": limit, "step_ns": best_ns, "other_ns": world.step_ns(found) or 0}
         facts |= {"over_bytes": over} if over else {}
+        facts |= {"beyond_bytes": beyond} if (beyond := bytes_beyond(world)) else {}
         if best is baseline:
             kept = said("decided", BASELINE_KEPT, baseline_step_ns=best_ns, baseline_peak_bytes=baseline_bytes(world))
             return best.noted(kept, said("declined", "more-than-the-baseline", **facts))

@@ -88,8 +88,12 @@ def sweep(
 
 def _under(budget: int, plan: Plan) -> Plan:
     """A plan that stays under a budget, as one that was made for it."""
-    compared = dataclasses.replace(plan.compared, memory_budget=budget) if plan.compared else None
-    return dataclasses.replace(plan, memory_budget=budget, compared=compared)
+    if plan.outcome is None or plan.outcome.memory is None:
+        return dataclasses.replace(plan, memory_budget=budget)
+    memory = msgspec.structs.replace(plan.outcome.memory, limit_bytes=budget, more=None, less=None)
+    compared = dataclasses.replace(plan.compared, memory=memory) if plan.compared else None
+    outcome = msgspec.structs.replace(plan.outcome, memory=memory)
+    return dataclasses.replace(plan, memory_budget=budget, compared=compared, outcome=outcome)
 
 
 def _fits_and_is_faster(point: Point, best: Point, given: Point | None) -> bool:

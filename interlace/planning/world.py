@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
-from typing import Any, Protocol, TypeVar, get_type_hints
+from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints
 
 import msgspec
 
@@ -142,6 +142,13 @@ class Made:
         return replace(self, notes=(*self.notes, *remarks))
 
 
+class Draft(NamedTuple):
+    """A draft, and the passes after it of which those count that delay transfers (`World.step_ns`)."""
+
+    made: Made
+    later: tuple[Pass, ...] = ()
+
+
 class World:
     """The ranks that are planned together.
 
@@ -155,6 +162,8 @@ class World:
         representative: Rank -> the first rank that is like it, which is simulated in its place; empty where a rank is alone.
         captured: The program of one rank: the shape of the pipeline is that of all.
         start: The programs as captured.
+        drafts: Those that searches judged by step and memory.
+        roomier: Makes one more, of what the last search without a budget finds best in so much memory.
     """
 
     def __init__(
@@ -168,6 +177,8 @@ class World:
         self._answers: dict[Any, list[Any]] = {}
         self._made: dict[Any, tuple[Programs, tuple[tuple[int, ...], ...]]] = {}
         self._steps: dict[Any, tuple[int, float] | None] = {}
+        self.drafts: list[Draft] = []
+        self.roomier: Callable[[int], object] | None = None
         self._memos = count(1)
         self._plans: OrderedDict[tuple[int, int], Program] = OrderedDict()
         self.facts: Sequence[RankFacts] = facts or self.map(rank_facts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from interlace.planning.outcome import Outcome, Step
+from interlace.planning.outcome import OtherLimit, Outcome, Step
+from interlace.planning.room import ROOM
 from interlace.units import ms, ms_figure, ranges, size
 
 UNBALANCED = 0.02
@@ -23,13 +24,14 @@ def outcome_sentence(outcome: Outcome, measured: str = "", name: str = "This pla
         return (
             f"{name} takes {ms_figure(new.step_ns)} ms a step ({how}): exposed communication {ms_figure(new.exposed_ns)} "
             f"ms, bubble {ms_figure(new.bubble_ns)} ms (means over ranks), peak memory {size(new.peak_bytes)} (fullest "
-            f"rank){_energy(new)}."
+            f"rank){_energy(new)}.{_memory(outcome)}"
         )
     return (
         f"{outcome.against[0].upper()}{outcome.against[1:]} takes {ms_figure(old.step_ns)} ms a step, this plan "
         f"{ms_figure(new.step_ns)} ms ({outcome.change():+.1f} %, {how}): exposed communication {ms_figure(old.exposed_ns)} -> "
         f"{ms_figure(new.exposed_ns)} ms, bubble {ms_figure(old.bubble_ns)} -> {ms_figure(new.bubble_ns)} ms (means over ranks), "
         f"peak memory {size(old.peak_bytes)} -> {size(new.peak_bytes)} (fullest rank){_energy(old, new)}.{_caution(outcome)}"
+        f"{_memory(outcome)}"
     )
 
 
@@ -45,6 +47,42 @@ def _energy(*steps: Step) -> str:
         return ""
     clocks = [str(min(each.mean_mhz for each in step.stages)) for step in steps]
     return f", energy {' -> '.join(f'{step.joules:.1f}' for step in steps)} J (all ranks), clock {' -> '.join(clocks)} MHz (slowest rank)"
+
+
+WHOSE = {
+    "baseline": "what Paddle's baseline holds and a hundredth",
+    "beyond": "what Paddle's baseline holds and what is allowed beyond it",
+    "budget": "the memory budget",
+}
+"""What gave a limit of memory."""
+
+
+def _memory(outcome: Outcome) -> str:
+    """What a plan might hold, and what other limits bring, where that is known.
+
+    >>> from interlace.planning.outcome import MemoryLimit
+    >>> more, less = OtherLimit(11 << 30, 21 << 29, 245_000_000), OtherLimit(9 << 30, 8 << 30, 260_000_000)
+    >>> _memory(Outcome(Step(250_000_000, 0, 0, 0), "h200", memory=MemoryLimit("budget", 10 << 30, 19 << 29, 0, more, less)))
+    ' Its limit of memory is 10.000 GiB, the memory budget; it holds 9.500 GiB at most on a GPU, however fast its host. Of the plans that \
+were looked at, one within a tenth more takes 245.000 ms (-2.0 %), one within a tenth less takes 260.000 ms (+4.0 %).'
+    """
+    memory = outcome.memory
+    if memory is None:
+        return ""
+    fits = memory.less is not None and memory.less.peak_bytes == memory.peak_bytes
+    told = (
+        f" Its limit of memory is {size(memory.limit_bytes)}, {WHOSE[memory.whose]}; it holds {size(memory.peak_bytes)} at most on a GPU, "
+        f"however fast its host{', so that a tenth less would do' if fits else ''}."
+    )
+    found = {"more": memory.more, "less": None if fits else memory.less}
+    others = [_other(outcome.plan, name, other, memory.device_bytes) for name, other in found.items() if other]
+    return told + (f" Of the plans that were looked at, {', '.join(others)}." if others else "")
+
+
+def _other(step: Step, name: str, other: OtherLimit, device_bytes: int) -> str:
+    """What is known of another limit, and whether it would leave a tenth of the device free, where its memory is known."""
+    full = " (less than a tenth of the device stays free)" if device_bytes and other.limit_bytes > ROOM * device_bytes else ""
+    return f"one within a tenth {name}{full} takes {ms(other.step_ns)} ({100 * (other.step_ns / step.step_ns - 1):+.1f} %)"
 
 
 def _caution(outcome: Outcome) -> str:

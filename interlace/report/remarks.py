@@ -42,6 +42,7 @@ _FORM = ("{form}", "Paddle's order of jobs with the other passes (interleave: {j
 """A form of the schedule that was looked at."""
 _BASELINE = (Unless("baseline_passes", "Paddle's baseline"), "Paddle's order with {baseline_passes}")
 _COUNTED = If("counted", " (live memory with operations in turn: on a GPU, what other streams still read comes on top)")
+_BEYOND = ", and {beyond_bytes:size} beyond"
 _PEAKS = "{free_bytes:size} -> {throttled_bytes:size} at most on a GPU, however fast its host ({serial_bytes:size} if it never ran ahead)"
 _BORROWED = " ({borrowed:matmul} borrowed from other layers)"
 
@@ -162,16 +163,20 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         _COUNTED,
     ),
     "baseline-memory-kept": (
-        "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU and a hundredth; {other_ns:ms} with "
-        "{over_bytes:size} more",
+        "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU and a hundredth",
+        _BEYOND,
+        "; {other_ns:ms} with {over_bytes:size} more",
     ),
     "more-than-the-baseline": (
         "auto: {other_ns:ms} would take {over_bytes:size} more than the {limit_bytes:size} that Paddle's baseline holds on a GPU, and a "
-        "hundredth; nothing faster than the baseline was found within them",
+        "hundredth",
+        _BEYOND,
+        "; nothing faster than the baseline was found within them",
     ),
     "within-baseline-faster": (
-        "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU and a hundredth, as a budget; {other_ns:ms} "
-        "without one",
+        "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU and a hundredth",
+        _BEYOND,
+        ", as a budget; {other_ns:ms} without one",
     ),
     "form-not-taken": (
         *_FORM,

@@ -20,7 +20,7 @@ from interlace.planning.limits import baseline_bytes, beyond_baseline, budget_by
 from interlace.planning.making import Making
 from interlace.planning.search import Search
 from interlace.planning.world import Made
-from tests.remarks import rules_of
+from tests.remarks import rules_of, sentences
 from tests.strategies import World, programs
 
 FOUR = programs(World(pp=2, mp=2, micro_batches=2))
@@ -223,7 +223,9 @@ def test_the_default_takes_what_allocators_round_by_and_more_where_that_was_aske
     assert beyond_baseline(told, baseline_bytes(told)) == 101
     asked = Beyond(GB)
     assert Beside(monkeypatch, EVERY, {UNLIMITED: rounded + GB}, budget=asked).taken == UNLIMITED
-    assert Beside(monkeypatch, EVERY, {UNLIMITED: rounded + GB + 1}, budget=asked).taken == LIGHTER
+    more = Beside(monkeypatch, EVERY, {UNLIMITED: rounded + GB + 1}, budget=asked)
+    assert (more.taken, more.limits) == (LIGHTER, [LIMIT + GB, LIMIT + GB])
+    assert ", what Paddle's baseline holds on a GPU and a hundredth, and 1.000 GiB beyond; " in sentences(more.found.notes)[-1]
     free = Beside(monkeypatch, EVERY, {UNLIMITED: 1000 * GB}, budget=NO_LIMIT)
     assert (free.taken, free.limits) == (UNLIMITED, [])
     by_hand = Pipeline((ChooseRecompute(), Schedule1F1B(), OffloadActivations(fraction=1.0)))

@@ -87,7 +87,9 @@ def test_a_sweep_keeps_the_fastest_plan_that_fits_the_budget_asked_for(form: str
     assert any([plan.program for plan in taken] == [plan.program for plan in each] for each in (*made, asked))
     budget = taken[0].memory_budget
     assert budget in {asked[0].memory_budget, *(point.budget_bytes for point in curve.points)}
-    assert {plan.memory_budget for plan in taken} | {plan.compared.memory_budget for plan in taken if plan.compared} == {budget}
+    assert {plan.memory_budget for plan in taken} == {budget}
+    assert {plan.outcome.memory.limit_bytes for plan in taken if plan.outcome and plan.outcome.memory} == {budget}
+    assert {plan.compared.memory.limit_bytes for plan in taken if plan.compared and plan.compared.memory} == {budget}
 
 
 def test_no_budget_that_holds_a_plan_made_without_one_is_slower_than_it() -> None:

@@ -286,6 +286,7 @@ def test_schedules_are_looked_for_in_less_memory_where_all_exceed_it_by_a_little
     monkeypatch.setattr(coarse, "find_schedules", watched)
     monkeypatch.setattr(Drafts, "draft", draft)
     monkeypatch.setattr(Search, "beside_baseline", lambda search, _: search.unlimited())
+    monkeypatch.setattr("interlace.planning.plan.memory_limit", lambda *_: None)  # which asks for more memory afterwards
     plans = planned(programs(World(pp=3, mp=1, micro_batches=6, layers=3)), LOADED, "auto")
     first, *others = asked
     assert all(each.peak_bytes <= limit for limit, found in asked.items() for each in found)
@@ -379,7 +380,7 @@ def test_a_draft_that_is_slower_already_is_not_made_again(fastest_ns: int | None
         fastest_ns=fastest_ns,
         ranks=(0,),
         offloads=True,
-        world=SimpleNamespace(run=run, step_ns=simulated_ns, joules=lambda *_: 0.0),
+        world=SimpleNamespace(run=run, step_ns=simulated_ns, joules=lambda *_: 0.0, drafts=[]),
         peaks=lambda plan: [(120, 110, 100)[plan.round]],
         make=SimpleNamespace(memo=0, lower_limits=lambda plan, memory_limits, over: (memory_limits[0] - over[0],)),
     )

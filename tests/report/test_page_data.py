@@ -22,6 +22,7 @@ from interlace.planning.baseline import baseline_plan
 from interlace.planning.curve import write_sweep
 from interlace.planning.outcome import Step
 from interlace.report.measured import COUNTED, WARM_UP
+from interlace.report.outcome import WHOSE
 from interlace.report.page.write import template
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
@@ -259,6 +260,24 @@ def test_one_sentence_everywhere(made: Path, page: dict[str, Any], tmp_path: Pat
     assert capsys.readouterr().out.splitlines()[-1] == page["sentence"]
     assert {rank["sentence"] for rank in json.loads((tmp_path / "j").read_text(encoding="utf-8"))["ranks"]} == {page["sentence"]}
     assert page["sentence"].startswith("Paddle's baseline takes ")
+
+
+@pytest.mark.parametrize(("budget", "limit"), [("+1KB", "beyond"), ("0.95", "budget"), ("off", "")])
+def test_the_limit_of_memory_is_told_everywhere(budget: str, limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The record, the page, what the machine reads and the sentence say which limit held, and what is known of others."""
+    plan = make_plans(tmp_path, World(pp=2, micro_batches=4, layers=2), f"memory_budget: {budget}\n")
+    assert main(["report", str(plan), "-o", str(tmp_path / "page.html"), "--json", str(tmp_path / "j")]) == 0
+    page, record = data_in(tmp_path / "page.html"), json.loads((plan / "captured" / "rank0.json").read_text(encoding="utf-8"))
+    memory = page["outcome"]["memory"]
+    assert page == json.loads((tmp_path / "j").read_text(encoding="utf-8"))
+    assert record["outcome"]["memory"] == memory
+    assert page["limit"] == (WHOSE[limit] if limit else "")
+    told = f"Its limit of memory is {size(memory['limit_bytes'])}, {page['limit']}; it holds {size(memory['peak_bytes'])} " if limit else ""
+    assert told in page["sentence"]
+    assert ("limit of memory" in page["sentence"]) == bool(limit)
+    capsys.readouterr()
+    assert main(["report", str(plan), "--device", "h100", "-o", str(tmp_path / "other.html")]) == 0
+    assert data_in(tmp_path / "other.html")["outcome"]["memory"] is None, "figures of one profile are told beside those of another"
 
 
 SHAPE_READ_LATER = """program rank=0 world=1 mode=train

@@ -53,6 +53,7 @@ return {
   sentence: document.getElementById("sentence").textContent,
   tables: Object.fromEntries([...document.querySelectorAll("table")].map(each => [each.id, rows(each.id)])),
   canvases: Object.fromEntries([...document.querySelectorAll("canvas")].map(each => [each.id, colours(each)])),
+  memory: document.getElementById("memorytext").textContent,
   captions: [...document.querySelectorAll("#memorycharts figcaption")].map(each => each.textContent),
   curve: [...document.querySelectorAll("#curve [data-step], #curve [data-budget]")].map(each => ({
     ...each.dataset, kind: each.getAttribute("class"),
@@ -120,10 +121,21 @@ def test_every_section_is_filled_with_the_numbers_of_the_data(page: Path) -> Non
     assert seen["schedule"] == ["\n".join(plan["schedule"]) for plan in reversed(data["plans"])]
     assert len(seen["tables"]["trust"]) == len(data["device"]["shares"])
     assert all(seen["tables"][name] for name in ("waits", "holds0", "holds1", "unmeasured"))
+    assert "There was no limit of memory. " in seen["memory"]
+    assert seen["palette"]["exposed"] not in seen["canvases"]["memory0"]
     for k, row in enumerate(data["plans"][1]["rows"]):
         assert f"(at {ms(row['memory']['peak_at_ns'])} ms, job " in seen["captions"][k]
         assert sum(int(line[2]) for line in seen["tables"][f"holds{k}"]) == sum(each["count"] for each in row["memory"]["holds"])
     assert seen["sideways"] == 0, "the page is wider than the window"
+
+
+def test_the_limit_of_memory_is_drawn(tmp_path: Path) -> None:
+    plan = make_plans(tmp_path, World(pp=2, micro_batches=4, layers=2), "memory_budget: 1GB\n")
+    assert main(["report", str(plan), "-o", str(tmp_path / "page.html")]) == 0
+    console, seen = ask(tmp_path / "page.html", LOOK)
+    assert console == []
+    assert f"The dashed line is the limit, {size(10**9)}: the memory budget. " in seen["memory"]
+    assert seen["palette"]["exposed"] in seen["canvases"]["memory0"]
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -14,9 +14,9 @@ from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.passes.pipeline import PassReport
 from interlace.planning.curve import Sweep
-from interlace.planning.outcome import Outcome, Step, errors_of
+from interlace.planning.outcome import MemoryLimit, Outcome, Step, errors_of
 from interlace.report.causes import held, waits
-from interlace.report.outcome import imbalance, outcome_sentence
+from interlace.report.outcome import WHOSE, imbalance, outcome_sentence
 from interlace.report.page.document import Device, Label, Memory, Page, PlanPart, Row, Split, World
 from interlace.report.page.picture import Items, clock, compute_runs, curve, gap_runs, jobs, packed, side_runs
 from interlace.report.page.tables import RankStep, communication, offloaded, recomputed
@@ -68,11 +68,12 @@ def build_page(
     other: Simulated | None,
     reports: Mapping[int, Sequence[PassReport]],
     given: Given,
-    memory_budget: int = 0,
+    memory: MemoryLimit | None = None,
     measured: str = "",
     sweep: Sweep | None = None,
 ) -> Page:
-    """The page's data; `reports` by rank, `measured` what a step really took, `sweep` the curve of step time against memory.
+    """The page's data; `reports` by rank, `memory` what the plan might hold, `measured` what a step really took, `sweep` the curve
+    of step time against memory.
 
     Raises:
         PlanError: The plans are not of the same ranks.
@@ -88,6 +89,7 @@ def build_page(
         Step.of(other.result, other.representative) if other else None,
         other.name if other else "",
         errors_of(given.costs, ours.result.input.programs) if other else None,
+        memory,
     )
     world = _world(ours.result.input.programs, labels)
     return Page(
@@ -97,7 +99,7 @@ def build_page(
         outcome,
         outcome_sentence(outcome, measured, ours.name),
         "" if world.missing else imbalance(outcome.plan),
-        memory_budget,
+        WHOSE[memory.whose] if memory else "",
         labels,
         parts,
         rules(of_stage, lambda report: report.done),

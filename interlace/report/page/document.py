@@ -212,8 +212,9 @@ class World(_Part, frozen=True):
 
 class Page(_Part, frozen=True):
     """Everything; `plans` ends with the plan itself, what it is compared with stands first. `imbalance` says that a stage has more to
-    compute than others, where it has. `sweep` is the curve of step time against memory, where `interlace plan --sweep` left one beside the
-    plans. `trial` is what a run measured of several plans, where it did.
+    compute than others, where it has, `limit` what gave the limit of memory (`Outcome.memory`), where there was one. `sweep` is the curve
+    of step time against memory, where `interlace plan --sweep` left one beside the plans. `trial` is what a run measured of several plans,
+    where it did.
     """
 
     version: str
@@ -222,7 +223,7 @@ class Page(_Part, frozen=True):
     outcome: Outcome
     sentence: str
     imbalance: str
-    memory_budget: int
+    limit: str
     rows: list[Label]
     plans: list[PlanPart]
     done: list[Rule]
