@@ -102,8 +102,8 @@ class StepGraphs:
         found = next((name for name, mine in self.lowered.outputs.items() if mine.is_same(value)), None)
         if found is None:
             raise PlanError(
-                "steps are captured, and a value is fetched besides the losses: its copy to the host would be inside the captured step, where the "
-                "host cannot wait; fetch losses only, or write capture: off"
+                "steps are captured, and a value is fetched besides the losses: its copy to the host would be inside the captured step, "
+                "where the host cannot wait; fetch losses only, or write capture: off"
             )
         return found
 
