@@ -21,6 +21,8 @@ LATE = 1.2
 """Times the median from which on a step counts as one of the rare late ones."""
 BY_COPIES = "waits by copies out"
 """How a sitting's name says that the host waited by copies out, as it no longer does."""
+KEPT = 0.02
+"""Within this part of the baseline's memory a plan keeps to it: the limit has a hundredth, and runs of one plan differ by as much."""
 
 
 class Pair(NamedTuple):
@@ -336,3 +338,49 @@ def delays() -> str:
 
 def _median(row: Row | None) -> float:
     return float(row["step_ms"]["median"]) if row else 0.0
+
+
+def _defaults() -> list[tuple[str, Row, Row]]:
+    """Case -> the baseline's run and the default's, of the latest session."""
+    found: dict[str, dict[str, Row]] = {}
+    for name in ("testbed_two_gpus", "testbed_captured"):
+        for row in raw(f"h200/{name}.json")["runs"]:
+            found.setdefault(row["case"], {})[row["plan"]] = row
+    return [
+        (case, plans["stock"], plans["auto"])
+        for case, plans in sorted(found.items())
+        if {"stock", "auto"} <= set(plans) and "step_ms" in plans["auto"]
+    ]
+
+
+def _fullest(row: Row, *keys: str) -> float:
+    return max(sum(each[key] for key in keys) for each in row["peak_bytes_by_rank"]) / 1e9
+
+
+@claim
+def default_memory() -> str:
+    """What the fullest GPU holds with the default and with the baseline, planned and measured."""
+    rows = []
+    for case, stock, auto in _defaults():
+        planned = [max(row["simulated"]["held_peak_bytes_by_rank"]) / 1e9 for row in (stock, auto)]
+        held, pools = ([_fullest(row, key, "outside") for row in (stock, auto)] for key in ("in_use", "reserved"))
+        cells = [f"{one:.2f}, {other:.2f}" for one, other in zip(planned, held, strict=True)]
+        rows.append(
+            [
+                case,
+                *cells,
+                f"{100 * (held[1] / held[0] - 1):+.1f} %",
+                f"{pools[0]:.2f}, {pools[1]:.2f} ({100 * (pools[1] / pools[0] - 1):+.1f} %)",
+            ]
+        )
+    return table(
+        ["GB of the fullest GPU", "baseline: planned, measured", "default", "measured, against the baseline's", "pools reserve"], rows
+    )
+
+
+@claim
+def default_memory_kept() -> str:
+    """How often the default keeps to the baseline's memory."""
+    shares = [_fullest(auto, "in_use", "outside") / _fullest(stock, "in_use", "outside") - 1 for _, stock, auto in _defaults()]
+    kept = sum(share <= KEPT for share in shares)
+    return f"{kept} of {len(shares)} within {100 * KEPT:.0f} % of the baseline's, the others up to {100 * max(shares):.1f} % over it"
