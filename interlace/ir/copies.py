@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from interlace.ir.kinds import is_copy
-from interlace.ir.per_ops import once_per_items, once_per_ops
+from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
 from interlace.ir.program import Op, OpInstance, Program, Value
 from interlace.ir.storage import storages_of
 
@@ -141,8 +141,19 @@ def _moved(value: Value, moved: dict[int, int]) -> Value:
 @once_per_items
 def items_of(program: Program) -> Ints:
     """The op instances of a program's jobs. `[n, 2]`; nobody may change it."""
-    items = chain.from_iterable(job.items for job in program.jobs)
-    return np.fromiter(chain.from_iterable(items), np.int64).reshape(-1, 2)
+    last = _last_items(program)
+    known = {id(job): found for job, found in last}
+    found = [(job.items, known[id(job.items)] if id(job.items) in known else _array_of(job.items)) for job in program.jobs]
+    last[:] = found
+    return np.concatenate([each for _, each in found]) if found else np.empty((0, 2), np.int64)
+
+
+def _array_of(items: tuple[OpInstance, ...]) -> Ints:
+    return np.fromiter(chain.from_iterable(items), np.int64, 2 * len(items)).reshape(-1, 2)
+
+
+_last_items: Callable[[Program], list[tuple[tuple[OpInstance, ...], Ints]]] = once_per_ops(lambda program: [], FEW)
+"""Of the jobs that were looked at last: plans that are compared one after another often differ in few jobs."""
 
 
 @once_per_items

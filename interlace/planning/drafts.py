@@ -80,8 +80,8 @@ class Drafts:
         asks = any(each.asks_ranks for each in (*self.later, *self.own.passes))
         self.ranks = tuple(self.world.all) if asks else self.world.firsts
         """Which ranks make drafts: one of each stage, and all where a pass asks them."""
-        self.fastest_ns: int | None = None
-        """Simulated step of the fastest draft so far that keeps the memory."""
+        self.fastest_ns: int | None = make.beaten.step_ns or None
+        """Simulated step of the fastest draft so far that keeps the memory, and no more than leaves something to win (`Making.beaten`)."""
 
     def draft(self, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float = 1.0) -> Judged:
         """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back, and where it is

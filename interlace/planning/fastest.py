@@ -39,7 +39,7 @@ def fastest(drafts: Drafts) -> Made:
     best = next(iter(fitting(judged, limit)), None)
     if best is None and drafts.given:  # what is nearest to the budget is made again with less room
         best = next(iter(nearest(judged)), None)
-    if best is None and own.step_ns is None:
+    if best is None and own.step_ns is None and judged:
         run = replace(drafts.whole(judged[0]), memory_limits=drafts.memory_limits)
         return run.noted(said("declined", "no-form-judged"), *_lost(drafts, judged, limit))
     if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from interlace.ir.remarks import Fact, Kind, Remark, remark
 from interlace.passes import Pipeline, Schedule1F1B
@@ -15,9 +15,24 @@ from interlace.scheduler.whole_step.search import Numbers
 
 BASELINE_KEPT, FORM_TAKEN = "baseline-kept", "form-taken"
 """Rules of the remark that says what an open schedule became."""
+CLEARLY = 1.02
+"""Times the step of a run beyond which a draft leaves nothing to win: its plan in full takes what it takes to less than 1 %."""
 SOONER = (2, 8, 32)
 """So many times what a plan exceeds the budget by is taken off the room with each plan that is made again: offload moves whole values, so
 a little less room may change nothing, and each is a plan in full (GPT-3 6.7B, pp 4, at 43 %: one in the place of two)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """What cannot be faster than a run that there is already.
+
+    Attributes:
+        step_ns: Drafts that take longer leave nothing to win; 0 where there is no such run.
+        forms: Forms by name that do, though they were drafted with nothing moved and nothing recomputed.
+    """
+
+    step_ns: int = 0
+    forms: frozenset[Schedule1F1B] = frozenset()
 
 
 class Making:
@@ -33,6 +48,8 @@ class Making:
         is_alone: Whether the other stages are not known, so that no step can be simulated.
         draws: Whether forward and backward of any rank both draw random numbers.
         offloads: Whether a pass moves what is over the budget.
+        beaten: By a run that there is already.
+        by_name: Simulated steps of forms by name, drafted without a budget, as far as their steps end.
         levels: What is recomputed.
     """
 
@@ -42,7 +59,15 @@ class Making:
         self.is_alone = not world.is_whole and self.pipe.num_stages > 1
         self.draws = any(each.draws for each in world.facts)
         self.levels = Levels(world, asked)
+        self.beaten = Beaten()
+        self.by_name: dict[Schedule1F1B, int] = {}
         self.offloads = deciding(asked.passes, "offload") is not None or self.levels.states is not None
+
+    def beaten_by(self, step_ns: int) -> Beaten:
+        """What a run with this simulated step leaves nothing to win for."""
+        most_ns = int(CLEARLY * step_ns)
+        recomputes = any(each.recomputes for each in self.world.facts)  # forms by name may then be faster with less of it
+        return Beaten(most_ns, frozenset(form for form, took in self.by_name.items() if took > most_ns and not recomputes))
 
     @property
     def movable_states(self) -> Numbers:

@@ -56,15 +56,23 @@ class Tried:
         first = dict.fromkeys((recomputed, without_search(form)) for recomputed, form in forms)
         return [self.drafts.draft(*each, self.drafts.later, self.limit) for each in first if each not in known]
 
+    def named(self, forms: Iterable[Schedule1F1B]) -> list[Judged]:
+        """Drafts of forms by name, but for those that a run beats which there is already."""
+        make = self.drafts.make
+        found = self.new((self.drafts.needed, form) for form in forms if without_search(form) not in make.beaten.forms)
+        if not self.drafts.given:
+            make.by_name |= {each.form: each.step_ns for each in found if each.step_ns is not None}
+        return found
+
 
 def baseline_jobs(tried: Tried) -> list[Judged]:
     """The baseline's jobs with all passes that were asked for."""
-    return tried.new([(tried.drafts.needed, paddles_jobs(tried.drafts.asked))])
+    return tried.named([paddles_jobs(tried.drafts.asked)])
 
 
 def forms_by_name(tried: Tried) -> list[Judged]:
     """Each form that has a name."""
-    return tried.new((tried.drafts.needed, form) for form in tried.by_name)
+    return tried.named(tried.by_name)
 
 
 def coarse_schedules(tried: Tried) -> list[Judged]:

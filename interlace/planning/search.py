@@ -81,15 +81,17 @@ class Search:
         runs, others = [] if over else [found], tuple(each for each in means if over and not each.follows_budget)
         if over:
             again = self.make.made(ordered((*found.passes.passes, *others)), world.memory_limits(limit))
-            runs.append(again.noted(*found.notes))
+            runs += [again.noted(*found.notes)] if not any(world.bytes_over_in_step(again, limit)) else []
         if not any(each.follows_budget and not each.is_default for each in self.asked.passes):  # what is moved was not said by hand
             following = (each for each in means if each.follows_budget)
             # what was found of jobs serves here too: all ranks ask in one order, and both take a sixth less time
-            within = Search(world, ordered((*self.asked.passes, *following, *others)), self.make.memo).fitting(limit)
+            search = Search(world, ordered((*self.asked.passes, *following, *others)), self.make.memo)
+            if took := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
+                search.make.beaten = self.make.beaten_by(took[0])
+            within = search.fitting(limit)
             runs += [within] if within is not None else []
-        fit = [run for run in runs if run is found or not any(world.bytes_over_in_step(run, limit))]
         baseline = world.run(paddles_own(self.asked, False), world.memory_limits(None))
-        steps = [(step_ns, run) for run in (*fit, baseline) if (step_ns := world.step_ns(run)) is not None]
+        steps = [(step_ns, run) for run in (*runs, baseline) if (step_ns := world.step_ns(run)) is not None]
         best_ns, best = min(steps, key=lambda each: each[0], default=(0, found))
         if best is found:
             return found

@@ -15,8 +15,8 @@ from interlace.ir.target import GPU, IDEAL, with_paddles_jobs
 from interlace.passes.base import Context
 from interlace.passes.choose_recompute import choices, recomputation
 from interlace.passes.pipeline import PassReport, Pipeline, errors_named
-from interlace.planning.baseline import baseline_plan
-from interlace.planning.budget import baseline_peak_bytes, peak_bytes, say_budget
+from interlace.planning.baseline import BASELINE, baseline_plan
+from interlace.planning.budget import peak_bytes, say_budget
 from interlace.planning.variants import send_weight
 from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, digest_of
 from interlace.scheduler.hazards.pass_orders import changes, orders_of
@@ -144,7 +144,14 @@ def peak_on_gpu(worker: Worker, programs: Programs, by_paddle: bool) -> int | No
 @task
 def baseline_peak(worker: Worker) -> int | None:
     """Device bytes of Paddle's baseline at its peak on a GPU; None where that is not known."""
-    return baseline_peak_bytes(worker.captured, worker.cost)
+    return peak_bytes(_baseline(worker), worker.cost, with_paddles_jobs(GPU))
+
+
+def _baseline(worker: Worker) -> Program:
+    if BASELINE not in worker.memo:
+        worker.memo[BASELINE] = baseline_plan(worker.captured, worker.cost)
+    found: Program = worker.memo[BASELINE]
+    return found
 
 
 @task
@@ -373,4 +380,4 @@ def finished_plan(worker: Worker) -> tuple[Sent, tuple[PassReport, ...]]:
 @task
 def baseline_program(worker: Worker) -> Sent:
     """Paddle's baseline."""
-    return Sent(baseline_plan(worker.captured, worker.cost))
+    return Sent(_baseline(worker))

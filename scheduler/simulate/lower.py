@@ -86,7 +86,7 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
 def _tail(parts: Sequence[RankItems], first: Ints, column: dict[str, Any]) -> tuple[Flags | None, Ints | None]:
     """`SimInput.tail` and `mark`: copies to the host that the next step does not wait for, with what only gives their memory back; and the
     first op instance on their stream, which stands for those of the step before."""
-    copies = [[op.id for op in part.program.ops if is_copy_into(op)] for part in parts]
+    copies = [_copies_into(part.program) for part in parts]
     if not any(copies):
         return None, None
     tail = np.concatenate([np.isin(part.columns["op"], ids) for part, ids in zip(parts, copies, strict=True)])
@@ -100,6 +100,11 @@ def _tail(parts: Sequence[RankItems], first: Ints, column: dict[str, Any]) -> tu
             orders = [op.id for op in part.program.ops if op.kind in ("full", "share_data") and op.role == "optimize" and op.stream]
             tail[mine[0] : first[at + 1]] |= np.isin(part.columns["op"], orders)[mine[0] - int(first[at]) :]
     return tail, mark
+
+
+@once_per_ops
+def _copies_into(program: Program) -> list[int]:
+    return [op.id for op in program.ops if is_copy_into(op)]
 
 
 def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Classes) -> RankItems:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from interlace.ir.schedule import Slot, last_forward
 from interlace.scheduler.whole_step.slot_times import NO_MESSAGE, SlotTimes
 
+SLOTS = 1 << 14
+"""Slots of which the kind is remembered: schedules that are compared hold the same ones."""
 Message = tuple[int, str, int, int]
 """Receiving stage, `F` for an activation or `B` for a gradient, micro-batch and chunk of the receiver."""
 
 
+@lru_cache(maxsize=SLOTS)
 def kind_of(slot: Slot) -> str:
     """The kind of a slot: its parts without their micro-batches.
 
