@@ -74,13 +74,13 @@ CASES: dict[str, tuple[str, str, str]] = {
     ),
     "GPT-3 175B, 1,024 GPUs": (
         GPT,
-        "--gpus 1024 --gpus-a-host 8 --layers 96 --heads 96 --batch-size 1536 --try sharding=0,1 --layouts 4 --finalists 0",
+        "--gpus 1024 --gpus-a-host 8 --layers 96 --heads 96 --batch-size 1536 --try sharding=0,1 --layouts 4 --finalists 1",
         f"--preset gpt3-175b {HALF} --batch-size 1536 {VARIES}",
     ),
     "experts, 8 of 7B, 64 GPUs": (
         MOE,
         "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --try dp=4,8 --try m=64,128 --try sharding=0 --layouts 8 "
-        "--finalists 0",
+        "--finalists 1",
         f"--preset 8x7b {HALF} --batch-size 512 {VARIES}",
     ),
     "GPT-3 6.7B layers, 4 of them, 2 GPUs, listed": (
