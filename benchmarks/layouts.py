@@ -3,9 +3,9 @@ simulated.
 
 The programs are Paddle's, built without parameters. What is stored says how busy the machine was: other work on it makes building longer.
 
-With `--known` nothing is built: stored is what interrupted searches have found.
+With `--known` nothing is built: stored is what interrupted searches have found. Other cases in FILE stay.
 
-    PYTHONPATH=. python benchmarks/layouts.py [--case NAME ...] [--keep DIR [--known]] [-o FILE]     (with Paddle; other cases in FILE stay)
+    PYTHONPATH=. python benchmarks/layouts.py [--case NAME ...] [--keep DIR [--known]] [--jobs J] [-o FILE]     (with Paddle)
     PYTHONPATH=. python benchmarks/layouts.py --quick [-o FILE]
 """
 
@@ -105,11 +105,12 @@ COMMON = "--memory 70GB --device h100"
 
 
 def searched(
-    case: tuple[str, str, str], keep: Path, listed: Sequence[Mapping[str, int | str]] = (), *, known: bool = False
+    case: tuple[str, str, str], keep: Path, listed: Sequence[Mapping[str, int | str]] = (), *, known: bool = False, jobs: int = 0
 ) -> dict[str, Any]:
-    """One search, in a process of its own; `keep` is its folder, and what interrupted runs in it took counts too. With `known` it is not
-    gone on with."""
+    """One search, in a process of its own; `keep` is its folder, and what earlier runs in it took and built counts too. With `known` it is
+    not gone on with; `jobs`: processes at once, 0 for as many as there are cores."""
     script, words, arguments = case
+    words += f" --jobs {jobs}" if jobs else ""
     answer_file = keep / "answer.json"
     command = [sys.executable, "-m", "interlace", "choose", script, *COMMON.split(), *words.split()]
     keep.mkdir(parents=True, exist_ok=True)
@@ -132,6 +133,9 @@ def searched(
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(command)}:\n{done.stderr[-3000:]}")
     row = row_of(json.loads(answer_file.read_text()))
+    runs[-1]["built"] = row["counts"]["programs built"]
+    spent.write_text(json.dumps(runs))
+    row["counts"]["programs built"] = sum(int(each.get("built", 0)) for each in runs)
     return {
         "command": f"interlace choose {script} {COMMON} {words} -- {arguments}",
         **({"alternatives": listed} if listed else {}),
@@ -181,6 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--keep", type=Path, help="folder of what is built; what is there already is not built again")
     parser.add_argument("--known", action="store_true", help="build nothing: what an interrupted search has in --keep")
+    parser.add_argument("--jobs", type=int, default=0, metavar="J", help="processes of a search at once (default: all cores)")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "layouts.json")
     args = parser.parse_args(argv)
@@ -188,7 +193,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in ["quick"] if args.quick else args.case:
             keep = (args.keep or Path(folder)) / name.replace(" ", "_").replace(",", "")
-            stored["cases"][name] = searched(QUICK if args.quick else CASES[name], keep, LISTED.get(name, ()), known=args.known)
+            case, listed = QUICK if args.quick else CASES[name], LISTED.get(name, ())
+            stored["cases"][name] = searched(case, keep, listed, known=args.known, jobs=args.jobs)
             store("layouts", {**meta(), "cases": stored["cases"]}, args.output)
             print(f"{name}: {json.dumps(stored['cases'][name]['counts'])}, {stored['cases'][name]['wall_s']} s", flush=True)
 
