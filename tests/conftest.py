@@ -112,9 +112,9 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def rank_servers() -> Iterator[forked_module.Servers]:
+def rank_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[forked_module.Servers]:
     """Processes that fork ranks."""
-    servers = forked_module.Servers()
+    servers = forked_module.Servers(tmp_path_factory.mktemp("ranks"))
     yield servers
     servers.end()
 

@@ -110,9 +110,9 @@ class Forked:
 class Servers:
     """Starts ranks in place of `processes.start`; a server is started with the first rank that it forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self._servers: dict[tuple[str, bool], Server] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        self._folder = folder
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes] | int = subprocess.STDOUT
@@ -137,14 +137,13 @@ class Servers:
     def _address(self, target: str, is_other: bool) -> str:
         key = (target, is_other)
         if key not in self._servers:
-            self._servers[key] = Server(target, Path(tempfile.mkdtemp(dir=self._folder.name)))
+            self._servers[key] = Server(target, Path(tempfile.mkdtemp(dir=self._folder)))
         return self._servers[key].address
 
     def end(self) -> None:
         """End the servers."""
         for server in self._servers.values():
             server.end()
-        self._folder.cleanup()
 
 
 def serve(target: str, address: str, ready: int) -> None:
