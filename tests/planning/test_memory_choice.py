@@ -36,7 +36,9 @@ class Told:
 
     def __init__(self, answers: dict[Callable[..., Any], Sequence[Any]], num_ranks: int = 4, firsts: Sequence[int] = (), **told: Any):
         self.captured, self.is_whole, self.start = FOUR[0], True, replace(made(0), programs=(0,) * num_ranks)
-        self.facts = [SimpleNamespace(stage=each.pipeline.stage, draws=False, memory_budget=None) for each in FOUR[:num_ranks]]
+        self.facts = [
+            SimpleNamespace(stage=each.pipeline.stage, draws=False, recomputes=False, memory_budget=None) for each in FOUR[:num_ranks]
+        ]
         self.firsts, self.answers = tuple(firsts) or tuple(range(num_ranks)), answers
         for name, value in told.items():
             setattr(self, name, value)
@@ -163,7 +165,7 @@ class Beside:
             step_ns=lambda made, *_: steps[made.programs[0]],
             bytes_over_in_step=lambda run, limit: [max(0, 10 * GB + more.get(run.programs[0], 0) - limit)],
             run=lambda *_: made(BASELINE, MOVING, None),
-            facts=[SimpleNamespace(stage=0, draws=False, memory_budget=budget)],
+            facts=[SimpleNamespace(stage=0, draws=False, recomputes=False, memory_budget=budget)],
         )
         chosen = made(UNLIMITED, asked, None).noted(remark("decided", "form-taken"))
         monkeypatch.setattr(Search, "unlimited", lambda _: chosen)

@@ -23,7 +23,7 @@ from interlace.planning import budget, coarse, tasks
 from interlace.planning.budget import baseline_peak_bytes, peak_bytes
 from interlace.planning.drafts import Drafts, Judged
 from interlace.planning.limits import Limit
-from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, Making
+from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, Beaten, Making
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.proposals import PROPOSALS, Tried, in_paddles_order, less_recomputed
 from interlace.planning.search import Search
@@ -422,7 +422,8 @@ def test_what_was_judged_is_not_drafted_again_and_each_proposal_knows_those_befo
         drafted.append(form.form_text())
         return Judged(form, later, recomputed, (limit,), 1, limit)
 
-    drafts = SimpleNamespace(draft=draft, asked=Schedule1F1B(), later=(), needed=None, given=None)
+    make = SimpleNamespace(beaten=Beaten(), by_name={})
+    drafts = SimpleNamespace(draft=draft, asked=Schedule1F1B(), later=(), needed=None, given=None, make=make)
     tried = tried_so_far(drafts, 100)
     tried.coarse = SimpleNamespace(schedules=lambda peaks, limit: [(None, Schedule1F1B(interleave=name)) for name in ("mixed", "zb-h1")])  # type: ignore[assignment]
     tried.by_name = [Schedule1F1B(interleave=name) for name in ("dx-first", "mixed")]
