@@ -93,11 +93,14 @@ def tighter(tried: Tried) -> list[Judged]:
     over = [each for each in judged if each.step_ns is not None and each.peak_bytes > limit and (best is None or each.step_ns < best)]
     over.sort(key=lambda each: each.step_ns or 0)
     found: dict[tuple[Numbers | None, Schedule1F1B, float], None] = {}
+    levels = drafts.make.levels
     for part in TIGHTER if over else ():
-        needed = drafts.make.levels.within(int(part * limit), (0.0,))[-1] if drafts.chooses else None
+        needed = [levels.within(int(part * limit), (0.0,))[-1]] if drafts.chooses else []
+        if needed and levels.states is not None:
+            needed += levels.to_free(int(part * limit), [(1.0, 0)], beside_states=True)
         for each in over[:MOST_TIGHTER]:
-            more = tuple(map(max, each.recomputed, needed)) if each.recomputed and needed else needed or each.recomputed
-            found |= {(level, each.form, part): None for level in (each.recomputed, more)}
+            more = [tuple(map(max, each.recomputed, level)) if each.recomputed else level for level in needed]
+            found |= {(level, each.form, part): None for level in (each.recomputed, *more)}
     return [drafts.draft(more, form, drafts.later, limit, part) for more, form, part in found]
 
 

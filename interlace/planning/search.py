@@ -89,7 +89,7 @@ class Search:
             if took := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
                 search.make.beaten = self.make.beaten_by(took[0])
             within = search.fitting(limit)
-            runs += [within] if within is not None else []
+            runs += [within] if within is not None and not any(world.bytes_over_in_step(within, limit)) else []
         baseline = world.run(paddles_own(self.asked, False), world.memory_limits(None))
         steps = [(step_ns, run) for run in (*runs, baseline) if (step_ns := world.step_ns(run)) is not None]
         best_ns, best = min(steps, key=lambda each: each[0], default=(0, found))
