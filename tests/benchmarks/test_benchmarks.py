@@ -35,8 +35,9 @@ def test_check(tmp_path: Path) -> None:
 
 @pytest.mark.paddle
 @pytest.mark.slow
+@pytest.mark.long
 def test_layouts(tmp_path: Path) -> None:
-    """Every layout is counted once, and no bound is above a step."""
+    """Every layout is counted once, and no bound is above a step, as in the searches of `tests/layout`."""
     (row,) = quick("layouts", tmp_path / "layouts.json")["cases"].values()
     counts = row["counts"]
     assert counts["layouts"] == sum(counts[state] for state in ("excluded", "refused", "drafted", "planned", "waiting"))
@@ -71,8 +72,9 @@ def test_splitting(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_schedules(tmp_path: Path) -> None:
-    """`auto` is no slower than Paddle's baseline, and nothing is faster than the bound."""
+    """`auto` is no slower than Paddle's baseline, and nothing is faster than the bound (`test_bounds.py` asks that of more schedules)."""
     for row in quick("schedules", tmp_path / "schedules.json")["rows"]:
         assert row["auto"]["step_ms"] <= row["stock"]["step_ms"]
         assert row["bound_ms"] <= min(row[form]["step_ms"] for form in ("stock", "dx-first", "mixed", "zb-h1", "auto"))
@@ -130,8 +132,10 @@ def test_road(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.paddle
 def test_stages(tmp_path: Path) -> None:
+    """The commands that it times run in `tests/training/test_guides_run.py` too."""
     pytest.importorskip("paddle")
     (row,) = quick("stages", tmp_path / "stages.json")["rows"]
     assert (row["world"], row["programs"], row["safe"]) == (8, 2, True)

@@ -15,7 +15,7 @@ from interlace.layout.answer import Answer, Row
 
 pytestmark = pytest.mark.paddle
 ROOT = Path(__file__).parents[2]
-TEN, TRAINED = 10, 2
+TEN, TRAINED = 10, 1
 """Layouts that are trained by both plans, and those of them that are in every run of the suite: each takes two runs of all ranks."""
 MODEL = ["--layers", "2", "--hidden", "256", "--heads", "4", "--seq-len", "64", "--batch-size", "8"]
 VARIES = ["--pp", "{pp}", "--mp", "{mp}", "--dp", "{dp}", "--micro-batches", "{m}", "--sharding-stage", "{sharding}"]

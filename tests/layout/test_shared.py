@@ -26,7 +26,7 @@ def floors(folder: Path, example: str, sharding: int, recompute: str) -> Floors:
     return floors_of([without_recomputation(program, COSTS) for program in programs_of([store.path(each) for each in requests])], COSTS)
 
 
-@pytest.mark.parametrize("example", ["gpt.py", "llama.py"])
+@pytest.mark.parametrize("example", ["gpt.py", pytest.param("llama.py", marks=pytest.mark.long)])
 def test_layouts_that_differ_in_sharding_and_recomputation_share_a_bound(tmp_path: Path, forked_ranks: None, example: str) -> None:
     """One without recomputation bounds all; each counts less than its own bound."""
     found = {(sharding, again): floors(tmp_path, example, sharding, again) for sharding in (0, 1, 3) for again in ("none", "full")}
