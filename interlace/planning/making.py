@@ -16,7 +16,8 @@ from interlace.scheduler.whole_step.search import Numbers
 BASELINE_KEPT, FORM_TAKEN = "baseline-kept", "form-taken"
 """Rules of the remark that says what an open schedule became."""
 CLEARLY = 1.02
-"""Times the step of a run beyond which a draft leaves nothing to win: its plan in full takes what it takes to less than 1 %."""
+"""Times the step of a run beyond which a draft leaves nothing to win: its plan in full has the same jobs, and more only of what a
+simulation does not notice."""
 SOONER = (2, 8, 32)
 """So many times what a plan exceeds the budget by is taken off the room with each plan that is made again: offload moves whole values, so
 a little less room may change nothing, and each is a plan in full (GPT-3 6.7B, pp 4, at 43 %: one in the place of two)."""
