@@ -13,7 +13,7 @@ from claiming import ROOT, Row, claim, raw, span, table
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import results
-from interlace.report.accuracy import count_order, place_of
+from interlace.report.accuracy import HOST_BOUND, count_order, place_of
 
 FORMS = ("column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "lag-2", "auto", "auto-8gb", "offload-0.5", "offload-1")
 PEAKS = (("hidden 4096, seq 4096", "peak-gpt-h4096-s4096-pp2"), ("hidden 2048, seq 8192", "peak-gpt-h2048-s8192-pp2"))
@@ -23,6 +23,10 @@ BY_COPIES = "waits by copies out"
 """How a sitting's name says that the host waited by copies out, as it no longer does."""
 KEPT = 0.02
 """Within this part of the baseline's memory a plan keeps to it: the limit has a hundredth, and runs of one plan differ by as much."""
+
+
+LATER = ("testbed_two_gpus", "testbed_captured")
+"""Files of runs of 2026-11-26: layouts and layers of the 13B size; steps that are issued beside such that are launched."""
 
 
 class Pair(NamedTuple):
@@ -53,8 +57,10 @@ def layers() -> list[Row]:
 
 
 def pairs(plans: Sequence[str]) -> list[Pair]:
-    """Runs of these plans that have the baseline's beside them, without the cases that are there for their peaks."""
-    found = {results.run_of(row): row for row in layers() if "step_ms" in row and not row["case"].startswith("peak")}
+    """Runs of these plans that have the baseline's beside them, without the cases that are there for their peaks and those that the host
+    bounds."""
+    rows = [*layers(), *(row for name in LATER for row in raw(f"h200/{name}.json")["runs"] if not HOST_BOUND.match(row["case"]))]
+    found = {results.run_of(row): row for row in rows if "step_ms" in row and not row["case"].startswith("peak")}
     both = ((row, found.get((case, "stock", sitting))) for (case, plan, sitting), row in found.items() if plan in plans)
     return [Pair(row, stock) for row, stock in both if stock]
 
@@ -343,7 +349,7 @@ def _median(row: Row | None) -> float:
 def _defaults() -> list[tuple[str, Row, Row]]:
     """Case -> the baseline's run and the default's, of the latest session."""
     found: dict[str, dict[str, Row]] = {}
-    for name in ("testbed_two_gpus", "testbed_captured"):
+    for name in LATER:
         for row in raw(f"h200/{name}.json")["runs"]:
             found.setdefault(row["case"], {})[row["plan"]] = row
     return [

@@ -6,14 +6,13 @@ from itertools import combinations
 
 from claiming import Row, claim, raw, table
 
+from interlace.report.accuracy import CLEAR
+
 MEASURED = "GPT-3 6.7B layers, 4 of them, 2 GPUs, listed"
 EVERY = "Llama 7B, 8 GPUs, all layouts of few values"
 ROOMY, BOUNDED = "Llama 7B, 8 H200, all layouts of few values", "Llama 7B, 8 H200, few values"
 PUBLIC = "vpp 1, pp 1, mp 1, dp 8, m 8, sharding 1, recompute none"
 """What NVIDIA's summary has for Llama 2 7B on 8 H100, with half of its batch: replicas alone, one sequence a micro-batch."""
-
-CLEAR = 0.01
-"""Two steps that were measured less than this share apart order nothing."""
 
 
 def _cases() -> dict[str, Row]:
@@ -114,5 +113,5 @@ def layouts_order() -> str:
         pairs = [(one, other) for one, other in combinations(rows, 2) if abs(one[1] / other[1] - 1) > CLEAR]
         right = sum((one[0] - other[0]) * (one[1] - other[1]) > 0 for one, other in pairs)
         off = [simulated / measured - 1 for simulated, measured in rows]
-        told.append(f"{right} of {len(pairs)} with {name} (steps off by {100 * min(off):+.1f} to {100 * max(off):+.1f} %)")
+        told.append(f"{right} of {len(pairs)} pairs with {name} (steps off by {100 * min(off):+.1f} to {100 * max(off):+.1f} %)")
     return ", ".join(told)

@@ -329,6 +329,8 @@ def _carried_bytes(op: Op, carried: Carried, values: Values) -> int:
             return 4
         case "first operand":
             return values[op.operands[0]].size_bytes
+        case "last operand":
+            return values[op.operands[-1]].size_bytes
     return sum(values[v].size_bytes for v in (op.results if carried == "results" else op.operands) if v != ABSENT)
 
 

@@ -90,10 +90,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             fullest rank (`0.8`, `80%`), `+8GB` for so much more than it holds, or `off` for no limit; by default what it holds. When: the
             step must fit into a given memory, the device has memory that the baseline leaves free, or the script recomputes more than
             necessary. Details: within a size or a share, what is kept, recomputed and moved to the host, and the schedule, are chosen for
-            the fastest step; where no plan keeps it, planning ends with the least feasible one. Else the limit holds where `interleave` is
+            the fastest step; where no plan keeps it, an error names the least feasible one. Else the limit holds where `interleave` is
             `auto`, and Paddle's baseline is taken where nothing else keeps it; a form by name is taken whatever it holds, and the order of
-            operations in a job holds no more than its parts one after another (a hundredth counts as nothing), with `+8GB` that much more,
-            with `off` as much as it likes. Some GB more allow more communication to be hidden.
+            operations in a job holds no more than its parts one after another (1 % more is ignored), with `+8GB` that much more, with `off`
+            as much as it likes. Some GB more allow more communication to be hidden.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
         means: Passes of which nothing was said, for planning to use where that makes a plan hold no more on a GPU than Paddle's baseline;
             none under a memory budget, which turns on those that follow it.
@@ -114,7 +114,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             the first step runs as ever, the second is captured; all bits stay the same. A batch of another shape is captured anew. Random
             operations, control flow, waits of the host and fetched values besides the losses are refused. `throttle_host` is off, as a
             launched step has no host to hold, and `return_memory` is on with `joins`, unless it is written off: memory inside is used again
-            in the order of streams only. With `auto` both steps are planned, and steps are issued where they cannot be captured.
+            in the order of streams only. With `auto` both steps are planned; steps are issued where they cannot be captured, or where a
+            captured one would hold more than the limit of memory. With `on` a limit holds where `memory_budget` says one. Steps that are
+            captured, or may be, are not measured (`tune`). `interlace plan` plans steps that are issued where this is `auto`.
         examine: Before the first plan, hold what plans assume of this machine and its Paddle against what happens, as `interlace doctor`
             does, and turn off what rests on rules that do not hold. `auto`: on GPUs, and with an untested Paddle. When: leave it on; off
             where the machine is known. Details: the first rank of each host examines its GPU in a process beside it, for some seconds, and
@@ -456,6 +458,11 @@ def _check_plan(folder: str, options: Mapping[str, Any], where: _Where) -> None:
         raise ConfigError(
             f"{where.key(beside[0])}: beside plan: {folder}, {beside[0]} would do nothing: the plans there have their "
             "profile and the options of their passes; leave one of the two out"
+        )
+    if options.get("capture") == "auto":
+        raise ConfigError(
+            f"{where.key('capture')}: beside plan: {folder}, capture: auto has nothing to choose from: the plans there are of steps "
+            "that are issued, or of steps that are captured; write capture: on or off"
         )
     if not Path(folder).is_dir():
         raise ConfigError(

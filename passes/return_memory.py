@@ -34,7 +34,7 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
     reader there lets the block be used again by what is issued next.
 
     Contract: needs a schedule; keeps every value and the order of all op instances; adds `share_data` operations, for which no stream
-    waits longer than before. Where operations run one after the other, the peak of memory stays.
+    waits longer than before, but with `joins`. Where operations run one after the other, the peak of memory stays.
 
     Before / After, where the collective runs on a stream of its own and #8 is the first computation that waits for it:
         #6 %6 = pd_op.all_reduce(%5) stream mp          #6 %6 = pd_op.all_reduce(%5) stream mp
@@ -195,7 +195,7 @@ class _Walk:
             mine, end = of_stream[own], job_ends[use.index]
             at = bisect_right(mine, use.index)
             behind = next((k for k in _while_below(mine, at, end) if waited[k].get(other, -1) >= use.index), None)
-            if behind is None and (join := self._join(use.index, mine, waited)) is not None:
+            if behind is None and (join := self._join(use, mine, waited)) is not None:
                 joins.append(Return(use.value, m, own, self.items[use.index][0], self.items[join], joins=True))
             elif behind is None:
                 left.append(self._bytes(use.value))
@@ -212,19 +212,19 @@ class _Walk:
                 found.append(each)
         return found + joins, Left(len(left), sum(left))
 
-    def _join(self, use: int, mine: Sequence[int], waited: Sequence[Mapping[str, int]]) -> int | None:
-        """Behind which op instance a stream, whose op instances are given, can wait for a last reader; None where it should not."""
+    def _join(self, use: _Use, mine: Sequence[int], waited: Sequence[Mapping[str, int]]) -> int | None:
+        """Behind which op instance a stream, whose op instances are given, can wait for a last use; None where it should not."""
         if self.times is None:
             return None
-        op, m = self.items[use]
-        at = bisect_right(mine, use)
+        op, m = self.items[use.index]
+        at = bisect_right(mine, use.index)
         if op in self.sends:  # what comes back for the micro-batch tells that its activation has arrived
-            later = (k for k in mine[at:] if any(index > use and self._receives(index, m) for index in waited[k].values()))
+            later = (k for k in mine[at:] if any(index > use.index and self._receives(index, m) for index in waited[k].values()))
             return next(later, None)
-        if op not in self.copies and self.items[mine[0]][0] not in self.copies:
+        if op not in self.copies and self.table.of(use.value)[0].producer not in self.copies:
             return None
-        after = next((k for k in range(at, len(mine)) if self.times.start[mine[k]] >= self.times.end[use]), None)
-        return None if after is None else mine[after - 1] if after > at else use
+        after = next((k for k in range(at, len(mine)) if self.times.start[mine[k]] >= self.times.end[use.index]), None)
+        return None if after is None else mine[after - 1] if after > at else use.index
 
     def _receives(self, index: int, micro_batch: int) -> bool:
         op, m = self.items[index]

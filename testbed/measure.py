@@ -23,7 +23,7 @@ from testbed.trace import Planned, RankTrace, summary, write_rank
 
 FOLDER_VARIABLE, GATE_VARIABLE, STEPS_VARIABLE, TRACE_VARIABLE = "TESTBED_MEASURE", "TESTBED_GATE", "TESTBED_STEPS", "TESTBED_TRACE"
 _POLL_S = 0.005
-STEP_LIMIT_S = 20.0
+STEP_LIMIT_S = 60.0
 """A step that takes longer never ends: its process says where it is and exits, so that the next run gets the GPUs."""
 
 
@@ -58,6 +58,16 @@ class Gate:
         self.locks.clear()
 
 
+@contextmanager
+def _ended_in_time() -> Iterator[None]:
+    """End the process where what runs inside never ends (`STEP_LIMIT_S`)."""
+    faulthandler.dump_traceback_later(STEP_LIMIT_S, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 @dataclass(slots=True)
 class Measurer:
     """Stands around `Engine.run`. Times at which steps begin and end are `time.perf_counter`'s, which ranks of a machine share."""
@@ -80,13 +90,12 @@ class Measurer:
             device.start_trace()
         device.synchronize()
         device.reset_peaks()
-        faulthandler.dump_traceback_later(STEP_LIMIT_S, exit=True)
         start = time.perf_counter()
-        yield
-        issued = time.perf_counter()
-        device.synchronize()
+        with _ended_in_time():
+            yield
+            issued = time.perf_counter()
+            device.synchronize()
         end = time.perf_counter()
-        faulthandler.cancel_dump_traceback_later()
         if tracing is not None:
             device.end_trace(tracing)
             self._keep(engine, tracing, before)

@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import paddle
 from paddle.distributed.auto_parallel.static import engine as engine_module
 from paddle.distributed.auto_parallel.static.pir_pass import eliminate_transpose_by_reshape
@@ -31,7 +32,7 @@ from interlace.bridge.tokens import tokens_of
 from interlace.bridge.tuning import Tuning, is_tuned
 from interlace.config import Config, make_config
 from interlace.cost_model import load_profile
-from interlace.errors import ConfigError, PlanError
+from interlace.errors import ConfigError, InterlaceError, PlanError
 from interlace.ir import Pipeline, Program
 from interlace.ir.target import as_graph
 from interlace.notice import say, say_once
@@ -41,6 +42,7 @@ from interlace.planning.baseline import BASELINE_ORDER
 from interlace.planning.loaded import load_plan
 from interlace.planning.peers import gather
 from interlace.planning.plan import Plan, make_plan
+from interlace.planning.world import LinkError
 from interlace.report.measured import Measured
 from interlace.report.plan import PlanReport
 from interlace.scheduler.hazards import RankComm, graph_memory, kept_from_graph, refuse, require_safe, require_straight
@@ -364,7 +366,7 @@ class _Making:
             plan.dump(Path(config.dump) if self.mode == "train" else Path(config.dump) / self.mode)
         comm = require_safe([plan.program], target)[0] if config.check else None
         refuse(kept_from_graph(plan.program, target), "the step cannot be captured")  # of which the device would notice a part only
-        if is_graph and (why := _over_budget(plan)):
+        if is_graph and (why := _over(plan, plan.asked_budget)):
             raise PlanError(f"{config.source}: {why}; raise the budget, or write capture: off")
         device.prepare()
         lowered = lower(self.captured, plan.program, device, keeps_outputs=is_graph)
@@ -380,23 +382,21 @@ class _Making:
         """The plan, and whether its steps are captured: as asked, or where they are simulated as shorter than issued ones."""
         assert self.captured is not None
         program = self.captured.program
-        if self.mode != "train" or (config.capture == "auto" and config.plan):
+        if self.mode != "train":
             return _plan(program, config.issued(), device), False
         if config.capture != "auto":
             return _plan(program, config, device), config.capture == "on"
-        plan, launched = (_plan(program, each, device) for each in (config.issued(), config.launched()))
-        kept = kept_from_graph(launched.program, as_graph(device.target))
-        mine = (str(kept[0]) if kept else "") or _over_budget(launched)
+        issued = _plan(program, config.issued(), device)
+        launched, mine = _plan_to_capture(program, config, device, issued)
         why = next(filter(None, gather(peers_of(program), "captured steps", mine)), "")
-        if not why and plan.outcome and launched.outcome:
-            launched_ms, issued_ms = launched.outcome.plan.step_ns / 1e6, plan.outcome.plan.step_ns / 1e6
-            compared = f"a launched step is simulated with {launched_ms:.1f} ms, an issued one with {issued_ms:.1f} ms"
+        if not why and launched is not None and issued.outcome and launched.outcome:
+            launched_ms, issued_ms = launched.outcome.plan.step_ns / 1e6, issued.outcome.plan.step_ns / 1e6
+            why = f"a launched step is simulated with {launched_ms:.1f} ms, an issued one with {issued_ms:.1f} ms"
             if launched_ms < (1 - LEAST_GAIN) * issued_ms:
-                say_once(f"capture: auto: steps are captured: {compared}")
+                say_once(f"capture: auto: steps are captured: {why}")
                 return launched, True
-            why = compared
         say_once(f"capture: auto: steps are issued: {why or 'not all stages can be simulated here'}")
-        return plan, False
+        return issued, False
 
     def paddles(self, report: PlanReport, is_first: bool) -> Mode:
         """See `tuning.Making`."""
@@ -408,12 +408,29 @@ class _Making:
         return Mode(report, None, own, None, is_paddles=True)
 
 
-def _over_budget(plan: Plan) -> str:
-    """That a captured step holds more than the budget: its memory is given back by order only, which the search does not know."""
-    if not plan.asked_budget or (held := graph_memory(plan.program).peak()) <= plan.asked_budget:
+def _plan_to_capture(program: Program, config: Config, device: Device, issued: Plan) -> tuple[Plan | None, str]:
+    """The plan of a step that is captured, beside that of one that is issued, and why it cannot be taken; empty where it can."""
+    try:
+        plan = _plan(program, config.launched(), device)
+        if kept := kept_from_graph(plan.program, as_graph(device.target)):
+            return plan, str(kept[0])
+        require_safe([plan.program], as_graph(device.target))
+    except LinkError:
+        raise
+    except InterlaceError as error:  # raised alike on all ranks, or gathered
+        return None, str(error)
+    limit_bytes = issued.outcome.memory.limit_bytes if issued.outcome and issued.outcome.memory else issued.asked_budget
+    if plan.outcome and issued.outcome:  # Paddle's baseline is issued in any case
+        plan = replace(plan, outcome=msgspec.structs.replace(plan.outcome, before=issued.outcome.before))
+    return plan, _over(plan, limit_bytes)
+
+
+def _over(plan: Plan, limit_bytes: int) -> str:
+    """That a captured step holds more than its limit: its memory is given back by order only, which the search does not know."""
+    if not limit_bytes or (held := graph_memory(plan.program).peak()) <= limit_bytes:
         return ""
     return (
-        f"memory_budget is {size(plan.asked_budget)} a rank, and rank {plan.program.rank} holds {size(held)} inside a captured step, "
+        f"the limit of memory is {size(limit_bytes)} a rank, and rank {plan.program.rank} holds {size(held)} inside a captured step, "
         "where memory is given back in the order of streams only"
     )
 

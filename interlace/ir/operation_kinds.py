@@ -20,7 +20,7 @@ SENDS = names("send_v2 p_send partial_send")
 RECEIVES = names("recv_v2 p_recv partial_recv")
 COPIES = names("memcpy memcpy_d2h memcpy_h2d")
 
-Carried = Literal["operands", "results", "first operand", "rows", "number"]
+Carried = Literal["operands", "results", "first operand", "last operand", "rows", "number"]
 
 
 class Collective(NamedTuple):
@@ -28,8 +28,8 @@ class Collective(NamedTuple):
 
     Attributes:
         traffic: The collective whose traffic each of its messages has, in the words of device profiles.
-        messages: What each carries, in the order in which they follow one another: all `operands`, all `results`, the `first operand`, a
-            number of 4 bytes for each of its `rows`, or a single `number`.
+        messages: What each carries, in the order in which they follow one another: all `operands`, all `results`, the `first operand`,
+            the `last operand`, a number of 4 bytes for each of its `rows`, or a single `number`.
         kernel: Kind of the kernel that runs besides; empty for none.
         even: Whether all ranks pass tensors of the same size.
         uncounted: What it computes besides that has no rule: its time is a lower bound, listed as unknown. Empty for nothing.
@@ -52,10 +52,10 @@ COLLECTIVES = dict.fromkeys(ALL_REDUCES, Collective("all_reduce")) | {
     "reduce_scatter": Collective("reduce_scatter"),
     "c_reducescatter": Collective("reduce_scatter"),
     "all_to_all": Collective("all_to_all"),
-    "global_scatter": Collective("all_to_all", even=False),
-    "global_scatter_grad": Collective("all_to_all", even=False),
-    "global_gather": Collective("all_to_all", even=False),
-    "global_gather_grad": Collective("all_to_all", even=False),
+    "global_scatter": Collective("all_to_all", ("first operand",), even=False),
+    "global_scatter_grad": Collective("all_to_all", ("last operand",), even=False),
+    "global_gather": Collective("all_to_all", ("first operand",), even=False),
+    "global_gather_grad": Collective("all_to_all", ("last operand",), even=False),
     "broadcast": Collective("broadcast"),
     "c_broadcast": Collective("broadcast"),
     "c_scatter": Collective("broadcast"),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from interlace.cost_model import CostModel
 from interlace.errors import InterlaceError
 from interlace.planning.outcome import MemoryLimit, OtherLimit
 from interlace.planning.variants import drafted
-from interlace.planning.world import Draft, Made, World
+from interlace.planning.world import Draft, LinkError, Made, World
 
 TENTH = 0.1
 MOST_ASKED = 4
@@ -68,7 +68,8 @@ class Others:
         found = self._fastest(self.world.drafts, most, is_more)
         if found is None and make is not None:
             known = len(self.world.drafts)
-            make(most)
+            with _only_told():
+                make(most)
             found = self._fastest(self.world.drafts[known:], most, is_more)
         if found is None and self.has_limits:
             found = self._fastest(self._with_room(self.tenth), most, is_more)
@@ -103,6 +104,17 @@ class Others:
     def _with_room(self, more_bytes: int) -> list[Draft]:
         """A draft of the plan's own passes with so much more room; none where they cannot do with it."""
         limits = tuple(max(1, room + more_bytes) if room else None for room in self.made.memory_limits)
-        with suppress(InterlaceError):  # offload refuses what it cannot do
+        with _only_told():  # offload refuses what it cannot do
             return [Draft(self.world.run(drafted(self.made.passes), limits), self.made.passes.passes)]
         return []
+
+
+@contextmanager
+def _only_told() -> Iterator[None]:
+    """Go on without a draft that cannot be made: the plan is decided on, and this is said beside it."""
+    try:
+        yield
+    except LinkError:
+        raise
+    except InterlaceError:
+        return

@@ -39,8 +39,10 @@ PEAKS = "in_order_peak_bytes_by_rank"
 not stored."""
 FLOAT32 = ("small", "moe")
 """Cases in float32: there for their losses and for the order of plans; the profile's float32 products are TF32's, the testbed's are not."""
-HOST_BOUND = "captured"
-"""Cases whose steps the host bounds, or whose operations it does not issue: what an operation costs it differs from machine to machine."""
+HOST_BOUND = re.compile(r"captured-\w+-h(1024|2048)-")
+"""Cases whose steps the host bounds: what an operation costs it differs from machine to machine."""
+LAUNCHED = "-captured"
+"""How plans are called whose steps are launched as a graph; predictions are of steps that are issued."""
 CLEAR = 0.01
 """Two plans that were measured less than this share apart order nothing, and their gain is within the spread of steps."""
 SWITCHED = ("no-priorities", "no-slab", "one-slab")
@@ -79,8 +81,9 @@ def has_peaks(row: Row, how: str = "simulated") -> bool:
 
 
 def is_compared(row: Row, how: str = "simulated") -> bool:
-    """Whether a run has this prediction, its kernels are of the types that profiles have, and they bound its step."""
-    return bool(row.get(how, {}).get("step_ms")) and "step_ms" in row and not row["case"].startswith((*FLOAT32, HOST_BOUND))
+    """Whether a run has this prediction, its kernels are of the types that profiles have, and they, issued one by one, bound its step."""
+    is_other = row["case"].startswith(FLOAT32) or HOST_BOUND.match(row["case"]) or row["plan"].endswith(LAUNCHED)
+    return bool(row.get(how, {}).get("step_ms")) and "step_ms" in row and not is_other
 
 
 def place_of(case: str) -> str:

@@ -50,8 +50,8 @@ def _energy(*steps: Step) -> str:
 
 
 WHOSE = {
-    "baseline": "what Paddle's baseline holds and a hundredth",
-    "beyond": "what Paddle's baseline holds and what is allowed beyond it",
+    "baseline": "1 % more than Paddle's baseline holds",
+    "beyond": "what Paddle's baseline holds and what is allowed beyond it, and 1 %",
     "budget": "the memory budget",
 }
 """What gave a limit of memory."""

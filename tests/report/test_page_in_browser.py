@@ -121,7 +121,7 @@ def test_every_section_is_filled_with_the_numbers_of_the_data(page: Path) -> Non
     assert seen["schedule"] == ["\n".join(plan["schedule"]) for plan in reversed(data["plans"])]
     assert len(seen["tables"]["trust"]) == len(data["device"]["shares"])
     assert all(seen["tables"][name] for name in ("waits", "holds0", "holds1", "unmeasured"))
-    assert "There was no limit of memory. " in seen["memory"]
+    assert "No limit of memory is known. " in seen["memory"]
     assert seen["palette"]["exposed"] not in seen["canvases"]["memory0"]
     for k, row in enumerate(data["plans"][1]["rows"]):
         assert f"(at {ms(row['memory']['peak_at_ns'])} ms, job " in seen["captions"][k]
