@@ -127,8 +127,10 @@ def searched(
     finally:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        figures = {"wall_s": time.perf_counter() - start, "processor_s": used, "peak_rss_bytes": after.ru_maxrss * 1024}
-        runs.append({**figures, "load": os.getloadavg()[1]})
+        figures = {"wall_s": time.perf_counter() - start, "processor_s": used, "load": os.getloadavg()[1]}
+        if after.ru_maxrss > before.ru_maxrss:  # else a process of a case before held more
+            figures["peak_rss_bytes"] = after.ru_maxrss * 1024
+        runs.append(figures)
         spent.write_text(json.dumps(runs))
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(command)}:\n{done.stderr[-3000:]}")
@@ -136,6 +138,7 @@ def searched(
     runs[-1]["built"] = row["counts"]["programs built"]
     spent.write_text(json.dumps(runs))
     row["counts"]["programs built"] = sum(int(each.get("built", 0)) for each in runs)
+    peaks = [each["peak_rss_bytes"] for each in runs if "peak_rss_bytes" in each]
     return {
         "command": f"interlace choose {script} {COMMON} {words} -- {arguments}",
         **({"alternatives": listed} if listed else {}),
@@ -144,7 +147,7 @@ def searched(
         "runs": len(runs),
         "interrupted": known,
         "programs": len([*(keep / "programs").glob("*.gz")]),
-        "peak_rss_bytes": int(max(each["peak_rss_bytes"] for each in runs)),
+        **({"peak_rss_bytes": int(max(peaks))} if len(peaks) == len(runs) else {}),
         "load": round(max(each["load"] for each in runs), 1),
     }
 
