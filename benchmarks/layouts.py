@@ -72,6 +72,18 @@ CASES: dict[str, tuple[str, str, str]] = {
         "--gpus 64 --gpus-a-host 8 --layers 40 --heads 40 --batch-size 512 --try sharding=0,1 --layouts 6 --finalists 1",
         f"--preset llama-13b {HALF} --batch-size 512 {VARIES}",
     ),
+    "Llama 7B, 512 GPUs": (
+        LLAMA,
+        "--gpus 512 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 2048 --try m=4,8 --try recompute=none --try sharding=1 --layouts 4 "
+        "--finalists 1",
+        f"--preset llama-7b {HALF} --batch-size 2048 {VARIES}",
+    ),
+    "Llama 13B, 512 GPUs": (
+        LLAMA,
+        "--gpus 512 --gpus-a-host 8 --layers 40 --heads 40 --batch-size 2048 --try m=4,8 --try recompute=none --try sharding=1 --layouts 4 "
+        "--finalists 1",
+        f"--preset llama-13b {HALF} --batch-size 2048 {VARIES}",
+    ),
     "GPT-3 175B, 1,024 GPUs": (
         GPT,
         "--gpus 1024 --gpus-a-host 8 --layers 96 --heads 96 --batch-size 1536 --try sharding=0,1 --layouts 4 --finalists 1",

@@ -32,7 +32,7 @@ def fastest(drafts: Drafts) -> Made:
     by_name = named(drafts.asked, drafts.world.captured, drafts.draws)
     tried = Tried(drafts, Coarse(drafts), by_name, limit, peaks)
     if by_name and not drafts.given:
-        drafts.world.roomier = lambda most: [drafts.draft(*each, drafts.later, most) for each in tried.coarse.best_in(most)]
+        drafts.world.in_more_memory = lambda most: [drafts.draft(*each, drafts.later, most) for each in tried.coarse.best_in(most)]
     for propose in PROPOSALS:
         tried.judged += propose(tried)
     judged = tried.judged

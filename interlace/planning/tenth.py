@@ -60,7 +60,7 @@ class Others:
 
     def more(self) -> OtherLimit | None:
         """The fastest that needs more than the limit, and a tenth more at most; None where none is known to be faster than the plan."""
-        most, make = self.limit_bytes + self.tenth, self.world.roomier
+        most, make = self.limit_bytes + self.tenth, self.world.in_more_memory
 
         def is_more(peak: int, step_ns: int) -> bool:
             return self.limit_bytes < peak <= most and step_ns <= (1 - WORTH) * self.took

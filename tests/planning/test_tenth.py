@@ -34,7 +34,7 @@ class Told:
     def __init__(self, *drafts: tuple[int | None, int | None, int], again: tuple[int, int, int] | None = None) -> None:
         self.figures, self.asked = dict(enumerate(drafts)), list[int]()
         self.cost, self.again = SimpleNamespace(), again
-        self.drafts, self.roomier = [Draft(made(number)) for number in self.figures if number != PLAN], None
+        self.drafts, self.in_more_memory = [Draft(made(number)) for number in self.figures if number != PLAN], None
         self.rooms = list[tuple[int | None, ...]]()
 
     def step_ns(self, run: Made, *_: object) -> int | None:
@@ -92,12 +92,12 @@ def test_one_more_draft_is_made_where_none_says_it() -> None:
     world = Told((1000, 990, 950), again=(960, 1100, 1000))
     rooms = list[int]()
 
-    def roomier(most: int) -> None:
+    def in_more_memory(most: int) -> None:
         rooms.append(most)
         world.figures[50] = (970, 1080, 1000)
         world.drafts.append(Draft(made(50)))
 
-    world.roomier = roomier  # type: ignore[assignment]
+    world.in_more_memory = in_more_memory  # type: ignore[assignment]
     assert told(world, limit=980) == (OtherLimit(1100, 1080, 970), None)
     assert (rooms, world.rooms) == ([1100], [(880,)])
     assert told(Told((1000, 990, 950), again=(960, 1100, 1000)), limit=980)[0] == OtherLimit(1100, 1100, 960)
