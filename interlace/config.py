@@ -101,13 +101,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             before.
         dump: Folder for the dumps of every rank; empty for none. When: you want to inspect the plan of a training run, or load it in later
             runs.
-        tune: Measure plans on the run's own first training steps, Paddle's baseline among them, and go on with the fastest; where a plan
-            fails, go on with Paddle's baseline. `auto`: on GPUs, not on CPUs. When: leave it on; off where every run must take the same
-            plan from its first step. Details: all plans give the same bits, so no step is lost. Plans that hold more than the baseline are
-            tried where a tenth of the device stays free, and within a `memory_budget` that is a size or a share; off keeps to the memory
-            of the baseline. With on, `interlace plan` does so, too, by simulated steps and the memory of the device in the profile. The
-            choice is kept for later runs of the same program, device, configuration and versions in the folder of `dump` or `plan`, else in the one
-            that the environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
+        tune: Measure plans on the run's own first training steps, Paddle's baseline among them, and go on with the fastest; where a
+            plan fails, go on with Paddle's baseline. `auto`: on GPUs, not on CPUs. When: leave it on; off where every run must take the
+            same plan from its first step. Details: all plans give the same bits, so no step is lost. Plans that hold more than the baseline
+            are tried where a tenth of the device stays free, and within a `memory_budget` that is a size or a share; off keeps to the
+            memory of the baseline. With on, `interlace plan` does so, too, by simulated steps and the memory of the device in the profile.
+            The choice is kept for later runs of the same program, device, configuration and versions in the folder of `dump` or `plan`,
+            else in the one that the environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
         capture: Capture a training step as a graph of the device (a CUDA graph) and launch it in later steps instead of issuing each
             operation: the host's time no longer bounds the step. `auto`: where the launched step is simulated as shorter. When: small or
             host-bound steps, on a device that can; Paddle's GPU place cannot (docs/paddle-limits.md), so it is off by default. Details:
