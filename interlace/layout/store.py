@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -24,6 +25,8 @@ from interlace.local.stage_forks import path_of
 
 PROGRAMS, FOUND = "programs", "found"
 """Folders of a store."""
+FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""Signals that a process gets by what it does itself: Paddle fails so on some layouts."""
 _POLL_S = 0.02
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -135,11 +138,14 @@ class Store:
         try:
             record = build.record(str(self.folder / PROGRAMS))
         except (ScriptError, LaunchError) as error:
-            if build.child.process.returncode < 0:  # ended from outside: nothing is known of the program
+            code, text = build.child.process.returncode, str(error)
+            if code < 0 and -code not in FAULTS:  # ended from outside: nothing is known of the program
                 raise
             self.say(f"refused: rank {rank} of {said}")
             script = Path(build.request.script)
-            return Built(refused=_reason(str(error)), sources={os.path.realpath(script): _digest(script)})
+            return Built(
+                refused=text.splitlines()[0].rstrip(":") if code < 0 else _reason(text), sources={os.path.realpath(script): _digest(script)}
+            )
         self.say(f"built: rank {rank} of {said}, {record['seconds']:.0f} s")
         return _built(build.path, record)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +82,8 @@ class Build:
             tail = "\n".join(_text(self.err).strip().splitlines()[-_TAIL_LINES:]).replace(str(self.path.parent), shown_as)
             tail = tail or f"its process ended with code {code} and without a word; is there room left in {tempfile.gettempdir()}?"
             kind = ScriptError if code == 2 else LaunchError
-            raise kind(f"rank {request.rank} of {request.script} could not be built:\n{tail}")
+            how = f" (ended by {signal.Signals(-code).name})" if code < 0 else ""
+            raise kind(f"rank {request.rank} of {request.script} could not be built{how}:\n{tail}")
         result = next(iter(_documents(_text(self.out))), None)
         if result is None or not self.path.is_file():
             raise ScriptError(

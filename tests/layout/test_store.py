@@ -26,6 +26,8 @@ if "refuse" in sys.argv:
     sys.exit("first line\\nno such layout")
 if "kill" in sys.argv:
     os.kill(os.getpid(), 9)
+if "crash" in sys.argv:
+    os.kill(os.getpid(), 11)
 for word in sys.argv:
     if word.endswith(".log"):
         open(word, "a").write("written")
@@ -141,6 +143,13 @@ def test_a_refusal_is_kept_in_the_scripts_words(script: Path, tmp_path: Path) ->
     again: list[str] = []
     assert store(tmp_path, again).build([Request(str(script), ("refuse",), 0, 2)]) == [found]
     assert again == []
+
+
+def test_a_builder_that_crashes_refuses(script: Path, tmp_path: Path) -> None:
+    """Paddle ends so on some layouts; the search goes on without them."""
+    made = store(tmp_path).build([Request(str(script), (word,), 0, 2) for word in ("crash", "fine")])
+    assert made[0].refused == f"rank 0 of {script} could not be built (ended by SIGSEGV)"
+    assert not made[1].refused
 
 
 def test_a_builder_that_is_killed_is_no_refusal(script: Path, tmp_path: Path) -> None:
