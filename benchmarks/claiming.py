@@ -26,6 +26,19 @@ def raw(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
 
 
+def by_case(*names: str) -> dict[str, dict[str, Row]]:
+    """Case -> plan -> its run, of files of runs."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in (row for name in names for row in raw(name)["runs"]):
+        found.setdefault(row["case"], {})[row["plan"]] = row
+    return dict(sorted(found.items()))
+
+
+def fullest_gb(row: Row, *keys: str) -> float:
+    """What the fullest rank of a run held at its peak, in GB."""
+    return float(max(sum(each[key] for key in keys) for each in row["peak_bytes_by_rank"]) / 1e9)
+
+
 def span(values: Iterable[float], digits: int = 1) -> str:
     """Shares from the smallest to the largest, in percent.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from claiming import Row, claim, raw, span, table
+from claiming import Row, by_case, claim, span, table
 
 PLANS = ("stock", "auto", "mixed", "offload-1")
 LAUNCHED = "-captured"
@@ -12,10 +12,7 @@ LAUNCHED = "-captured"
 
 def _runs() -> dict[str, dict[str, Row]]:
     """Case -> plan -> its run, small hidden sizes first."""
-    found: dict[str, dict[str, Row]] = {}
-    for row in raw("h200/testbed_captured.json")["runs"]:
-        found.setdefault(row["case"], {})[row["plan"]] = row
-    return dict(sorted(found.items(), key=lambda each: (int(each[0].split("-h")[1].split("-")[0]), each[0])))
+    return dict(sorted(by_case("h200/testbed_captured.json").items(), key=lambda each: int(each[0].split("-h")[1].split("-")[0])))
 
 
 def _median(row: Row) -> float:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from claiming import ROOT, Row, claim, raw, span, table
+from claiming import ROOT, Row, by_case, claim, fullest_gb, raw, span, table
 
 sys.path.insert(0, str(ROOT))
 
@@ -348,19 +348,9 @@ def _median(row: Row | None) -> float:
 
 def _defaults() -> list[tuple[str, Row, Row]]:
     """Case -> the baseline's run and the default's, of the latest session."""
-    found: dict[str, dict[str, Row]] = {}
-    for name in LATER:
-        for row in raw(f"h200/{name}.json")["runs"]:
-            found.setdefault(row["case"], {})[row["plan"]] = row
-    return [
-        (case, plans["stock"], plans["auto"])
-        for case, plans in sorted(found.items())
-        if {"stock", "auto"} <= set(plans) and "step_ms" in plans["auto"]
-    ]
-
-
-def _fullest(row: Row, *keys: str) -> float:
-    return max(sum(each[key] for key in keys) for each in row["peak_bytes_by_rank"]) / 1e9
+    found = by_case(*(f"h200/{name}.json" for name in LATER))
+    both = ((case, plans["stock"], plans["auto"]) for case, plans in found.items() if {"stock", "auto"} <= set(plans))
+    return [each for each in both if "step_ms" in each[2]]
 
 
 @claim
@@ -369,7 +359,7 @@ def default_memory() -> str:
     rows = []
     for case, stock, auto in _defaults():
         planned = [max(row["simulated"]["held_peak_bytes_by_rank"]) / 1e9 for row in (stock, auto)]
-        held, pools = ([_fullest(row, key, "outside") for row in (stock, auto)] for key in ("in_use", "reserved"))
+        held, pools = ([fullest_gb(row, key, "outside") for row in (stock, auto)] for key in ("in_use", "reserved"))
         cells = [f"{one:.2f}, {other:.2f}" for one, other in zip(planned, held, strict=True)]
         rows.append(
             [
@@ -387,6 +377,6 @@ def default_memory() -> str:
 @claim
 def default_memory_kept() -> str:
     """How often the default keeps to the baseline's memory."""
-    shares = [_fullest(auto, "in_use", "outside") / _fullest(stock, "in_use", "outside") - 1 for _, stock, auto in _defaults()]
+    shares = [fullest_gb(auto, "in_use", "outside") / fullest_gb(stock, "in_use", "outside") - 1 for _, stock, auto in _defaults()]
     kept = sum(share <= KEPT for share in shares)
     return f"{kept} of {len(shares)} within {100 * KEPT:.0f} % of the baseline's, the others up to {100 * max(shares):.1f} % over it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from claiming import Row, claim, raw, table
+from claiming import Row, by_case, claim, raw, table
 
 from interlace.report.accuracy import CLEAR
 
@@ -82,14 +82,14 @@ def layouts_public() -> str:
 
 def _measured() -> list[tuple[Row, str, float, float]]:
     """Layouts that ran on two H200: row of the answer, whose plan it is, step simulated and measured in ms; shortest measured first."""
-    runs = {(row["case"], row["plan"]): row["step_ms"]["median"] for row in raw("h200/testbed_two_gpus.json")["runs"] if "step_ms" in row}
+    runs = by_case("h200/testbed_two_gpus.json")
     found = []
     for row in _cases()[MEASURED]["layouts"]:
         words = [word.split() for word in row["layout"].split(", ")]
         name = "-".join(["layout-gpt", *(f"{key}{value}" for key, value in words if value != "1" or key == "sharding")])
         for whose, plan in (("paddles", "stock"), ("ours", "auto")):
-            if (name, plan) in runs:
-                found.append((row, whose, row[f"{whose}_step_ns"] / 1e6, runs[name, plan]))
+            if "step_ms" in (run := runs.get(name, {}).get(plan, {})):
+                found.append((row, whose, row[f"{whose}_step_ns"] / 1e6, run["step_ms"]["median"]))
     return sorted(found, key=lambda each: each[3])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from claiming import Row, claim, raw, table
+from claiming import Row, by_case, claim, fullest_gb, raw, table
 
 NAMES = {
     "stock": "Paddle's baseline",
@@ -14,18 +14,6 @@ NAMES = {
 
 SHARES = (0.8, 0.7, 0.6, 0.5)
 """Budgets, of what Paddle's baseline holds."""
-
-
-def _runs(card: str) -> dict[str, dict[str, Row]]:
-    """Case -> plan -> its run."""
-    found: dict[str, dict[str, Row]] = {}
-    for row in raw(f"{card}/testbed_states.json")["runs"]:
-        found.setdefault(row["case"], {})[row["plan"]] = row
-    return dict(sorted(found.items()))
-
-
-def _fullest(row: Row, *keys: str) -> float:
-    return max(sum(each[key] for key in keys) for each in row["peak_bytes_by_rank"]) / 1e9
 
 
 @claim
@@ -42,25 +30,25 @@ def states_on_h200() -> str:
 
 def _table(card: str) -> str:
     rows = []
-    for case, found in _runs(card).items():
+    for case, found in by_case(f"{card}/testbed_states.json").items():
         stock = found["stock"]
         for plan, name in ((plan, name) for plan, name in NAMES.items() if plan in found):
             row, simulated = found[plan], found[plan]["simulated"]
             step, expected = row["step_ms"]["median"], simulated["step_ms"]
             held = max(simulated["held_peak_bytes_by_rank"]) / 1e9
-            in_use = _fullest(row, "in_use", "outside")
-            share = in_use / _fullest(stock, "in_use", "outside")
+            in_use = fullest_gb(row, "in_use", "outside")
+            share = in_use / fullest_gb(stock, "in_use", "outside")
             rows.append(
                 [
                     case.partition("-")[0],
                     name,
                     f"{step:.1f} ({row['step_ms']['min']:.1f} to {row['step_ms']['max']:.1f})",
                     f"{expected:.1f} ({100 * (expected / step - 1):+.1f} %)",
-                    f"{_fullest(row, 'allocated', 'outside'):.2f}",
+                    f"{fullest_gb(row, 'allocated', 'outside'):.2f}",
                     f"{in_use:.2f} ({100 * share:.0f} %)",
                     f"{held:.2f} ({100 * (held / in_use - 1):+.0f} %)",
-                    f"{_fullest(row, 'reserved', 'outside'):.2f}",
-                    f"{_fullest(row, 'pinned'):.2f}",
+                    f"{fullest_gb(row, 'reserved', 'outside'):.2f}",
+                    f"{fullest_gb(row, 'pinned'):.2f}",
                     "yes" if row["losses_equal_stock"] and row["parameters_equal_stock"] else "no",
                 ]
             )

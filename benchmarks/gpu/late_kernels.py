@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from testbed.trace import read_rank
+from testbed.trace import COPIES, read_rank
 
 MOST_US = 200.0
 
@@ -26,7 +26,7 @@ def gaps(path: Path) -> dict[str, dict[str, float]]:
     """Of one rank's step."""
     work = sorted(read_rank(path).trace.intervals)
     (stream, _), *_ = Counter(each.stream for each in work if each.name == "gemm").most_common(1)
-    to_and_from = [each for each in work if each.name in ("copy_d2h", "copy_h2d")]
+    to_and_from = [each for each in work if each.name in COPIES]
     begins, latest = [each.begin_us for each in to_and_from], 0.0
     ends = [latest := max(latest, each.end_us) for each in to_and_from]
     found: dict[str, list[float]] = {"beside copies": [], "else": []}
