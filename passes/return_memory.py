@@ -10,8 +10,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from interlace.ir import Edit, Graph, Job, Op, OpInstance, Program, TensorType
-from interlace.ir.kinds import COMBINE, SPLIT, stream_of
-from interlace.ir.operation_kinds import COPIES, RECEIVES, SENDS
+from interlace.ir.kinds import COMBINE, SPLIT, is_copy, is_receive, is_send, stream_of
 from interlace.ir.storage import Storages, storages_of
 from interlace.ir.target import GPU
 from interlace.passes.base import Context, Pass, register
@@ -168,18 +167,13 @@ class _Walk:
     table: Storages = field(init=False)
     items: list[OpInstance] = field(init=False)
     streams: list[str] = field(init=False)
-    copies: frozenset[int] = field(init=False)
-    sends: frozenset[int] = field(init=False)
-    receives: frozenset[int] = field(init=False)
+    ops: dict[int, Op] = field(init=False)
 
     def __post_init__(self) -> None:
         self.table = storages_of(self.program)
         self.items = [item for job in self.program.jobs for item in job.items]
-        stream = {op.id: stream_of(op) for op in self.program.ops}
-        self.streams = [stream[op] for op, _ in self.items]
-        self.copies, self.sends, self.receives = (
-            frozenset(op.id for op in self.program.ops if op.kind in kinds) for kinds in (COPIES, SENDS, RECEIVES)
-        )
+        self.ops = {op.id: op for op in self.program.ops}
+        self.streams = [stream_of(self.ops[op]) for op, _ in self.items]
 
     def returns(self) -> tuple[list[Return], Left]:
         """What can be given back, the nearest first, without a higher peak where operations run in turn; and what cannot."""
@@ -216,19 +210,20 @@ class _Walk:
         """Behind which op instance a stream, whose op instances are given, can wait for a last use; None where it should not."""
         if self.times is None:
             return None
-        op, m = self.items[use.index]
+        op, m = self.ops[self.items[use.index][0]], self.items[use.index][1]
         at = bisect_right(mine, use.index)
-        if op in self.sends:  # what comes back for the micro-batch tells that its activation has arrived
+        if is_send(op):  # what comes back for the micro-batch tells that its activation has arrived
             later = (k for k in mine[at:] if any(index > use.index and self._receives(index, m) for index in waited[k].values()))
             return next(later, None)
-        if op not in self.copies and self.table.of(use.value)[0].producer not in self.copies:
+        producer = self.ops.get(self.table.of(use.value)[0].producer)
+        if not is_copy(op) and not (producer and is_copy(producer)):
             return None
         after = next((k for k in range(at, len(mine)) if self.times.start[mine[k]] >= self.times.end[use.index]), None)
         return None if after is None else mine[after - 1] if after > at else use.index
 
     def _receives(self, index: int, micro_batch: int) -> bool:
         op, m = self.items[index]
-        return m == micro_batch and op in self.receives
+        return m == micro_batch and is_receive(self.ops[op])
 
     def _bytes(self, value: int) -> int:
         return self.table.of(value)[0].size_bytes
@@ -238,13 +233,12 @@ class _Walk:
 
         A block that is written over later, by another variable's name, has a later use there.
         """
-        ops = {op.id: op for op in self.program.ops}
         producer: dict[tuple[int, int], str] = {}
         written: dict[tuple[int, int], int] = {}
         storage_of: dict[Variable, int] = {}
         home, last = dict[Variable, str](), dict[Variable, _Use]()
         for k, (op_id, m) in enumerate(self.items):
-            op = ops[op_id]
+            op = self.ops[op_id]
             if op.name in (COMBINE, SPLIT):
                 continue
             written.update(((number, m), k) for value in self.table.writes(op) for number in self.table.numbers(value))
@@ -271,12 +265,12 @@ class _Walk:
 
     def _waited(self) -> list[dict[str, int]]:
         """For each op instance what its stream has then waited for: of each other stream the last index, in the same job."""
-        ops, found = {op.id: op for op in self.program.ops}, list[dict[str, int]]()
+        found = list[dict[str, int]]()
         for job in self.program.jobs:
             writer: dict[Variable, int] = {}
             so_far: dict[str, dict[str, int]] = {}
             for op_id, m in job.items:
-                k, op, own = len(found), ops[op_id], self.streams[len(found)]
+                k, op, own = len(found), self.ops[op_id], self.streams[len(found)]
                 mine = dict(so_far.get(own, {}))
                 given = () if op.name in (COMBINE, SPLIT) else self.table.reads(op)
                 for variable in {part.variable for value in given for part in self.table.parts[value]}:
