@@ -6,15 +6,7 @@ A `DeviceProfile` is measured and stored; a `CostModel` answers from it, and eve
 from interlace.cost_model.base import Costs, Estimate, GivenCosts
 from interlace.cost_model.interference import Stretch
 from interlace.cost_model.model import CostModel
-from interlace.cost_model.profile import (
-    DeviceProfile,
-    load_profile,
-    profile_names,
-    profile_of,
-    require_device,
-    save_profile,
-    without_host,
-)
+from interlace.cost_model.profile import DeviceProfile, load_profile, profile_names, profile_of, require_device, save_profile
 
 __all__ = [
     "CostModel",
@@ -28,5 +20,4 @@ __all__ = [
     "profile_of",
     "require_device",
     "save_profile",
-    "without_host",
 ]

@@ -32,7 +32,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from interlace.cost_model.profile import is_path, load_profile, profile_names
+from interlace.cost_model import CostModel
+from interlace.cost_model.profile import DeviceProfile, is_path, load_profile, profile_names, without_host
 from interlace.errors import ConfigError
 from interlace.files import read_text
 from interlace.passes import REGISTRY, Pass, Pipeline, ReturnMemory, ThrottleHost, ordered
@@ -159,6 +160,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def launched(self) -> Config:
         """The same with steps that are captured, where it is open whether they are (`capture: auto`)."""
         return msgspec.structs.replace(self, capture="on", passes=self.in_graph, means={}, in_graph={})
+
+    def costs(self, profile: DeviceProfile) -> CostModel:
+        """The cost model to plan with: of a captured step the host issues nothing, so it has no time there."""
+        return CostModel(without_host(profile) if self.capture == "on" else profile)
 
     @property
     def has_budget(self) -> bool:

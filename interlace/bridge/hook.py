@@ -34,7 +34,7 @@ from interlace.config import Config, make_config
 from interlace.cost_model import load_profile
 from interlace.errors import ConfigError, InterlaceError, PlanError
 from interlace.ir import Pipeline, Program
-from interlace.ir.target import as_graph
+from interlace.ir.target import Target, as_graph
 from interlace.notice import say, say_once
 from interlace.outside import Outside, asked_outside
 from interlace.passes.insert_events import fetching
@@ -360,11 +360,11 @@ class _Making:
         """See `tuning.Making`."""
         assert self.captured is not None
         device = choose_device()
-        plan, is_graph = self._planned(config, device)
+        plan, is_graph, comm = self._planned(config, device)
         target = as_graph(device.target) if is_graph else device.target
         if config.dump and is_first:  # of several plans the one that is taken follows (`Tuning`)
             plan.dump(Path(config.dump) if self.mode == "train" else Path(config.dump) / self.mode)
-        comm = require_safe([plan.program], target)[0] if config.check else None
+        comm = comm or _proof(plan, config, target)
         refuse(kept_from_graph(plan.program, target), "the step cannot be captured")  # of which the device would notice a part only
         if is_graph and (why := _over(plan, plan.asked_budget)):
             raise PlanError(f"{config.source}: {why}; raise the budget, or write capture: off")
@@ -378,25 +378,26 @@ class _Making:
         graphs = StepGraphs.of(lowered, plan.program, device, report.measured) if is_graph else None
         return Mode(report, self.captured, lowered, self.mapping, to_compare=comm, graphs=graphs)
 
-    def _planned(self, config: Config, device: Device) -> tuple[Plan, bool]:
-        """The plan, and whether its steps are captured: as asked, or where they are simulated as shorter than issued ones."""
+    def _planned(self, config: Config, device: Device) -> tuple[Plan, bool, RankComm | None]:
+        """The plan, whether its steps are captured, as asked or where they are simulated as shorter than issued ones, and what its proof
+        gave where that was asked for to decide so."""
         assert self.captured is not None
         program = self.captured.program
         if self.mode != "train":
-            return _plan(program, config.issued(), device), False
+            return _plan(program, config.issued(), device), False, None
         if config.capture != "auto":
-            return _plan(program, config, device), config.capture == "on"
+            return _plan(program, config, device), config.capture == "on", None
         issued = _plan(program, config.issued(), device)
-        launched, mine = _plan_to_capture(program, config, device, issued)
+        launched, comm, mine = _plan_to_capture(program, config, device, issued)
         why = next(filter(None, gather(peers_of(program), "captured steps", mine)), "")
         if not why and launched is not None and issued.outcome and launched.outcome:
             launched_ms, issued_ms = launched.outcome.plan.step_ns / 1e6, issued.outcome.plan.step_ns / 1e6
             why = f"a launched step is simulated with {launched_ms:.1f} ms, an issued one with {issued_ms:.1f} ms"
             if launched_ms < (1 - LEAST_GAIN) * issued_ms:
                 say_once(f"capture: auto: steps are captured: {why}")
-                return launched, True
+                return launched, True, comm
         say_once(f"capture: auto: steps are issued: {why or 'not all stages can be simulated here'}")
-        return issued, False
+        return issued, False, None
 
     def paddles(self, report: PlanReport, is_first: bool) -> Mode:
         """See `tuning.Making`."""
@@ -408,21 +409,28 @@ class _Making:
         return Mode(report, None, own, None, is_paddles=True)
 
 
-def _plan_to_capture(program: Program, config: Config, device: Device, issued: Plan) -> tuple[Plan | None, str]:
-    """The plan of a step that is captured, beside that of one that is issued, and why it cannot be taken; empty where it can."""
+def _proof(plan: Plan, config: Config, target: Target) -> RankComm | None:
+    """What the proof of a plan gives to compare with other ranks; None where it is left out."""
+    return require_safe([plan.program], target)[0] if config.check else None
+
+
+def _plan_to_capture(program: Program, config: Config, device: Device, issued: Plan) -> tuple[Plan | None, RankComm | None, str]:
+    """The plan of a step that is captured, beside that of one that is issued; what its proof gave; and why it cannot be taken, empty where
+    it can."""
+    target = as_graph(device.target)
     try:
         plan = _plan(program, config.launched(), device)
-        if kept := kept_from_graph(plan.program, as_graph(device.target)):
-            return plan, str(kept[0])
-        require_safe([plan.program], as_graph(device.target))
+        if kept := kept_from_graph(plan.program, target):
+            return None, None, str(kept[0])
+        comm = _proof(plan, config, target)
     except LinkError:
         raise
     except InterlaceError as error:  # raised alike on all ranks, or gathered
-        return None, str(error)
+        return None, None, str(error)
     limit_bytes = issued.outcome.memory.limit_bytes if issued.outcome and issued.outcome.memory else issued.asked_budget
     if plan.outcome and issued.outcome:  # Paddle's baseline is issued in any case
         plan = replace(plan, outcome=msgspec.structs.replace(plan.outcome, before=issued.outcome.before))
-    return plan, _over(plan, limit_bytes)
+    return plan, comm, _over(plan, limit_bytes)
 
 
 def _over(plan: Plan, limit_bytes: int) -> str:

@@ -6,7 +6,7 @@ import contextlib
 
 from interlace.bridge.targets import Device
 from interlace.config import Config
-from interlace.cost_model import CostModel, DeviceProfile, load_profile, profile_of, require_device, without_host
+from interlace.cost_model import CostModel, DeviceProfile, load_profile, profile_of, require_device
 from interlace.errors import ConfigError
 from interlace.ir.target import CPU, GPU
 
@@ -16,7 +16,7 @@ UNREADABLE = (ValueError, RuntimeError, OSError)
 
 
 def costs_for(config: Config, device: Device, profile: str = "") -> tuple[CostModel, str]:
-    """The cost model to ask, and the name of its profile. Of steps that are captured the host issues nothing, so it has no time there.
+    """The cost model to ask (`Config.costs`), and the name of its profile.
 
     Args:
         config: Names the profile; without one the CPU has the profile `cpu`, a GPU the one of its name, and all others `h200`.
@@ -29,7 +29,7 @@ def costs_for(config: Config, device: Device, profile: str = "") -> tuple[CostMo
     name = profile or config.device or default_profile(device)
     loaded = load_profile(name)
     require_own_gpu(loaded, config, device, f"{'device' if profile or config.device else 'no device is chosen, so'} {name!r}")
-    return CostModel(without_host(loaded) if config.capture == "on" else loaded), name
+    return config.costs(loaded), name
 
 
 def default_profile(device: Device) -> str:

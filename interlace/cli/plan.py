@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.plans import read_files, require_world
     from interlace.cli.progress import Alive
     from interlace.config import BUDGET, command_marks, load_config, make_config, require_jobs
-    from interlace.cost_model import CostModel, load_profile, without_host
+    from interlace.cost_model import load_profile
     from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
     from interlace.errors import ConfigError
     from interlace.planning.curve import SWEEP, write_sweep
@@ -87,8 +87,7 @@ def main(args: argparse.Namespace) -> int:
     if config.dump:
         print(f"interlace plan: {config.source}: dump: {config.dump} is for runs; -o says where these plans go", file=sys.stderr)
     profile = args.device or config.device or DEFAULT_PROFILE
-    loaded = load_profile(profile)
-    cost = CostModel(without_host(loaded) if config.capture == "on" else loaded)
+    cost = config.costs(load_profile(profile))
     if config.capture == "auto":
         print(
             f"interlace plan: {config.source}: capture: auto is decided in runs; these plans are of steps that are issued", file=sys.stderr
