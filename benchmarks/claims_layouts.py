@@ -8,7 +8,7 @@ from claiming import Row, by_case, claim, raw, table
 
 from interlace.report.accuracy import CLEAR
 
-MEASURED = "GPT-3 6.7B layers, 4 of them, 2 GPUs, listed"
+MEASURED = ("GPT-3 6.7B layers, 4 of them, 2 GPUs, listed",)
 EVERY = "Llama 7B, 8 GPUs, all layouts of few values"
 ROOMY, BOUNDED = "Llama 7B, 8 H200, all layouts of few values", "Llama 7B, 8 H200, few values"
 PUBLIC = "vpp 1, pp 1, mp 1, dp 8, m 8, sharding 1, recompute none"

@@ -37,6 +37,8 @@ FEW = (
 ROOMY = "--device h200 --memory 125GB --config baseline"
 """Paddle's own plans fit: what is compared is the search."""
 LLAMA_FEW = f"--preset llama-7b {HALF} --batch-size 64 --vpp {{vpp}} {VARIES}"
+MEASURED = {gpus: [each for each in LAYOUTS if each["pp"] * each["mp"] * each["dp"] == gpus] for gpus in (2, 4)}
+"""Layouts that `benchmarks.gpu.training` trains, by the number of GPUs."""
 CASES: dict[str, tuple[str, str, str]] = {
     "GPT-3 6.7B layers, 4 of them, 4 GPUs": (
         GPT,
@@ -95,14 +97,17 @@ CASES: dict[str, tuple[str, str, str]] = {
         "--finalists 1",
         f"--preset 8x7b {HALF} --batch-size 512 {VARIES}",
     ),
-    "GPT-3 6.7B layers, 4 of them, 2 GPUs, listed": (
-        GPT,
-        f"--gpus 2 --layers 4 --heads 32 --batch-size 32 --all --device {DEVICE.relative_to(ROOT)} --finalists {len(LAYOUTS)}",
-        " ".join((*LAYOUT_MODEL, *LAYOUT_WORDS)),
-    ),
+    **{
+        f"GPT-3 6.7B layers, 4 of them, {gpus} GPUs, listed": (
+            GPT,
+            f"--gpus {gpus} --layers 4 --heads 32 --batch-size 32 --all --device {DEVICE.relative_to(ROOT)} --finalists {len(listed)}",
+            " ".join((*LAYOUT_MODEL, *LAYOUT_WORDS)),
+        )
+        for gpus, listed in MEASURED.items()
+    },
 }
 LISTED: dict[str, Sequence[Mapping[str, int | str]]] = {
-    "GPT-3 6.7B layers, 4 of them, 2 GPUs, listed": LAYOUTS,
+    **{f"GPT-3 6.7B layers, 4 of them, {gpus} GPUs, listed": listed for gpus, listed in MEASURED.items()},
     "Llama 13B, 16 GPUs, listed": [
         {"pp": 4, "mp": 1, "dp": 4, "vpp": 10, "m": 32, "sharding": 1, "recompute": "none"},
         {"pp": 4, "mp": 1, "dp": 4, "vpp": 1, "m": 32, "sharding": 1, "recompute": "none"},

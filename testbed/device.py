@@ -22,6 +22,8 @@ from testbed.build import library
 
 NAME = "testbed"
 VARIANT_VARIABLE, SWITCHES_VARIABLE = "TESTBED_VARIANT", "TESTBED_SWITCHES"
+RESULT = 2
+"""`memcpy_d2h`'s destination number of pinned memory that the host reads while the step goes on (`await_results`)."""
 MEMORY_VARIABLE = "TESTBED_MEMORY"  # bytes that the device says it has, where a test plays a smaller one
 ROOT_VARIABLE = "CUSTOM_DEVICE_ROOT"  # Paddle loads every library in this folder when it is imported
 
@@ -138,7 +140,9 @@ def plugin() -> ctypes.CDLL:
     for name in ("begin", "end"):
         getattr(loaded, f"tb_capture_{name}").restype = ctypes.c_size_t
     loaded.tb_graph_launch.argtypes, loaded.tb_graph_launch.restype = [ctypes.c_size_t], ctypes.c_size_t
-    loaded.tb_graph_destroy.argtypes, loaded.tb_graph_destroy.restype = [ctypes.c_size_t], None
+    for name in ("await", "destroy"):
+        call = getattr(loaded, f"tb_graph_{name}")
+        call.argtypes, call.restype = [ctypes.c_size_t], None
     return loaded
 
 
@@ -220,6 +224,11 @@ def launch(graph: int) -> None:
     """
     if plugin().tb_graph_launch(graph):
         raise TestbedError(_capture_reason())
+
+
+def await_results(graph: int) -> None:
+    """Wait until the last launch has copied its results (`memcpy_d2h` with destination `RESULT`) to the host; its other work may go on."""
+    plugin().tb_graph_await(graph)
 
 
 def destroy_graph(graph: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import paddle
+
 from interlace.bridge.targets import register_device
 from interlace.bridge.targets.custom import CustomDevice
 from interlace.errors import PlanError
@@ -37,6 +39,12 @@ class TestbedDevice(CustomDevice):
 
     def launch(self, graph: int) -> None:
         _reasoned(lambda: device.launch(graph))
+
+    def copy_result(self, value: Any) -> Any:
+        return paddle._C_ops.memcpy_d2h(value, device.RESULT)
+
+    def await_results(self, graph: int) -> None:
+        device.await_results(graph)
 
     def forget(self, graph: int) -> None:
         device.destroy_graph(graph)

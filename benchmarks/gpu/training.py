@@ -64,10 +64,16 @@ LAYOUTS = [
         (1, 1, 2, 1, (4, 8, 16)),
         (1, 1, 2, 2, (8,)),
         (1, 1, 2, 3, (8,)),
+        (4, 1, 1, 0, (8, 16)),
+        (2, 2, 1, 0, (8, 16)),
+        (1, 4, 1, 0, (4, 8)),
+        (2, 1, 2, 1, (8, 16)),
+        (1, 2, 2, 1, (4, 8)),
+        (1, 1, 4, 1, (4, 8)),
     )
     for m in counts
 ]
-"""What may vary for two GPUs, and its values."""
+"""What may vary for two and for four GPUs, and its values."""
 LAYOUT_MODEL = (*BIG, "--layers", "4", "--seq-len", "2048", "--batch-size", "32", "--optimizer", "adamw")
 LAYOUT_WORDS = ("--pp", "{pp}", "--mp", "{mp}", "--dp", "{dp}", "--micro-batches", "{m}", "--sharding-stage", "{sharding}")
 WIDE = ("--hidden", "5120", "--heads", "40")
@@ -241,9 +247,9 @@ def cases(gpus: int) -> list[Case]:
             for model in models
         ]
         found += [_layers(model, 2048, 1, 2, 2, plans=(*SOME, AUTO[0], DELAYS[0])) for model in models]
-        found += [*_wide(), *_data_parallel(), *_peaks(), *_experts(), *_states(), *_layouts()]
+        found += [*_wide(), *_data_parallel(), *_peaks(), *_experts(), *_states(), *_layouts(gpus)]
     if gpus > 3:
-        found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
+        found += [_layers(model, 2048, 2, 2, plans=(*SOME, AUTO[0]), batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
     found += [_layers(model, 2048, 1, plans=(BASELINE, DX, *OFFLOADS)) for model in models]
     found += [*_accumulation(), *_captured(gpus)]
@@ -273,7 +279,7 @@ def _captured(gpus: int) -> list[Case]:
     """Steps as they are issued and as launches: short kernels, which the host bounds, and the usual size."""
     plans = (BASELINE, AUTO[0], CAPTURED[0], MIXED, CAPTURED[1], OFFLOADS[1], CAPTURED[2], AGAIN)
     found = []
-    for mp, pp in ((1, 1), (2, 1), (1, 2)):
+    for mp, pp in ((1, 1), (2, 1), (1, 2), (4, 1)):
         if mp * pp > gpus:
             continue
         for model in ("gpt", "llama"):
@@ -347,13 +353,16 @@ def _states() -> list[Case]:
     return [replace(_layers(model, 2048, 1, 2, plans=plans, more=more), name=f"{model}-adamw-s2048-pp2") for model in ("gpt", "llama")]
 
 
-def _layouts() -> list[Case]:
-    """One model and batch in every layout of `LAYOUTS`, which `interlace choose` puts in order (benchmarks/layouts.py)."""
+def _layouts(gpus: int) -> list[Case]:
+    """One model and batch in every layout of `LAYOUTS` of so many GPUs, which `interlace choose` puts in order (benchmarks/layouts.py)."""
     found = []
     for layout in LAYOUTS:
+        world = layout["pp"] * layout["mp"] * layout["dp"]
+        if world > gpus:
+            continue
         words = tuple(word.format(**layout) for word in LAYOUT_WORDS)
         name = "-".join(f"{key}{layout[key]}" for key in ("pp", "mp", "dp", "m", "sharding") if layout[key] != 1 or key == "sharding")
-        found.append(Case(f"layout-gpt-{name}", "gpt", 2, (*LAYOUT_MODEL, *words), (BASELINE, AUTO[0])))
+        found.append(Case(f"layout-gpt-{name}", "gpt", world, (*LAYOUT_MODEL, *words), (BASELINE, AUTO[0])))
     return found
 
 

@@ -2,7 +2,8 @@
 
 The first step of a plan runs as ever. In the second the executor issues all jobs to a device that takes them down instead of running them;
 what it took down is launched then, and in every step that follows, without entering the executor. The batch is copied to where the
-captured step read it, the learning rate is written where it always is, and losses are read when the launch is done.
+captured step read it, the learning rate is written where it always is, and losses are read once the launch has copied them to the host:
+the optimizer may run while the next batch is prepared.
 
 A step of another shape, memory that was replaced (a checkpoint), and any other program that ran meanwhile end a graph: the next step
 runs as ever, and the one after it is captured anew.
@@ -89,6 +90,10 @@ class StepGraphs:
                 run(program, feed=feed, fetch_list=[], **others)
             finally:
                 _running.pop()
+            if self.graph is None:
+                self.device.synchronize()
+            elif names:
+                self.device.await_results(self.graph.number)
             scope = paddle.static.global_scope()
             return [np.array(scope.find_var(name).get_tensor()) for name in names]
 

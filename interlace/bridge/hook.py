@@ -369,7 +369,7 @@ class _Making:
         if is_graph and (why := _over(plan, plan.asked_budget)):
             raise PlanError(f"{config.source}: {why}; raise the budget, or write capture: off")
         device.prepare()
-        lowered = lower(self.captured, plan.program, device, keeps_outputs=is_graph)
+        lowered = lower(self.captured, plan.program, device, is_graph=is_graph)
         if not is_first:
             _run_fused_passes(self.engine, lowered)
         report = PlanReport(plan, Measured(known_name(device), load_profile(plan.profile).device))

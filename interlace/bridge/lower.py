@@ -31,6 +31,7 @@ from interlace.ir.copies import is_copy_into, omitted_copies
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p
 from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
+from interlace.passes.streams import AutoParallelStreamType
 
 FEED_JOB, COLLECT_JOB = "interlace_feed", "interlace_collect"
 ROLE_NUMBER = {"forward": 0, "backward": 1, "optimize": 2}
@@ -79,7 +80,7 @@ class Lowered:
     def ir_program(self, job_type: str) -> Any:
         """Program of a job; the engine asks for `forward` or the last chunk's forward to find the loss: the collecting one."""
         types = {job.name: job.program for job in self.jobs}
-        return types.get(job_type, self.jobs[-1].program)
+        return types.get(job_type, types.get(COLLECT_JOB, self.jobs[-1].program))
 
     def job_types(self) -> list[str]:
         """Names of all jobs."""
@@ -94,7 +95,7 @@ class Lowered:
         return 1
 
 
-def lower(captured: Captured, program: Program, device: Device, keeps_outputs: bool = False) -> Lowered:
+def lower(captured: Captured, program: Program, device: Device, is_graph: bool = False) -> Lowered:
     """Build the job programs of a scheduled program.
 
     Args:
@@ -102,13 +103,14 @@ def lower(captured: Captured, program: Program, device: Device, keeps_outputs: b
         program: Scheduled; its operations stand for captured ones (`origin`) or are new ones known to `newops`. Values to fetch
             besides the program's named outputs are outputs too (`passes.insert_events.fetching`).
         device: What it is built for.
-        keeps_outputs: Whether outputs stay in the global scope under their names, to be read there and not fetched.
+        is_graph: Whether steps are captured. Outputs are then copied to host memory, which has their names in the global scope, as soon as
+            the last of them is known, and are not fetched.
 
     Raises:
         PlanError: Something in the plan cannot be built; the operation and job are named.
     """
     with _short_stacks():
-        return _Lowering(captured, program, device, keeps_outputs).run()
+        return _Lowering(captured, program, device, is_graph).run()
 
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -136,8 +138,8 @@ def _short_stacks() -> Iterator[None]:
 
 
 class _Lowering:
-    def __init__(self, captured: Captured, program: Program, device: Device, keeps_outputs: bool) -> None:
-        self.captured, self.program, self.device, self.keeps_outputs = captured, program, device, keeps_outputs
+    def __init__(self, captured: Captured, program: Program, device: Device, is_graph: bool) -> None:
+        self.captured, self.program, self.device, self.is_graph = captured, program, device, is_graph
         self.graph = Graph(program)
         self.count = program.pipeline.num_micro_batches
         self.omitted = omitted_copies(program)
@@ -152,7 +154,8 @@ class _Lowering:
     def run(self) -> Lowered:
         found = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
         collect, outputs, fetched = self._collect_job()
-        jobs = [job for job in (*found, collect) if job is not None]
+        found.insert(1 + self._last_output() if self.is_graph else len(found), collect)
+        jobs = [job for job in found if job is not None]
         for job in jobs:
             self.device.finish(job.program, job.name)
         has_p2p = any(is_p2p(op) for op in self.program.ops)
@@ -246,13 +249,23 @@ class _Lowering:
                     continue
                 name = op.attrs["output_name"]
                 outputs[name] = stacked
-                if self.keeps_outputs:
+                if self.is_graph:
+                    stacked = outputs[name] = self.device.copy_result(stacked)
+                    stacked.get_defining_op().set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
                     stacked.persistable = True
                 paddle._C_ops.set_persistable_value(stacked, name)
                 made.names.add(name)
         if not items:
             return None, {}, {}
         return made, outputs, fetched
+
+    def _last_output(self) -> int:
+        """Place of the last job, from 1, that gives or orders what is collected."""
+        items = collect_items(self.program, self.graph.storages)
+        given = {(producer.id, m) for op_id, m in items if (producer := self.graph.producer_op(self.graph.ops[op_id].operands[0]))}
+        awaited = {name for item in items for name in self.events.waits.get(item, ())}
+        given |= {item for item, name in self.events.records.items() if name in awaited}
+        return max((place for place, job in enumerate(self.program.jobs, 1) if not given.isdisjoint(job.items)), default=0)
 
     def _stack(self, value: int, items: Sequence[OpInstance], made: JobProgram, block: Any) -> Any:
         kind = self.type_of(value)

@@ -17,6 +17,7 @@ using Clock = std::map<Stream, size_t>;  // stream -> the last of its places tha
 struct Graph {
   void* made = nullptr;
   std::set<const char*> uses;
+  std::vector<Event> results;  // recorded at each launch
   std::string ended;  // why it must not be launched
   MemoryGrowth growth;
 };
@@ -66,6 +67,12 @@ void order(Stream first, Stream then) {
   event_destroy(event);
 }
 
+void forget(const Graph& graph, size_t number) {
+  if (graph.made) recording_destroy(graph.made);
+  for (Event each : graph.results) event_destroy(each);
+  Pool::end_graph(number);
+}
+
 void close(Captures& c) {
   open_number = 0;
   c.clocks.clear(), c.recorded.clear(), c.refused.clear();
@@ -102,7 +109,7 @@ size_t capture_end(Stream origin) {
   } catch (const std::exception& error) {  // CUDA ends a capture at its first fault
     broken = error.what();
   }
-  std::lock_guard<std::mutex> guard(c.mutex);
+  std::unique_lock<std::mutex> guard(c.mutex);
   std::string why = c.refused.empty() ? broken : c.refused;
   for (auto& each : c.clocks)
     if (why.empty() && each.second.count(each.first) && c.clocks[origin][each.first] < each.second[each.first])
@@ -119,9 +126,10 @@ size_t capture_end(Stream origin) {
   close(c);
   graph.made = made, graph.growth = memory_watched();
   if (why.empty()) return number;
-  if (made) recording_destroy(made);
+  Graph failed = std::move(graph);
   c.graphs.erase(number);
-  Pool::end_graph(number);
+  guard.unlock();
+  forget(failed, number);
   throw std::runtime_error(why);
 }
 
@@ -144,13 +152,25 @@ void graph_launch(size_t number, Stream origin) {
   recording_launch(graph->made, origin);
 }
 
+void graph_await(size_t number) {
+  std::vector<Event> results;
+  {
+    std::lock_guard<std::mutex> guard(all().mutex);
+    results = all().graphs.at(number).results;
+  }
+  for (Event each : results) event_sync(each);
+}
+
 void graph_destroy(size_t number) {
-  std::lock_guard<std::mutex> guard(all().mutex);
-  auto found = all().graphs.find(number);
-  if (found == all().graphs.end()) return;
-  recording_destroy(found->second.made);
-  all().graphs.erase(found);
-  Pool::end_graph(number);
+  Graph over;
+  {
+    std::lock_guard<std::mutex> guard(all().mutex);
+    auto found = all().graphs.find(number);
+    if (found == all().graphs.end()) return;
+    over = std::move(found->second);
+    all().graphs.erase(found);
+  }
+  forget(over, number);
 }
 
 // ---- what the device is asked for
@@ -209,6 +229,14 @@ void capture_forget(Event event) {
   c.recorded.erase(event);
   c.epochs.erase(event);
   num_epochs = c.epochs.size();
+}
+
+void capture_result(Stream stream) {
+  if (!capturing()) return;
+  Event made = event_create();
+  event_record_launches(made, stream);
+  std::lock_guard<std::mutex> guard(all().mutex);
+  all().graphs[open_number].results.push_back(made);
 }
 
 bool capture_separates(Event event) {

@@ -23,6 +23,7 @@ void capture_begin(Stream origin);
 size_t capture_end(Stream origin);  // the graph's number, from 1
 void capture_abandon(Stream origin);
 void graph_launch(size_t graph, Stream origin);
+void graph_await(size_t graph);    // the host waits until the last launch has copied its results
 void graph_destroy(size_t graph);  // the device is idle
 
 size_t capture_number();  // of the graph that is being captured, 0 for none
@@ -36,6 +37,7 @@ void capture_record(Event event, Stream stream);
 void capture_wait(Stream stream, Event event);  // throws where the event was recorded outside
 void capture_query(Event event);                // throws where the event was recorded in a capture
 void capture_forget(Event event);
+void capture_result(Stream stream);             // what `graph_await` waits for: all that the stream was given so far
 // Recorded in another capture than the wait, or only one of the two in any: an idle device lies between them, so the wait is left out.
 bool capture_separates(Event event);
 

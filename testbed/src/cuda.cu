@@ -169,6 +169,10 @@ void event_record(Event event, Stream stream) {
   capture_record(event, stream);
   TB_CHECK(cudaEventRecord(of_event(event), of(stream)));
 }
+void event_record_launches(Event event, Stream stream) {
+  capture_work(stream, "an event for the host");
+  TB_CHECK(cudaEventRecordWithFlags(of_event(event), of(stream), cudaEventRecordExternal));
+}
 bool event_done(Event event) {
   capture_query(event);
   return cudaEventQuery(of_event(event)) == cudaSuccess;

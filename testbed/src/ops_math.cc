@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "capture.h"
 #include "op.h"
 
 namespace tb {
@@ -308,12 +309,15 @@ void NopKernel(const Context& c, const DenseTensor& x, DenseTensor* out) {
   out->ShareDataWith(x);
 }
 
+enum Destination { kPinned = 1, kResult = 2 };  // what is copied to the second, the host may await while the step goes on
+
 template <typename T, typename Context>
 void MemcpyD2HKernel(const Context& c, const DenseTensor& x, int to, DenseTensor* out) {
   Op op(c, "memcpy_d2h", {&x});
-  bool pinned = to == 1 && !switches.pageable;
+  bool pinned = (to == kPinned && !switches.pageable) || to == kResult;
   if (!pinned) c.template HostAlloc<T>(out);
   to_host(op, x, pinned, out);
+  if (to == kResult) return capture_result(op.stream);
   if (!pinned || switches.d2h_blocks) stream_sync(op.stream);
 }
 

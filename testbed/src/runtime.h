@@ -32,6 +32,7 @@ int stream_number(Stream stream);
 Event event_create();
 void event_destroy(Event event);
 void event_record(Event event, Stream stream);
+void event_record_launches(Event event, Stream stream);  // while a step is captured: each launch records it, for the host
 bool event_done(Event event);
 void event_sync(Event event);
 void stream_wait(Stream stream, Event event);

@@ -232,6 +232,12 @@ void event_record(Event event, Stream stream) {
   if (!is_recorded([=] { record(state, stream); })) record(state, stream);
 }
 
+void event_record_launches(Event event, Stream stream) {
+  capture_work(stream, "an event for the host");
+  EventHandle state = of_event(event);
+  is_recorded([=] { record(state, stream); });
+}
+
 bool event_done(Event event) {
   capture_query(event);
   EventHandle state = of_event(event);

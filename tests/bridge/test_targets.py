@@ -271,6 +271,21 @@ def test_the_feed_is_cut_and_losses_are_stacked_once(target: str) -> None:
     assert lowered.ir_program("forward") is last.program
 
 
+def test_a_captured_step_copies_its_losses_to_the_host_before_it_goes_on() -> None:
+    """Launched steps. What comes behind the last loss, the optimizer too, is issued behind the copy, and on other streams."""
+    made = case("testbed")
+    lowered = lower(made.captured, made.program, made.device, is_graph=True)
+    names = [each.name for each in lowered.jobs]
+    at = names.index(COLLECT_JOB)
+    assert names[at - 1 : at + 2] == ["forward_2", COLLECT_JOB, "backward_2"]
+    assert "optimizer" in names[at + 1 :]
+    (copied,) = ops_of(lowered.jobs[at], "pd_op.memcpy_d2h")
+    assert (copied.attrs()["dst_place_type"], copied.attrs()["execution_stream"]) == (2, "auto_parallel_host_wait")
+    assert copied.operand_source(0).get_defining_op().name() == "pd_op.stack"
+    assert lowered.outputs["loss"].is_same(copied.result(0))
+    assert lowered.ir_program("forward") is lowered.jobs[at].program
+
+
 def test_micro_batches_are_the_parts_of_the_batch_in_order() -> None:
     """Plain lowering."""
     first = case("cpu").lowered.jobs[0]

@@ -167,6 +167,44 @@ def test_the_device_refuses_what_cuda_refuses(plugin: Path) -> None:
     assert lines[4] == "first 8000.0"
 
 
+RESULT = """
+import sys, time
+from testbed import device
+device.load()
+import paddle
+paddle.set_device("testbed:0")
+x, big = paddle.full([1000], 1.0), paddle.full([int(sys.argv[1])], 1.0)
+paddle.add(big, big)
+kept = []
+device.begin_capture()
+kept.append(paddle._C_ops.memcpy_d2h(paddle.add(x, x), device.RESULT))
+for _ in range(40):
+    kept.append(paddle.add(big, big))
+graph = device.end_capture()
+for value in (1.0, 4.0, 5.0):
+    paddle.assign(paddle.full([1000], value), x)
+    device.synchronize()
+    start = time.perf_counter()
+    device.launch(graph)
+    device.await_results(graph)
+    known = time.perf_counter() - start
+    print(float(kept[0].numpy().sum()))
+    device.synchronize()
+    print(known / (time.perf_counter() - start))
+device.destroy_graph(graph)
+"""
+
+
+def test_a_result_is_known_before_its_step_is_done(plugin: Path) -> None:
+    """Of each launch anew, and early in it: most of the step is behind the copy to the host."""
+    env = {**os.environ, "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(EXAMPLES.parent)}
+    size = 1 << (22 if device.variant() == "threads" else 26)
+    done = subprocess.run([sys.executable, "-c", RESULT, str(size)], env=env, capture_output=True, text=True, timeout=120, check=False)
+    values, shares = done.stdout.splitlines()[::2], done.stdout.splitlines()[1::2]
+    assert values == ["2000.0", "8000.0", "10000.0"], done.stderr[-2000:]
+    assert all(float(share) < 0.5 for share in shares), shares
+
+
 OTHER = """
 import sys
 sys.path.insert(0, {examples!r})

@@ -109,6 +109,14 @@ class Device:
         """Do what was taken down, behind what the compute stream was given before. Raises PlanError where it cannot be any more."""
         raise PlanError(self.cannot_capture)
 
+    def copy_result(self, value: Any) -> Any:
+        """A copy to host memory of what the host reads while a captured step goes on."""
+        raise PlanError(self.cannot_capture)
+
+    def await_results(self, graph: int) -> None:
+        """Wait until the last launch has made these copies."""
+        raise PlanError(self.cannot_capture)
+
     def forget(self, graph: int) -> None:
         """Give up what was taken down, once the device is idle."""
 
