@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import NamedTuple
 
 from claiming import Row, by_case, claim, raw, table
 
 from interlace.report.accuracy import CLEAR
 
-MEASURED = ("GPT-3 6.7B layers, 4 of them, 2 GPUs, listed",)
+MEASURED = {
+    "h200/testbed_two_gpus.json": "GPT-3 6.7B layers, 4 of them, 2 GPUs, listed",
+    "h100/testbed_four_gpus.json": "GPT-3 6.7B layers, 4 of them, 4 GPUs, listed",
+}
+"""Measured runs -> the search that has these layouts, with the times of the testbed's kernels on an H200."""
 EVERY = "Llama 7B, 8 GPUs, all layouts of few values"
 ROOMY, BOUNDED = "Llama 7B, 8 H200, all layouts of few values", "Llama 7B, 8 H200, few values"
 PUBLIC = "vpp 1, pp 1, mp 1, dp 8, m 8, sharding 1, recompute none"
@@ -80,23 +85,32 @@ def layouts_public() -> str:
     )
 
 
-def _measured() -> list[tuple[Row, str, float, float]]:
-    """Layouts that ran on two H200: row of the answer, whose plan it is, step simulated and measured in ms; shortest measured first."""
-    runs = by_case("h200/testbed_two_gpus.json")
+class Ran(NamedTuple):
+    """A layout that ran: whose plan it was, and its step in ms as the search had it, as the plan was simulated for the card, and measured."""
+
+    layout: str
+    whose: str
+    searched: float
+    planned: float
+    measured: float
+
+
+def _ran(file: str) -> list[Ran]:
+    """Shortest measured first."""
+    runs = by_case(file)
     found = []
-    for row in _cases()[MEASURED]["layouts"]:
+    for row in _cases()[MEASURED[file]]["layouts"]:
         words = [word.split() for word in row["layout"].split(", ")]
         name = "-".join(["layout-gpt", *(f"{key}{value}" for key, value in words if value != "1" or key == "sharding")])
         for whose, plan in (("paddles", "stock"), ("ours", "auto")):
             if "step_ms" in (run := runs.get(name, {}).get(plan, {})):
-                found.append((row, whose, row[f"{whose}_step_ns"] / 1e6, run["step_ms"]["median"]))
-    return sorted(found, key=lambda each: each[3])
+                planned = run["simulated"].get("limited", run["simulated"])["step_ms"]
+                found.append(Ran(row["layout"], whose, row[f"{whose}_step_ns"] / 1e6, planned, run["step_ms"]["median"]))
+    return sorted(found, key=lambda each: each.measured)
 
 
-@claim
-def layouts_measured() -> str:
-    """Steps of two H200 in each layout, by Paddle's plan and by ours."""
-    found = {(row["layout"], whose): f"{simulated:.1f}, {measured:.1f}" for row, whose, simulated, measured in _measured()}
+def _steps(file: str, how: str) -> str:
+    found = {(each.layout, each.whose): f"{getattr(each, how):.1f}, {each.measured:.1f}" for each in _ran(file)}
     layouts = dict.fromkeys(layout for layout, _ in found)
     return table(
         ["layout", "Paddle's plan, ms: simulated, measured", "Interlace's plan"],
@@ -104,14 +118,42 @@ def layouts_measured() -> str:
     )
 
 
-@claim
-def layouts_order() -> str:
-    """How many pairs of layouts are in the right order."""
+def _order(file: str, how: str) -> str:
     told = []
     for whose, name in (("paddles", "Paddle's plan"), ("ours", "ours")):
-        rows = [(simulated, measured) for _, each, simulated, measured in _measured() if each == whose]
+        rows = [(getattr(each, how), each.measured) for each in _ran(file) if each.whose == whose]
         pairs = [(one, other) for one, other in combinations(rows, 2) if abs(one[1] / other[1] - 1) > CLEAR]
         right = sum((one[0] - other[0]) * (one[1] - other[1]) > 0 for one, other in pairs)
         off = [simulated / measured - 1 for simulated, measured in rows]
         told.append(f"{right} of {len(pairs)} pairs with {name} (steps off by {100 * min(off):+.1f} to {100 * max(off):+.1f} %)")
     return ", ".join(told)
+
+
+@claim
+def layouts_measured() -> str:
+    """Steps of two H200 in each layout, by Paddle's plan and by ours, beside the search's."""
+    return _steps("h200/testbed_two_gpus.json", "searched")
+
+
+@claim
+def layouts_order() -> str:
+    """How many pairs of these are in the right order."""
+    return _order("h200/testbed_two_gpus.json", "searched")
+
+
+@claim
+def layouts_measured_four() -> str:
+    """Steps of four H100, beside those of the plans that ran."""
+    return _steps("h100/testbed_four_gpus.json", "planned")
+
+
+@claim
+def layouts_order_four() -> str:
+    """How many pairs of these are in the right order, by the plans that ran."""
+    return _order("h100/testbed_four_gpus.json", "planned")
+
+
+@claim
+def layouts_searched_four() -> str:
+    """The same by the search that was stored before they ran, for H200."""
+    return _order("h100/testbed_four_gpus.json", "searched")

@@ -3,7 +3,8 @@
     python benchmarks/device_profile.py [--check]
 
 Every entry is the median over the runs that measured it; its spread is largest minus smallest. `--check` compares with
-the stored files and writes nothing. Of the H100 one GPU was measured, and collectives of two: all else is the H200's, marked `derived`.
+the stored files and writes nothing. Of the H100 one GPU was measured, collectives of two and copies of four: all else is the H200's,
+marked `derived`.
 Collectives of four and more GPUs over sizes are those that others published (results/external), marked `published`.
 """
 
@@ -415,6 +416,7 @@ def build(
     host: dict[str, Any],
     traced: dict[str, Any] | None = None,
     alone: Sequence[dict[str, Any]] = (),
+    together: Sequence[dict[str, Any]] = (),
 ) -> DeviceProfile:
     """The H200's profile from raw results."""
     collectives, p2p = comm_samples(pairs, oracles, alone)
@@ -446,13 +448,15 @@ def build(
         ops=merge_ops([*ops, *single_ops(singles)]),
         collectives=collectives,
         p2p=p2p,
-        copies=copy_samples(pairs, singles),
+        copies=copy_samples(pairs, [*singles, *together]),
         interference=with_traced(interference(pairs), traced) if traced else interference(pairs),
     )
 
 
-def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -> DeviceProfile:
-    """The H100's profile: operations, rates and copies of one GPU and collectives of two measured, all else the H200's."""
+def h100(
+    h200: DeviceProfile, singles: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]], together: Sequence[dict[str, Any]]
+) -> DeviceProfile:
+    """The H100's profile: operations, rates and copies of one GPU, collectives of two and copies of four measured, all else the H200's."""
 
     def derived(rows: Iterable[Row]) -> tuple[Row, ...]:
         return tuple(msgspec.structs.replace(row, source="derived") for row in rows)
@@ -462,7 +466,9 @@ def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]], alone: Sequence
     others = [each for each in (*h200.collectives, *h200.p2p) if (each.kind, each.group_size, each.ctas) not in measured]
 
     meta, (matrix, vector) = singles[0]["meta"], rates(singles)
-    together = (row for row in h200.copies if row.ranks > 1)
+    copies = copy_samples([], [*singles, *together])
+    own = {(each.direction, each.ranks) for each in copies}
+    other_copies = (each for each in h200.copies if (each.direction, each.ranks) not in own)
     return msgspec.structs.replace(
         h200,
         device=meta["gpu"],
@@ -473,8 +479,9 @@ def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]], alone: Sequence
             driver=meta["driver"].partition(",")[0],
             versions={"torch": meta["torch"], "cuda": meta["cuda"]},
             note="operations and copies of one GPU measured through PyTorch, whose kernels are not all Paddle's (attention: "
-            "FlashAttention 2 in both); collectives and exchanges of two GPUs by NCCL, two sittings; copies of several GPUs at once, "
-            "interference and the host's costs are the H200's, with which it shares the chip, NVLink and PCIe: sources `derived`; "
+            "FlashAttention 2 in both); collectives and exchanges of two GPUs by NCCL, two sittings; "
+            "copies of four GPUs at once in training steps; of two, interference and the host's costs are the H200's, with which it "
+            "shares the chip, NVLink and PCIe: sources `derived`; "
             "collectives of four and eight GPUs are published ones (benchmarks/results/external); raw files in benchmarks/results/h100",
         ),
         memory_bytes=meta["memory_bytes"],
@@ -486,7 +493,7 @@ def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]], alone: Sequence
         ops=merge_ops(single_ops(singles)),
         collectives=(*collectives, *derived(each for each in others if each.kind != "send_recv")),
         p2p=(*p2p, *derived(each for each in others if each.kind == "send_recv")),
-        copies=(*copy_samples([], singles), *derived(together)),
+        copies=(*copies, *derived(other_copies)),
         interference=derived(h200.interference),
     )
 
@@ -494,9 +501,16 @@ def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]], alone: Sequence
 def profiles() -> dict[str, DeviceProfile]:
     """All profiles of GPUs, by name."""
     h200 = build(
-        read("pairs_"), read("oracle_"), read("single"), *read("testbed_host"), *read("beside_transfers"), alone=read("collectives")
+        read("pairs_"),
+        read("oracle_"),
+        read("single"),
+        *read("testbed_host"),
+        *read("beside_transfers"),
+        alone=read("collectives"),
+        together=read("copies"),
     )
-    alone = {"h200": h200, "h100": h100(h200, read("single", "h100"), read("collectives", "h100"))}
+    own = h100(h200, read("single", "h100"), read("collectives", "h100"), read("copies", "h100"))
+    alone = {"h200": h200, "h100": own}
     found = {
         name: msgspec.structs.replace(each, collectives=never_falling(with_published(each.collectives, name)), p2p=never_falling(each.p2p))
         for name, each in alone.items()

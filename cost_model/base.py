@@ -87,6 +87,10 @@ class Costs(ABC):
     def job_ns(self) -> int:
         """Time the host spends on one job beyond its operations."""
 
+    def for_world(self, world: int) -> Costs:
+        """The same in a job of so many devices: those of a host copy at once, and share its memory."""
+        return self
+
     def power(self) -> Power | None:
         """The device's limit of power; None where it is not known."""
         return None
@@ -131,10 +135,10 @@ class Costs(ABC):
     def table(self, program: Program) -> list[Row]:
         """Every operation with its time, in program order."""
         values, groups = tables_of(program)
-        runs = runs_of(program)
+        runs, costs = runs_of(program), self.for_world(program.world)
         rows = []
         for op in program.ops:
-            found = self.op_time(op, values, groups)
+            found = costs.op_time(op, values, groups)
             rows.append(
                 Row(
                     op.id,

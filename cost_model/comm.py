@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from interlace.cost_model.base import How
 from interlace.cost_model.curves import Curve, line
-from interlace.cost_model.profile import CommSample, CopySample, Network
+from interlace.cost_model.profile import CommSample, CopySample, Network, nearest_count
 
 SAME_ERROR = 0.10
 """Least expected error at the very size and group that was measured: of eight collectives of 16 MiB that two programs measured on
@@ -208,8 +208,7 @@ class CopyTimes:
         samples = [sample for sample in samples if sample.direction != "both"]
         self._points: dict[str, list[CopySample]] = {}
         for way in sorted({sample.direction for sample in samples}):
-            measured = sorted({sample.ranks for sample in samples if sample.direction == way})
-            wanted = measured[-1] if ranks is None else next((n for n in measured if n >= ranks), measured[-1])
+            wanted = nearest_count({sample.ranks for sample in samples if sample.direction == way}, ranks)
             self._points[way] = [s for s in samples if s.direction == way and s.ranks == wanted]
 
     def time(self, direction: str, size_bytes: int) -> Found | None:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from interlace.cost_model.profile import CopySample, Interference
+from interlace.cost_model.profile import CopySample, Interference, nearest_count
 
 StretchHow = Literal["measured", "nearest", "assumed", "given"]
 SHARED = 2.0
@@ -43,12 +43,14 @@ class Stretch(NamedTuple):
 class InterferenceTable:
     """Look-ups over measured rows; O(rows) once, then O(1) a pair."""
 
-    def __init__(self, rows: Iterable[Interference], copies: Iterable[CopySample] = (), ctas: int = 0) -> None:
+    def __init__(
+        self, rows: Iterable[Interference], copies: Iterable[CopySample] = (), ctas: int = 0, copy_ranks: int | None = None
+    ) -> None:
         rows = [row for row in rows if row.ctas in (0, ctas)]
         self._rows = tuple(row for row in rows if RESULT not in row.dims)
         self._by_result = sorted((log(row.dims[RESULT]), row.stretch_op) for row in rows if row.beside == WAIT and RESULT in row.dims)
         self._ctas = ctas
-        self._both = _both_ways(copies)
+        self._both = _both_ways(copies, copy_ranks)
         self._known: dict[tuple[str, str], Stretch] = {}
 
     def between(self, category: str, beside: str) -> Stretch:
@@ -139,12 +141,12 @@ def _distance(dims: dict[str, int], n: int, k: int) -> float:
     return abs(log(dims["n"] / n)) + abs(log(dims["k"] / k))
 
 
-def _both_ways(copies: Iterable[CopySample]) -> float:
-    """Stretch of a copy while another runs the other way: median over sizes measured one way and both ways."""
+def _both_ways(copies: Iterable[CopySample], wanted: int | None) -> float:
+    """Stretch of a copy while another runs the other way: median over sizes measured one way and both ways, on as many devices at once as
+    `CopyTimes` looks up."""
     times = {(c.direction, c.size_bytes, c.ranks): c.dur_ns for c in copies}
-    found = [
-        dur / max(times["d2h", size, ranks], times["h2d", size, ranks])
-        for (way, size, ranks), dur in times.items()
-        if way == "both" and ("d2h", size, ranks) in times and ("h2d", size, ranks) in times
-    ]
-    return max(1.0, median(found)) if found else 0.0
+    found: dict[int, list[float]] = {}
+    for (way, size, ranks), dur in times.items():
+        if way == "both" and ("d2h", size, ranks) in times and ("h2d", size, ranks) in times:
+            found.setdefault(ranks, []).append(dur / max(times["d2h", size, ranks], times["h2d", size, ranks]))
+    return max(1.0, median(found[nearest_count(found, wanted)])) if found else 0.0

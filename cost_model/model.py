@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from copy import copy
 from statistics import median
 from typing import Any
 
@@ -78,8 +79,10 @@ class CostModel(Costs):
     def __init__(self, profile: DeviceProfile, comm_ctas: int = 0, copy_ranks: int | None = None) -> None:
         self.profile = profile
         self._comm = CommTimes((*profile.collectives, *profile.p2p), comm_ctas, profile.shortest_kernel_ns)
+        self._ctas = comm_ctas
         self._copies = CopyTimes(profile.copies, copy_ranks)
-        self._pairs = InterferenceTable(profile.interference, profile.copies, comm_ctas)
+        self._pairs = InterferenceTable(profile.interference, profile.copies, comm_ctas, copy_ranks)
+        self._by_devices: dict[int, CostModel] = {}
         self._samples: dict[Group, list[OpSample]] = {}
         self._of_sizes: dict[tuple[Group, Dims], list[OpSample]] = {}
         for sample in profile.ops:
@@ -101,6 +104,17 @@ class CostModel(Costs):
         self._draws: dict[int, Draw] = {}
         self._power = PowerSamples(profile.power) if profile.power else None
         self._slowness = self._memory_slowness()
+
+    def for_world(self, world: int) -> CostModel:
+        """As in `Costs`; what was found of operations is shared, but for copies."""
+        devices = max(1, min(world, self.profile.ranks_per_host))
+        if devices not in self._by_devices:
+            made = copy(self)
+            made._copies = CopyTimes(self.profile.copies, devices)
+            made._pairs = InterferenceTable(self.profile.interference, self.profile.copies, self._ctas, devices)
+            made._known, made._draws = {}, {}
+            self._by_devices[devices] = made
+        return self._by_devices[devices]
 
     def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
         """Time of one operation alone; remembered by kind, shapes, dtypes and attributes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Collection
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -105,6 +106,11 @@ class CopySample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forb
     spread_ns: Count = 0
     num_runs: Positive = 1
     source: Source = "measured"
+
+
+def nearest_count(measured: Collection[int], wanted: int | None) -> int:
+    """The number of devices, of those measured, that answers for `wanted`: the next that is not smaller, or the most; None asks for it."""
+    return min((n for n in measured if wanted is not None and n >= wanted), default=max(measured))
 
 
 class Interference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):

@@ -35,7 +35,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def measure(program: Program, cost: Costs, memory_budget: int | None = None) -> Measured:
     """Durations by a cost model: of the program's operations, and of copies of every size that could be moved."""
     values = {value.id: value for value in program.values}
-    groups = {group.id: group for group in program.groups}
+    groups, cost = {group.id: group for group in program.groups}, cost.for_world(program.world)
     op_ns = {op.id: cost.op_time(op, values, groups).dur_ns for op in program.ops}
     moved = {saved.size_bytes: values[saved.value] for saved in find_candidates(program).saved}
     return Measured(op_ns, copy_times(moved, cost, COPY_OUT), copy_times(moved, cost, COPY_BACK), memory_budget)

@@ -231,7 +231,7 @@ class StateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def measure_states(program: Program, cost: Costs, memory_limit: int | None = None) -> StateFacts:
     """Durations by a cost model: of the program's operations, and of copies of every size that could be moved."""
     graph = Graph(program)
-    groups = {group.id: group for group in program.groups}
+    groups, cost = {group.id: group for group in program.groups}, cost.for_world(program.world)
     op_ns = {op.id: cost.op_time(op, graph.values, groups).dur_ns for op in program.ops}
     sizes: dict[int, Value] = {state.size_bytes: graph.values[state.value] for state in find_states(program)[0]}
     back, out = (copy_times(sizes, cost, way) for way in (COPY_BACK, COPY_OUT))

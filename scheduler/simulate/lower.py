@@ -50,6 +50,7 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     """
     options = options or Options()
     programs = sorted(programs, key=lambda program: program.rank)
+    cost = cost.for_world(max((program.world for program in programs), default=1))
     classes = _Classes(cost, options)
     parts = [_lower_rank(program, cost, options, classes) for program in programs]
     first = offsets([len(part.items) for part in parts])

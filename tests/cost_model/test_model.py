@@ -161,7 +161,12 @@ def test_copies_know_their_direction_and_how_many_devices_copy(h200):
     assert h200.category(*down) == "copy:d2h"
     assert h200.category(*back) == "copy:h2d"
     assert 1_650_000 < h200.op_time(*down).dur_ns < 1_750_000
-    assert CostModel(h200.profile, copy_ranks=1).op_time(*down).dur_ns == pytest.approx(1_212_000, rel=0.01)
+    alone, two, four = (h200.for_world(world) for world in (1, 2, 4))
+    assert alone.op_time(*down).dur_ns == pytest.approx(1_212_000, rel=0.01)
+    assert two.op_time(*down).dur_ns < four.op_time(*down).dur_ns == h200.op_time(*down).dur_ns
+    assert (h200.for_world(64), h200.for_world(1)) == (h200.for_world(8), alone)
+    both = [costs.stretch_between("copy:d2h", "copy:h2d").op for costs in (alone, two, four)]
+    assert both == pytest.approx([1.09, 1.50, 1.50], abs=0.02)
 
 
 def test_categories(h200):
