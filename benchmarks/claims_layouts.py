@@ -86,7 +86,7 @@ def layouts_public() -> str:
 
 
 class Ran(NamedTuple):
-    """A layout that ran: whose plan it was, and its step in ms as the search had it, as the plan was simulated for the card, and measured."""
+    """A layout that ran: whose plan it was, and its step in ms as searched, as simulated for the card, and measured."""
 
     layout: str
     whose: str
