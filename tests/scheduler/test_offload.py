@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from interlace.cost_model import CostModel, GivenCosts, load_profile
@@ -554,10 +554,13 @@ def test_a_copy_returns_in_a_later_job_and_in_time_or_not_at_all() -> None:
     assert not line.returns(0, 0, transfer)
 
 
-@given(out_ns=st.integers(0, 90), back_ns=st.integers(0, 90), measured=st.booleans(), late=st.booleans())
-def test_a_transfer_placed_alone_lies_where_a_queue_of_one_puts_it(out_ns: int, back_ns: int, measured: bool, late: bool) -> None:
+@given(out_ns=st.integers(0, 90), back_ns=st.integers(0, 90), reader=st.integers(3, 5), measured=st.booleans(), late=st.booleans())
+@example(out_ns=10, back_ns=15, reader=5, measured=True, late=True)
+def test_a_transfer_placed_alone_lies_where_a_queue_of_one_puts_it(
+    out_ns: int, back_ns: int, reader: int, measured: bool, late: bool
+) -> None:
     line, trip = line_and_trip(out_ns, back_ns, 20)
-    trip.not_before = trip.reader if late else 0
+    trip.reader, trip.not_before = reader, reader if late else 0
     queue, alone = place_transfers(line, [trip], None, measured), copy(trip)
     assert alone.place_alone(line, measured) == bool(queue.transfers)
     assert msgspec.structs.astuple(alone) == msgspec.structs.astuple(queue.tried()[0])

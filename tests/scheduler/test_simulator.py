@@ -444,8 +444,9 @@ job all forward 0: 1-3@0
         (late, "buffered", [51, 200]),
         (early, "buffered", [51, 51]),
     ):
-        found = simulate([parse(send), parse(receiver)], cost, Options(p2p=p2p))  # type: ignore[arg-type]
-        assert found.times.end[[1, 4]].tolist() == wanted
+        for engine in ("plain", "fast"):
+            found = simulate([parse(send), parse(receiver)], cost, Options(p2p=p2p), engine=engine)  # type: ignore[arg-type]
+            assert found.times.end[[1, 4]].tolist() == wanted
     alone = simulate([parse(send)], cost, Options(peers_ready=True))
     assert alone.times.end.tolist() == [1, 51, 52]
 
