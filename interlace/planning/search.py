@@ -26,7 +26,7 @@ from interlace.planning.fastest import best_level, fastest
 from interlace.planning.least_memory import least_memory, refuse
 from interlace.planning.limits import ROUNDED, Limit, baseline_bytes, beyond_baseline, bytes_beyond, is_unlimited
 from interlace.planning.making import BASELINE_KEPT, Making, said
-from interlace.planning.tasks import MemoryLimits, baseline_peak, least_bytes, same_jobs
+from interlace.planning.tasks import MemoryLimits, baseline_peak, least_bytes, moves_states, same_jobs
 from interlace.planning.variants import (
     alternatives,
     at_plain_depth,
@@ -64,7 +64,8 @@ class Search:
         than with Paddle's baseline (`beyond_baseline`); else the form that was asked for, whatever it holds.
 
         Compared are the run that holds no more with operations in turn; where it holds more on a GPU, the same with memory given back and
-        with waits of the host at its peaks; the run within that limit as a budget; and Paddle's baseline.
+        with waits of the host at its peaks; the run within that limit as a budget, and, where that moves optimizer state or gains nothing,
+        the one that keeps it; and Paddle's baseline.
 
         Args:
             means: Passes that were not asked for and may be used to hold less: those that follow a budget, and others where a GPU would
@@ -76,6 +77,15 @@ class Search:
         found, limit, world = self.unlimited(), self.limit_of_baseline, self.world
         if not limit or world.step_ns(found) is None:
             return found
+        baseline = world.run(paddles_own(self.asked, False), world.memory_limits(None))
+
+        def gains(run: Made) -> bool:
+            took, usual = world.step_ns(run), world.step_ns(baseline)
+            return took is not None and usual is not None and took < usual
+
+        def moves(run: Made) -> bool:
+            return any(world.map(moves_states, run.programs))
+
         over = max(world.bytes_over_in_step(found, limit))
         over = 0 if over <= ROUNDED else over
         runs, others = [] if over else [found], tuple(each for each in means if over and not each.follows_budget)
@@ -89,8 +99,9 @@ class Search:
             if took := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
                 search.make.beaten = self.make.beaten_by(took[0])
             within = search.fitting(limit)
+            if search.make.levels.states is not None and (within is None or moves(within) or not gains(within)):
+                within = search.or_with_states_kept(within, limit)
             runs += [within] if within is not None and not any(world.bytes_over_in_step(within, limit)) else []
-        baseline = world.run(paddles_own(self.asked, False), world.memory_limits(None))
         steps = [(step_ns, run) for run in (*runs, baseline) if (step_ns := world.step_ns(run)) is not None]
         best_ns, best = min(steps, key=lambda each: each[0], default=(0, found))
         if best is found:

@@ -10,6 +10,7 @@ import msgspec
 
 from interlace.ir import Program
 from interlace.ir.equivalent_ranks import equivalence_key
+from interlace.ir.kinds import is_copy
 from interlace.ir.remarks import Remark
 from interlace.ir.target import GPU, IDEAL, with_paddles_jobs
 from interlace.passes.base import Context
@@ -116,6 +117,12 @@ def same_jobs(worker: Worker, one: Programs, other: Programs) -> bool:
     """Whether two plans run the same operations in the same order."""
     mine, theirs = ([job.items for job in worker.program(each).jobs] for each in (one, other))
     return mine == theirs
+
+
+@task
+def moves_states(worker: Worker, programs: Programs) -> bool:
+    """Whether a plan moves optimizer state to the host."""
+    return any(is_copy(op) and op.role == "optimize" for op in worker.program(programs).ops)
 
 
 # ------------------------------------------------------------------------------------------------------------------- memory

@@ -12,7 +12,7 @@ import pytest
 from interlace.config import NO_LIMIT, Beyond
 from interlace.errors import BudgetError
 from interlace.ir.remarks import remark
-from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, ReturnMemory, Schedule1F1B
+from interlace.passes import ChooseRecompute, OffloadActivations, OffloadOptimizerState, Pipeline, ReturnMemory, Schedule1F1B
 from interlace.planning import search as search_module
 from interlace.planning import tasks
 from interlace.planning.levels import Levels
@@ -142,7 +142,7 @@ def test_the_plan_without_a_budget_keeps_it_and_is_faster(
 
 
 GB = 1 << 30
-UNLIMITED, LIGHTER, WITHIN, BASELINE = 1, 2, 3, 4
+UNLIMITED, LIGHTER, WITHIN, BASELINE, STAYING = 1, 2, 3, 4, 5
 """Numbers of plans that the default compares."""
 
 
@@ -183,6 +183,28 @@ class Beside:
     def made(self, passes: Pipeline, limits: tuple[int | None, ...]) -> Made:
         self.limits += limits
         return made(LIGHTER, passes, *limits)
+
+
+@pytest.mark.parametrize(
+    ("within_ns", "moves", "taken"), [(70, True, STAYING), (70, False, WITHIN), (100, False, STAYING), (None, False, STAYING)]
+)
+def test_where_moving_state_gains_nothing_the_run_that_keeps_it_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, within_ns: int | None, moves: bool, taken: int
+) -> None:
+    """And where state moves, as keeping it may be faster; else the second search is saved."""
+    world = Told(
+        {tasks.baseline_peak: [10 * GB], tasks.moves_states: [moves], tasks.movable_states: [1]},
+        num_ranks=1,
+        step_ns=lambda made, *_: {BASELINE: 100, UNLIMITED: 50, WITHIN: within_ns, STAYING: 60}[made.programs[0]],
+        bytes_over_in_step=lambda run, limit: [GB if run.programs[0] in (UNLIMITED, LIGHTER) else 0],
+        run=lambda *_: made(BASELINE, MOVING, None),
+    )
+    monkeypatch.setattr(Search, "unlimited", lambda _: made(UNLIMITED, OPEN, None))
+    monkeypatch.setattr(Search, "fitting", lambda *_: made(WITHIN, MOVING, 7) if within_ns else None)
+    monkeypatch.setattr(Search, "or_with_states_kept", lambda *_: made(STAYING, MOVING, 7))
+    monkeypatch.setattr(Making, "made", lambda *_: made(LIGHTER, MOVING, None))
+    means = (OffloadActivations(), OffloadOptimizerState(), ReturnMemory())
+    assert search(world, OPEN).beside_baseline(means).programs[0] == taken
 
 
 LIMIT = int(1.01 * 10 * GB)
