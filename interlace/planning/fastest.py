@@ -14,11 +14,14 @@ from interlace.planning.variants import drafted, named, paddles_jobs, without_se
 from interlace.planning.world import Made
 
 
-def fastest(drafts: Drafts) -> Made:
+def fastest(drafts: Drafts) -> tuple[Made, Tried]:
     """Run the passes with the form that is simulated fastest within the memory, with as much recomputation as the schedule pays for.
 
     Every form that is proposed (`PROPOSALS`) is drafted, without local search inside its jobs, and simulated; the fastest is then planned
     in full. Where Paddle's own plan is the fastest it is kept as it is.
+
+    Returns:
+        The run, and what was proposed for it.
 
     Raises:
         PassError: As `Pipeline.run`.
@@ -31,8 +34,6 @@ def fastest(drafts: Drafts) -> Made:
     limit = drafts.given.budget if drafts.given else beyond_baseline(drafts.world, own.peak_bytes)
     by_name = named(drafts.asked, drafts.world.captured, drafts.draws)
     tried = Tried(drafts, Coarse(drafts), by_name, limit, peaks)
-    if by_name and not drafts.given:
-        drafts.world.in_more_memory = lambda most: [drafts.draft(*each, drafts.later, most) for each in tried.coarse.best_in(most)]
     for propose in PROPOSALS:
         tried.judged += propose(tried)
     judged = tried.judged
@@ -41,16 +42,16 @@ def fastest(drafts: Drafts) -> Made:
         best = next(iter(nearest(judged)), None)
     if best is None and own.step_ns is None and judged:
         run = replace(drafts.whole(judged[0]), memory_limits=drafts.memory_limits)
-        return run.noted(said("declined", "no-form-judged"), *_lost(drafts, judged, limit))
+        return run.noted(said("declined", "no-form-judged"), *_lost(drafts, judged, limit)), tried
     if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
         kept = said("decided", BASELINE_KEPT, **_baseline_facts(drafts, own))
         others = [each for each in judged if each.form.interleave != "off" or each.step_ns != own.step_ns]
-        return drafts.world.run(drafts.own, drafts.memory_limits).noted(kept, *_lost(drafts, others, limit))
+        return drafts.world.run(drafts.own, drafts.memory_limits).noted(kept, *_lost(drafts, others, limit)), tried
     run = drafts.whole(best)
     facts = best.facts(drafts.later) | _baseline_facts(drafts, own)
     facts |= {} if not drafts.given and is_unlimited(drafts.world) else {"limit_bytes": limit}
     taken = said("decided", FORM_TAKEN, step_ns=drafts.world.step_ns(run) or 0, **facts)
-    return run.noted(taken, *_lost(drafts, [each for each in judged if each is not best], limit))
+    return run.noted(taken, *_lost(drafts, [each for each in judged if each is not best], limit)), tried
 
 
 def best_level(drafts: Drafts) -> Judged:

@@ -261,7 +261,7 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
     else:
         made = search.beside_baseline(tuple(config.means.values()))
         budget = search.limit_of_baseline if any(made.memory_limits) else 0
-    memory = _memory_limit(world, made, asked or (0 if config.capture == "on" else search.limit_of_baseline), config)
+    memory = _memory_limit(search, made, asked or (0 if config.capture == "on" else search.limit_of_baseline), config)
     specs = tuple(map(spec_of, made.passes.passes))
     digests = world.map(finish, specs, made.programs, made.steps, made.notes, budget)
     if config.check and not all(is_built_in(type(each)) for each in made.passes.passes):
@@ -271,12 +271,12 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
     return Decided(specs, made.memory_limits, budget, budget != asked, digest_of_set(digests), outcome), compared
 
 
-def _memory_limit(world: World, made: Made, limit_bytes: int, config: Config) -> MemoryLimit | None:
+def _memory_limit(search: Search, made: Made, limit_bytes: int, config: Config) -> MemoryLimit | None:
     """What a plan might hold, and what gave that limit; None without one."""
     if not limit_bytes:
         return None
     beside: Literal["baseline", "beyond"] = "baseline" if config.memory_budget is None else "beyond"
-    return memory_limit(world, made, limit_bytes, "budget" if config.has_budget else beside)
+    return memory_limit(search.world, made, limit_bytes, "budget" if config.has_budget else beside, search.unlimited_tried)
 
 
 def taken(

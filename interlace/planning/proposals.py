@@ -64,6 +64,11 @@ class Tried:
             make.by_name |= {each.form: each.step_ns for each in found if each.step_ns is not None}
         return found
 
+    def draft_in(self, limit: int) -> None:
+        """One more draft, of the schedule that the coarse model finds best in so many bytes; none where forms have no place."""
+        for recomputed, form in self.coarse.best_in(limit) if self.by_name else ():
+            self.drafts.draft(recomputed, form, self.drafts.later, limit)
+
 
 def baseline_jobs(tried: Tried) -> list[Judged]:
     """The baseline's jobs with all passes that were asked for."""

@@ -14,11 +14,10 @@ from interlace.ir.target import GPU, target_of
 from interlace.passes import Schedule1F1B
 from interlace.planning.outcome import Outcome
 from interlace.planning.plan import Plan, make_plans
+from interlace.planning.tenth import TENTH
 from interlace.planning.variants import is_open
 from interlace.units import size
 
-MORE_MEMORY = 0.1
-"""Part of what Paddle's baseline holds that a plan with more memory may hold besides; less gains little, more may not be there."""
 ROOM, POOLS = 0.9, 2.0
 """Part of the device's memory that plans may come to use, and what pools may take for each byte that a plan holds more than the
 baseline: on two H100 0.9 to 1.9 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
@@ -42,7 +41,7 @@ def roomier(config: Config, outcome: Outcome | None) -> Beyond | None:
         return None
     if outcome is None or outcome.before is None:
         return None
-    return Beyond(given.more_bytes + int(MORE_MEMORY * outcome.before.peak_bytes))
+    return Beyond(given.more_bytes + int(TENTH * outcome.before.peak_bytes))
 
 
 def use_room(
@@ -62,7 +61,7 @@ def use_room(
     is_asked = config.tune == "on" or (config.tune == "auto" and target_of(profile) is GPU)
     if budget is None or outcome is None or outcome.before is None or not total_bytes or not is_asked:
         return plans, ""
-    held_bytes, more_bytes = outcome.before.peak_bytes, int(MORE_MEMORY * outcome.before.peak_bytes)
+    held_bytes, more_bytes = outcome.before.peak_bytes, int(TENTH * outcome.before.peak_bytes)
     left = f"{cost.profile.device} has {size(total_bytes)}, of which Paddle's baseline holds {size(held_bytes)}"
     if not is_room_for(more_bytes, held_bytes, total_bytes):
         return plans, f"{left}: a tenth of the device would not stay free beside a plan that holds a tenth more"

@@ -26,6 +26,7 @@ from interlace.planning.fastest import best_level, fastest
 from interlace.planning.least_memory import least_memory, refuse
 from interlace.planning.limits import ROUNDED, Limit, baseline_bytes, beyond_baseline, bytes_beyond, is_unlimited
 from interlace.planning.making import BASELINE_KEPT, Making, said
+from interlace.planning.proposals import Tried
 from interlace.planning.tasks import MemoryLimits, baseline_peak, least_bytes, moves_states, same_jobs
 from interlace.planning.variants import (
     alternatives,
@@ -54,10 +55,14 @@ class Search:
         world: Its ranks.
         asked: The passes as configured.
         memo: As `Making`.
+
+    Attributes:
+        unlimited_tried: What was proposed for an open schedule without a budget; None where nothing was.
     """
 
     def __init__(self, world: World, asked: Pipeline, memo: int = 0) -> None:
         self.world, self.asked, self.make = world, asked, Making(world, asked, memo)
+        self.unlimited_tried: Tried | None = None
 
     def beside_baseline(self, means: Sequence[Pass] = ()) -> Made:
         """Run the passes without a budget: where the form of the schedule is open, the fastest run found with which a GPU holds no more
@@ -157,7 +162,9 @@ class Search:
         if asked is not None and asked.changes_depth(self.make.pipe) and self.make.draws:
             return self.chosen(with_schedule(pipeline, at_plain_depth(asked)), limit).noted(said("declined", "random-draws"))
         if asked is not None and is_open(asked) and not self.make.is_alone:
-            return fastest(Drafts(self.make, pipeline, asked, limit))
+            found, tried = fastest(Drafts(self.make, pipeline, asked, limit))
+            self.unlimited_tried = self.unlimited_tried if limit else tried
+            return found
         if limit is None or not limit.levels:
             return self.judged(pipeline, self.world.memory_limits(limit.budget if limit else None), limit.budget if limit else 0)
         recomputed, memory_limits = limit.levels[0], self.world.memory_limits(limit.budget)
@@ -259,7 +266,8 @@ class Search:
         if max(each or budget + 1 for each in self.world.known(baseline_peak)) > budget or open_ is None or not is_open(open_):
             return within
         passes = Pipeline(tuple(each for each in self.asked.passes if not each.mistake()))  # offload without a budget has nothing to move
-        without = Search(self.world, passes, self.make.memo + 1).unlimited()
+        search = Search(self.world, passes, self.make.memo + 1)
+        without, self.unlimited_tried = search.unlimited(), search.unlimited_tried
         took, other = (self.world.step_ns(run) for run in (within, without))
         if took is None or other is None:
             return within

@@ -9,21 +9,31 @@ from typing import Literal
 from interlace.cost_model import CostModel
 from interlace.errors import InterlaceError
 from interlace.planning.outcome import MemoryLimit, OtherLimit
+from interlace.planning.proposals import Tried
 from interlace.planning.variants import drafted
 from interlace.planning.world import Draft, LinkError, Made, World
 
 TENTH = 0.1
+"""Part of a limit of memory, or of what Paddle's baseline holds: more gains little, and may not be there."""
 MOST_ASKED = 4
 """Drafts, the fastest first, of which is asked what a GPU holds with them: that is a simulation of a rank each."""
 WORTH = 0.001
 """A step counts as faster from this part on."""
 
 
-def memory_limit(world: World, made: Made, limit_bytes: int, whose: Literal["baseline", "beyond", "budget"]) -> MemoryLimit | None:
+def memory_limit(
+    world: World, made: Made, limit_bytes: int, whose: Literal["baseline", "beyond", "budget"], tried: Tried | None = None
+) -> MemoryLimit | None:
     """The limit of the plan that was decided on, with what others bring; asked once nothing more is decided, as it makes drafts.
 
     Where no draft says it, one more is made, or two: the schedule that the coarse model finds best in a tenth more, and the plan's own
     passes with a tenth more, or less, room where they had a limit.
+
+    Args:
+        world: With the drafts of its searches.
+        made: The plan.
+        limit_bytes, whose: Its limit.
+        tried: What the search without a budget proposed, if there was one.
 
     Returns:
         None where what the plan holds, or its step, is not known.
@@ -32,7 +42,7 @@ def memory_limit(world: World, made: Made, limit_bytes: int, whose: Literal["bas
     if held is None or took is None:
         return None
     device_bytes = world.cost.profile.memory_bytes if isinstance(world.cost, CostModel) else 0
-    others = Others(world, made, limit_bytes, held, took)
+    others = Others(world, made, limit_bytes, held, took, tried)
     return MemoryLimit(whose, limit_bytes, held, device_bytes, others.more(), others.less())
 
 
@@ -51,25 +61,26 @@ class Others:
         made: The plan.
         limit_bytes: Its limit.
         held, took: What it holds on its fullest rank, and its step in nanoseconds.
+        tried: As `memory_limit`.
     """
 
-    def __init__(self, world: World, made: Made, limit_bytes: int, held: int, took: int) -> None:
-        self.world, self.made, self.limit_bytes, self.held, self.took = world, made, limit_bytes, held, took
+    def __init__(self, world: World, made: Made, limit_bytes: int, held: int, took: int, tried: Tried | None) -> None:
+        self.world, self.made, self.limit_bytes, self.held, self.took, self.tried = world, made, limit_bytes, held, took, tried
         self.tenth = int(TENTH * limit_bytes)
         self.has_limits = any(made.memory_limits)
 
     def more(self) -> OtherLimit | None:
         """The fastest that needs more than the limit, and a tenth more at most; None where none is known to be faster than the plan."""
-        most, make = self.limit_bytes + self.tenth, self.world.in_more_memory
+        most = self.limit_bytes + self.tenth
 
         def is_more(peak: int, step_ns: int) -> bool:
             return self.limit_bytes < peak <= most and step_ns <= (1 - WORTH) * self.took
 
         found = self._fastest(self.world.drafts, most, is_more)
-        if found is None and make is not None:
+        if found is None and self.tried is not None:
             known = len(self.world.drafts)
             with _only_told():
-                make(most)
+                self.tried.draft_in(most)
             found = self._fastest(self.world.drafts[known:], most, is_more)
         if found is None and self.has_limits:
             found = self._fastest(self._with_room(self.tenth), most, is_more)

@@ -163,7 +163,6 @@ class World:
         captured: The program of one rank: the shape of the pipeline is that of all.
         start: The programs as captured.
         drafts: Those that searches judged by step and memory.
-        in_more_memory: Makes one more, of what the last search without a budget finds best in so much memory.
     """
 
     def __init__(
@@ -178,7 +177,6 @@ class World:
         self._made: dict[Any, tuple[Programs, tuple[tuple[int, ...], ...]]] = {}
         self._steps: dict[Any, tuple[int, float] | None] = {}
         self.drafts: list[Draft] = []
-        self.in_more_memory: Callable[[int], object] | None = None
         self._memos = count(1)
         self._plans: OrderedDict[tuple[int, int], Program] = OrderedDict()
         self.facts: Sequence[RankFacts] = facts or self.map(rank_facts)

@@ -34,7 +34,7 @@ class Told:
     def __init__(self, *drafts: tuple[int | None, int | None, int], again: tuple[int, int, int] | None = None) -> None:
         self.figures, self.asked = dict(enumerate(drafts)), list[int]()
         self.cost, self.again = SimpleNamespace(), again
-        self.drafts, self.in_more_memory = [Draft(made(number)) for number in self.figures if number != PLAN], None
+        self.drafts = [Draft(made(number)) for number in self.figures if number != PLAN]
         self.rooms = list[tuple[int | None, ...]]()
 
     def step_ns(self, run: Made, *_: object) -> int | None:
@@ -55,8 +55,8 @@ class Told:
         return made(99)
 
 
-def told(world: Any, limit: int | None = None) -> tuple[OtherLimit | None, OtherLimit | None]:
-    found = memory_limit(world, made(PLAN, limit), 1000, "budget")
+def told(world: Any, limit: int | None = None, tried: Any = None) -> tuple[OtherLimit | None, OtherLimit | None]:
+    found = memory_limit(world, made(PLAN, limit), 1000, "budget", tried)
     assert found is not None
     assert (found.whose, found.limit_bytes, found.peak_bytes, found.device_bytes) == ("budget", 1000, world.figures[PLAN][1], 0)
     return found.more, found.less
@@ -92,13 +92,12 @@ def test_one_more_draft_is_made_where_none_says_it() -> None:
     world = Told((1000, 990, 950), again=(960, 1100, 1000))
     rooms = list[int]()
 
-    def in_more_memory(most: int) -> None:
+    def draft_in(most: int) -> None:
         rooms.append(most)
         world.figures[50] = (970, 1080, 1000)
         world.drafts.append(Draft(made(50)))
 
-    world.in_more_memory = in_more_memory  # type: ignore[assignment]
-    assert told(world, limit=980) == (OtherLimit(1100, 1080, 970), None)
+    assert told(world, 980, SimpleNamespace(draft_in=draft_in)) == (OtherLimit(1100, 1080, 970), None)
     assert (rooms, world.rooms) == ([1100], [(880,)])
     assert told(Told((1000, 990, 950), again=(960, 1100, 1000)), limit=980)[0] == OtherLimit(1100, 1100, 960)
     assert told(Told((1000, 990, 950), again=(1040, 870, 860)), limit=980)[1] == OtherLimit(900, 870, 1040)
