@@ -32,7 +32,7 @@ import torch.multiprocessing as processes
 import torch.nn.functional as F
 
 from benchmarks.gpu.nvml import Sampler
-from benchmarks.gpu.single import A, drawn, empty, meta, sets
+from benchmarks.gpu.single import A, Step, adamw, attention_back, drawn, empty, meta, sets
 
 WINDOW_S, SETTLE_S = 1.4, 0.4
 CHUNK_MS = 2.0
@@ -61,7 +61,6 @@ extern "C" __global__ void spin_ns(unsigned long long ns, volatile int* flag) {
     do { if (*flag) break; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t1)); } while (t1 - t0 < ns);
 }
 """
-Step = Callable[[], object]
 
 
 class Bench:
@@ -179,14 +178,11 @@ def _product(m: int, n: int, k: int, dtype: str = "bfloat16") -> list[Step]:
 
 def _attention(tokens: int, heads: int, back: bool) -> list[Step]:
     q, k, v = (drawn(1, heads, tokens, 128) for _ in range(3))
-    fa = A._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
-    if not back:
-        return [partial(A._scaled_dot_product_flash_attention, q, k, v, 0.0, True)]
-    return [partial(A._scaled_dot_product_flash_attention_backward, q, q, k, v, *fa[:6], 0.0, True, *fa[6:8])]
+    return [attention_back(q, k, v) if back else partial(A._scaled_dot_product_flash_attention, q, k, v, 0.0, True)]
 
 
-def _by_element(n: int, kernel: Callable[..., object], dtype: str = "bfloat16") -> list[Step]:
-    bufs = [(drawn(n, dtype=dtype), drawn(n, dtype=dtype), empty(n, dtype=dtype)) for _ in sets(6 * n)]
+def _by_element(n: int, kernel: Callable[..., object]) -> list[Step]:
+    bufs = [(drawn(n), drawn(n), empty(n)) for _ in sets(6 * n)]
     return [partial(kernel, *each) for each in bufs]
 
 
@@ -211,29 +207,6 @@ def _norm(rows: int, cols: int, back: bool) -> list[Step]:
 def _copy(size: int, way: str) -> list[Step]:
     device, host = torch.empty(size, dtype=torch.uint8, device="cuda"), torch.empty(size, dtype=torch.uint8, pin_memory=True)
     return [partial(host.copy_, device, non_blocking=True) if way == "d2h" else partial(device.copy_, host, non_blocking=True)]
-
-
-def _adamw(n: int) -> list[Step]:
-    p, g, m, v = ([torch.rand(n, device="cuda")] for _ in range(4))
-    step = [torch.ones((), device="cuda")]
-    return [
-        partial(
-            torch._fused_adamw_,
-            p,
-            g,
-            m,
-            v,
-            [],
-            step,
-            lr=1e-4,
-            beta1=0.9,
-            beta2=0.95,
-            weight_decay=0.1,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
-        )
-    ]
 
 
 def kinds() -> dict[str, Callable[[], list[Step]]]:
@@ -267,7 +240,7 @@ def kinds() -> dict[str, Callable[[], list[Step]]]:
         "layer_norm 8192x4096": partial(_norm, 8192, 4096, False),
         "layer_norm_grad 8192x4096": partial(_norm, 8192, 4096, True),
         "softmax 16384x4096": lambda: [partial(torch.softmax, drawn(16384, 4096), -1)],
-        "adamw 67M": partial(_adamw, n),
+        "adamw 67M": lambda: [adamw(n)],
         "shortest": lambda: [partial(torch.zeros(32, device="cuda").add_, 1.0)],
         "d2h 64M": partial(_copy, 1 << 26, "d2h"),
         "h2d 64M": partial(_copy, 1 << 26, "h2d"),

@@ -152,34 +152,15 @@ def attentions() -> None:
     sizes = [(1, HIDDEN // HEAD_DIM // mp, tokens, HEAD_DIM) for mp in MP for tokens in SEQUENCES]
     for b, h, s, d in (*sizes, (4, 16, 1024, 64), (4, 16, 2048, HEAD_DIM)):
         q, k, v = drawn(b, h, s, d), drawn(b, h, s, d), drawn(b, h, s, d)
-        fa = A._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
         dims = {"batch": b, "heads": h, "kv_heads": h, "seq_q": s, "seq_k": s, "head_dim": d, "causal": 1}
         note("attention", "bfloat16", dims, 8 * b * h * s * d, [partial(A._scaled_dot_product_flash_attention, q, k, v, 0.0, True)])
-        note(
-            "attention_grad",
-            "bfloat16",
-            dims,
-            16 * b * h * s * d,
-            [
-                partial(
-                    A._scaled_dot_product_flash_attention_backward,
-                    q,
-                    q,
-                    k,
-                    v,
-                    fa[0],
-                    fa[1],
-                    fa[2],
-                    fa[3],
-                    fa[4],
-                    fa[5],
-                    0.0,
-                    True,
-                    fa[6],
-                    fa[7],
-                )
-            ],
-        )
+        note("attention_grad", "bfloat16", dims, 16 * b * h * s * d, [attention_back(q, k, v)])
+
+
+def attention_back(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Step:
+    """The backward of causal FlashAttention, of `[batch, heads, tokens, head_dim]`."""
+    fa = A._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
+    return partial(A._scaled_dot_product_flash_attention_backward, q, q, k, v, *fa[:6], 0.0, True, *fa[6:8])
 
 
 def elementwise(dtype: str) -> None:
@@ -215,32 +196,14 @@ def mixed() -> None:
         note("cast", "float32", dims, 6 * n, [partial(half.copy_, wide) for wide, half in bufs])
         note("grad_accumulate_mixed", "float32", dims, 10 * n, [partial(wide.add_, half) for wide, half in bufs])
     for n in (1 << 20, 1 << 22, 1 << 24, 1 << 26):
-        p, g, m, v = ([torch.rand(n, device="cuda")] for _ in range(4))
-        step = [torch.ones((), device="cuda")]
-        note(
-            "adamw",
-            "float32",
-            {"elements": n},
-            28 * n,
-            [
-                partial(
-                    torch._fused_adamw_,
-                    p,
-                    g,
-                    m,
-                    v,
-                    [],
-                    step,
-                    lr=1e-4,
-                    beta1=0.9,
-                    beta2=0.95,
-                    weight_decay=0.1,
-                    eps=1e-8,
-                    amsgrad=False,
-                    maximize=False,
-                )
-            ],
-        )
+        note("adamw", "float32", {"elements": n}, 28 * n, [adamw(n)])
+
+
+def adamw(n: int) -> Step:
+    """The optimizer on `n` parameters in float32."""
+    p, g, m, v = ([torch.rand(n, device="cuda")] for _ in range(4))
+    step, options = [torch.ones((), device="cuda")], {"lr": 1e-4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "eps": 1e-8}
+    return partial(torch._fused_adamw_, p, g, m, v, [], step, **options, amsgrad=False, maximize=False)
 
 
 def rows_of(dtype: str) -> None:

@@ -35,26 +35,9 @@ from testbed.gpus import ROOT, find_libraries, machine, python_path
 
 STEPS = 12
 BIG = (
-    "--hidden",
-    "4096",
-    "--heads",
-    "32",
-    "--vocab",
-    "8192",
-    "--steps",
-    str(STEPS),
-    "--optimizer",
-    "sgd",
-    "--learning-rate",
-    "1e-3",
-    "--amp",
-    "O2",
-    "--master-grad",
-    "--attention",
-    "flash",
-    "--schedule",
-    "1F1B",
-)
+    f"--hidden 4096 --heads 32 --vocab 8192 --steps {STEPS} --optimizer sgd --learning-rate 1e-3 "
+    "--amp O2 --master-grad --attention flash --schedule 1F1B"
+).split()
 LAYOUTS = [
     {"pp": pp, "mp": mp, "dp": dp, "m": m, "sharding": sharding}
     for pp, mp, dp, sharding, counts in (
@@ -192,23 +175,8 @@ def _layers(
         *(f"{name}{size}" for name, size, usual in sizes if size != usual),
         *(name for option, name in (("--fused", "fused"), ("--sequence-parallel", "sp")) if option in more),
     ]
-    args = (
-        *BIG,
-        "--layers",
-        str(2 * pp * vpp),
-        "--seq-len",
-        str(seq),
-        "--batch-size",
-        str(micro_batches * batch),
-        "--micro-batches",
-        str(micro_batches),
-        "--mp",
-        str(mp),
-        "--pp",
-        str(pp),
-        *(("--intermediate", "11008") if script == "llama" else ()),
-        *more,
-    )
+    sized = f"--layers {2 * pp * vpp} --seq-len {seq} --batch-size {micro_batches * batch} --micro-batches {micro_batches}"
+    args = (*BIG, *f"{sized} --mp {mp} --pp {pp}".split(), *(("--intermediate", "11008") if script == "llama" else ()), *more)
     if vpp > 1:  # Paddle 3.3.1 cannot build VPP with master gradients
         args = (*(word for word in args if word != "--master-grad"), "--vpp", str(vpp), "--schedule", "VPP")
     return Case("-".join(parts), script, mp * pp, args, plans)
@@ -322,27 +290,11 @@ def _data_parallel() -> list[Case]:
 
 def _experts() -> list[Case]:
     """Eight experts over two ranks, dense and expert layers in turn, with accumulation; float32, as Paddle's CPU wheel has no other bmm."""
-    sizes = ("--hidden", "2048", "--heads", "16", "--intermediate", "8192", "--vocab", "8192", "--layers", "4", "--seq-len", "1024")
     args = (
-        *sizes,
-        "--steps",
-        str(STEPS),
-        "--optimizer",
-        "sgd",
-        "--learning-rate",
-        "1e-3",
-        "--schedule",
-        "1F1B",
-        "--dp",
-        "2",
-        "--experts",
-        "8",
-        "--batch-size",
-        "8",
-        "--micro-batches",
-        "4",
+        "--hidden 2048 --heads 16 --intermediate 8192 --vocab 8192 --layers 4 --seq-len 1024 "
+        f"--steps {STEPS} --optimizer sgd --learning-rate 1e-3 --schedule 1F1B --dp 2 --experts 8 --batch-size 8 --micro-batches 4"
     )
-    return [Case("moe-s1024-dp2-m4", "moe", 2, args, (BASELINE, AUTO[0]))]
+    return [Case("moe-s1024-dp2-m4", "moe", 2, tuple(args.split()), (BASELINE, AUTO[0]))]
 
 
 def _states() -> list[Case]:
@@ -392,33 +344,11 @@ def _small(gpus: int) -> list[Case]:
 
 def _puzzle(gpus: int) -> list[Case]:
     """Two cases that were not understood at first: losses that changed with Paddle's in-place pass, and slow steps on two GPUs."""
-    args = (
-        "--hidden",
-        "4096",
-        "--heads",
-        "32",
-        "--vocab",
-        "8192",
-        "--layers",
-        "2",
-        "--steps",
-        "6",
-        "--optimizer",
-        "sgd",
-        "--learning-rate",
-        "1e-3",
-        "--seq-len",
-        "2048",
-        "--batch-size",
-        "8",
-        "--micro-batches",
-        "8",
-        "--schedule",
-        "1F1B",
-        "--amp",
-        "O2",
-        "--master-grad",
+    told = (
+        "--hidden 4096 --heads 32 --vocab 8192 --layers 2 --steps 6 --optimizer sgd --learning-rate 1e-3 "
+        "--seq-len 2048 --batch-size 8 --micro-batches 8 --schedule 1F1B --amp O2 --master-grad"
     )
+    args = tuple(told.split())
     found = [
         Case(f"inplace-{name}", "gpt", 1, args, (BASELINE, DX), (("TESTBED_INPLACE", value),))
         for name, value in (("off", "0"), ("on", "1"))
