@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from interlace.cpu.install import prepare_mode, rank_environment
+from interlace.cpu.install import patch_engine, rank_environment
 from interlace.cpu.transport import Transport
 from testbed import delays, device, measure
 
@@ -191,9 +191,9 @@ def _patch_engine() -> None:
 
     from testbed.programs import prepare_program
 
+    patch_engine(prepare_program)
     engine_class = engine_module.Engine
-    make, initialize, clean_up = engine_class.__init__, engine_class._initialize, engine_module.remove_unuseful_comm_op_pass
-    starting = False
+    make, initialize = engine_class.__init__, engine_class._initialize
 
     def make_here(self: Any, *args: Any, **kwargs: Any) -> None:
         paddle.set_device(DEVICE)
@@ -201,23 +201,12 @@ def _patch_engine() -> None:
         generator.manual_seed(paddle.base.core.default_cpu_generator().initial_seed())  # paddle.seed met the CPU
         make(self, *args, **kwargs)
 
-    def initialize_prepared(self: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
-        nonlocal starting
+    def initialize_here(self: Any, mode: str, *args: Any, **kwargs: Any) -> None:
         if self._nranks == 1:  # where Paddle makes no group; a collective of one rank inside a branch stays, and wants its ring
             for group in process_group.get_all_process_groups():
                 group.instantiate()
-        prepare_mode(self, mode, prepare_program)
-        starting = True
-        try:
-            return initialize(self, mode, *args, **kwargs)
-        finally:
-            starting = False
-            _move_parameters(self, mode)
-
-    def clean_up_and_prepare(program: Any) -> None:
-        clean_up(program)
-        if starting:
-            prepare_program(program, "startup")
+        initialize(self, mode, *args, **kwargs)
+        _move_parameters(self, mode)
 
     fed: list[dict[str, Any]] = []
 
@@ -236,8 +225,7 @@ def _patch_engine() -> None:
 
     prepare_feed = engine_class._prepare_feed
     engine_class._prepare_feed = feed_device
-    engine_class.__init__, engine_class._initialize = make_here, initialize_prepared
-    engine_module.remove_unuseful_comm_op_pass = clean_up_and_prepare
+    engine_class.__init__, engine_class._initialize = make_here, initialize_here
 
 
 def _patch_amp() -> None:

@@ -48,7 +48,7 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float = DEFAULT_TIME
     paddle.set_flags({"FLAGS_new_executor_sequential_run": True})
     dynamic.patch(transport)
     half.patch()
-    _patch_engine()
+    patch_engine(prepare_program)
     return transport
 
 
@@ -59,7 +59,8 @@ def prepare_program(program: Any, job: str) -> dict[str, int]:
     return ops.rewrite_program(program, job)
 
 
-def _patch_engine() -> None:
+def patch_engine(prepare: Callable[[Any, str], Any]) -> None:
+    """Let `prepare` rewrite each program, with its name, before Paddle's engine runs it."""
     from paddle.distributed.auto_parallel.static import engine as engine_module
 
     engine_class = engine_module.Engine
@@ -69,7 +70,7 @@ def _patch_engine() -> None:
 
     def initialize_prepared(self: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
         nonlocal starting
-        prepare_mode(self, mode, prepare_program)
+        _prepare_mode(self, mode, prepare)
         starting = True
         try:
             return initialize(self, mode, *args, **kwargs)
@@ -80,13 +81,13 @@ def _patch_engine() -> None:
         """The last pass on a start-up program before it runs; elsewhere only Paddle's own clean-up."""
         clean_up(program)
         if starting:
-            prepare_program(program, "startup")
+            prepare(program, "startup")
 
     engine_class._initialize = initialize_prepared
     engine_module.remove_unuseful_comm_op_pass = clean_up_and_prepare
 
 
-def prepare_mode(engine: Any, mode: str, prepare: Callable[[Any, str], Any]) -> None:
+def _prepare_mode(engine: Any, mode: str, prepare: Callable[[Any, str], Any]) -> None:
     """Rewrite what the engine is about to run in `mode`: `prepare` takes each program and its name.
 
     The engine keeps one plan for all modes; a mode that made no plan of its own has a dense program instead.
