@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import threading
@@ -113,8 +114,9 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def rank_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[forked_module.Servers]:
-    """Processes that fork ranks."""
-    servers = forked_module.Servers(tmp_path_factory.mktemp("ranks"))
+    """Processes that fork ranks; workers of pytest-xdist share them."""
+    base, is_worker = tmp_path_factory.getbasetemp(), "PYTEST_XDIST_WORKER" in os.environ
+    servers = forked_module.Servers((base.parent if is_worker else base) / "ranks", os.getppid() if is_worker else os.getpid())
     yield servers
     servers.end()
 

@@ -60,16 +60,15 @@ START = processes.start
 
 
 class Server:
-    """A process that forks ranks of one target."""
+    """A process that forks ranks of one target as long as its owner lives."""
 
-    def __init__(self, target: str, folder: Path) -> None:
-        self.address = os.fspath(folder / "ranks.sock")
+    def __init__(self, target: str, address: Path, owner: int) -> None:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         env = {**os.environ, **threads, "GLOG_minloglevel": "2", "FLAGS_selected_cpus": "0"}
         env["PYTHONPATH"] = os.pathsep.join([os.fspath(ROOT), *filter(None, [env.get("PYTHONPATH")])])
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            words = [sys.executable, "-m", "tests.forked", target, self.address, str(theirs.fileno())]
+            words = [sys.executable, "-m", "tests.forked", target, os.fspath(address), str(theirs.fileno()), str(owner)]
             self.process = subprocess.Popen(words, env=env, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
             theirs.close()
             ours.settimeout(START_S)
@@ -108,11 +107,17 @@ class Forked:
 
 
 class Servers:
-    """Starts ranks in place of `processes.start`; a server is started with the first rank that it forks."""
+    """Starts ranks in place of `processes.start`; a server is started with the first rank that it forks.
 
-    def __init__(self, folder: Path) -> None:
-        self._servers: dict[tuple[str, bool], Server] = {}
-        self._folder = folder
+    Args:
+        folder: Has the servers' sockets; who has the same one shares the servers.
+        owner: The process that the servers end with.
+    """
+
+    def __init__(self, folder: Path, owner: int) -> None:
+        self._servers: list[Server] = []
+        self._folder, self._owner = folder, owner
+        folder.mkdir(exist_ok=True)
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes] | int = subprocess.STDOUT
@@ -135,18 +140,21 @@ class Servers:
         return processes.Child(process, alive_fd)  # type: ignore[arg-type]
 
     def _address(self, target: str, is_other: bool) -> str:
-        key = (target, is_other)
-        if key not in self._servers:
-            self._servers[key] = Server(target, Path(tempfile.mkdtemp(dir=self._folder)))
-        return self._servers[key].address
+        address = self._folder / f"{target}-{'others' if is_other else 'first'}"
+        if not address.exists():
+            with (self._folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not address.exists():
+                    self._servers.append(Server(target, address, self._owner))
+        return os.fspath(address)
 
     def end(self) -> None:
-        """End the servers."""
-        for server in self._servers.values():
+        """End the servers that nobody else uses."""
+        for server in self._servers if self._owner == os.getpid() else ():
             server.end()
 
 
-def serve(target: str, address: str, ready: int) -> None:
+def serve(target: str, address: str, ready: int, owner: int) -> None:
     """Fork a rank for each connection; returns in the rank, whose arguments are then `sys.argv`."""
     if target == "testbed":
         os.environ.pop(device.SWITCHES_VARIABLE, None)
@@ -158,13 +166,13 @@ def serve(target: str, address: str, ready: int) -> None:
     make_planning_cheap()
     make_building_cheap()
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
+    listener.bind(f"{address}.new")
     listener.listen(64)
+    os.rename(f"{address}.new", address)  # there once it listens
     os.write(ready, b"+")
     os.close(ready)
-    parent = os.getppid()
     listener.settimeout(2.0)
-    while os.getppid() == parent:
+    while _is_alive(owner):
         with contextlib.suppress(ChildProcessError):  # there is none
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -179,6 +187,14 @@ def serve(target: str, address: str, ready: int) -> None:
             return
         connection.close()
     raise SystemExit(0)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def make_planning_cheap() -> None:
@@ -260,5 +276,5 @@ def _keep(connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     sys.exit(importlib.import_module(sys.argv[0]).main(sys.argv[1:]))
