@@ -56,16 +56,20 @@ def test_a_trial_keeps_the_bits_on_every_mesh(layout: str, tmp_path: Path, folde
     assert [line for line in run.trial() if line.startswith(f"  {OURS}: ")], run.said
 
 
-def test_all_plans_that_differ_in_kind_are_tried(tmp_path: Path, folder: Path) -> None:
-    page = tmp_path / "page.html"
-    run = Run(tmp_path, "pp2", {"slow": "plan", "page": str(page)})  # all of ours and Paddle's
-    assert run.bits() == baseline("pp2", folder)
-    assert [line.split(":")[0].strip() for line in run.trial()[1:3]] == [OURS, BASELINE]
-    assert [line for line in run.trial() if FORM in line]
-    assert [line for line in run.trial() if MEMORY in line]
-    shown = data_in(page)["trial"]
-    assert [each["name"] for each in shown["results"]] == [line.strip().split(":")[0] for line in run.trial()[1:]]
-    assert shown["taken"] in run.trial()[0]
+@pytest.fixture(scope="module")
+def tried(forked_ranks: None, folder: Path) -> Run:
+    """A run whose form by name is the fastest; it leaves its choice with its dumps, and its page."""
+    return Run(folder, "pp2", {"slow": ["'s ", MEMORY], "dump": str(folder / "dumps"), "page": str(folder / "page.html")})
+
+
+def test_all_plans_that_differ_in_kind_are_tried(tried: Run, folder: Path) -> None:
+    assert tried.bits() == baseline("pp2", folder)
+    assert [line.split(":")[0].strip() for line in tried.trial()[1:3]] == [OURS, BASELINE]
+    assert [line for line in tried.trial() if FORM in line]
+    assert [line for line in tried.trial() if MEMORY in line]
+    shown = data_in(folder / "page.html")["trial"]
+    assert [each["name"] for each in shown["results"]] == [line.strip().split(":")[0] for line in tried.trial()[1:]]
+    assert shown["taken"] in tried.trial()[0]
 
 
 @pytest.mark.parametrize(("memory", "is_dropped"), [(300_000, True), pytest.param(300_000_000, False, marks=pytest.mark.long)])
@@ -122,26 +126,25 @@ def test_a_baseline_that_fails_beside_a_plan_that_runs_ends_nothing(kind: str, t
     assert BASELINE not in run.trial()[0]
 
 
-def test_a_plan_in_whose_first_step_a_run_ended_is_not_tried_again(tmp_path: Path, folder: Path) -> None:
-    (kept,) = (Run(tmp_path, "pp2", {}) and tmp_path / "cache").glob("tuned-*.json")
-    kept.unlink()
-    kept.with_suffix(".first-step.json").write_bytes(msgspec.json.encode([Beginning(FORM, socket.gethostname(), 1 << 22)]))
+def test_a_plan_in_whose_first_step_a_run_ended_is_not_tried_again(tried: Run, tmp_path: Path, folder: Path) -> None:
+    (kept,) = (folder / "dumps").glob("tuned-*.json")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / f"{kept.stem}.first-step.json").write_bytes(msgspec.json.encode([Beginning(FORM, socket.gethostname(), 1 << 22)]))
     again = Run(tmp_path, "pp2", {})
     assert again.bits() == baseline("pp2", folder)
     assert not [line for line in again.trial() if FORM in line], again.trial()
     assert [line for line in again.trial() if MEMORY in line]
 
 
-def test_dumps_and_reports_hold_the_plan_that_was_taken(tmp_path: Path) -> None:
+def test_dumps_and_reports_hold_the_plan_that_was_taken(tried: Run, folder: Path) -> None:
     """It is neither the first that was made nor the last."""
-    run = Run(tmp_path, "pp2", {"slow": ["'s ", MEMORY], "dump": str(tmp_path / "dumps")})
-    assert run.trial()[0].endswith(f"steps of this run: {FORM} is taken"), run.trial()
-    for rank, report in enumerate(run.result.reports):
-        record = read_record(tmp_path / "dumps" / f"rank{rank}.ilp")
+    assert tried.trial()[0].endswith(f"steps of this run: {FORM} is taken"), tried.trial()
+    for rank, report in enumerate(tried.result.reports):
+        record = read_record(folder / "dumps" / f"rank{rank}.ilp")
         assert record.options["schedule-1f1b"]["interleave"] == "mixed"
         assert report.plan is not None
         assert msgspec.convert(report.plan["outcome"], Outcome) == record.outcome
-        assert report.plan["trial"] == run.trial()
+        assert report.plan["trial"] == tried.trial()
 
 
 def test_a_rank_that_dies_in_a_trial_ends_the_run(tmp_path: Path) -> None:
