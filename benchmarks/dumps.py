@@ -39,7 +39,6 @@ def seconds(action: Callable[[], Any], runs: int) -> dict[str, Any]:
 
 
 def measure(num_ops: int, runs: int) -> dict[str, Any]:
-    """One row."""
     made = program(num_ops)
     data = encode(made)
     text = show(made)

@@ -100,7 +100,6 @@ def _with_micro_batches(folder: Path, count: int, work: Path) -> Path:
 
 
 def measure(case: Case, work: Path) -> dict[str, Any]:
-    """One row."""
     folder, dump = dumps_of(case, work)
     programs = [load(path) for path in find_dumps([folder])]
     plan, out = work / f"{folder.name}-plan", {}

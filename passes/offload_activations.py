@@ -143,7 +143,6 @@ class _Rewrite:
         self.index = index_of_items(program)
 
     def run(self) -> Program:
-        """The rewritten program."""
         for move in self.plan.moves:
             self._move(move)
         for op in self.program.ops:

@@ -88,7 +88,6 @@ class _Rewrite:
         self.moved_to: dict[int, int] = {}
 
     def run(self) -> Program:
-        """The rewritten program."""
         for move in self.plan.moves:
             self._move(move)
         self._mark()

@@ -123,7 +123,6 @@ def applied(each: Pass, program: Program, context: Context) -> Program:
 
 
 def report_of(each: Pass, context: Context, before: Program, made: Program, run_ns: int) -> PassReport:
-    """What a pass did to a program."""
     remarks = tuple(one.of(each.name) for one in context.remarks)
     return PassReport(each.name, remarks, len(before.ops), len(made.ops), run_ns)
 

@@ -153,7 +153,6 @@ def switch_meanings() -> dict[str, str]:
 
 
 def get_switch(name: str) -> int:
-    """Value of one switch."""
     value = ctypes.c_int()
     if not plugin().tb_switch_get(name.encode(), ctypes.byref(value)):
         raise TestbedError(f"no switch {name!r}; there are {sorted(switch_meanings())}")

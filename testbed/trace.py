@@ -105,7 +105,6 @@ def chrome_trace(ranks: Sequence[RankTrace]) -> dict[str, Any]:
 
 
 def write_trace(ranks: Sequence[RankTrace], path: Path) -> None:
-    """Write the trace."""
     path.write_text(json.dumps(chrome_trace(ranks), separators=(",", ":")))
 
 

@@ -429,7 +429,6 @@ class _JobBuilder:
         paddle._C_ops.set_persistable_value(result, name)
 
     def done(self) -> JobProgram:
-        """The finished program."""
         paddle.pir.set_insertion_point_to_block_end(self.block)
         for result in self.shared if self.low.device.target.serial else ():
             paddle._C_ops.share_data(result)

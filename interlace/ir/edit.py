@@ -41,7 +41,6 @@ class Edit:
         name: str = "",
         elements: tuple[TensorType, ...] = (),
     ) -> Value:
-        """A new value."""
         made = Value(
             self._next_value, kind.shape, kind.dtype, self._next_value if storage is None else storage, name, False, memory, elements
         )

@@ -116,7 +116,6 @@ class Judging:
 
     @classmethod
     def start(cls, asked: Asked, path: Path) -> Judging:
-        """Start it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         err = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
         command = [sys.executable, "-m", "interlace.layout.judge", msgspec.json.encode(asked).decode(), os.fspath(path)]

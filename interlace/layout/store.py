@@ -191,7 +191,6 @@ class Store:
     # ------------------------------------------------------------------------------------------------------------ findings
 
     def finding_path(self, name: str, about: Any) -> Path:
-        """Where a finding is kept."""
         return self.folder / FOUND / f"{name}-{_digest_of([versions(), about])}.json"
 
 

@@ -101,7 +101,6 @@ def counted(reports: Sequence[RankReport]) -> str:
 
 
 def report_path(run_dir: str | os.PathLike[str], rank: int) -> Path:
-    """Where rank `rank` leaves its report."""
     return Path(run_dir) / f"rank{rank}.json"
 
 
@@ -129,6 +128,5 @@ def write_report(run_dir: str | os.PathLike[str], report: RankReport) -> None:
 
 
 def read_report(run_dir: str | os.PathLike[str], rank: int) -> RankReport | None:
-    """The report of a rank, or None where it left none."""
     path = report_path(run_dir, rank)
     return msgspec.json.decode(path.read_bytes(), type=RankReport) if path.exists() else None

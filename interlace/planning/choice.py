@@ -87,7 +87,6 @@ class Store:
                 self.beginning_path.unlink()
 
     def _others(self) -> list[Beginning]:
-        """What other processes noted."""
         with suppress(OSError, msgspec.DecodeError):
             begun = msgspec.json.decode(self.beginning_path.read_bytes(), type=list[Beginning])
             return [each for each in begun if (each.host, each.process) != (socket.gethostname(), os.getpid())]

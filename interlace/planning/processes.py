@@ -52,8 +52,6 @@ def world_of(workers: Sequence[Worker], seats: Sequence[int], processes: Sequenc
 
 
 class _Others:
-    """The other processes."""
-
     def __init__(self, others: Sequence[_Other]) -> None:
         self.others, self.asked = others, list[_Other]()
 

@@ -86,8 +86,6 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a rank answers."""
-
     given: bytes = b""
     fault: Fault | None = None
 

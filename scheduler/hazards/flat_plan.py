@@ -99,7 +99,6 @@ class FlatPlan:
         return self.program.pipeline.num_micro_batches
 
     def storage(self, key: int) -> Storage:
-        """The storage of a key."""
         return self.storages[key // self.num_micro_batches]
 
 
@@ -190,7 +189,6 @@ class _Writers:
         return (self.body[name], Version.SAME) if name in self.body else (-1, Version.PREVIOUS)
 
     def record(self, position: int, writes: list[Access]) -> None:
-        """Record the writes of an operation."""
         op, count = self.program.ops[position], self.program.pipeline.num_micro_batches
         for access in writes:
             (self.once if op.role == "optimize" else self.body)[access.base // count, access.root] = position

@@ -82,7 +82,6 @@ def _value_text(program: Program, value: int) -> str:
 
 
 def finding_of(trace: Trace, fault: Fault, rank: int) -> Finding:
-    """A fault of a rank as a finding."""
     plan = trace.plan
     shown = [item for item in dict.fromkeys((fault.first, fault.second, fault.expected)) if item != NO_ITEM]
     items = tuple(where(rank, plan.program.ops[plan.op[item]], plan.micro_batch[item]) for item in shown)

@@ -128,7 +128,6 @@ class Unknown(NamedTuple):
     ops: tuple[str, ...] = ()
 
     def message(self) -> str:
-        """For an error."""
         if self.option == "modules":
             return f"offload: modules: {self.pattern!r} fits no layer; there are {_list(self.layers)}"
         return (

@@ -100,7 +100,6 @@ def transfers_in_time(
 
 
 def transfers_of(plans: Sequence[Program]) -> list[Transfers]:
-    """The transfers of each plan."""
     alone = len({plan.pipeline.stage for plan in plans}) == len(plans)
     return [Transfers(plan, alone) for plan in plans]
 
