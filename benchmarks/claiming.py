@@ -39,6 +39,11 @@ def fullest_gb(row: Row, *keys: str) -> float:
     return float(max(sum(each[key] for key in keys) for each in row["peak_bytes_by_rank"]) / 1e9)
 
 
+def median_ms(row: Row) -> float:
+    """The measured step of a run, in ms."""
+    return float(row["step_ms"]["median"])
+
+
 def span(values: Iterable[float], digits: int = 1) -> str:
     """Shares from the smallest to the largest, in percent.
 

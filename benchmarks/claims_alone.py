@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median, quantiles
 
 import device_profile
-from claiming import Row, claim, raw, span, table
+from claiming import Row, claim, median_ms, raw, span, table
 
 from interlace.cost_model.curves import Curve, Surface
 from interlace.cost_model.model import FEWEST as FEWEST_TRANSPOSED
@@ -21,7 +21,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 @claim
 def prefetch_slack() -> str:
     """Offload with copies back issued with and without slack."""
-    runs = {(row["case"], row["plan"]): row["step_ms"]["median"] for row in raw("h200/testbed_variants.json")["runs"]}
+    runs = {(row["case"], row["plan"]): median_ms(row) for row in raw("h200/testbed_variants.json")["runs"]}
     cases = [case for case, plan in runs if plan == "offload-1, reserve 0"]
     rows = ([f"prefetch_slack {share}", *(f"{runs[case, f'offload-1, reserve {share}']:.1f}" for case in cases)] for share in ("0", "0.25"))
     return table(["offload 1, ms (medians of nine steps, one session)", *cases], rows)

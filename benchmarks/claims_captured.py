@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from claiming import Row, by_case, claim, span, table
+from claiming import Row, by_case, claim, median_ms, span, table
 
 PLANS = ("stock", "auto", "mixed", "offload-1")
 LAUNCHED = "-captured"
@@ -14,10 +14,6 @@ CARDS = ("h200", "h100")
 def _runs(card: str) -> dict[str, dict[str, Row]]:
     """Case -> plan -> its run, small hidden sizes first."""
     return dict(sorted(by_case(f"{card}/testbed_captured.json").items(), key=lambda each: int(each[0].split("-h")[1].split("-")[0])))
-
-
-def _median(row: Row) -> float:
-    return float(row["step_ms"]["median"])
 
 
 @claim
@@ -35,11 +31,11 @@ def captured_steps_h100() -> str:
 def _steps(card: str) -> str:
     rows = []
     for case, found in _runs(card).items():
-        cells = [f"{_median(found['stock']):.1f}" if "stock" in found else ""]
+        cells = [f"{median_ms(found['stock']):.1f}" if "stock" in found else ""]
         for plan in PLANS[1:]:
             issued, launched = (found.get(name) for name in (plan, plan + LAUNCHED))
-            both = [f"{_median(each):.1f}" if each else "-" for each in (issued, launched)]
-            gain = f" ({100 * (_median(issued) / _median(launched) - 1):+.0f} %)" if issued and launched else ""
+            both = [f"{median_ms(each):.1f}" if each else "-" for each in (issued, launched)]
+            gain = f" ({100 * (median_ms(issued) / median_ms(launched) - 1):+.0f} %)" if issued and launched else ""
             cells.append(f"{both[0]}, {both[1]}{gain}" if issued or launched else "")
         rows.append([case.removeprefix("captured-"), *cells])
     return table(["case", "baseline, issued", *(f"`{plan}`: issued, launched" for plan in PLANS[1:])], rows)
@@ -56,7 +52,7 @@ def captured_gains() -> str:
     told = []
     for card in CARDS:
         for hidden in (1024, 2048, 4096):
-            gains = [_median(issued) / _median(launched) - 1 for case, issued, launched in _pairs(card) if f"-h{hidden}-" in case]
+            gains = [median_ms(issued) / median_ms(launched) - 1 for case, issued, launched in _pairs(card) if f"-h{hidden}-" in case]
             median = f"{len(gains)} plans, median {100 * statistics.median(gains):.0f} %"
             told.append(f"{span(gains, 0)} at hidden {hidden} on {card.upper()} ({median})")
     return "; ".join(told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 
-from claiming import ROOT, Row, claim, raw, span, table
+from claiming import ROOT, Row, claim, median_ms, raw, span, table
 
 sys.path.insert(0, str(ROOT))
 
@@ -42,7 +42,7 @@ def h100_steps() -> str:
     right, pairs = accuracy.count_order(rows)
     off = max(abs(accuracy.peak_error(row)) for row in rows)
     stock_off, ours_off = ([accuracy.step_error(row) for row in found] for found in (stock, ours))
-    medians = {results.run_of(row): row["step_ms"]["median"] for row in every}
+    medians = {results.run_of(row): median_ms(row) for row in every}
     again = [abs(took / medians[case, "stock", sitting] - 1) for (case, plan, sitting), took in medians.items() if plan == "stock-again"]
     within = [row["step_ms"]["max"] / row["step_ms"]["min"] - 1 for row in every]
     same = sum(row["losses_equal_stock"] and row["parameters_equal_stock"] for row in every)
@@ -72,7 +72,7 @@ def h100_costs() -> str:
         budgets = [row for row in rows if row["plan"].startswith(results.BUDGET)]
         dearer = [
             (
-                row["step_ms"]["median"] / stock[row["case"]]["step_ms"]["median"],
+                median_ms(row) / median_ms(stock[row["case"]]),
                 row["simulated"]["step_ms"] / stock[row["case"]]["simulated"]["step_ms"],
             )
             for row in budgets
@@ -130,7 +130,7 @@ def h200_again() -> str:
     """The cases of 11:40 on an H200, planned and measured again."""
     before = {(row["case"], row["plan"]): row for row in raw("h200/testbed_layers.json")["runs"] if row["sitting"].startswith(BEFORE)}
     pairs = [(row, before[row["case"], row["plan"]]) for row in raw("h200/testbed_repeat.json")["runs"]]
-    took = (row["step_ms"]["median"] / old["step_ms"]["median"] - 1 for row, old in pairs)
+    took = (median_ms(row) / median_ms(old) - 1 for row, old in pairs)
     held = (row["peak_bytes_by_rank"][0]["allocated"] / old["peak_bytes_by_rank"][0]["allocated"] - 1 for row, old in pairs)
     bits = sum(row["bits"] == old["bits"] and row["losses_equal_stock"] and row["parameters_equal_stock"] for row, old in pairs)
     return (

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from claiming import ROOT, Row, by_case, claim, fullest_gb, raw, span, table
+from claiming import ROOT, Row, by_case, claim, fullest_gb, median_ms, raw, span, table
 
 sys.path.insert(0, str(ROOT))
 
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
     @property
     def gain(self) -> float:
         """Stock's median step over the plan's, less 1."""
-        return float(self.stock["step_ms"]["median"] / self.ours["step_ms"]["median"] - 1)
+        return median_ms(self.stock) / median_ms(self.ours) - 1
 
     @property
     def simulated_gain(self) -> float:
@@ -169,7 +169,7 @@ def stretched() -> str:
 def repeated() -> str:
     """How far two runs of stock are apart, and how far a run's steps are."""
     again = [abs(pair.gain) for pair in pairs(["stock-again"])]
-    runs = [[step / row["step_ms"]["median"] for step in row["steps_ms"][2:-1]] for row in layers()]
+    runs = [[step / median_ms(row) for step in row["steps_ms"][2:-1]] for row in layers()]
     steps = [step for run in runs for step in run]
     kept = [[step for step in run if step <= LATE] for run in runs]
     late = sum(step > LATE for step in steps)
@@ -184,14 +184,14 @@ def repeated() -> str:
 @claim
 def traced() -> str:
     """How much longer the traced step is than the median of the others."""
-    longer = [row["traced_step"]["device_us"] / 1e3 / row["step_ms"]["median"] - 1 for row in layers()]
+    longer = [row["traced_step"]["device_us"] / 1e3 / median_ms(row) - 1 for row in layers()]
     return f"{100 * min(longer):.0f} to {100 * max(longer):.0f} %"
 
 
 @claim
 def offload_cost() -> str:
     """Offload over the same plan without it, in sittings with the host's waits as they are."""
-    runs = {results.run_of(row): row["step_ms"]["median"] for row in layers() if BY_COPIES not in row["sitting"]}
+    runs = {results.run_of(row): median_ms(row) for row in layers() if BY_COPIES not in row["sitting"]}
     groups: dict[str, list[tuple[float, str]]] = {}
     for (case, plan, sitting), took in runs.items():
         if plan == "offload-1" and (case, "dx-first", sitting) in runs:
@@ -277,7 +277,7 @@ def peaks_held() -> str:
         sizes = ([found[case, plan]["peak_bytes_by_rank"][rank][key] / 1e9 for plan in ("plain", "offload")] for _, case in PEAKS)
         return " and ".join(f"{plain:.2f} -> {offload:.2f}" for plain, offload in sizes)
 
-    took = ([found[case, plan]["step_ms"]["median"] for plan in ("plain", "offload")] for _, case in PEAKS)
+    took = ([median_ms(found[case, plan]) for plan in ("plain", "offload")] for _, case in PEAKS)
     steps = " and ".join(f"{plain:.1f} -> {offload:.1f}" for plain, offload in took)
     return (
         "with what side streams hold (`in_use`, workspaces included): "
@@ -336,14 +336,11 @@ def delays() -> str:
         stock = runs.get((case, "stock", sitting))
         if stock is None or not any((case, plan, sitting) in runs for plan in plans):
             continue
-        base, took = _median(stock), [_median(runs.get((case, plan, sitting))) for plan in plans]
+        ran = (runs.get((case, plan, sitting)) for plan in plans)
+        base, took = median_ms(stock), [median_ms(row) if row else 0.0 for row in ran]
         cells = (f"{each:.1f} ({100 * (base / each - 1):+.1f} %)" if each else "" for each in took)
         rows.append([f"{case}, {sitting.split(',')[0]}", f"{base:.1f}", *cells])
     return table(["case, day and time of the session", "baseline", *plans], rows)
-
-
-def _median(row: Row | None) -> float:
-    return float(row["step_ms"]["median"]) if row else 0.0
 
 
 def _defaults() -> list[tuple[str, Row, Row]]:
