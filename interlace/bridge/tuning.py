@@ -132,15 +132,8 @@ class Tuning:
     def __init__(
         self, engine: Any, mode: str, config: Config, device: Device, peers: Peers | None, making: Making, use: Callable[[Any], None]
     ) -> None:
-        self.engine, self.mode, self.config, self.device, self.peers, self.making, self.use = (
-            engine,
-            mode,
-            config,
-            device,
-            peers,
-            making,
-            use,
-        )
+        self.engine, self.mode, self.config, self.device = engine, mode, config, device
+        self.peers, self.making, self.use = peers, making, use
         self.env = paddle.distributed.ParallelEnv()
         self.folder = Path(config.dump or config.plan or cache_folder())
         self.store: Store | None = None

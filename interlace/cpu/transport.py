@@ -150,15 +150,7 @@ class Transport:
 
     # -- collectives: every rank of the group calls, in the same order -----------------------------------------------
 
-    def start_all_reduce(
-        self,
-        array: Array,
-        op: str,
-        group: int,
-        ranks: Sequence[int],
-        where: str = "",
-        dtype: str = "",
-    ) -> Pending:
+    def start_all_reduce(self, array: Array, op: str, group: int, ranks: Sequence[int], where: str = "", dtype: str = "") -> Pending:
         """Reduce equal-shaped arrays over the group, in rank order of `ranks`; every rank gets the same bits.
 
         `dtype` is Paddle's element type, needed only where numpy cannot tell ("bfloat16" as uint16 bits).
@@ -172,15 +164,7 @@ class Transport:
         call = self._collective("all_gather", group, ranks, array, "", where, dtype)
         return self._gather(call, dict.fromkeys(ranks, array), list)
 
-    def start_reduce_scatter(
-        self,
-        array: Array,
-        op: str,
-        group: int,
-        ranks: Sequence[int],
-        where: str = "",
-        dtype: str = "",
-    ) -> Pending:
+    def start_reduce_scatter(self, array: Array, op: str, group: int, ranks: Sequence[int], where: str = "", dtype: str = "") -> Pending:
         """Reduce over the group; rank i of n gets rows [i * d / n, (i + 1) * d / n) of `[d, ...]`."""
         _check_reduce_op(op)
         call = self._collective("reduce_scatter", group, ranks, array, op, where, dtype)
@@ -200,16 +184,7 @@ class Transport:
         mine = dict.fromkeys(ranks, array) if self.rank == root else {}
         return self._gather(call, mine, lambda parts: np.array(parts[list(ranks).index(root)]), sources=(root,))
 
-    def start_reduce(
-        self,
-        array: Array,
-        op: str,
-        root: int,
-        group: int,
-        ranks: Sequence[int],
-        where: str = "",
-        dtype: str = "",
-    ) -> Pending:
+    def start_reduce(self, array: Array, op: str, root: int, group: int, ranks: Sequence[int], where: str = "", dtype: str = "") -> Pending:
         """Reduce over the group; `root` gets the result, the others their own array back."""
         _check_reduce_op(op)
         call = self._collective("reduce", group, ranks, array, f"{op} to root {root}", where, dtype)
@@ -232,15 +207,7 @@ class Transport:
         self._check_member(peer, call)
         self._post(call, {peer: array})
 
-    def start_recv(
-        self,
-        shape: Sequence[int],
-        dtype: str,
-        peer: int,
-        group: int,
-        ranks: Sequence[int],
-        where: str = "",
-    ) -> Pending:
+    def start_recv(self, shape: Sequence[int], dtype: str, peer: int, group: int, ranks: Sequence[int], where: str = "") -> Pending:
         """Expect the next array `peer` sends on this group; `shape` may hold -1. Raises on another shape or dtype."""
         number = self._next_number(("in", group, peer))
         call = Call("p2p", group, tuple(ranks), number, "recv", f"from rank {peer}", dtype, tuple(shape), where)
