@@ -43,24 +43,16 @@ def within_budget(programs: list[Program], part: float) -> tuple[int, int] | Bud
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "are_within", "part"),
+    ("name", "are_within"),
     [
-        ("convolutions, pp 2", True, 1.0),
-        ("accumulation, dp 2, mp 2, sharding 1, clip", False, 0.9),
-        *(
-            pytest.param(*each, marks=pytest.mark.long)
-            for each in (
-                ("convolutions, pp 2", True, 0.9),
-                ("accumulation, dp 2, mp 2, sharding 1, clip", False, 1.0),
-                ("stages of 6 and 2 layers", True, 1.0),
-                ("stages of 6 and 2 layers", True, 0.9),
-            )
-        ),
+        ("convolutions, pp 2", True),
+        ("accumulation, dp 2, mp 2, sharding 1, clip", False),
+        pytest.param("stages of 6 and 2 layers", True, marks=pytest.mark.long),
     ],
 )
-def test_plans_keep_their_limit_and_no_form_that_keeps_it_is_faster(name: str, are_within: bool, part: float) -> None:
-    """By default and under a part of what Paddle's baseline holds on a GPU: all of it, which is never refused, or nine tenths; where that
-    is refused, no form keeps it."""
+def test_plans_keep_their_limit_and_no_form_that_keeps_it_is_faster(name: str, are_within: bool) -> None:
+    """By default and under what Paddle's baseline holds on a GPU, which is never refused, and under nine tenths of it; where that is, no
+    form keeps it."""
     programs = zoo.stored()[name]
     own = max(baseline_peak_bytes(each, COST) or 0 for each in programs)
     forms = {form: planned(programs, make_config(zoo.FORMS[form])) for form in FORMS}
@@ -68,14 +60,15 @@ def test_plans_keep_their_limit_and_no_form_that_keeps_it_is_faster(name: str, a
     step_ns, peak = planned(programs, make_config({}))
     assert peak <= SLACK * own, peak / own
     assert all(step_ns <= (1 + ROUNDING) * took for took, held in forms.values() if held <= SLACK * own)
-    assert any(held <= own for _, held in forms.values()) == are_within, "a program that this is to be asked of"
-    within = {form: took for form, (took, held) in forms.items() if held <= part * own}
-    found = within_budget(programs, part)
-    if isinstance(found, BudgetError):
-        assert part < 1.0, found
-        assert found.least_bytes > part * own
-        assert not within, within
-        return
-    step_ns, peak = found
-    assert peak <= part * own, peak / own
-    assert all(step_ns <= (1 + ROUNDING) * took for took in within.values()), (step_ns, within)
+    for part in (1.0, 0.9):
+        within = {form: took for form, (took, held) in forms.items() if held <= part * own}
+        assert bool(within) == are_within or part < 1.0, "a program that this is to be asked of"
+        found = within_budget(programs, part)
+        if isinstance(found, BudgetError):
+            assert part < 1.0, found
+            assert found.least_bytes > part * own
+            assert not within, (part, within)
+            continue
+        step_ns, peak = found
+        assert peak <= part * own, (part, peak / own)
+        assert all(step_ns <= (1 + ROUNDING) * took for took in within.values()), (part, step_ns, within)
