@@ -1,0 +1,208 @@
+"""Layouts that others published with what their own programs reached, simulated for the programs that Paddle builds.
+
+Every setting is a row of facts with its source. The layout is built and simulated as `interlace choose` does it, by Paddle's plan and by ours
+within 90 % of the device; what the examples cannot express is told beside it. Other settings in FILE stay.
+
+    PYTHONPATH=. python benchmarks/published.py [--only NAME ...] [--keep DIR] [--jobs J] [-o FILE]     (with Paddle)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from layouts import GPT, HALF, LLAMA, VARIES, searched
+from measuring import RESULTS, meta, store
+
+MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/f2e5db402c44ae309aa6448bcb4ae87e8ae0f5f4/images/model_table.png"
+CLOUD = "https://github.com/NVIDIA/dgxc-benchmarking/blob/0b71cfda5163540778e2a3d2db59858bf62f96f7/{}"
+NEMO = "https://docs.nvidia.com/nemo-framework/user-guide/24.09/performance/performance_summary.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A transformer, as the sources describe it; `products` of its MLP: two, or three where it is gated."""
+
+    script: str
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    seq_len: int
+    kv_heads: int = 0
+    intermediate: int = 0
+    products: int = 2
+
+    def words(self) -> str:
+        """Arguments of the script."""
+        sizes = {"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "vocab": self.vocab, "seq-len": self.seq_len}
+        sizes |= {"intermediate": self.intermediate} if self.intermediate else {}
+        sizes |= {"kv-heads": self.kv_heads} if self.kv_heads else {}
+        return " ".join(f"--{name} {size}" for name, size in sizes.items())
+
+    def flops_a_token(self) -> int:
+        """Forward and backward, without recomputation, attention as if it were not causal: the formula of all sources (the readmes of DGX
+        Cloud write it out, Megatron-LM's table follows arXiv 2104.04473 without recomputation)."""
+        width, share = self.intermediate or 4 * self.hidden, (self.kv_heads or self.heads) / self.heads
+        attention = 12 * self.layers * self.hidden * (self.hidden * (1 + share) + self.seq_len)
+        return round(attention + 6 * self.products * self.layers * self.hidden * width + 6 * self.vocab * self.hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row of a published table.
+
+    Attributes:
+        source: Where it stands.
+        layouts: Of the source; several where it does not tell all of it, or where examples have only something near it.
+        batch: Sequences a step.
+        step_s, tflops, tokens: What the source gives: seconds a step, or of a GPU model TFLOP/s, or tokens a second; 0 for what it does not.
+        precision: Of the source's matrix products; all simulated ones are in bfloat16.
+        differs: Between the source and what is simulated, beside what differs everywhere.
+        flags: Of the script, beside the model's sizes.
+        device: Profile.
+    """
+
+    source: str
+    model: Model
+    gpus: int
+    layouts: Sequence[Mapping[str, int | str]]
+    batch: int
+    step_s: float = 0.0
+    tflops: float = 0.0
+    tokens: float = 0.0
+    precision: str = "bfloat16"
+    differs: str = ""
+    flags: str = "--sequence-parallel"
+    device: str = "h100"
+
+    def reached(self) -> float:
+        """Model TFLOP/s of a GPU, by the source."""
+        a_token = self.model.flops_a_token()
+        if self.tflops:
+            return self.tflops
+        return a_token * (self.tokens or self.batch * self.model.seq_len / self.step_s / self.gpus) / 1e12
+
+    def case(self) -> tuple[str, str, str]:
+        """Script, words of `choose`, arguments of the script."""
+        sizes = f"--layers {self.model.layers} --heads {self.model.heads} --batch-size {self.batch}"
+        words = f"--gpus {self.gpus} --gpus-a-host 8 {sizes} --memory {MEMORY} --device {self.device} --all --finalists {len(self.layouts)}"
+        arguments = f"{self.model.words()} {HALF} --batch-size {self.batch} --vpp {{vpp}} {VARIES} {self.flags}"
+        return self.model.script, words, arguments.strip()
+
+
+MEMORY = "76GB"
+"""Of the 80 GiB of an H100: the rest is the driver's, and NCCL's."""
+
+
+def layout(pp: int, mp: int, dp: int, m: int, vpp: int = 1, sharding: int = 1) -> dict[str, int | str]:
+    """A layout without recomputation, with the optimizer sharded."""
+    return {"pp": pp, "mp": mp, "dp": dp, "vpp": vpp, "m": m, "sharding": sharding, "recompute": "none"}
+
+
+def megatron(layers: int, hidden: int, heads: int, mp: int, pp: int, batch: int, tflops: float) -> Setting:
+    """A row of Megatron-LM's table: 48 replicas, and micro-batches that it does not tell."""
+    a_replica = batch // 48
+    sizes = [size for size in (1, 2, 4) if a_replica // size >= pp] if pp == 1 else [1]
+    layouts = [layout(pp, mp, 48, a_replica // size) for size in sizes]
+    flags = "--sequence-parallel" if mp > 1 else ""
+    told = "micro-batches and chunks of the source are not known"
+    return Setting(
+        MEGATRON, Model(GPT, layers, hidden, heads, 131072, 4096), 48 * mp * pp, layouts, batch, tflops=tflops, flags=flags, differs=told
+    )
+
+
+GPT_175B = Model(GPT, 96, 12288, 96, 51200, 2048)
+SETTINGS: dict[str, Setting] = {
+    "GPT 1.7B, 48 GPUs": megatron(24, 2048, 16, 1, 1, 192, 408.8),
+    "GPT 7.1B, 96 GPUs": megatron(30, 4096, 32, 2, 1, 192, 465.9),
+    "GPT 16B, 192 GPUs": megatron(32, 6144, 48, 4, 1, 192, 489.1),
+    "GPT 32B, 384 GPUs": megatron(48, 7168, 56, 8, 1, 192, 459.6),
+    "GPT 70B, 768 GPUs": megatron(84, 8192, 64, 8, 2, 384, 419.7),
+    "GPT 119B, 1,536 GPUs": megatron(92, 10240, 80, 8, 4, 768, 420.5),
+    "GPT 177B, 2,304 GPUs": megatron(96, 12288, 96, 8, 6, 1152, 432.8),
+    "GPT-3 175B, 128 GPUs": Setting(
+        CLOUD.format("nemo_megatron/README_175b.md"), GPT_175B, 128, [layout(8, 4, 4, 64, 12)], 256, step_s=8.309, differs="dropout of 0.1"
+    ),
+    "GPT-3 175B, 1,024 GPUs": Setting(
+        CLOUD.format("nemo_megatron/README_175b.md"), GPT_175B, 1024, [layout(8, 4, 32, 64, 12)], 2048, step_s=8.453, differs="dropout of 0.1"
+    ),
+    "Nemotron-4 15B, 16 GPUs": Setting(
+        CLOUD.format("nemotron/README_15b.md"),
+        Model(GPT, 32, 6144, 48, 256000, 4096),
+        16,
+        [layout(1, 4, 4, 4)],
+        64,
+        step_s=2.812,
+        differs="8 key and value heads, which the source's FLOP formula does not count, no biases, rotary positions; here 48, biases, learned",
+    ),
+    "GPT-3 5B, 16 GPUs": Setting(
+        CLOUD.format("paxml/README_5b.md"),
+        Model(GPT, 24, 4096, 32, 51200, 2048),
+        16,
+        [layout(1, 1, 16, 1, sharding=3), layout(1, 1, 16, 1)],
+        64,
+        step_s=0.634,
+        flags="",
+        differs="compiled by XLA; parameters sharded within or across hosts is not told",
+    ),
+    "Llama 3.1 8B, 8 GPUs": Setting(
+        CLOUD.format("llama3.1/README_8b.md"),
+        Model(LLAMA, 32, 4096, 32, 128256, 8192, 8, 14336, 3),
+        8,
+        [layout(1, 2, 4, 32)],
+        128,
+        step_s=12.91,
+        differs="cp 2 of the source is mp 2 here",
+    ),
+    "Llama 3.1 70B, 64 GPUs": Setting(
+        CLOUD.format("llama3.1/README_70b.md"),
+        Model(LLAMA, 80, 8192, 64, 128256, 8192, 8, 28672, 3),
+        64,
+        [layout(4, 8, 2, 64, 5)],
+        128,
+        step_s=14.72,
+        differs="tp 4 and cp 2 of the source are mp 8 here",
+    ),
+    "Llama 2 13B, 16 GPUs": Setting(
+        NEMO,
+        Model(LLAMA, 40, 5120, 40, 32000, 4096, 40, 13824, 3),
+        16,
+        [layout(4, 1, 4, 32, 10)],
+        128,
+        tokens=8646,
+        precision="FP8",
+        flags="",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Simulate the settings that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), metavar="NAME")
+    parser.add_argument("--keep", type=Path, help="folder of what is built; what is there already is not built again")
+    parser.add_argument("--jobs", type=int, default=0, metavar="J", help="processes at once (default: all cores)")
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS / "published.json")
+    args = parser.parse_args(argv)
+    stored: dict[str, Any] = json.loads(args.output.read_text())["settings"] if args.output.is_file() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.only:
+            setting = SETTINGS[name]
+            keep = (args.keep or Path(folder)) / name.replace(" ", "_").replace(",", "")
+            found = searched(setting.case(), keep, setting.layouts, jobs=args.jobs)
+            facts = {key: value for key, value in asdict(setting).items() if value and key not in ("model", "layouts")}
+            flops = {"flops_a_token": setting.model.flops_a_token(), "published_tflops": round(setting.reached(), 1)}
+            stored[name] = {**facts, **flops, **{key: found[key] for key in ("command", "alternatives", "simulated", "tokens", "layouts", "refused")}}
+            ordered = {each: stored[each] for each in SETTINGS if each in stored}
+            store("published", {**meta(), "settings": ordered}, args.output)
+            print(f"{name}: published {setting.reached():.0f} TFLOP/s a GPU; {json.dumps(found['layouts'])}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
