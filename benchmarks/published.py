@@ -3,7 +3,7 @@
 Every setting is a row of facts with its source. The layout is built and simulated as `interlace choose` does it, by Paddle's plan and by ours
 within 90 % of the device; what the examples cannot express is told beside it. Other settings in FILE stay.
 
-    PYTHONPATH=. python benchmarks/published.py [--only NAME ...] [--keep DIR] [--jobs J] [-o FILE]     (with Paddle)
+    PYTHONPATH=. python benchmarks/published.py [--only NAME ...] [--keep DIR] [--drafts] [--jobs J] [-o FILE]     (with Paddle)
 """
 
 from __future__ import annotations
@@ -88,10 +88,11 @@ class Setting:
             return self.tflops
         return a_token * (self.tokens or self.batch * self.model.seq_len / self.step_s / self.gpus) / 1e12
 
-    def case(self) -> tuple[str, str, str]:
-        """Script, words of `choose`, arguments of the script."""
+    def case(self, *, plans: bool = True) -> tuple[str, str, str]:
+        """Script, words of `choose`, arguments of the script; `plans`: whether plans of ours are made."""
         sizes = f"--layers {self.model.layers} --heads {self.model.heads} --batch-size {self.batch}"
-        words = f"--gpus {self.gpus} --gpus-a-host 8 {sizes} --memory {MEMORY} --device {self.device} --all --finalists {len(self.layouts)}"
+        words = f"--gpus {self.gpus} --gpus-a-host 8 {sizes} --memory {MEMORY} --device {self.device} --all"
+        words += f" --finalists {len(self.layouts) if plans else 0}"
         arguments = f"{self.model.words()} {HALF} --batch-size {self.batch} --vpp {{vpp}} {VARIES} {self.flags}"
         return self.model.script, words, arguments.strip()
 
@@ -194,6 +195,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), metavar="NAME")
     parser.add_argument("--keep", type=Path, help="folder of what is built; what is there already is not built again")
+    parser.add_argument("--drafts", action="store_true", help="Paddle's own plans alone: ours of long pipelines take long")
     parser.add_argument("--jobs", type=int, default=0, metavar="J", help="processes at once (default: all cores)")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "published.json")
     args = parser.parse_args(argv)
@@ -202,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in args.only:
             setting = SETTINGS[name]
             keep = (args.keep or Path(folder)) / name.replace(" ", "_").replace(",", "")
-            found = searched(setting.case(), keep, setting.layouts, jobs=args.jobs)
+            found = searched(setting.case(plans=not args.drafts), keep, setting.layouts, jobs=args.jobs)
             facts = {key: value for key, value in asdict(setting).items() if value and key not in ("model", "layouts")}
             flops = {"flops_a_token": setting.model.flops_a_token(), "published_tflops": round(setting.reached(), 1)}
             stored[name] = {**facts, **flops, **{key: found[key] for key in ("command", "alternatives", "simulated", "tokens", "layouts", "refused")}}
