@@ -179,7 +179,7 @@ def row_of(answer: dict[str, Any]) -> dict[str, Any]:
                 f"{whose}_{name}": row[whose][name]
                 for whose in ("paddles", "ours")
                 if row[whose]
-                for name in ("step_ns", "peak_bytes", "fits", "rel_error")
+                for name in ("step_ns", "peak_bytes", "fits", "rel_error", "compute_ns", "exposed_ns", "bubble_ns")
             },
             "least_ns": row["least_ns"],
         }

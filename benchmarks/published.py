@@ -12,7 +12,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,9 @@ MEMORY = "76GB"
 """Of the 80 GiB of an H100: the rest is the driver's, and NCCL's."""
 REPLICAS = 32
 """Of Megatron-LM's rows."""
+BESIDE = "GPT-3 175B, 1,024 GPUs, as searched"
+"""The published layout with the batch of a stored search (`layouts.py`), beside the layout that it recommends, with and without a split
+sequence, which that search does not vary."""
 
 
 def layout(pp: int, mp: int, dp: int, m: int, vpp: int = 1, sharding: int = 1) -> dict[str, int | str]:
@@ -126,6 +129,7 @@ def megatron(layers: int, hidden: int, heads: int, mp: int, pp: int, batch: int,
 
 
 GPT_175B = Model(GPT, 96, 12288, 96, 51200, 2048)
+IN_SEQUENCE, WHOLE = {"sequence": "sequence-parallel"}, {"sequence": "no-sequence-parallel"}
 SETTINGS: dict[str, Setting] = {
     "GPT 1.7B": megatron(24, 2048, 16, 1, 1, 192, 408.8),
     "GPT 7.1B": megatron(30, 4096, 32, 2, 1, 192, 465.9),
@@ -139,6 +143,16 @@ SETTINGS: dict[str, Setting] = {
     ),
     "GPT-3 175B, 1,024 GPUs": Setting(
         CLOUD.format("nemo_megatron/README_175b.md"), GPT_175B, 1024, [layout(8, 4, 32, 64, 12)], 2048, step_s=8.453, differs="dropout of 0.1"
+    ),
+    BESIDE: Setting(
+        CLOUD.format("nemo_megatron/README_175b.md"),
+        replace(GPT_175B, vocab=50304),
+        1024,
+        [layout(8, 4, 32, 48, 12) | IN_SEQUENCE, *(layout(4, 8, 32, 16) | {"recompute": "full"} | each for each in (IN_SEQUENCE, WHOLE))],
+        1536,
+        tokens=496191 / 1024,
+        flags="--{sequence}",
+        differs="the source's figure is that of 2,048 sequences",
     ),
     "Nemotron-4 15B, 16 GPUs": Setting(
         CLOUD.format("nemotron/README_15b.md"),

@@ -1,0 +1,84 @@
+"""Claims about published layouts: what their sources reached, and what is simulated for the programs that Paddle builds."""
+
+from __future__ import annotations
+
+from claiming import Row, claim, raw, span, table
+
+PADDLES, OURS = "paddles", "ours"
+BESIDE = "GPT-3 175B, 1,024 GPUs, as searched"
+"""The published layout beside the one that a search recommends; no row of the table."""
+
+
+def _settings() -> dict[str, Row]:
+    return dict(raw("published.json")["settings"])
+
+
+def _rate(setting: Row, row: Row, whose: str) -> float:
+    """Model TFLOP/s of a GPU; 0 where it is not known."""
+    step_ns = row.get(f"{whose}_step_ns", 0)
+    return float(setting["tokens"] * setting["flops_a_token"] / step_ns / setting["gpus"] / 1e3) if step_ns else 0.0
+
+
+def _shown(setting: Row) -> Row:
+    """Of several layouts the one that is fastest by a plan that keeps the memory; where none does, by any."""
+    fit = [(row[f"{whose}_fits"], _rate(setting, row, whose), k) for k, row in enumerate(setting["layouts"]) for whose in _plans(row)]
+    found: Row = setting["layouts"][max(fit)[2]]
+    return found
+
+
+def _plans(row: Row) -> list[str]:
+    return [whose for whose in (PADDLES, OURS) if f"{whose}_step_ns" in row]
+
+
+def _cell(setting: Row, row: Row, whose: str) -> str:
+    if whose not in _plans(row):
+        return "not planned"
+    rate, star = _rate(setting, row, whose), "" if row[f"{whose}_fits"] else "\\*"
+    return f"{rate:.0f} ({100 * (rate / setting['published_tflops'] - 1):+.0f} %), {row[f'{whose}_peak_bytes'] / 1e9:.0f} GB{star}"
+
+
+@claim
+def published() -> str:
+    """Each setting: what its source reached, and what is simulated."""
+    rows = []
+    for name, setting in _settings().items():
+        if name == BESIDE:
+            continue
+        row, gpus = _shown(setting), f"{setting['gpus']:,}"
+        words = dict(word.rsplit(" ", 1) for word in row["layout"].split(", "))
+        flags = ["sequence split"] if "sequence-parallel" in setting.get("flags", "") else []
+        told = ", ".join([*(f"{key} {words[key]}" for key in ("pp", "mp", "dp", "vpp", "m") if words[key] != "1"), *flags])
+        precision = f" ({setting['precision']})" if setting["precision"] != "bfloat16" else ""
+        rows.append(
+            [
+                name if "GPUs" in name else f"{name}, {gpus} GPUs",
+                told,
+                f"[{setting['published_tflops']:.0f}]({setting['source']}){precision}",
+                _cell(setting, row, PADDLES),
+                _cell(setting, row, OURS),
+                setting.get("differs", ""),
+            ]
+        )
+    return table(["model", "layout", "published", "Paddle's plan", "Interlace's plan", "differs"], rows)
+
+
+@claim
+def published_in_short() -> str:
+    """How far simulated plans are from what the sources reached."""
+    told = []
+    known = [(each, _shown(each)) for name, each in _settings().items() if each["precision"] == "bfloat16" and name != BESIDE]
+    for whose, name in ((PADDLES, "Paddle's plan"), (OURS, "ours")):
+        off = [_rate(each, row, whose) / each["published_tflops"] - 1 for each, row in known if whose in _plans(row)]
+        told.append(f"by {name} {span(off, 0)} ({len(off)} settings)")
+    return f"against what the sources reached in bfloat16, {', '.join(told)}"
+
+
+@claim
+def published_and_chosen() -> str:
+    """The published layout of 175B on 1,024 GPUs beside the one that a search recommends, with the batch of the search."""
+    setting = _settings()[BESIDE]
+    chosen = raw("layouts.json")["cases"]["GPT-3 175B, 1,024 GPUs"]["layouts"][0]
+    rows = [["recommended by the search, within 70 GB", chosen["layout"], *(_cell(setting, chosen, whose) for whose in (PADDLES, OURS))]]
+    for row in setting["layouts"]:
+        rows.append(["", row["layout"], *(_cell(setting, row, whose) for whose in (PADDLES, OURS))])
+    return table(["", "layout", "Paddle's plan", "Interlace's plan"], rows)
