@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.ir import Graph, Job, Op, Program
 from interlace.ir.kinds import is_receive, is_send
+from interlace.ir.per_ops import FEW, once_per_ops
 from interlace.ir.schedule import Slot, sent_before
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.inline_weights import inline_weights
@@ -22,6 +23,9 @@ from interlace.scheduler.whole_step.slot_times import SlotTimes, slot_times
 
 Kinds = tuple[tuple[str, str, int], ...]
 """`(label, kind, chunk)` of each part of a slot: slots with the same parts, in any micro-batches, get the same order."""
+_pairs: Callable[[Program], dict[Any, Pair]] = once_per_ops(lambda program: {}, FEW)
+"""Pairs hold what depends on what between all their operations, and are asked for in all forms one after another: a search that kept them
+for all the programs that it compares would hold more of them than of anything else."""
 
 
 class Jobs:
@@ -85,16 +89,17 @@ class Jobs:
         """The order of one kind of job, and its times and memory; computed once for the same program."""
         program, options = self.program, self.options
         items = tuple(tuple(op.id for op in parts.ops[kind, chunk]) for _, kind, chunk in kinds)
-        same = ("pair", id(program.ops), kinds, items, options.search)
-        key = (*same, form, self.extra_bytes, options.max_ops_per_job, self.share, self.early)
-        if same not in self.memo:
-            work = planner.SEARCH_WORK if options.search else 0
-            self.memo[same] = (Pair(program, self._ops(parts, kinds), self.cost, self.early, work), program)
+        same = (kinds, items, options.search)
+        key = ("order", id(program.ops), *same, form, self.extra_bytes, options.max_ops_per_job, self.share, self.early)
         if key not in self.memo:
-            pair = self.memo[same][0].with_early(self.early)
+            known = _pairs(program)
+            if same not in known or known[same].cost is not self.cost:
+                work = planner.SEARCH_WORK if options.search else 0
+                known[same] = Pair(program, self._ops(parts, kinds), self.cost, self.early, work)
+            pair = known[same].with_early(self.early)
             plan = plan_pair(pair, form, self.extra_bytes, options.max_ops_per_job, self.share)
-            self.memo[key] = (plan, slot_times(pair, list(plan.order)))
-        plan, times = self.memo[key]
+            self.memo[key] = (plan, slot_times(pair, list(plan.order)), program.ops)
+        plan, times, _ = self.memo[key]
         return plan, times
 
     def _ops(self, parts: Parts, kinds: Kinds) -> list[PartOps]:
