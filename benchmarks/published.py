@@ -1,7 +1,7 @@
 """Layouts that others published with what their own programs reached, simulated for the programs that Paddle builds.
 
-Every setting is a row of facts with its source. The layout is built and simulated as `interlace choose` does it, by Paddle's plan and by ours
-within 90 % of the device; what the examples cannot express is told beside it. Other settings in FILE stay.
+Every setting is a row of facts with its source. The layout is built and simulated as `interlace choose` does it, by Paddle's plan and by
+ours within most of the device; what the examples cannot express is told beside it. Other settings in FILE stay.
 
     PYTHONPATH=. python benchmarks/published.py [--only NAME ...] [--keep DIR] [--drafts] [--jobs J] [-o FILE]     (with Paddle)
 """
@@ -61,7 +61,7 @@ class Setting:
         source: Where it stands.
         layouts: Of the source; several where it does not tell all of it, or where examples have only something near it.
         batch: Sequences a step.
-        step_s, tflops, tokens: What the source gives: seconds a step, or of a GPU model TFLOP/s, or tokens a second; 0 for what it does not.
+        step_s, tflops, tokens: One of them, as the source gives it: seconds a step, or of a GPU model TFLOP/s, or tokens a second.
         precision: Of the source's matrix products; all simulated ones are in bfloat16.
         differs: Between the source and what is simulated, beside what differs everywhere.
         flags: Of the script, beside the model's sizes.
@@ -99,6 +99,8 @@ class Setting:
 
 MEMORY = "76GB"
 """Of the 80 GiB of an H100: the rest is the driver's, and NCCL's."""
+KEPT = ("command", "alternatives", "simulated", "tokens", "layouts", "refused")
+"""Of what is found."""
 REPLICAS = 32
 """Of Megatron-LM's rows."""
 BESIDE = "GPT-3 175B, 1,024 GPUs, as searched"
@@ -129,6 +131,7 @@ def megatron(layers: int, hidden: int, heads: int, mp: int, pp: int, batch: int,
 
 
 GPT_175B = Model(GPT, 96, 12288, 96, 51200, 2048)
+README_175B, DROPOUT = CLOUD.format("nemo_megatron/README_175b.md"), "dropout of 0.1, here none"
 IN_SEQUENCE, WHOLE = {"sequence": "sequence-parallel"}, {"sequence": "no-sequence-parallel"}
 SETTINGS: dict[str, Setting] = {
     "GPT 1.7B": megatron(24, 2048, 16, 1, 1, 192, 408.8),
@@ -138,14 +141,10 @@ SETTINGS: dict[str, Setting] = {
     "GPT 70B": megatron(84, 8192, 64, 8, 2, 384, 419.7),
     "GPT 119B": megatron(92, 10240, 80, 8, 4, 768, 420.5),
     "GPT 177B": megatron(96, 12288, 96, 8, 6, 1152, 432.8),
-    "GPT-3 175B, 128 GPUs": Setting(
-        CLOUD.format("nemo_megatron/README_175b.md"), GPT_175B, 128, [layout(8, 4, 4, 64, 12)], 256, step_s=8.309, differs="dropout of 0.1"
-    ),
-    "GPT-3 175B, 1,024 GPUs": Setting(
-        CLOUD.format("nemo_megatron/README_175b.md"), GPT_175B, 1024, [layout(8, 4, 32, 64, 12)], 2048, step_s=8.453, differs="dropout of 0.1"
-    ),
+    "GPT-3 175B, 128 GPUs": Setting(README_175B, GPT_175B, 128, [layout(8, 4, 4, 64, 12)], 256, step_s=8.309, differs=DROPOUT),
+    "GPT-3 175B, 1,024 GPUs": Setting(README_175B, GPT_175B, 1024, [layout(8, 4, 32, 64, 12)], 2048, step_s=8.453, differs=DROPOUT),
     BESIDE: Setting(
-        CLOUD.format("nemo_megatron/README_175b.md"),
+        README_175B,
         replace(GPT_175B, vocab=50304),
         1024,
         [layout(8, 4, 32, 48, 12) | IN_SEQUENCE, *(layout(4, 8, 32, 16) | {"recompute": "full"} | each for each in (IN_SEQUENCE, WHOLE))],
@@ -161,7 +160,7 @@ SETTINGS: dict[str, Setting] = {
         [layout(1, 4, 4, 4)],
         64,
         step_s=2.812,
-        differs="8 key and value heads, which the source's FLOP formula does not count, no biases, rotary positions; here 48, biases, learned",
+        differs="8 key and value heads, which its FLOP formula counts as 48, no biases; here 48, and biases",
     ),
     "GPT-3 5B, 16 GPUs": Setting(
         CLOUD.format("paxml/README_5b.md"),
@@ -221,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             found = searched(setting.case(plans=not args.drafts), keep, setting.layouts, jobs=args.jobs)
             facts = {key: value for key, value in asdict(setting).items() if value and key not in ("model", "layouts")}
             flops = {"flops_a_token": setting.model.flops_a_token(), "published_tflops": round(setting.reached(), 1)}
-            stored[name] = {**facts, **flops, **{key: found[key] for key in ("command", "alternatives", "simulated", "tokens", "layouts", "refused")}}
+            stored[name] = {**facts, **flops, **{key: found[key] for key in KEPT}}
             ordered = {each: stored[each] for each in SETTINGS if each in stored}
             store("published", {**meta(), "settings": ordered}, args.output)
             print(f"{name}: published {setting.reached():.0f} TFLOP/s a GPU; {json.dumps(found['layouts'])}", flush=True)
