@@ -93,7 +93,8 @@ class Setting:
         sizes = f"--layers {self.model.layers} --heads {self.model.heads} --batch-size {self.batch}"
         words = f"--gpus {self.gpus} --gpus-a-host 8 {sizes} --memory {MEMORY} --device {self.device} --all"
         words += f" --finalists {len(self.layouts) if plans else 0}"
-        arguments = f"{self.model.words()} {HALF} --batch-size {self.batch} --vpp {{vpp}} {VARIES} {self.flags}"
+        half = HALF if all(each["vpp"] == 1 for each in self.layouts) else HALF.replace(" --master-grad", "")  # VPP refuses their casts
+        arguments = f"{self.model.words()} {half} --batch-size {self.batch} --vpp {{vpp}} {VARIES} {self.flags}"
         return self.model.script, words, arguments.strip()
 
 
@@ -104,8 +105,7 @@ KEPT = ("command", "alternatives", "simulated", "tokens", "layouts", "refused")
 REPLICAS = 32
 """Of Megatron-LM's rows."""
 BESIDE = "GPT-3 175B, 1,024 GPUs, as searched"
-"""The published layout with the batch of a stored search (`layouts.py`), beside the layout that it recommends, with and without a split
-sequence, which that search does not vary."""
+"""The published layout with the batch of a stored search (`layouts.py`)."""
 
 
 def layout(pp: int, mp: int, dp: int, m: int, vpp: int = 1, sharding: int = 1) -> dict[str, int | str]:
@@ -132,7 +132,6 @@ def megatron(layers: int, hidden: int, heads: int, mp: int, pp: int, batch: int,
 
 GPT_175B = Model(GPT, 96, 12288, 96, 51200, 2048)
 README_175B, DROPOUT = CLOUD.format("nemo_megatron/README_175b.md"), "dropout of 0.1, here none"
-IN_SEQUENCE, WHOLE = {"sequence": "sequence-parallel"}, {"sequence": "no-sequence-parallel"}
 SETTINGS: dict[str, Setting] = {
     "GPT 1.7B": megatron(24, 2048, 16, 1, 1, 192, 408.8),
     "GPT 7.1B": megatron(30, 4096, 32, 2, 1, 192, 465.9),
@@ -147,10 +146,9 @@ SETTINGS: dict[str, Setting] = {
         README_175B,
         replace(GPT_175B, vocab=50304),
         1024,
-        [layout(8, 4, 32, 48, 12) | IN_SEQUENCE, *(layout(4, 8, 32, 16) | {"recompute": "full"} | each for each in (IN_SEQUENCE, WHOLE))],
+        [layout(8, 4, 32, 48, 12)],
         1536,
         tokens=496191 / 1024,
-        flags="--{sequence}",
         differs="the source's figure is that of 2,048 sequences",
     ),
     "Nemotron-4 15B, 16 GPUs": Setting(
