@@ -21,6 +21,7 @@ import claims_h100  # noqa: F401
 import claims_h200  # noqa: F401
 import claims_layouts  # noqa: F401
 import claims_power  # noqa: F401
+import claims_published  # noqa: F401
 import claims_speed  # noqa: F401
 import claims_states  # noqa: F401
 import claims_tuning  # noqa: F401
