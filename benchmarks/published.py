@@ -66,6 +66,7 @@ class Setting:
         differs: Between the source and what is simulated, beside what differs everywhere.
         flags: Of the script, beside the model's sizes.
         device: Profile.
+        config: Of our plans; empty for the defaults.
     """
 
     source: str
@@ -80,6 +81,7 @@ class Setting:
     differs: str = ""
     flags: str = "--sequence-parallel"
     device: str = "h100"
+    config: str = ""
 
     def reached(self) -> float:
         """Model TFLOP/s of a GPU, by the source."""
@@ -92,7 +94,7 @@ class Setting:
         """Script, words of `choose`, arguments of the script; `plans`: whether plans of ours are made."""
         sizes = f"--layers {self.model.layers} --heads {self.model.heads} --batch-size {self.batch}"
         words = f"--gpus {self.gpus} --gpus-a-host 8 {sizes} --memory {MEMORY} --device {self.device} --all"
-        words += f" --finalists {len(self.layouts) if plans else 0}"
+        words += f" --finalists {len(self.layouts) if plans else 0}" + (f" --config {self.config}" if self.config else "")
         half = HALF if all(each["vpp"] == 1 for each in self.layouts) else HALF.replace(" --master-grad", "")  # VPP refuses their casts
         arguments = f"{self.model.words()} {half} --batch-size {self.batch} --vpp {{vpp}} {VARIES} {self.flags}"
         return self.model.script, words, arguments.strip()
@@ -131,6 +133,7 @@ def megatron(layers: int, hidden: int, heads: int, mp: int, pp: int, batch: int,
 
 
 GPT_175B = Model(GPT, 96, 12288, 96, 51200, 2048)
+MIXED = "benchmarks/mixed.yaml"
 README_175B, DROPOUT = CLOUD.format("nemo_megatron/README_175b.md"), "dropout of 0.1, here none"
 SETTINGS: dict[str, Setting] = {
     "GPT 1.7B": megatron(24, 2048, 16, 1, 1, 192, 408.8),
@@ -140,8 +143,12 @@ SETTINGS: dict[str, Setting] = {
     "GPT 70B": megatron(84, 8192, 64, 8, 2, 384, 419.7),
     "GPT 119B": megatron(92, 10240, 80, 8, 4, 768, 420.5),
     "GPT 177B": megatron(96, 12288, 96, 8, 6, 1152, 432.8),
-    "GPT-3 175B, 128 GPUs": Setting(README_175B, GPT_175B, 128, [layout(8, 4, 4, 64, 12)], 256, step_s=8.309, differs=DROPOUT),
-    "GPT-3 175B, 1,024 GPUs": Setting(README_175B, GPT_175B, 1024, [layout(8, 4, 32, 64, 12)], 2048, step_s=8.453, differs=DROPOUT),
+    "GPT-3 175B, 128 GPUs": Setting(
+        README_175B, GPT_175B, 128, [layout(8, 4, 4, 64, 12)], 256, step_s=8.309, differs=DROPOUT, config=MIXED
+    ),
+    "GPT-3 175B, 1,024 GPUs": Setting(
+        README_175B, GPT_175B, 1024, [layout(8, 4, 32, 64, 12)], 2048, step_s=8.453, differs=DROPOUT, config=MIXED
+    ),
     BESIDE: Setting(
         README_175B,
         replace(GPT_175B, vocab=50304),
@@ -149,6 +156,7 @@ SETTINGS: dict[str, Setting] = {
         [layout(8, 4, 32, 48, 12)],
         1536,
         tokens=496191 / 1024,
+        config=MIXED,
         differs="the source's figure is that of 2,048 sequences",
     ),
     "Nemotron-4 15B, 16 GPUs": Setting(
