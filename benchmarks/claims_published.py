@@ -37,6 +37,12 @@ def _cell(setting: Row, row: Row, whose: str) -> str:
     return f"{rate:.0f} ({100 * (rate / setting['published_tflops'] - 1):+.0f} %), {row[f'{whose}_peak_bytes'] / 1e9:.0f} GB{star}"
 
 
+def _parts(row: Row, whose: str) -> str:
+    """Shares of a step: what the stage that computes most computes, and the means over ranks of the rest."""
+    names = [f"{whose}_{part}_ns" for part in ("compute", "exposed", "bubble")]
+    return ", ".join(f"{100 * row[name] / row[f'{whose}_step_ns']:.0f}" for name in names) + " %" if names[0] in row else ""
+
+
 @claim
 def published() -> str:
     """Each setting: what its source reached, and what is simulated."""
@@ -55,11 +61,13 @@ def published() -> str:
                 told,
                 f"[{setting['published_tflops']:.0f}]({setting['source']}){precision}",
                 _cell(setting, row, PADDLES),
+                _parts(row, PADDLES),
                 _cell(setting, row, OURS),
                 setting.get("differs", ""),
             ]
         )
-    return table(["model", "layout", "published", "Paddle's plan", "Interlace's plan", "differs"], rows)
+    parts = "its step: computation, exposed communication, waiting"
+    return table(["model", "layout", "published", "Paddle's plan", parts, "Interlace's plan", "differs"], rows)
 
 
 @claim
@@ -70,7 +78,9 @@ def published_in_short() -> str:
     for whose, name in ((PADDLES, "Paddle's plan"), (OURS, "ours")):
         off = [_rate(each, row, whose) / each["published_tflops"] - 1 for each, row in known if whose in _plans(row)]
         told.append(f"by {name} {span(off, 0)} ({len(off)} settings)")
-    return f"against what the sources reached in bfloat16, {', '.join(told)}"
+    errors = sorted(row[f"{whose}_rel_error"] for _, row in known for whose in _plans(row))
+    share = f"{100 * errors[0]:.0f} to {100 * errors[-1]:.0f} %"
+    return f"against what the sources reached in bfloat16, {', '.join(told)}; the cost model expects errors of {share} of these steps"
 
 
 @claim
@@ -78,7 +88,8 @@ def published_and_chosen() -> str:
     """The published layout of 175B on 1,024 GPUs beside the one that a search recommends, with the batch of the search."""
     setting = _settings()[BESIDE]
     chosen = raw("layouts.json")["cases"]["GPT-3 175B, 1,024 GPUs"]["layouts"][0]
-    rows = [["recommended by the search, within 70 GB", chosen["layout"], *(_cell(setting, chosen, whose) for whose in (PADDLES, OURS))]]
-    for row in setting["layouts"]:
-        rows.append(["", row["layout"], *(_cell(setting, row, whose) for whose in (PADDLES, OURS))])
+    rows = []
+    for told, row in (("recommended", chosen), *(("published", row) for row in setting["layouts"])):
+        steps = [f"{row[f'{whose}_step_ns'] / 1e6:,.0f} ms: {_cell(setting, row, whose)}" for whose in _plans(row)]
+        rows.append([told, row["layout"], *steps, *["not planned"] * (2 - len(steps))])
     return table(["", "layout", "Paddle's plan", "Interlace's plan"], rows)

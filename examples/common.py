@@ -56,7 +56,9 @@ def _add_parallel_options(g: argparse._ArgumentGroup) -> None:
     )
     g.add_argument("--micro-batches", type=int, help="a step (default: 2 pp where pp > 1); accumulated where no schedule is")
     g.add_argument("--gradient-accumulation", type=int, default=1, help="the same, without a schedule")
-    g.add_argument("--sequence-parallel", action="store_true", help="split the sequence over mp between matmuls")
+    g.add_argument(
+        "--sequence-parallel", action=argparse.BooleanOptionalAction, default=False, help="split the sequence over mp between matmuls"
+    )
     g.add_argument("--sharding-stage", type=int, choices=(0, 1, 2, 3), default=0, help="of the optimizer, over dp")
     g.add_argument("--sharding-fusion", action="store_true", help="sharding over fused buffers of gradients and parameters")
     g.add_argument("--sharding-overlap", action="store_true", help="its communication on streams of its own; with --sharding-fusion")
