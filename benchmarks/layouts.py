@@ -117,19 +117,25 @@ LISTED: dict[str, Sequence[Mapping[str, int | str]]] = {
     ],
 }
 """Layouts of cases that list them, in a file of alternatives: the first is what NVIDIA's summary of NeMo 24.09 has."""
-QUICK = (GPT, "--gpus 2 --layers 2 --heads 4 --batch-size 4 --layouts 2 --finalists 1 --try m=1,2", f"{VARIES} --layers 2 --batch-size 4")
 COMMON = "--memory 70GB --device h100"
+QUICK = (GPT, "--gpus 2 --layers 2 --heads 4 --batch-size 4 --layouts 2 --finalists 1 --try m=1,2", f"{VARIES} --layers 2 --batch-size 4")
 
 
 def searched(
-    case: tuple[str, str, str], keep: Path, listed: Sequence[Mapping[str, int | str]] = (), *, known: bool = False, jobs: int = 0
+    case: tuple[str, str, str],
+    keep: Path,
+    listed: Sequence[Mapping[str, int | str]] = (),
+    *,
+    known: bool = False,
+    jobs: int = 0,
+    common: str = COMMON,
 ) -> dict[str, Any]:
     """One search, in a process of its own; `keep` is its folder, and what earlier runs in it took and built counts too. With `known` it is
-    not gone on with; `jobs`: processes at once, 0 for as many as there are cores."""
+    not gone on with; `jobs`: processes at once, 0 for as many as there are cores; `common`: words before those of the case."""
     script, words, arguments = case
     words += f" --jobs {jobs}" if jobs else ""
     answer_file = keep / "answer.json"
-    command = [sys.executable, "-m", "interlace", "choose", script, *COMMON.split(), *words.split()]
+    command = [sys.executable, "-m", "interlace", "choose", script, *common.split(), *words.split()]
     keep.mkdir(parents=True, exist_ok=True)
     if listed:
         (keep / "alternatives.yaml").write_text(json.dumps({"layouts": listed}))
@@ -157,7 +163,7 @@ def searched(
     row["counts"]["programs built"] = sum(int(each.get("built", 0)) for each in runs)
     peaks = [each["peak_rss_bytes"] for each in runs if "peak_rss_bytes" in each]
     return {
-        "command": f"interlace choose {script} {COMMON} {words} -- {arguments}",
+        "command": f"interlace choose {script} {common} {words} -- {arguments}",
         **({"alternatives": listed} if listed else {}),
         **row,
         **{name: round(sum(each[name] for each in runs), 1) for name in ("wall_s", "processor_s")},

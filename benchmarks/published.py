@@ -65,7 +65,6 @@ class Setting:
         precision: Of the source's matrix products; all simulated ones are in bfloat16.
         differs: Between the source and what is simulated, beside what differs everywhere.
         flags: Of the script, beside the model's sizes.
-        device: Profile.
         config: Of our plans; empty for the defaults.
     """
 
@@ -80,7 +79,6 @@ class Setting:
     precision: str = "bfloat16"
     differs: str = ""
     flags: str = "--sequence-parallel"
-    device: str = "h100"
     config: str = ""
 
     def reached(self) -> float:
@@ -93,15 +91,15 @@ class Setting:
     def case(self, *, plans: bool = True) -> tuple[str, str, str]:
         """Script, words of `choose`, arguments of the script; `plans`: whether plans of ours are made."""
         sizes = f"--layers {self.model.layers} --heads {self.model.heads} --batch-size {self.batch}"
-        words = f"--gpus {self.gpus} --gpus-a-host 8 {sizes} --memory {MEMORY} --device {self.device} --all"
+        words = f"--gpus {self.gpus} --gpus-a-host 8 {sizes} --all"
         words += f" --finalists {len(self.layouts) if plans else 0}" + (f" --config {self.config}" if self.config else "")
         half = HALF if all(each["vpp"] == 1 for each in self.layouts) else HALF.replace(" --master-grad", "")  # VPP refuses their casts
         arguments = f"{self.model.words()} {half} --batch-size {self.batch} --vpp {{vpp}} {VARIES} {self.flags}"
         return self.model.script, words, arguments.strip()
 
 
-MEMORY = "76GB"
-"""Of the 80 GiB of an H100: the rest is the driver's, and NCCL's."""
+H100 = "--memory 76GB --device h100"
+"""Of its 80 GiB: the rest is the driver's, and NCCL's."""
 KEPT = ("command", "alternatives", "simulated", "tokens", "layouts", "refused")
 """Of what is found."""
 REPLICAS = 32
@@ -223,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in args.only:
             setting = SETTINGS[name]
             keep = (args.keep or Path(folder)) / name.replace(" ", "_").replace(",", "")
-            found = searched(setting.case(plans=not args.drafts), keep, setting.layouts, jobs=args.jobs)
+            found = searched(setting.case(plans=not args.drafts), keep, setting.layouts, jobs=args.jobs, common=H100)
             facts = {key: value for key, value in asdict(setting).items() if value and key not in ("model", "layouts")}
             flops = {"flops_a_token": setting.model.flops_a_token(), "published_tflops": round(setting.reached(), 1)}
             stored[name] = {**facts, **flops, **{key: found[key] for key in KEPT}}
