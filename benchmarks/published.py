@@ -22,6 +22,8 @@ from measuring import RESULTS, meta, store
 MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/f2e5db402c44ae309aa6448bcb4ae87e8ae0f5f4/images/model_table.png"
 CLOUD = "https://github.com/NVIDIA/dgxc-benchmarking/blob/0b71cfda5163540778e2a3d2db59858bf62f96f7/{}"
 NEMO = "https://docs.nvidia.com/nemo-framework/user-guide/24.09/performance/performance_summary.html"
+H100, H200 = "--memory 76GB --device h100", "--memory 133GB --device h200"
+"""Nine tenths of their memory: the rest is the driver's, and NCCL's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Setting:
         differs: Between the source and what is simulated, beside what differs everywhere.
         flags: Of the script, beside the model's sizes.
         config: Of our plans; empty for the defaults.
+        common: Words of `choose`: the device and its memory.
     """
 
     source: str
@@ -80,6 +83,7 @@ class Setting:
     differs: str = ""
     flags: str = "--sequence-parallel"
     config: str = ""
+    common: str = H100
 
     def reached(self) -> float:
         """Model TFLOP/s of a GPU, by the source."""
@@ -98,8 +102,6 @@ class Setting:
         return self.model.script, words, arguments.strip()
 
 
-H100 = "--memory 76GB --device h100"
-"""Of its 80 GiB: the rest is the driver's, and NCCL's."""
 KEPT = ("command", "alternatives", "simulated", "tokens", "layouts", "refused")
 """Of what is found."""
 REPLICAS = 32
@@ -130,6 +132,8 @@ def megatron(layers: int, hidden: int, heads: int, mp: int, pp: int, batch: int,
     )
 
 
+MLPERF = "https://github.com/mlcommons/training_results_v5.1/tree/441d65f4445cd59687466533fd9f55399136e7a4/Nebius/{}"
+LLAMA_405B = Model(LLAMA, 128, 16384, 128, 128256, 8192, 8, 53248, 3)
 GPT_175B = Model(GPT, 96, 12288, 96, 51200, 2048)
 MIXED = "benchmarks/mixed.yaml"
 README_175B, DROPOUT = CLOUD.format("nemo_megatron/README_175b.md"), "dropout of 0.1, here none"
@@ -194,6 +198,18 @@ SETTINGS: dict[str, Setting] = {
         step_s=14.72,
         differs="tp 4 and cp 2 of the source are mp 8 here",
     ),
+    "Llama 3.1 405B, 512 H200": Setting(
+        MLPERF.format("results/nebius_h200_n64/llama31_405b"),
+        LLAMA_405B,
+        512,
+        [layout(8, 8, 8, 144, 8)],
+        1152,
+        tflops=replace(LLAMA_405B, layers=126).flops_a_token() * 1152 * 8192 / 50.0 / 512 / 1e12,
+        precision="FP8",
+        differs="128 layers of 126, as stages are equal here; tp 4 and cp 2 of the source are mp 8 here",
+        config=MIXED,
+        common=H200,
+    ),
     "Llama 2 13B, 16 GPUs": Setting(
         NEMO,
         Model(LLAMA, 40, 5120, 40, 32000, 4096, 40, 13824, 3),
@@ -221,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in args.only:
             setting = SETTINGS[name]
             keep = (args.keep or Path(folder)) / name.replace(" ", "_").replace(",", "")
-            found = searched(setting.case(plans=not args.drafts), keep, setting.layouts, jobs=args.jobs, common=H100)
+            found = searched(setting.case(plans=not args.drafts), keep, setting.layouts, jobs=args.jobs, common=setting.common)
             facts = {key: value for key, value in asdict(setting).items() if value and key not in ("model", "layouts")}
             flops = {"flops_a_token": setting.model.flops_a_token(), "published_tflops": round(setting.reached(), 1)}
             stored[name] = {**facts, **flops, **{key: found[key] for key in KEPT}}
