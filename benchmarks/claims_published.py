@@ -53,7 +53,8 @@ def published() -> str:
         row, gpus = _shown(setting), f"{setting['gpus']:,}"
         words = dict(word.rsplit(" ", 1) for word in row["layout"].split(", "))
         flags = ["sequence split"] if "sequence-parallel" in setting.get("flags", "") else []
-        told = ", ".join([*(f"{key} {words[key]}" for key in ("pp", "mp", "dp", "vpp", "m") if words[key] != "1"), *flags])
+        sharded = [f"sharding {words['sharding']}"] if words["sharding"] != "1" else []
+        told = ", ".join([*(f"{key} {words[key]}" for key in ("pp", "mp", "dp", "vpp", "m") if words[key] != "1"), *sharded, *flags])
         precision = f" ({setting['precision']})" if setting["precision"] != "bfloat16" else ""
         rows.append(
             [
