@@ -91,6 +91,13 @@ CASES: dict[str, tuple[str, str, str]] = {
         "--gpus 1024 --gpus-a-host 8 --layers 96 --heads 96 --batch-size 1536 --try sharding=0,1 --layouts 4 --finalists 1",
         f"--preset gpt3-175b {HALF} --batch-size 1536 {VARIES}",
     ),
+    "GPT-3 175B, 1,024 GPUs, with chunks and a split sequence": (
+        GPT,
+        "--gpus 1024 --gpus-a-host 8 --layers 96 --heads 96 --batch-size 1536 --try pp=4,8,16 --try vpp=1,6,12 --try sharding=1 "
+        "--try sequence=sequence-parallel,no-sequence-parallel --try recompute=none,full --layouts 4 --finalists 1 "
+        "--config benchmarks/mixed.yaml",
+        f"--preset gpt3-175b --attention flash --amp O2 --batch-size 1536 --vpp {{vpp}} --{{sequence}} {VARIES}",
+    ),
     "experts, 8 of 7B, 64 GPUs": (
         MOE,
         "--gpus 64 --gpus-a-host 8 --layers 32 --heads 32 --batch-size 512 --try dp=4,8 --try m=64,128 --try sharding=0 --layouts 8 "
