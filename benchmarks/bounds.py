@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from prices import Prices, prices_of
+
 from interlace.cost_model import Costs
-from interlace.cost_model.base import tables_of
+from interlace.cost_model.base import Draw, tables_of
 from interlace.ir import Graph, Op, Program, dependencies
 from interlace.ir.kinds import NO_KERNEL, is_comm, is_p2p, is_send
 from interlace.ir.schedule import in_flight
-from interlace.passes import Pipeline, find_pass
+from interlace.passes import ChooseRecompute, Pipeline, find_pass
 from interlace.planning.limits import SLACK
 from interlace.scheduler.interleave.allocations import PairMemory, PartOps
 from interlace.scheduler.interleave.inline_weights import units_of
 from interlace.scheduler.jobs.parts import Parts
+from interlace.scheduler.recompute.copies import recomputes
 
 Key = tuple[str, int]
 """Kind of a part, and chunk."""
@@ -28,12 +32,14 @@ class Stage:
         compute: Computation of each part.
         path: Forward and input gradients of the first chunk until they are sent: the longest chain, collectives included, or all
             computation that the message needs, where that is longer.
+        draws: The same computation by what it draws.
         hiding: Time that computation takes longer where it hides all collectives of the stage, each beneath what suffers least from it.
         deferred: The most time of weight gradients whose operands fit beside what the stage always holds.
     """
 
     compute: dict[Key, int]
     path: dict[str, int]
+    draws: dict[str, Counter[Draw]]
     hiding: float
     deferred: float
 
@@ -57,29 +63,44 @@ def bound_ns(programs: Sequence[Program], cost: Costs) -> int:
     return longest
 
 
-def firm_bound_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int]) -> int:
-    """As `bound_ns`, with collectives and memory.
+def firm_bound_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int], limit_bytes: int = 0) -> int:
+    """As `bound_ns`, with collectives, memory and the limit of power, of a step that is repeated.
 
     The first forward and the last input gradients have their collectives in their way; all others are hidden, beneath the computation
     that suffers least, and cost what that suffers. Before its last input gradients a stage can put off only those weight gradients of
-    other micro-batches whose operands fit, beside the last forward, into the memory that Paddle's baseline needs on its worst stage;
-    those are counted that keep least for their time.
+    other micro-batches whose operands fit, beside the last forward, into the limit; those are counted that keep least for their time.
+    Computation counts what it costs at the limit of power (`prices.py`), where one is known; of a program that recomputes none of that,
+    and then memory does not either. Plans that offload may hold more weight gradients, and beat the bound by it.
 
     Args:
         programs: Of one rank of each stage.
-        cost: Times and interference.
-        peaks: Of Paddle's baseline, by rank as `programs` are.
+        cost: Times, interference and power.
+        peaks: Of Paddle's baseline with operations in turn, by rank as `programs` are.
+        limit_bytes: What a stage may hold; without it the largest of these, as `SLACK` counts.
     """
-    limit = int(max(peaks) * SLACK)
+    return max(firm_bounds_ns(programs, cost, peaks, limit_bytes))
+
+
+def firm_bounds_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int], limit_bytes: int = 0) -> tuple[int, int]:
+    """At the full clock, and with the limit of power."""
+    limit = limit_bytes or int(max(peaks) * SLACK)
     order = sorted(range(len(programs)), key=lambda k: programs[k].pipeline.stage)
     stages = [_stage(programs[k], cost, peaks[k], limit) for k in order]
-    count, longest = programs[0].pipeline.num_micro_batches, 0.0
+    draws = sorted({draw for stage in stages for counted in stage.draws.values() for draw in counted})
+    full, *limited = (_firm_ns(stages, programs[0].pipeline.num_micro_batches, prices) for prices in prices_of(draws, cost.power()))
+    return full, max([full, *limited])
+
+
+def _firm_ns(stages: Sequence[Stage], count: int, prices: Prices) -> int:
+    longest = 0.0
     for s, mine in enumerate(stages):
-        fill = sum(each.path["F"] for each in stages[:s])
-        busy = count * (mine.all("F") + mine.all("I") + mine.hiding)
-        weights = count * mine.all("W")
+        of = {kind: prices.total(mine.draws[kind]) for kind in "FIWO"}
+        fill = prices.waited(sum(each.path["F"] for each in stages[:s]))
+        busy = count * (of["F"] + of["I"] + mine.hiding * prices.idle)
+        put_off = min(mine.deferred, count * mine.all("W")) * max((prices.of[draw] for draw in mine.draws["W"]), default=0.0)
         drain = sum(each.path["I"] for each in stages[1:s]) + stages[0].compute["I", 0] + _last(stages[0]) if s else 0
-        longest = max(longest, fill + busy + max(weights + mine.all("O"), max(0.0, weights - mine.deferred) + drain))
+        rest = max(count * of["W"] + of["O"], max(0.0, count * of["W"] - put_off) + drain * prices.idle)
+        longest = max(longest, fill + busy + rest - prices.ends)
     return int(longest)
 
 
@@ -89,7 +110,8 @@ def _last(first: Stage) -> int:
 
 
 def _stage(program: Program, cost: Costs, peak_bytes: int, limit_bytes: int) -> Stage:
-    split, _ = Pipeline((find_pass("split-backward")(), find_pass("overlap-column-backward")())).run(program, cost)
+    kept = (ChooseRecompute(level=0.0),) if recomputes(program) else ()
+    split, _ = Pipeline((*kept, find_pass("split-backward")(), find_pass("overlap-column-backward")())).run(program, cost)
     graph, tables, parts = Graph(split), tables_of(split), Parts(split, {"I", "W"})
 
     def took(op: Op) -> int:
@@ -98,12 +120,18 @@ def _stage(program: Program, cost: Costs, peak_bytes: int, limit_bytes: int) -> 
     def within(op: Op) -> bool:
         return is_comm(op) and not is_p2p(op)
 
+    draws: dict[str, Counter[Draw]] = {kind: Counter() for kind in "FIWO"}
+    for (kind, _), ops in parts.ops.items():
+        for op in ops:
+            if op.name not in NO_KERNEL and not is_comm(op):
+                draws[kind][cost.draw(op, *tables)] += took(op)
     inner = [op for (kind, _), ops in parts.ops.items() if kind in "FI" for op in ops]
     return Stage(
         {key: sum(took(op) for op in ops if not is_comm(op)) for key, ops in parts.ops.items()},
         {kind: _longest(graph, [op for op in parts.ops[kind, 0] if not is_comm(op) or within(op) or is_send(op)], took) for kind in "FI"},
+        draws,
         _hiding(split, [op for op in inner if within(op)], [op for op in split.ops if op.role != "optimize" and not is_comm(op)], cost),
-        _deferred(graph, parts, cost, peak_bytes, limit_bytes),
+        float("inf") if kept else _deferred(graph, parts, cost, peak_bytes, limit_bytes),
     )
 
 

@@ -186,7 +186,7 @@ def schedules_in_short() -> str:
 
 NAMED = ("dx-first", "mixed", "zb-h1")
 """Forms of the zoo that are taken as they are named."""
-NOT_FORMS = ("case", "ranks", "stages", "ops", "stock", "bound_ms", "firm_bound_ms")
+NOT_FORMS = ("case", "ranks", "stages", "ops", "stock", "bound_ms", "firm_bound_at_full_clock_ms", "firm_bound_ms")
 """What a row of the zoo holds besides plans."""
 
 

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bounds import bound_ns, firm_bound_ns
-from claims_speed import NAMED, zoo_table
+from claims_speed import zoo_table
 from measuring import RESULTS, ROOT, meta, store
-from schedules import PADDLES, chosen
+from schedules import NAMED, PADDLES, baseline_bytes, bounds_ms, chosen
 
 from interlace.config import Config, load_config, make_config
 from interlace.cost_model import CostModel, load_profile
@@ -39,7 +38,7 @@ from interlace.garbage import rarely_collected
 from interlace.ir import Program, load, parse, save, show
 from interlace.ir.dump import SUFFIX
 from interlace.local.stages import stages_of
-from interlace.planning.budget import baseline_peak_bytes, peak_bytes
+from interlace.planning.budget import peak_bytes
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import in_order
 
@@ -160,7 +159,7 @@ CASES: dict[str, Case] = {
 """Name -> how its programs are built."""
 FORMS: dict[str, dict[str, Any]] = {
     "off": {"schedule_1f1b": {"interleave": "off"}},
-    **{name: {"schedule_1f1b": {"interleave": name, "only_gains": False, "search": False}} for name in NAMED},
+    **NAMED,
     "auto": {},
     "auto, budget 0.9": {"memory_budget": 0.9},
 }
@@ -248,10 +247,8 @@ def row_of(name: str, programs: Sequence[Program], forms: Sequence[str], cost: C
         "ops": max(len(each.ops) for each in programs),
     }
     stock = make_plans(programs, load_config("baseline"), cost, "h200")
-    limit = max(baseline_peak_bytes(each, cost) or 0 for each in programs)
-    peaks = [in_order(plan.program, target=PADDLES).peak() for plan in stock]
-    row |= {"stock": {**judged(stock, cost), "peak_gib": gib(limit), "live_gib": gib(max(peaks))}}
-    row |= {"bound_ms": round(bound_ns(programs, cost) / 1e6, 1), "firm_bound_ms": round(firm_bound_ns(programs, cost, peaks) / 1e6, 1)}
+    limit, live = baseline_bytes(programs, cost), max(in_order(plan.program, target=PADDLES).peak() for plan in stock)
+    row |= {"stock": {**judged(stock, cost), "peak_gib": gib(limit), "live_gib": gib(live)}, **bounds_ms(programs, stock, limit, cost)}
     return row | {form: planned(programs, make_config(FORMS[form]), cost) for form in forms}
 
 
