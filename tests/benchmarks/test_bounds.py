@@ -4,42 +4,99 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from bounds import bound_ns, firm_bound_ns
+from bounds import bound_ns, firm_bound_ns, firm_bounds_ns
+from prices import prices_of
 
 from interlace.config import load_config, make_config
 from interlace.cost_model import GivenCosts
+from interlace.cost_model.base import Draw
 from interlace.planning.floor import floors_of, occupied
 from interlace.planning.plan import make_plans
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.simulator import simulate
+from tests.scheduler.plans import rank
+from tests.scheduler.test_power import MS, POWER, Drawing, simulated
 from tests.strategies import World, plan, programs, worlds
 
-COSTS = GivenCosts({"comm": 60, "gemm": 100, "pd_op.matmul_grad": 200, "default": 10}, {("gemm", "comm"): (1.4, 1.6)})
+TIMES, STRETCHED = {"comm": 60, "gemm": 100, "pd_op.matmul_grad": 200, "default": 10}, {("gemm", "comm"): (1.4, 1.6)}
+COSTS = GivenCosts(TIMES, STRETCHED)
+AT_THE_LIMIT = Drawing({name: MS // 25 * took for name, took in TIMES.items()}, STRETCHED)
 
 
+@pytest.mark.parametrize("costs", [COSTS, AT_THE_LIMIT], ids=["full-clock", "limited"])
 @pytest.mark.parametrize("form", ["stock", "dx-first", "mixed", "zb-h1", "auto"])
 @pytest.mark.parametrize(("pp", "micro_batches"), [(2, 4), (3, 6)])
-def test_no_plan_passes_a_bound(form: str, pp: int, micro_batches: int) -> None:
+def test_no_plan_passes_a_bound(form: str, pp: int, micro_batches: int, costs: GivenCosts) -> None:
     every = programs(World(pp=pp, mp=2, micro_batches=micro_batches, layers=3))
     stages = [program for program in every if program.rank % 2 == 0]
-    stock = make_plans(every, load_config("baseline"), COSTS, "given")
+    stock = make_plans(every, load_config("baseline"), costs, "given")
     peaks = [in_order(plan.program).peak() for plan in stock][::2]
     config = {"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}}
-    plans = stock if form == "stock" else make_plans(every, make_config(config), COSTS, "given")
-    firm = firm_bound_ns(stages, COSTS, peaks)
-    step_ns = simulate([plan.program for plan in plans], COSTS).step_ns
-    assert bound_ns(stages, COSTS) <= firm <= step_ns
-    floors = floors_of(stages, COSTS)
-    assert max(occupied(program, COSTS).own for program in stages) <= floors.own <= step_ns
-    assert 1.02 * bound_ns(stages, COSTS) < floors.own  # collectives and messages count something
-    assert 0 < max(occupied(program, COSTS).shared for program in stages) <= floors.shared <= floors.own
+    plans = stock if form == "stock" else make_plans(every, make_config(config), costs, "given")
+    firm = firm_bound_ns(stages, costs, peaks)
+    assert firm == max(firm_bounds_ns(stages, costs, peaks))
+    step_ns = simulate([plan.program for plan in plans], costs).step_ns
+    assert bound_ns(stages, costs) <= firm <= step_ns
+    floors = floors_of(stages, costs)
+    assert max(occupied(program, costs).own for program in stages) <= floors.own <= step_ns
+    assert 1.02 * bound_ns(stages, costs) < floors.own  # collectives and messages count something
+    assert 0 < max(occupied(program, costs).shared for program in stages) <= floors.shared <= floors.own
+
+
+def test_the_limit_of_power_raises_the_bound() -> None:
+    """A stage that only computes, at once: its bound is near to its step, which takes 8 % longer than at the full clock."""
+    alone = programs(World(micro_batches=8, layers=6))
+    peaks = [in_order(each.program).peak() for each in make_plans(alone, load_config("baseline"), AT_THE_LIMIT, "given")]
+    at_full_clock, limited = firm_bounds_ns(alone, AT_THE_LIMIT, peaks)
+    plans = make_plans(alone, load_config("baseline"), AT_THE_LIMIT, "given")
+    step_ns = simulate([plan.program for plan in plans], AT_THE_LIMIT).step_ns
+    assert step_ns > 1.08 * at_full_clock
+    assert step_ns > limited > 0.97 * step_ns
+
+
+KERNELS = {
+    "pd_op.matmul": Draw(850_000, 0.6, 1860),
+    "pd_op.relu": Draw(390_000, 0.05),
+    "pd_op.gelu": Draw(620_000, 0.7),
+    "pd_op.tanh": Draw(0, 0.0),
+}
+
+
+class Kernels(Drawing):
+    """Operations that draw by their names."""
+
+    def draw(self, op: Any, values: Any, groups: Any) -> Draw:
+        return KERNELS[op.name]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    parts=st.lists(st.tuples(st.sampled_from(sorted(KERNELS)), st.integers(1, 30)), min_size=1, max_size=8),
+    took=st.lists(st.integers(MS // 2, 6 * MS), min_size=4, max_size=4),
+    limit=st.integers(300, 900),
+)
+def test_no_order_of_kernels_costs_less_than_its_prices(parts: list[tuple[str, int]], took: list[int], limit: int) -> None:
+    """Runs of kernels of each kind, hot and cold in turn, which is how a device could save most."""
+    names = [name for name, count in parts for _ in range(count)]
+    ops = [f"#{10 + k} %{10 + k}:float32[2] = {name}(%0{', %0' * (name == 'pd_op.matmul')}) forward" for k, name in enumerate(names)]
+    items = " ".join(f"{10 + k}@0" for k in range(len(names)))
+    times = dict(zip(sorted(KERNELS), took, strict=True))
+    costs = Kernels(times)
+    costs.limit = msgspec.structs.replace(POWER, limit_w=limit)
+    step_ns = simulated([rank("\n".join(ops), f"job all forward 0: {items}")], costs).step_ns
+    computation = {KERNELS[name]: times[name] * names.count(name) for name in set(names)}
+    bounds = [prices.total(computation) - prices.ends for prices in prices_of(sorted(KERNELS.values()), costs.limit)]
+    assert bounds[0] == sum(computation.values())
+    assert max(bounds) <= step_ns
 
 
 @settings(max_examples=60, deadline=None)
