@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +33,14 @@ SLOPES, BENDS, CURVES = (0.2, 0.3, 0.4, 0.5, 0.6), (1.1, 1.2, 1.3, 1.4, 1.5), (0
 and where its logarithm is infinite, in parts of the bend."""
 WIDE = 0.004
 """Part of the room that a cell of averages spans, at most."""
-MOST = 5
-"""Times the room below the limit that the average may reach: a product draws not twice as much, and collectives beside it less each."""
+MOST = 2
+"""Times the average that computation alone can bring about: what runs beside it, collectives of several groups at most, draws less."""
 ROUNDED = 1e-4
 """Part of the price for what the limiter rounds to whole milliwatts."""
 
 
 Floats = npt.NDArray[np.float64]
+Levels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,31 +88,40 @@ class _Limited:
         drawn: What it then draws.
         low, high: The ends of each cell.
         edges: The highest average of each clock.
+        top: The highest of all.
     """
 
     def __init__(self, draws: Sequence[Draw], power: Power) -> None:
         columns = [np.array([round(scale * each[k]) for each in draws], np.int64) for k, scale in enumerate((1, ONE, 1))]
         given = PowerInput.of(power, *columns)
         self.draws, self.rate, self.room = draws, given.response / ONE, float(given.limit_mw - given.static_mw)
-        load, slower = given.clocks.load / ONE, given.clocks.slower
-        edges = np.minimum(np.r_[0.0, self.room / load], MOST * self.room)
-        spans = [np.linspace(*span, 2 + int((span[1] - span[0]) / (WIDE * self.room))) for span in pairwise(edges) if span[0] < span[1]]
+        load, slower, levels = given.clocks.load / ONE, given.clocks.slower, np.arange(len(given.clocks.mhz))
+
+        def at(level: Levels) -> tuple[Floats, Floats]:
+            clock = np.maximum(given.own[:, None], level[None])
+            stretch = 1 + given.share[:, None] * (slower[clock] - slower[given.own][:, None]) / ONE**2
+            return stretch, given.draw[:, None] * (given.clocks.energy[clock] / ONE) / load[level] / stretch
+
+        hottest = at(levels)[1].max(axis=0)
+        rises = hottest > self.room / load  # and lowers the clock further, down to the lowest
+        self.top = MOST * float(np.maximum(hottest, self.room / load)[-1 if rises.all() else int(np.argmin(rises))])
+        self.edges = np.minimum(np.r_[self.room / load[:-1], self.top], self.top)
+        ends = zip(np.r_[0.0, self.edges[:-1]], self.edges, strict=True)
+        spans = [np.linspace(low, high, 2 + int((high - low) / (WIDE * self.room))) for low, high in ends if low < high]
         self.low, self.high = (np.concatenate([span[part] for span in spans]) for part in (slice(-1), slice(1, None)))
-        self.edges = edges[1:]
-        level = np.repeat(np.arange(len(spans)), [len(span) - 1 for span in spans])
-        clock = np.maximum(given.own[:, None], level[None])
-        self.stretch = 1 + given.share[:, None] * (slower[clock] - slower[given.own][:, None]) / ONE**2
-        self.drawn = given.draw[:, None] * (given.clocks.energy[clock] / ONE) / load[level] / self.stretch
+        self.stretch, self.drawn = at(np.repeat(levels[: len(spans)], [len(span) - 1 for span in spans]))
 
     def prices(self, slope: float, bend: float, pole: float) -> Prices:
         """With the G that rises by `slope` up to `bend`, and as a logarithm beyond."""
 
         def potential(mean: Floats) -> Floats:
             far = np.maximum(mean - pole, bend - pole)
-            return slope * (np.minimum(mean, bend) + (bend - pole) * np.log(far / (bend - pole)))
+            found: Floats = slope * (np.minimum(mean, bend) + (bend - pole) * np.log(far / (bend - pole)))
+            return found
 
         def rises(mean: Floats) -> Floats:
-            return slope * (bend - pole) / np.maximum(mean - pole, bend - pole)
+            found: Floats = slope * (bend - pole) / np.maximum(mean - pole, bend - pole)
+            return found
 
         def least(drawn: Floats) -> Floats:
             """The least of what a nanosecond counts in each cell: at one of its ends, but where it may fall and rise within."""
@@ -125,6 +134,6 @@ class _Limited:
 
         of = (self.stretch * least(self.drawn)).min(axis=1) * (1 - ROUNDED)
         idle = min(1.0, float(least(np.zeros(1)).min())) * (1 - ROUNDED)
-        ticks = 1 + float(potential(np.array(MOST * self.room))) / self.rate
+        ticks = 1 + float(potential(np.array(self.top))) / self.rate
         ends = max(0.0, float(of.max()) - 1) + float(np.diff(potential(self.edges)).max()) / self.rate
         return Prices(dict(zip(self.draws, of.tolist(), strict=True)), idle, ticks * TICK_NS, ends * TICK_NS)
