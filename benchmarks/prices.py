@@ -120,8 +120,7 @@ class _Limited:
             return found
 
         def rises(mean: Floats) -> Floats:
-            found: Floats = slope * (bend - pole) / np.maximum(mean - pole, bend - pole)
-            return found
+            return slope * (bend - pole) / np.maximum(mean - pole, bend - pole)
 
         def least(drawn: Floats) -> Floats:
             """The least of what a nanosecond counts in each cell: at one of its ends, but where it may fall and rise within."""
@@ -130,7 +129,8 @@ class _Limited:
             falls = rises(self.low) - (1 - self.rate) * rises(after_high)
             grows = (1 - self.rate) * rises(after_low) - rises(self.high)
             within = np.maximum(0, np.minimum(falls, grows)) * (self.high - self.low)
-            return 1 + (ends - within) / self.rate
+            found: Floats = 1 + (ends - within) / self.rate
+            return found
 
         of = (self.stretch * least(self.drawn)).min(axis=1) * (1 - ROUNDED)
         idle = min(1.0, float(least(np.zeros(1)).min())) * (1 - ROUNDED)
