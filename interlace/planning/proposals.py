@@ -109,7 +109,7 @@ def tighter(tried: Tried) -> list[Judged]:
         for each in over[:MOST_TIGHTER]:
             more = [tuple(map(max, each.recomputed, level)) if each.recomputed else level for level in needed]
             found |= {(level, each.form, part): None for level in (each.recomputed, *more)}
-    near = [each for each in over[:MOST_TIGHTER] if each.peak_bytes - limit <= LITTLE * limit]
+    near = [each for each in over[:MOST_TIGHTER] if drafts.offloads and each.peak_bytes - limit <= LITTLE * limit]
     closest = [drafted for each in near for drafted in _with_little_less_room(drafts, each, limit)]
     return [*closest, *(drafts.draft(more, form, drafts.later, limit, part) for more, form, part in found)]
 

@@ -26,7 +26,7 @@ from interlace.planning.drafts import Drafts, Judged
 from interlace.planning.limits import Limit
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, Beaten, Making
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.proposals import PROPOSALS, Tried, in_paddles_order, less_recomputed
+from interlace.planning.proposals import PROPOSALS, Tried, in_paddles_order, less_recomputed, tighter
 from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits
 from interlace.planning.variants import paddles_jobs
@@ -322,6 +322,34 @@ def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypa
     make_plans([parse(layered(6))], make_config(options), GivenCosts({"default": 5}), "given")
     assert tried == list(steps)
     assert taken == [(0.393,)]
+
+
+@pytest.mark.parametrize(
+    ("over", "fits_with", "parts"),
+    [(5, 0.97, [0.96, 0.95, 0.85]), (5, 0.9, [0.96, 0.84, 0.95, 0.85]), (5, 0.5, [0.96, 0.84, 0.95, 0.85]), (11, 0.97, [0.95, 0.85])],
+)
+def test_what_exceeds_a_budget_by_little_is_drafted_with_a_little_less_room(over: int, fits_with: float, parts: list[float]) -> None:
+    """With 8 and 32 times what it exceeds a budget of 1000 by less, until it fits; above a hundredth, with twentieths less alone."""
+    tried = []
+
+    def draft(recomputed: None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float) -> Judged:
+        tried.append(part)
+        return Judged(form, later, recomputed, (limit,), int(100 / part), limit if part <= fits_with else limit + 1)
+
+    kept = Judged(Schedule1F1B(), (), None, (1000,), 110, 1000)
+    missed = dataclasses.replace(kept, form=Schedule1F1B(interleave="mixed"), step_ns=100, peak_bytes=1000 + over)
+    drafts = SimpleNamespace(
+        make=SimpleNamespace(levels=SimpleNamespace(states=None)), draft=draft, chooses=False, offloads=True, given=True, later=()
+    )
+    found = tighter(tried_so_far(drafts, 1000, kept, missed))
+    assert tried == pytest.approx(parts)
+    steps = [each.step_ns for each in found if each.peak_bytes <= 1000]
+    assert steps == [int(100 / part) for part in parts if part <= fits_with]
+    slower = dataclasses.replace(missed, step_ns=111)
+    assert tighter(tried_so_far(drafts, 1000, kept, slower)) == []  # nothing is won
+    assert len(tried) == len(parts)
+    drafts.offloads = False
+    assert len(tighter(tried_so_far(drafts, 1000, kept, missed))) == 2  # less room moves nothing
 
 
 def tried_so_far(drafts: Any, limit: int, *judged: Judged) -> Tried:
