@@ -10,12 +10,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import zoo
+from schedules import baseline_bytes, held_bytes
 
 from interlace.config import Config, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import BudgetError
 from interlace.ir import Program
-from interlace.planning.budget import baseline_peak_bytes, peak_bytes
 from interlace.planning.limits import SLACK
 from interlace.planning.plan import make_plans
 
@@ -30,7 +30,7 @@ def planned(programs: list[Program], config: Config) -> tuple[int, int]:
     plans = make_plans(programs, config, COST, "h200")
     outcome = plans[0].outcome
     assert outcome is not None
-    return outcome.plan.step_ns, max(outcome.plan.peak_bytes, *(peak_bytes(plan.program, COST) or 0 for plan in plans))
+    return outcome.plan.step_ns, held_bytes(plans, COST)
 
 
 def within_budget(programs: list[Program], part: float) -> tuple[int, int] | BudgetError:
@@ -54,7 +54,7 @@ def test_plans_keep_their_limit_and_no_form_that_keeps_it_is_faster(name: str, a
     """By default and under what Paddle's baseline holds on a GPU, which is never refused, and under nine tenths of it; where that is, no
     form keeps it."""
     programs = zoo.stored()[name]
-    own = max(baseline_peak_bytes(each, COST) or 0 for each in programs)
+    own = baseline_bytes(programs, COST)
     forms = {form: planned(programs, make_config(zoo.FORMS[form])) for form in FORMS}
     assert own
     step_ns, peak = planned(programs, make_config({}))
