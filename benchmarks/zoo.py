@@ -37,13 +37,10 @@ from interlace.errors import InterlaceError, LaunchError
 from interlace.garbage import rarely_collected
 from interlace.ir import Program, load, parse, save, show
 from interlace.ir.dump import SUFFIX
-from interlace.ir.target import GPU
 from interlace.local.stages import stages_of
 from interlace.planning.budget import peak_bytes
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.simulate.arrays import Options
-from interlace.scheduler.simulate.simulator import simulate
 
 ARCHIVE = Path(__file__).with_name("zoo") / "programs.tar.xz"
 MODELS, GPT, LLAMA, MOE = "benchmarks/zoo/models.py", "examples/gpt.py", "examples/llama.py", "examples/moe.py"
@@ -274,17 +271,10 @@ def judged(plans: Sequence[Plan], cost: CostModel) -> dict[str, Any]:
         "peak_gib": gib(max(peak_bytes(each, cost) or 0 for each in programs)),
         "live_gib": gib(max(in_order(each).peak() for each in programs)),
     }
-    if outcome is None:
-        return {"step_ms": None, **found}
-    step = {"step_ms": round(outcome.plan.step_ns / 1e6, 2), "full_clock_ms": round(full_clock_ns(programs, cost) / 1e6, 2)}
-    return {**step, "step_peak_gib": gib(outcome.plan.peak_bytes), **found}
-
-
-def full_clock_ns(programs: Sequence[Program], cost: CostModel) -> int:
-    """The same step without the limit of power."""
-    representative = {rank: each.rank for each in programs for rank in each.equivalent_ranks}
-    options = Options.of(GPU, representative=representative, power=False)
-    return simulate(programs, cost, options, with_memory=False, target=GPU).step_ns
+    step = (
+        {"step_ms": round(outcome.plan.step_ns / 1e6, 2), "step_peak_gib": gib(outcome.plan.peak_bytes)} if outcome else {"step_ms": None}
+    )
+    return {**step, **found}
 
 
 def gib(count: int) -> float:
