@@ -26,8 +26,8 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.power import PowerTrace
 from interlace.scheduler.simulate.simulator import Simulation, simulate
+from tests.drawing import MS, POWER, Drawing
 from tests.scheduler.plans import rank
-from tests.scheduler.test_power import MS, POWER, Drawing
 from tests.strategies import World, plan, programs, worlds
 
 TIMES, STRETCHED = {"comm": 60, "gemm": 100, "pd_op.matmul_grad": 200, "default": 10}, {("gemm", "comm"): (1.4, 1.6)}

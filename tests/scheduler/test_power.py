@@ -13,48 +13,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlace.cost_model.base import Draw, GivenCosts, Groups
+from interlace.cost_model.base import Draw
 from interlace.cost_model.power import PowerSamples
 from interlace.cost_model.profile import Power, PowerSample, load_profile
-from interlace.cost_model.work import Part, Values
+from interlace.cost_model.work import Part
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.ir.program import Op
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.power import TICK_NS, PowerTrace
 from interlace.scheduler.simulate.simulator import Result, Simulation, run
+from tests.drawing import DRAWS, MS, POWER, Drawing
 from tests.scheduler.plans import Shape, rank, shapes, world
 
 fast = pytest.importorskip("interlace.scheduler.simulate.compiled")
 
 ROOT = Path(__file__).resolve().parents[2]
-POWER = Power(
-    limit_w=700, static_w=150, waiting_w=10, highest_mhz=1980, lowest_mhz=345, step_mhz=15, response_ns=40_000_000, energy_exponent=1.2
-)
-MS = 1_000_000
 STRETCHED = {
     ("gemm", "comm"): (1.5, 2.0),
     ("memory", "comm"): (1.2, 1.7),
     ("copy:d2h", "copy:h2d"): (1.4, 1.4),
     ("gemm", "wait"): (1.3, 1.0),
 }
-DRAWS = {"gemm": Draw(850_000, 0.6, 1860), "memory": Draw(390_000, 0.05), "comm": Draw(150_000, 0.0)}
 PRODUCT = Draw(850_000, 0.6)
 """One that runs at the highest clock where there is room for it."""
-
-
-class Drawing(GivenCosts):
-    """Given times, and what operations draw by the first word of their category."""
-
-    limit: Power | None = POWER
-    draws = DRAWS
-
-    def power(self) -> Power | None:
-        return self.limit
-
-    def draw(self, op: Op, values: Values, groups: Groups) -> Draw:
-        return self.draws.get(self.category(op, values, groups).partition(":")[0], Draw(0, 0.0))
 
 
 def costs(limit: Power | None = POWER, **times: int) -> Drawing:
