@@ -7,8 +7,7 @@ from claiming import Row, by_case, claim, fullest_gb, raw, table
 NAMES = {
     "stock": "Paddle's baseline",
     "auto": "`auto`",
-    "budget-0.8": "`memory_budget: 0.8`",
-    "budget-0.6": "`memory_budget: 0.6`",
+    **{f"budget-{share}": f"`memory_budget: {share}`" for share in (0.9, 0.8, 0.7, 0.6)},
     "state-1": "all state leaves",
 }
 
@@ -28,16 +27,27 @@ def states_on_h200() -> str:
     return _table("h200")
 
 
-def _table(card: str) -> str:
+@claim
+def states_beside_another_job() -> str:
+    """Two jobs at once on a host with four H100, each on two GPUs."""
+    return _table("h100", "shared_host")
+
+
+def _has_baselines_bits(row: Row) -> bool | None:
+    equal = [row.get(f"{what}_equal_stock") for what in ("losses", "parameters")]
+    return None if None in equal else all(equal)
+
+
+def _table(card: str, file: str = "testbed_states") -> str:
     rows = []
-    for case, found in by_case(f"{card}/testbed_states.json").items():
-        stock = found["stock"]
+    for case, found in by_case(f"{card}/{file}.json").items():
+        stock = found.get("stock")
         for plan, name in ((plan, name) for plan, name in NAMES.items() if plan in found):
             row, simulated = found[plan], found[plan]["simulated"]
             step, expected = row["step_ms"]["median"], simulated["step_ms"]
             held = max(simulated["held_peak_bytes_by_rank"]) / 1e9
             in_use = fullest_gb(row, "in_use", "outside")
-            share = in_use / fullest_gb(stock, "in_use", "outside")
+            of_stock = f" ({100 * in_use / fullest_gb(stock, 'in_use', 'outside'):.0f} %)" if stock else ""
             rows.append(
                 [
                     case.partition("-")[0],
@@ -45,11 +55,11 @@ def _table(card: str) -> str:
                     f"{step:.1f} ({row['step_ms']['min']:.1f} to {row['step_ms']['max']:.1f})",
                     f"{expected:.1f} ({100 * (expected / step - 1):+.1f} %)",
                     f"{fullest_gb(row, 'allocated', 'outside'):.2f}",
-                    f"{in_use:.2f} ({100 * share:.0f} %)",
+                    f"{in_use:.2f}{of_stock}",
                     f"{held:.2f} ({100 * (held / in_use - 1):+.0f} %)",
                     f"{fullest_gb(row, 'reserved', 'outside'):.2f}",
                     f"{fullest_gb(row, 'pinned'):.2f}",
-                    "yes" if row["losses_equal_stock"] and row["parameters_equal_stock"] else "no",
+                    {True: "yes", False: "no", None: "no baseline of as many steps"}[_has_baselines_bits(row)],
                 ]
             )
     head = [
