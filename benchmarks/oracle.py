@@ -182,6 +182,10 @@ class OwnTimes(Costs):
             return Estimate(0, "given", 0.0)
         return self.model.op_time(op, values, groups)
 
+    def for_world(self, world: int) -> OwnTimes:
+        """The model's copies of a job of so many devices."""
+        return OwnTimes(self.model.for_world(world), self.times_us)
+
     def category(self, op: Op, values: Any, groups: Any) -> str:
         """As the model names it."""
         return self.model.category(op, values, groups)

@@ -12,7 +12,7 @@ collectives draw only adds. As G is concave, a nanosecond of a kernel, which the
     t (1 + (G(m + r (s - m)) - G(m)) / r),
 
 and one in which nothing is computed the same with s = 0 and t = 1. The least over all m is its price, and what a rank must do, at these
-prices, is no more than its step. Every G gives such a bound; `PRICES` are tried.
+prices, is no more than its step. Every G gives such a bound; those of `SLOPES`, `BENDS` and `CURVES` are tried.
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ def _distance(dims: dict[str, int], n: int, k: int) -> float:
 
 
 def _both_ways(copies: Iterable[CopySample], wanted: int | None) -> float:
-    """Stretch of a copy while another runs the other way: median over sizes measured one way and both ways, on as many devices at once as
-    `CopyTimes` looks up."""
+    """Stretch of a copy while another runs the other way: median over sizes measured one way and both ways, on the number of devices at
+    once, of those measured so, that answers for `wanted`."""
     times = {(c.direction, c.size_bytes, c.ranks): c.dur_ns for c in copies}
     found: dict[int, list[float]] = {}
     for (way, size, ranks), dur in times.items():

@@ -73,15 +73,14 @@ class CostModel(Costs):
     Args:
         profile: The device.
         comm_ctas: Limit that NCCL will be given, 0 for none.
-        copy_ranks: Devices of the host that copy at once; by default the most that was measured, which is the slowest.
     """
 
-    def __init__(self, profile: DeviceProfile, comm_ctas: int = 0, copy_ranks: int | None = None) -> None:
+    def __init__(self, profile: DeviceProfile, comm_ctas: int = 0) -> None:
         self.profile = profile
         self._comm = CommTimes((*profile.collectives, *profile.p2p), comm_ctas, profile.shortest_kernel_ns)
         self._ctas = comm_ctas
-        self._copies = CopyTimes(profile.copies, copy_ranks)
-        self._pairs = InterferenceTable(profile.interference, profile.copies, comm_ctas, copy_ranks)
+        self._copies = CopyTimes(profile.copies)
+        self._pairs = InterferenceTable(profile.interference, profile.copies, comm_ctas)
         self._by_devices: dict[int, CostModel] = {}
         self._samples: dict[Group, list[OpSample]] = {}
         self._of_sizes: dict[tuple[Group, Dims], list[OpSample]] = {}
@@ -106,7 +105,7 @@ class CostModel(Costs):
         self._slowness = self._memory_slowness()
 
     def for_world(self, world: int) -> CostModel:
-        """As in `Costs`; what was found of operations is shared, but for copies."""
+        """As in `Costs`; the model itself has the slowest copies that were measured. Times found are not shared, as copies differ."""
         devices = max(1, min(world, self.profile.ranks_per_host))
         if devices not in self._by_devices:
             made = copy(self)

@@ -139,10 +139,9 @@ def plugin() -> ctypes.CDLL:
     loaded.tb_capture_reason.restype = ctypes.c_char_p
     for name in ("begin", "end"):
         getattr(loaded, f"tb_capture_{name}").restype = ctypes.c_size_t
-    loaded.tb_graph_launch.argtypes, loaded.tb_graph_launch.restype = [ctypes.c_size_t], ctypes.c_size_t
-    for name in ("await", "destroy"):
+    for name, gives in (("launch", ctypes.c_size_t), ("await", ctypes.c_size_t), ("destroy", None)):
         call = getattr(loaded, f"tb_graph_{name}")
-        call.argtypes, call.restype = [ctypes.c_size_t], None
+        call.argtypes, call.restype = [ctypes.c_size_t], gives
     return loaded
 
 
@@ -226,8 +225,13 @@ def launch(graph: int) -> None:
 
 
 def await_results(graph: int) -> None:
-    """Wait until the last launch has copied its results (`memcpy_d2h` with destination `RESULT`) to the host; its other work may go on."""
-    plugin().tb_graph_await(graph)
+    """Wait until the last launch has copied its results (`memcpy_d2h` with destination `RESULT`) to the host; its other work may go on.
+
+    Raises:
+        TestbedError: The launch failed.
+    """
+    if plugin().tb_graph_await(graph):
+        raise TestbedError(_capture_reason())
 
 
 def destroy_graph(graph: int) -> None:

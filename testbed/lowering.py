@@ -44,7 +44,7 @@ class TestbedDevice(CustomDevice):
         return paddle._C_ops.memcpy_d2h(value, device.RESULT)
 
     def await_results(self, graph: int) -> None:
-        device.await_results(graph)
+        _reasoned(lambda: device.await_results(graph))
 
     def forget(self, graph: int) -> None:
         device.destroy_graph(graph)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from interlace.passes import Schedule1F1B
 from interlace.planning.coarse import COARSE_SCHEDULES, PAYS, Coarse
 from interlace.planning.drafts import ROUNDS, Drafts, Judged, fitting, nearest
+from interlace.planning.making import SOONER
 from interlace.planning.variants import alternatives, deciding, paddles_jobs, without_search
 from interlace.scheduler.whole_step.search import Numbers
 
@@ -23,9 +24,9 @@ TIGHTER = (0.95, 0.85)
 """Parts of the budget: forms that exceed it are drafted again as these would have them."""
 MOST_TIGHTER = 3
 """Forms, the fastest first, of which that is done."""
-LITTLE, SOONER = 0.01, (8, 32)
-"""What exceeds the budget by no more than this part of it is drafted again with so many times its excess less room, until it fits: offload
-moves whole values, and twentieths of the room may cost more than the form gains (Llama 7B, 32 layers, at 0.7: 1,150 -> 1,135 ms)."""
+LITTLE = 0.01
+"""What exceeds the budget by no more than this part of it is drafted again with several times its excess less room (`SOONER`): offload
+moves whole values, and twentieths of the room may cost more than the form gains."""
 CLOSER, NEARLY = 2, 1.05
 """Without a budget: times that schedules are looked for in less memory, and so many times what they may hold is nearly that."""
 LESS = (0.03, 0.015)
@@ -115,8 +116,8 @@ def tighter(tried: Tried) -> list[Judged]:
 
 
 def _with_little_less_room(drafts: Drafts, missed: Judged, limit: int) -> Iterator[Judged]:
-    """A form that exceeds the budget by little, drafted with a little less room until it fits."""
-    for times in SOONER:
+    """A form that exceeds the budget by little, drafted as if the budget were less by several times that excess."""
+    for times in SOONER[1:]:
         part = 1 - times * (missed.peak_bytes - limit) / limit
         yield (found := drafts.draft(missed.recomputed, missed.form, missed.later, limit, part))
         if found.peak_bytes <= limit:

@@ -234,9 +234,11 @@ void capture_forget(Event event) {
 void capture_result(Stream stream) {
   if (!capturing()) return;
   Event made = event_create();
+  {
+    std::lock_guard<std::mutex> guard(all().mutex);
+    all().graphs[open_number].results.push_back(made);  // destroyed with the graph, or with the capture that fails
+  }
   event_record_launches(made, stream);
-  std::lock_guard<std::mutex> guard(all().mutex);
-  all().graphs[open_number].results.push_back(made);
 }
 
 bool capture_separates(Event event) {

@@ -345,7 +345,9 @@ TB_EXPORT size_t tb_capture_end(int failed) {
 TB_EXPORT size_t tb_graph_launch(size_t graph) {
   return reasoned([&] { return graph_launch(graph, compute_stream()), 0; }, 1);
 }
-TB_EXPORT void tb_graph_await(size_t graph) { graph_await(graph); }
+TB_EXPORT size_t tb_graph_await(size_t graph) {
+  return reasoned([&] { return graph_await(graph), 0; }, 1);
+}
 TB_EXPORT void tb_graph_destroy(size_t graph) { graph_destroy(graph); }
 TB_EXPORT void tb_next_priority(int priority) { next_priority = priority; }  // of the streams that Paddle makes from here on
 TB_EXPORT int tb_stream_count() { return stream_count(); }

@@ -46,7 +46,6 @@ def test_no_plan_passes_a_bound(form: str, pp: int, micro_batches: int, costs: G
     config = {"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}}
     plans = stock if form == "stock" else make_plans(every, make_config(config), costs, "given")
     firm = firm_bound_ns(stages, costs, peaks)
-    assert firm == max(firm_bounds_ns(stages, costs, peaks))
     step_ns = simulate([plan.program for plan in plans], costs).step_ns
     assert bound_ns(stages, costs) <= firm <= step_ns
     floors = floors_of(stages, costs)
@@ -106,6 +105,8 @@ def test_no_order_of_kernels_costs_less_than_its_prices(parts: list[tuple[str, i
         step_ns = int(Simulation(sim, trace).run()[2].max())
         if (before == trace.mean).all():
             break
+    else:
+        pytest.fail(f"the clock still changes after {REPEATED} steps")
     computation = {KERNELS[name]: times[name] * names.count(name) for name in set(names)}
     bounds = [prices.total(computation) - prices.ends for prices in prices_of(sorted(KERNELS.values()), costs.limit)]
     assert bounds[0] == sum(computation.values())

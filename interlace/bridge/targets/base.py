@@ -114,7 +114,7 @@ class Device:
         raise PlanError(self.cannot_capture)
 
     def await_results(self, graph: int) -> None:
-        """Wait until the last launch has made these copies."""
+        """Wait until the last launch has made these copies. Raises PlanError where the launch failed."""
         raise PlanError(self.cannot_capture)
 
     def forget(self, graph: int) -> None:
@@ -172,7 +172,8 @@ def first_element(value: Any) -> Any:
 
 
 def sync_behind(watched: Any) -> None:
-    """Block the host until `watched` is computed: Paddle's operator that synchronizes a stream, on a stream used for nothing else.
+    """Block the host until `watched` is computed: Paddle's operator that synchronizes a stream, on a stream used for nothing else in steps
+    that are issued.
 
     The executor lets that stream wait for the computation. The operator has kernels for few types; float32 is one. A blocking copy
     would queue after offload's copies in the copy engine (docs/decisions/006).
