@@ -153,8 +153,9 @@ class _Lowering:
 
     def run(self) -> Lowered:
         found = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
-        collect, outputs, fetched = self._collect_job()
-        found.insert(1 + self._last_output() if self.is_graph else len(found), collect)
+        collected = collect_items(self.program, self.graph.storages)
+        collect, outputs, fetched = self._collect_job(collected)
+        found.insert(1 + self._last_output(collected) if self.is_graph else len(found), collect)
         jobs = [job for job in found if job is not None]
         for job in jobs:
             self.device.finish(job.program, job.name)
@@ -231,37 +232,36 @@ class _Lowering:
         made.reads.add(value.name)
         return last
 
-    def _collect_job(self) -> tuple[JobProgram | None, dict[str, Any], dict[int, Any]]:
+    def _collect_job(self, collected: Sequence[OpInstance]) -> tuple[JobProgram | None, dict[str, Any], dict[int, Any]]:
         """Stacks what the user may fetch: a tensor of every micro-batch, in order."""
         made = JobProgram(COLLECT_JOB, paddle.static.Program())
         block = made.program.global_block()
         outputs: dict[str, Any] = {}
         fetched: dict[int, Any] = {}
         items: dict[int, list[OpInstance]] = {}
-        for item in collect_items(self.program, self.graph.storages):
+        for item in collected:
             items.setdefault(item[0], []).append(item)
         with paddle.static.program_guard(made.program):
-            for op_id, collected in items.items():
+            for op_id, instances in items.items():
                 op = self.graph.ops[op_id]
-                stacked = self._stack(op.operands[0], collected, made, block)
+                stacked = self._stack(op.operands[0], instances, made, block)
                 if FETCH in op.attrs:
                     fetched[op.operands[0]] = stacked
                     continue
                 name = op.attrs["output_name"]
-                outputs[name] = stacked
                 if self.is_graph:
-                    stacked = outputs[name] = self.device.copy_result(stacked)
+                    stacked = self.device.copy_result(stacked)
                     stacked.get_defining_op().set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
                     stacked.persistable = True
+                outputs[name] = stacked
                 paddle._C_ops.set_persistable_value(stacked, name)
                 made.names.add(name)
         if not items:
             return None, {}, {}
         return made, outputs, fetched
 
-    def _last_output(self) -> int:
+    def _last_output(self, items: Sequence[OpInstance]) -> int:
         """Place of the last job, from 1, that gives or orders what is collected."""
-        items = collect_items(self.program, self.graph.storages)
         given = {(producer.id, m) for op_id, m in items if (producer := self.graph.producer_op(self.graph.ops[op_id].operands[0]))}
         awaited = {name for item in items for name in self.events.waits.get(item, ())}
         given |= {item for item, name in self.events.records.items() if name in awaited}

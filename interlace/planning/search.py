@@ -83,14 +83,6 @@ class Search:
         if not limit or world.step_ns(found) is None:
             return found
         baseline = world.run(paddles_own(self.asked, False), world.memory_limits(None))
-
-        def gains(run: Made) -> bool:
-            took, usual = world.step_ns(run), world.step_ns(baseline)
-            return took is not None and usual is not None and took < usual
-
-        def moves(run: Made) -> bool:
-            return any(world.map(moves_states, run.programs))
-
         over = max(world.bytes_over_in_step(found, limit))
         over = 0 if over <= ROUNDED else over
         runs, others = [] if over else [found], tuple(each for each in means if over and not each.follows_budget)
@@ -103,9 +95,7 @@ class Search:
             search = Search(world, ordered((*self.asked.passes, *following, *others)), self.make.memo)
             if took := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
                 search.make.beaten = self.make.beaten_by(took[0])
-            within = search.fitting(limit)
-            if search.make.levels.states is not None and (within is None or moves(within) or not gains(within)):
-                within = search.or_with_states_kept(within, limit)
+            within = search.fitting_beside(baseline, limit)
             runs += [within] if within is not None and not any(world.bytes_over_in_step(within, limit)) else []
         steps = [(step_ns, run) for run in (*runs, baseline) if (step_ns := world.step_ns(run)) is not None]
         best_ns, best = min(steps, key=lambda each: each[0], default=(0, found))
@@ -242,6 +232,15 @@ class Search:
                 if (found := self.make.with_lower_limits(self.make.made, each, budget)) is not None:
                     return found
         return None
+
+    def fitting_beside(self, baseline: Made, budget: int) -> Made | None:
+        """As `fitting`; where that moves optimizer state, gains nothing over Paddle's baseline, or finds nothing, state may stay too."""
+        found = self.fitting(budget)
+        if found is None or self.make.levels.states is None:
+            return self.or_with_states_kept(found, budget)
+        took, usual = (self.world.step_ns(run) for run in (found, baseline))
+        gains = took is not None and usual is not None and took < usual
+        return found if gains and not any(self.world.map(moves_states, found.programs)) else self.or_with_states_kept(found, budget)
 
     def or_with_states_kept(self, leaving: Made | None, budget: int) -> Made | None:
         """A run within a budget, or the one that keeps all optimizer state on the device, where that keeps the budget and is as fast."""
