@@ -1,4 +1,7 @@
-"""Measure the steps of a training run, on each rank: times with the device idle before and after, memory, one traced step.
+"""Measure the steps of a training run, on each rank: times, memory, one traced step.
+
+Steps follow each other as they do in training: the device is idle only before the first one, before the traced one and after it. So
+the host of a rank that returns no loss runs ahead of its device, and copies of a step's end lie beneath the next step's forward.
 
 `TESTBED_MEASURE=FOLDER` turns it on; the folder gets `rank<r>.json` and, for the last step, `trace<r>.msgpack`. With
 `TESTBED_GATE=FOLDER:0,1` a run waits before it first uses its GPUs until no other run does, so that many runs can be
@@ -70,7 +73,7 @@ def _ended_in_time() -> Iterator[None]:
 
 @dataclass(slots=True)
 class Measurer:
-    """Stands around `Engine.run`. Times at which steps begin and end are `time.perf_counter`'s, which ranks of a machine share."""
+    """Stands around `Engine.run`. Times at which it is called and returns are `time.perf_counter`'s, which ranks of a machine share."""
 
     rank: int
     folder: Path
@@ -88,18 +91,19 @@ class Measurer:
         before = device.memory()
         if tracing is not None:
             device.start_trace()
-        device.synchronize()
+        if tracing is not None or not self.steps:
+            device.synchronize()
         device.reset_peaks()
         start = time.perf_counter()
         with _ended_in_time():
             yield
-            issued = time.perf_counter()
-            device.synchronize()
+            if last:
+                device.synchronize()
         end = time.perf_counter()
         if tracing is not None:
             device.end_trace(tracing)
             self._keep(engine, tracing, before)
-        step = {"begin_s": start, "end_s": end, "ms": (end - start) * 1e3, "host_ms": (issued - start) * 1e3, "traced": tracing is not None}
+        step = {"begin_s": start, "end_s": end, "traced": tracing is not None}
         self.steps.append({**step, "memory": asdict(device.memory())})
         if last:
             if self.gate:

@@ -133,6 +133,7 @@ CAPTURED = tuple(
     replace(plan, name=f"{plan.name}-captured", config=f"{plan.config}capture: on\n") for plan in (AUTO[0], MIXED, OFFLOADS[1])
 )
 """Steps that are launched as a graph, each beside the same plan as it is issued."""
+STATE = Plan("state-1", "offload_optimizer_state: {fraction: 1.0}\n")
 ALL = (BASELINE, COLUMN, DX, MIXED, *OFFLOADS)
 SOME = (BASELINE, DX, MIXED, OFFLOADS[1])
 FORMS = (BASELINE, DX, MIXED, ZB)
@@ -299,8 +300,7 @@ def _experts() -> list[Case]:
 
 def _states() -> list[Case]:
     """Two stages with AdamW, whose state leaves the device: as budgets ask, and all of it."""
-    every = Plan("state-1", "offload_optimizer_state: {fraction: 1.0}\n")
-    plans = (BASELINE, AUTO[0], every, *(Plan(f"budget-{share:g}", f"memory_budget: {share}\n") for share in (0.9, 0.8, 0.7, 0.6)))
+    plans = (BASELINE, AUTO[0], STATE, *(Plan(f"budget-{share:g}", f"memory_budget: {share}\n") for share in (0.9, 0.8, 0.7, 0.6)))
     more = ("--optimizer", "adamw")
     return [replace(_layers(model, 2048, 1, 2, plans=plans, more=more), name=f"{model}-adamw-s2048-pp2") for model in ("gpt", "llama")]
 
@@ -314,7 +314,7 @@ def _layouts(gpus: int) -> list[Case]:
             continue
         words = tuple(word.format(**layout) for word in LAYOUT_WORDS)
         name = "-".join(f"{key}{layout[key]}" for key in ("pp", "mp", "dp", "m", "sharding") if layout[key] != 1 or key == "sharding")
-        found.append(Case(f"layout-gpt-{name}", "gpt", world, (*LAYOUT_MODEL, *words), (BASELINE, AUTO[0])))
+        found.append(Case(f"layout-gpt-{name}", "gpt", world, (*LAYOUT_MODEL, *words), (BASELINE, AUTO[0], STATE)))
     return found
 
 
@@ -497,10 +497,10 @@ def _logs(room: Path) -> str:
 def _found(room: Path, samplers: Sequence[nvml.Sampler] = ()) -> dict[str, Any]:
     ranks = json.loads((room / "run.json").read_text())["runs"]["run"]["ranks"]
     measured = [json.loads((room / f"rank{rank}.json").read_text()) for rank in range(len(ranks))]
-    steps = [max(each["steps"][k]["ms"] for each in measured) for k in range(len(measured[0]["steps"]))]
+    spans = _spans([each["steps"] for each in measured])
+    steps = [1e3 * (end - begin) for begin, end in spans]
     kept = next(part for part in (slice(WARM_STEPS, -1), slice(-1), slice(None)) if steps[part])
     warm = steps[kept]
-    spans = [[(step["begin_s"], step["end_s"]) for step in each["steps"][kept]] for each in measured]
     with_loss = [rank for rank in ranks if rank["losses"] and rank["losses"][0]["raw_hex"]]
     peaks = [
         {name: max(step["memory"][name] for step in each["steps"][1:-1] or each["steps"]) for name in each["steps"][0]["memory"]}
@@ -515,8 +515,20 @@ def _found(room: Path, samplers: Sequence[nvml.Sampler] = ()) -> dict[str, Any]:
         "loss_bits": [loss["raw_hex"] for loss in with_loss[-1]["losses"]],
         "parameters": _digest([rank["parameters"] for rank in ranks]),
         "traced_step": [each["trace"] for each in measured],
-        **({"power": [nvml.of_steps(*each) for each in zip(samplers, spans, strict=True)]} if samplers else {}),
+        **({"power": [nvml.of_steps(each, spans[kept]) for each in samplers]} if samplers else {}),
     }
+
+
+def _spans(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[float, float]]:
+    """Seconds at which each step begins and ends, of all ranks together: one begins where the last rank returned from the one before.
+
+    The first step and a traced one begin with the device idle, where the first rank does.
+    """
+    begins, ends = (
+        [pick(step[key] for step in same) for same in zip(*ranks, strict=True)] for pick, key in ((min, "begin_s"), (max, "end_s"))
+    )
+    apart = [not k or step["traced"] for k, step in enumerate(ranks[0])]
+    return [(begins[k] if apart[k] else ends[k - 1], ends[k]) for k in range(len(ends))]
 
 
 def _trial(planned: Path) -> dict[str, Any]:

@@ -361,7 +361,7 @@ def test_energy_of_steps_is_what_was_drawn_in_them_alone() -> None:
 def test_power_of_a_run_is_of_the_steps_that_count(tmp_path: Path) -> None:
     """Two steps to warm up, one that is traced: neither counts for the step, and neither for power."""
     for rank in range(2):
-        steps = [{"begin_s": k, "end_s": k + 1.0, "ms": 1000.0, "memory": {"pinned_buffers": 0, "pinned": 0}} for k in range(5)]
+        steps = [{"begin_s": k, "end_s": k + 1.0, "traced": k == 4, "memory": {"pinned_buffers": 0, "pinned": 0}} for k in range(5)]
         (tmp_path / f"rank{rank}.json").write_text(json.dumps({"steps": steps, "trace": {}}))
     ranks = [{"losses": [{"raw_hex": "aa", "values": [1.0]}], "parameters": {}}] * 2
     (tmp_path / "run.json").write_text(json.dumps({"runs": {"run": {"ranks": ranks}}}))
