@@ -21,8 +21,8 @@ SHARED = 2.0
 
 
 WAIT = "wait"
-"""Beside a communication kernel that waits for its peers: it moves nothing, and occupies multiprocessors. Measured beside one receive;
-that a collective does the same, and two do it twice, is assumed."""
+"""Beside communication kernels that wait for their peers: they move nothing, and occupy multiprocessors. Measured beside receives, where
+two that wait at once slow products as much as one (`benchmarks/results/h100/README.md`); that a collective does the same is assumed."""
 TRANSFER = "p2p"
 """Beside a send or receive that moves data."""
 RESULT = "elements"

@@ -99,7 +99,7 @@ class SimInput:
             one (`Job.host_waits`), or -1.
         kind: Interference class.
         excess: `[classes, classes]`: by how much class a is stretched beside class b, over 1, in units of 1 / ONE.
-        blocked_excess: `[classes]`: by how much class a is stretched beside one op instance that is blocked at a rendezvous, in
+        blocked_excess: `[classes]`: by how much class a is stretched while any op instance is blocked at a rendezvous, in
             units of 1 / ONE.
         dep_first, dep: What it waits for on its rank, other than the earlier op instances of its stream. `[items + 1]`, `[deps]`
         meet: Number of its rendezvous, or -1.

@@ -331,7 +331,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
             alone = num_running[at] == 1
             for s in range(low, high):
                 if running[s] >= 0:
-                    total = ONE + blocked_excess[running_kind[s]] * num_blocked[at]
+                    total = ONE + (blocked_excess[running_kind[s]] if num_blocked[at] else 0)
                     if not alone:
                         for other in range(low, high):
                             if running[other] >= 0 and other != s:

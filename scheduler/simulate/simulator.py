@@ -8,9 +8,9 @@ rendezvous (a collective, a send with its receive), all its mates are. Mates run
 the pace of the slowest of them, and they end together.
 
 The overlap clock. Beside others on its rank an op instance takes longer: its stretch is 1 plus what each other op instance
-running there adds (`SimInput.excess`), its pace is 1 / stretch. An op instance that is *blocked* (it is ready and its mates are
-not; its kernel occupies the device until they are) adds `SimInput.blocked_excess` to each computation. Work is counted in 1 / ONE
-ns. The pace is `ONE * ONE / stretch` units per nanosecond, rounded up; an end is rounded up to whole nanoseconds, so that an op
+running there adds (`SimInput.excess`), its pace is 1 / stretch. While any op instance of the rank is *blocked* (it is ready and its
+mates are not; its kernel occupies the device until they are), `SimInput.blocked_excess` is added to each computation. Work is counted
+in 1 / ONE ns. The pace is `ONE * ONE / stretch` units per nanosecond, rounded up; an end is rounded up to whole nanoseconds, so that an op
 instance that is due at a time stays due whatever else happens at that time; nothing else is rounded. Hence the result does not
 depend on the order of simultaneous events.
 
@@ -437,7 +437,7 @@ class Simulation:
             for item in self.running[at]:
                 kind = self.kind[item]
                 beside = sum(self.excess[kind][self.kind[other]] for other in self.running[at] if other != item)
-                self.stretch[item] = ONE + beside + self.blocked_excess[kind] * len(self.blocked[at])
+                self.stretch[item] = ONE + beside + (self.blocked_excess[kind] if self.blocked[at] else 0)
                 if self.power is not None:
                     own, level = self.own[item], max(self.own[item], self.level[at])
                     self.stretch[item] += (self.share[item] * (self.slower[level] - self.slower[own])) >> 20

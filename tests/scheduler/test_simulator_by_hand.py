@@ -221,9 +221,9 @@ def test_ends_are_rounded_up() -> None:
     assert ends(meeting(("all_reduce", "all_reduce"), ("matmul", "matmul")), cost)[0] == 10
 
 
-@pytest.mark.parametrize(("receives", "end"), [(1, 150), (2, 200)])
-def test_each_communication_that_stands_slows_computation(receives: int, end: int) -> None:
-    """A product of 100 takes 150 beside one receive whose sender comes late, and 200 beside two."""
+@pytest.mark.parametrize(("receives", "end"), [(1, 150), (2, 150)])
+def test_communication_that_stands_slows_computation_once(receives: int, end: int) -> None:
+    """A product of 100 takes 150 beside one receive whose sender comes late, and beside two."""
     cost = table({("gemm", "wait"): (1.5, 1.0)}, gemm=100, gelu=1000)
     sends = "".join(f'#{k} pd_op.send_v2(%1) forward group={k} stream="s{k}" {{"peer":1}}\n' for k in range(2, receives + 2))
     take = '#{0} %{0}:float32[2] = pd_op.recv_v2() forward group={0} stream="r{0}" {{"peer":0}}\n'
