@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Iterable
 
-from claiming import ROOT, Row, claim, median_ms, raw, span, table
+from claiming import ROOT, Row, by_case, claim, median_ms, raw, span, table
 
 sys.path.insert(0, str(ROOT))
 
@@ -112,6 +113,49 @@ def h100_products() -> str:
         f"{span(took['measured_us'] / took['predicted_us'] - 1 for took in tooks)} against the profile; if each took what the "
         f"fastest one of its sizes did, {span(took['fastest_us'] / took['predicted_us'] - 1 for took in tooks)}"
     )
+
+
+@claim
+def waits_at_once() -> str:
+    """How much products are stretched beside two transfers that wait, and the same ones of the same stage beside one."""
+    beside: dict[int, dict[tuple[int, float], float]] = {1: {}, 2: {}}
+    for row in raw("h100/waits_at_once.json")["products"]:
+        beside[row["waiting"]][row["rank"], row["apart_us"]] = row["stretch"]
+    both = [(beside[1][key], two) for key, two in beside[2].items() if key in beside[1]]
+    more = [two - one for one, two in both]
+    return (
+        f"{len(both)} products of middle stages take {_range(one for one, _ in both)} times as long beside one transfer that waits and "
+        f"{_range(two for _, two in both)} times beside two, {statistics.fmean(more):.2f} more in the mean"
+    )
+
+
+def _range(values: Iterable[float]) -> str:
+    found = sorted(values)
+    return f"{found[0]:.2f} to {found[-1]:.2f}"
+
+
+@claim
+def back_to_back() -> str:
+    """Steps of four H100 that follow each other without a pause: measured and simulated with the limit of power."""
+    rows = []
+    for case, found in by_case("h100/testbed_back_to_back.json").items():
+        if "stock" not in found:
+            continue
+        for plan in ("stock", "auto"):
+            if plan in found:
+                row, baseline = found[plan], found["stock"]
+                step, expected = median_ms(row), row["simulated"]["limited"]["step_ms"]
+                gains = (median_ms(baseline) / step, baseline["simulated"]["limited"]["step_ms"] / expected)
+                rows.append(
+                    [
+                        f"`{case}`",
+                        "Paddle's baseline" if plan == "stock" else f"`{plan}`",
+                        f"{step:.1f} ({row['step_ms']['min']:.1f} to {row['step_ms']['max']:.1f})",
+                        f"{expected:.1f} ({100 * (expected / step - 1):+.1f} %)",
+                        *("" if plan == "stock" else f"{100 * (gain - 1):+.1f} %" for gain in gains),
+                    ]
+                )
+    return table(["case", "plan", "step, ms (range)", "simulated", "gain", "gain, simulated"], rows)
 
 
 @claim

@@ -22,6 +22,12 @@ def states_on_h100() -> str:
 
 
 @claim
+def states_back_to_back() -> str:
+    """One job on a host with four H100, its steps measured back to back."""
+    return _table("h100", "testbed_back_to_back")
+
+
+@claim
 def states_on_h200() -> str:
     """The same with plans that held what moved for longer."""
     return _table("h200")
@@ -41,6 +47,8 @@ def _has_baselines_bits(row: Row) -> bool | None:
 def _table(card: str, file: str = "testbed_states") -> str:
     rows = []
     for case, found in by_case(f"{card}/{file}.json").items():
+        if "adamw" not in case:
+            continue
         stock = found.get("stock")
         for plan, name in ((plan, name) for plan, name in NAMES.items() if plan in found):
             row, simulated = found[plan], found[plan]["simulated"]
