@@ -51,6 +51,7 @@ class Columns(NamedTuple):
     mates: Ints
     meet_size: Ints
     follow: Ints
+    tail: npt.NDArray[np.bool_]
 
 
 class Limits(NamedTuple):
@@ -92,10 +93,12 @@ def run_items(sim: SimInput, trace: PowerTrace | None = None) -> tuple[Ints, Int
     """Start, ready and end of every op instance; -1 for those that never end. `trace` is brought to the step's end."""
     start, ready, end = (np.full(sim.num_items, -1, np.int64) for _ in range(3))
     rank_of = np.repeat(np.arange(len(sim.ranks)), np.diff(sim.first_stream))
-    columns = {name: getattr(sim, name) for name in Columns._fields if name != "rank_of"}
+    columns = {name: getattr(sim, name) for name in Columns._fields if name not in ("rank_of", "tail")}
+    tail = sim.tail if sim.tail is not None else np.zeros(sim.num_items, np.bool_)
     trace = trace or PowerTrace.begin(len(sim.ranks))
     before = trace.level.tolist()
-    changes = _run(Columns(rank_of=rank_of, **columns), Limits.of(sim.power), trace.level, trace.mean, trace.spent, start, ready, end)
+    given = Columns(rank_of=rank_of, tail=tail, **columns)
+    changes = _run(given, Limits.of(sim.power), trace.level, trace.mean, trace.spent, start, ready, end)
     trace.changes = np.concatenate([np.array([(0, at, level) for at, level in enumerate(before)], np.int64).reshape(-1, 3), changes]).T
     return start, ready, end
 
@@ -216,10 +219,11 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
         mates,
         meet_size,
         follow,
+        tail,
     ) = columns
     num_ranks, num_streams = len(first) - 1, len(rank_of)
     (next_tick, draw, share, own, slower, energy, load, room_mw, waiting_mw, response) = limits
-    powered = next_tick != NEVER
+    powered, left_in_step = next_tick != NEVER, len(tail) - np.sum(tail)
     # Of each stream, for energy: the work of what runs there, and how much of it is counted. Of each rank: what was counted since the tick.
     work, charged, charge = np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64), np.zeros(num_ranks, np.int64)
     changes, num_changes = np.zeros((16, 3), np.int64), 0
@@ -369,7 +373,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                 for at in range(num_ranks):
                     _spend(at, charge, spent)
             return changes[:num_changes]
-        if next_tick <= now:
+        if left_in_step and next_tick <= now:
             now, last = next_tick, -1
             next_tick += TICK_NS
             for s in range(num_streams):
@@ -408,6 +412,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
             done = mates[k] if marks[item] & MEETS else item
             while done >= 0:  # the item, then a receive that waits for its message
                 end[done] = now
+                left_in_step -= not tail[done]
                 s = stream_of[done]
                 at = rank_of[s]
                 if powered:

@@ -2,9 +2,10 @@
 
 Every kernel has an energy above the device's static draw. It is spent in proportion to the kernel's work, and scales with a power of the
 clock. A limiter looks at what was drawn every `TICK_NS`, averages it with the device's time constant, and takes the highest clock at which
-the average would stay within the limit. A kernel runs at no higher clock than its own, at which its time was taken; below that, the part
-of its time that follows the clock is stretched. All quantities are whole numbers, so that engines agree exactly: milliwatts, nanoseconds,
-their products, and factors in units of 1 / ONE.
+the average would stay within the limit. It looks no more once all is done that the next step waits for: copies to the host that go on then
+run beside that step. A kernel runs at no higher clock than its own, at which its time was taken; below that, the part of its time that
+follows the clock is stretched. All quantities are whole numbers, so that engines agree exactly: milliwatts, nanoseconds, their products,
+and factors in units of 1 / ONE.
 """
 
 from __future__ import annotations

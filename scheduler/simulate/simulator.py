@@ -327,6 +327,8 @@ class Simulation:
             self.work, self.charged, self.charge, self.spent = [0] * count, [0] * count, [0] * len(sim.ranks), [0] * len(sim.ranks)
             self.changes = [(0, at, level) for at, level in enumerate(self.level)]
             self.next_tick = TICK_NS
+            self.tail = sim.tail.tolist() if sim.tail is not None else [False] * count
+            self.left_in_step = count - sum(self.tail)
 
     def run(self) -> tuple[Ints, Ints, Ints]:
         """Start, ready and end of every op instance; -1 for those that never end because ranks wait for each other."""
@@ -339,7 +341,7 @@ class Simulation:
             if not self.queue:
                 self._store_trace()
                 return tuple(np.array(column, np.int64) for column in (self.start, self.ready, self.end))  # type: ignore[return-value]
-            if self.power is not None and self.next_tick <= self.queue[0][0]:
+            if self.power is not None and self.left_in_step and self.next_tick <= self.queue[0][0]:
                 self._tick()
                 continue
             now, item, due = heapq.heappop(self.queue)
@@ -399,6 +401,7 @@ class Simulation:
         for item in mates:
             if self.power is not None:
                 self._charge(item, self.work[item])
+                self.left_in_step -= not self.tail[item]
             self.end[item] = now
             self.running[self.rank[item]].remove(item)
             self.changed.add(self.rank[item])

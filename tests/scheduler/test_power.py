@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -22,7 +23,7 @@ from interlace.ir import Program
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.power import TICK_NS, PowerTrace
-from interlace.scheduler.simulate.simulator import Result, Simulation, run
+from interlace.scheduler.simulate.simulator import Engine, Result, Simulation, run
 from tests.drawing import DRAWS, MS, POWER, Drawing
 from tests.scheduler.plans import Shape, rank, shapes, world
 
@@ -51,10 +52,11 @@ def simulated(programs: Sequence[Program], cost: Drawing, engine: str = "plain",
 
 
 @settings(max_examples=25, deadline=None)
-@given(shapes(), st.integers(200, 900), st.integers(1, 200))
-def test_both_engines_find_the_same_times_clocks_and_energy(shape: Shape, limit: int, response_ms: int) -> None:
+@given(shapes(), st.integers(200, 900), st.integers(1, 200), st.sampled_from([0.0, 0.1, 0.9]))
+def test_both_engines_find_the_same_times_clocks_and_energy(shape: Shape, limit: int, response_ms: int, left: float) -> None:
     limited = msgspec.structs.replace(POWER, limit_w=limit, response_ns=response_ms * MS)
     sim = lower(world(shape), costs(limited), Options(power=True, peers_ready=True))
+    sim.tail = np.random.default_rng(response_ms).random(sim.num_items) < left if left else None
     plain, compiled = PowerTrace.begin(len(sim.ranks)), PowerTrace.begin(len(sim.ranks))
     for _ in range(2):
         plain, compiled = plain.again(), compiled.again()
@@ -156,6 +158,18 @@ def test_the_clock_falls_within_some_time_constants_and_the_next_step_begins_wit
     fell = cold.changes[0][1]
     assert TICK_NS <= fell <= 2 * POWER.response_ns
     assert when[0] == 0
+
+
+@pytest.mark.parametrize("engine", ["plain", "fast"])
+def test_the_next_step_begins_with_the_clock_of_its_start_not_of_when_copies_to_the_host_are_done(engine: Engine) -> None:
+    sim = lower(*products(100, 5 * MS, 1000), Options(power=True))
+    copied = sim.dur.copy()
+    copied[-1] = 400 * MS
+    expected = run(sim, engine=engine, with_memory=False)
+    found = run(replace(sim, dur=copied, tail=np.arange(sim.num_items) == sim.num_items - 1), engine=engine, with_memory=False)
+    assert found.step_ns < found.times.end[-1] - 300 * MS
+    assert found.power.changes.tolist() == expected.power.changes.tolist()
+    assert found.times.start.tolist() == expected.times.start.tolist()
 
 
 def test_a_rank_that_waits_for_another_draws_what_waiting_draws() -> None:
