@@ -4,7 +4,7 @@ The programs are Paddle's, float32, one rank of each stage, sequence 2048; times
 where DIR lacks them (some ten seconds each). A program of 16 micro-batches differs from one of 8 only in the number by which the loss is
 divided. Memory is what the fullest GPU holds, as planning counts it for its limit; forms by name are held to no limit.
 
-    python benchmarks/schedules.py DIR [--case NAME ...] [-o FILE]     (rows of other cases in FILE stay)
+    python benchmarks/schedules.py DIR [--case NAME ...] [--form NAME ...] [-o FILE]     (other rows and forms in FILE stay)
     python benchmarks/schedules.py --quick [-o FILE]
 """
 
@@ -104,7 +104,9 @@ def chosen(plan: Plan) -> str:
     return ", ".join([str(form), *recomputed, *taken.names.get("others", ())])
 
 
-def rows_of(name: str, programs: Sequence[Program], cost: CostModel, counts: Sequence[int] = MICRO_BATCHES) -> Iterator[dict[str, Any]]:
+def rows_of(
+    name: str, programs: Sequence[Program], cost: CostModel, counts: Sequence[int] = MICRO_BATCHES, forms: Sequence[str] = tuple(FORMS)
+) -> Iterator[dict[str, Any]]:
     """A row for each number of micro-batches."""
     for count in counts:
         given = with_micro_batches(programs, count)
@@ -112,11 +114,11 @@ def rows_of(name: str, programs: Sequence[Program], cost: CostModel, counts: Seq
         limit = baseline_bytes(given, cost)
         row: dict[str, Any] = {"case": name, "micro_batches": count, **bounds_ms(given, baseline, limit, cost)}
         row["stock"] = judged(baseline, limit)
-        for label, options in FORMS.items():
+        for label in forms:
             begin = time.process_time()
             try:
                 with rarely_collected():  # as the commands
-                    plans = make_plans(given, make_config(options), cost, "h200")
+                    plans = make_plans(given, make_config(FORMS[label]), cost, "h200")
             except InterlaceError as error:
                 row[label] = {"why_not": str(error)}
                 continue
@@ -144,29 +146,31 @@ def stock() -> Config:
     return load_config("baseline")
 
 
-def _others(names: Sequence[str], out: Path | None) -> list[dict[str, Any]]:
-    """Stored rows of other cases: those that are asked for by name take the place of their own rows alone."""
+def _stored(out: Path | None) -> list[dict[str, Any]]:
+    """Rows that there are."""
     path = out or RESULTS / "schedules.json"
-    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
-    return [row for row in rows if row["case"] not in names]
+    return json.loads(path.read_text())["rows"] if path.is_file() else []
 
 
 def main(argv: list[str] | None = None) -> None:
     """Simulate, print and store."""
     options = parser(__doc__, "one pipeline of a tiny model")
     options.add_argument("--case", action="append", choices=[f"{model}, {shape}" for model in MODELS for shape in SHAPES], default=[])
+    options.add_argument("--form", action="append", choices=FORMS, default=[])
     args = parse(options, argv)
     cost = CostModel(load_profile("h200"))
     order = [f"{model}, {shape}" for model in MODELS for shape in SHAPES]
     names = ["tiny, pp 2"] if args.quick else args.case or order
-    rows = _others(names, args.out) if args.case else []
+    counts, forms = MICRO_BATCHES[:1] if args.quick else MICRO_BATCHES, args.form or list(FORMS)
+    rows = {} if args.quick else {(row["case"], row["micro_batches"]): row for row in _stored(args.out)}
     for name in names:
         given = captured("pp2, clip") if args.quick else programs_of(name, args.folder)
-        for row in rows_of(name, given, cost, MICRO_BATCHES[:1] if args.quick else MICRO_BATCHES):
-            rows.append(row)
-            rows.sort(key=lambda row: (order.index(row["case"]) if row["case"] in order else 0, row["micro_batches"]))
-            print(row, flush=True)
-            store("schedules", {**meta(), "profile": "h200", "rows": rows}, args.out)
+        for row in rows_of(name, given, cost, counts, forms):
+            key = name, row["micro_batches"]
+            rows[key] = {**(rows.get(key, {}) if args.form else {}), **row}
+            print(rows[key], flush=True)
+            listed = sorted(rows.values(), key=lambda row: (order.index(row["case"]) if row["case"] in order else 0, row["micro_batches"]))
+            store("schedules", {**meta(), "profile": "h200", "rows": listed}, args.out)
 
 
 if __name__ == "__main__":
