@@ -70,7 +70,7 @@ def is_repeatable(op: Op) -> bool:
     or not at all where nothing reads its results. A collective may be so, where all its ranks do the same.
     """
     known = effect_of(op) == "computes" and OPAQUE not in op.attrs.values()
-    return known and bool(op.results) and not (written_positions(op) or op.num_blocks or is_p2p(op) or is_boundary(op))
+    return known and bool(op.results) and not (written_positions(op) or op.inplace or op.num_blocks or is_p2p(op) or is_boundary(op))
 
 
 def written_positions(op: Op) -> tuple[int, ...]:
@@ -80,17 +80,16 @@ def written_positions(op: Op) -> tuple[int, ...]:
     (2,)
     >>> written_positions(Op(1, "custom_op.mine", (0, -1, 2), (3,), "backward"))
     (0, 2)
+    >>> written_positions(Op(1, "pd_op.share_data_", (0,), (1,), "forward", inplace=((0, 0),)))
+    ()
     """
     if not is_boundary(op) and effect_of(op) == "unknown":
         return tuple(k for k, value in enumerate(op.operands) if value != ABSENT)
     if not (op.inplace or op.views or op.num_blocks):
         return tuple(dict.fromkeys(operand for _, operand in _given(op, operators.MAY_WRITE)))
-    viewed = () if op.num_blocks else (pair for pair in op.views if pair not in views_of(op))
-    return tuple(
-        dict.fromkeys(
-            (*(operand for _, operand in (*op.inplace, *viewed, *_given(op, operators.MAY_WRITE))), *((0,) if op.name == WHILE else ()))
-        )
-    )
+    in_memory_of = op.inplace if op.num_blocks else (*op.inplace, *op.views)
+    written = (*(pair for pair in in_memory_of if pair not in views_of(op)), *_given(op, operators.MAY_WRITE))
+    return tuple(dict.fromkeys((*(operand for _, operand in written), *((0,) if op.name == WHILE else ()))))
 
 
 def may_lie_in(op: Op, result: int) -> tuple[int, ...]:

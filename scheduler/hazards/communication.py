@@ -19,11 +19,12 @@ USES_COMPUTE_CONTEXT = frozenset({"p_send", "p_recv", "reduce"})
 """Kinds that, without a stream of their own, use the communicator stored in the context of the compute stream."""
 VPP_CROSSES = (
     "Under VPP, Paddle's baseline order breaks this in two cases; training with the baseline then swaps messages of equal size "
-    "without a word, and hangs or fails over others. A value goes straight from the first stage to the last (a mask, positions; of a "
-    "value that is resharded from stage to stage Paddle makes such messages too): the gradient of what the last stage hands back to "
-    "the first takes the same ring, and is received before what was sent earlier. Or there are 2 stages, and the number of micro-"
-    "batches is odd. What is safe: schedule_mode 1F1B; the value computed on each stage from an input; the value handed on as a "
-    "result of each stage's own layers; accumulate_steps as a multiple of the stages"
+    "without a word, and hangs or fails over others. A value goes straight from the first stage to the last (a mask, positions, an "
+    "embedding that is also the head; of a value that is resharded from stage to stage Paddle makes such messages too): the gradient of "
+    "what the last stage hands back to the first takes the same ring, and is received before what was sent earlier. Or there are 2 "
+    "stages, and the number of micro-batches is odd. What is safe: schedule_mode 1F1B; the value computed on each stage from an input; "
+    "the value handed on as a result of each stage's own layers; accumulate_steps as a multiple of the stages, and for a shared "
+    "embedding equal to their number, of three or more"
 )
 Signature = tuple[str, int, str, str]
 

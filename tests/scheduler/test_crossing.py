@@ -25,7 +25,8 @@ def test_vpp_needs_whole_rounds_on_two_stages(stages: int, chunks: int) -> None:
 
 
 def vpp_world(stages: int, chunks: int, count: int, table: str) -> list[Program]:
-    """Stages under Paddle's own VPP order, whose first one gives the others a table of 4 bytes: `straight`, or `beside` the activation."""
+    """Stages under Paddle's own VPP order, whose first one gives the others a table of 4 bytes, `straight` or `beside` the activation, or
+    gives it to the last one's last chunk, which hands a gradient back (`shared`, an embedding that is also the head)."""
     return [_vpp_rank(stage, stages, chunks, count, table) for stage in range(stages)]
 
 
@@ -51,9 +52,15 @@ def _vpp_rank(stage: int, stages: int, chunks: int, count: int, table: str) -> P
         if part < last:
             talk("F", chunk, "forward", (stage + 1) % stages, True)
             talk("B", chunk, "backward", (stage + 1) % stages, False)
-    if stage:
+    if stage and table != "shared":
         talk("R", 0, "forward", 0 if table == "straight" else stage - 1, False, 1)
-    for other in range(stage + 1, stages):
+    if stage == 0 and table == "shared":
+        talk("F", 0, "forward", stages - 1, True, 1)
+        talk("B", 0, "backward", stages - 1, False, 1)
+    if stage == stages - 1 and table == "shared":
+        talk("F", chunks - 1, "forward", 0, False, 1)
+        talk("B", chunks - 1, "backward", 0, True, 1)
+    for other in range(stage + 1, stages) if table != "shared" else ():
         if stage == 0 if table == "straight" else other == stage + 1:
             talk("F", 0, "forward", other, True, 1)
     order = [part for slot in interleaved(stage, stages, count, chunks) for part in slot.parts if (part.kind, part.chunk) in slots]
@@ -80,6 +87,15 @@ def test_a_table_that_goes_straight_to_the_last_stage_meets_a_gradient_on_its_ri
 def test_a_table_that_each_stage_hands_on_crosses_nothing() -> None:
     for stages, table in ((3, "beside"), (4, "beside"), (2, "straight")):
         assert check(vpp_world(stages, 2, 2 * stages, table)) == []
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_shared_embedding_crosses_nothing_from_three_stages_on_with_as_many_micro_batches(stages: int) -> None:
+    """As trained: `tests/training/cases.py`."""
+    assert bool(check(vpp_world(stages, 2, stages, "shared"))) == (stages == 2)
+    found = check(vpp_world(stages, 2, 2 * stages, "shared"))
+    assert {finding.kind for finding in found} == {"p2p-mismatch"}
+    assert "an embedding that is also the head" in found[0].remedy
 
 
 BUFFER = """program rank=0 world=1 mode=train

@@ -124,6 +124,12 @@ UNCAPTURED = {
         "--dp 2 --flat-mesh --shared-expert --recompute mlp --clip-grad 1 --schedule 1F1B --micro-batches 2",
         {**MIXED, "offload_activations": {"modules": ["attention"], "min_bytes": 64}},
     ),
+    "pp3 vpp2, shared embedding, optimizer state on the host": (
+        3,
+        "gpt",
+        "--pp 3 --vpp 2 --micro-batches 3 --batch-size 6 --tie-embeddings",
+        {**ROOMY, "offload_optimizer_state": OFFLOAD},
+    ),
     "dp2 pp2, experts, pp + 1 micro-batches": (4, "moe", "--dp 2 --pp 2 --micro-batches 3 --batch-size 6", {**ROOMY}),
 }
 """Their programs are not among the stored ones of `tests/captured`."""

@@ -19,43 +19,54 @@ pytestmark = pytest.mark.paddle
 SCALED = str(Path(__file__).with_name("scaled_script"))
 """In place of an example: an absolute path stays as it is behind a folder."""
 
-STATE = {"fraction": 1.0, "min_bytes": 64}
 ON_CPU_RANKS = {
     "dp2 sharding 2, clip, optimizer state on the host": (
         2,
         "gpt",
         "--dp 2 --layers 2 --sharding-stage 2 --clip-grad 1 --gradient-accumulation 2 --lr-scheduler cosine",
-        {**ROOMY, "offload_optimizer_state": STATE},
+        {**ROOMY, "offload_optimizer_state": OFFLOAD},
     ),
     "dp2 mp2 sharding 3, optimizer state on the host": (
         4,
         "llama",
         "--dp 2 --mp 2 --sharding-stage 3 --clip-grad 1 --schedule 1F1B --micro-batches 2",
-        {**ROOMY, "offload_optimizer_state": STATE},
+        {**ROOMY, "offload_optimizer_state": OFFLOAD},
     ),
     "dp2 sharding 1 over fused buffers, optimizer state on the host": (
         2,
         "gpt",
         "--dp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --schedule 1F1B --micro-batches 2",
-        {**ROOMY, "offload_optimizer_state": STATE},
+        {**ROOMY, "offload_optimizer_state": OFFLOAD},
     ),
     "pp2 vpp2, optimizer state on the host": (
         2,
         "gpt",
         "--pp 2 --vpp 2 --micro-batches 4 --clip-grad 1 --lr-scheduler cosine",
-        {**ROOMY, "offload_optimizer_state": STATE},
+        {**ROOMY, "offload_optimizer_state": OFFLOAD},
+    ),
+    "mp2 bfloat16 O2, master weights and gradients, optimizer state on the host": (
+        2,
+        "gpt",
+        "--mp 2 --amp O2 --master-grad --schedule 1F1B --micro-batches 2",
+        {**ROOMY, "offload_optimizer_state": OFFLOAD},
+    ),
+    "dp2 mp2 sharding 1, optimizer state on the host": (
+        4,
+        "llama",
+        "--dp 2 --mp 2 --sharding-stage 1 --clip-grad 1 --gradient-accumulation 2",
+        {**ROOMY, "offload_optimizer_state": OFFLOAD},
     ),
     "pp4, optimizer state on the host": (
         4,
         "gpt",
         "--pp 4 --micro-batches 4 --amp O2 --master-grad",
-        {**ROOMY, "offload_optimizer_state": STATE},
+        {**ROOMY, "offload_optimizer_state": OFFLOAD},
     ),
     "pp2 bfloat16 O2, master weights and activations on the host": (
         2,
         "llama",
         "--pp 2 --layers 2 --micro-batches 4 --amp O2 --master-grad --clip-grad 1",
-        {**ROOMY, "offload_activations": HALF, "offload_optimizer_state": STATE},
+        {**ROOMY, "offload_activations": HALF, "offload_optimizer_state": OFFLOAD},
     ),
     "pp2 mp2, blocks that another stream reads last are returned": (
         4,
@@ -83,6 +94,8 @@ LONG_ON_CPU_RANKS = (
     *LONG,
     "dp2 mp2 sharding 3, optimizer state on the host",
     "pp4, optimizer state on the host",
+    "dp2 mp2 sharding 1, optimizer state on the host",
+    "pp3 vpp2, shared embedding, optimizer state on the host",
     "dp2, experts, shared expert, clip, recompute and offload by module",
     "dp2 pp2, experts, pp + 1 micro-batches",
     "dp2 mp2 sharding 1, clip",
@@ -124,7 +137,7 @@ def test_state_on_the_host_where_updates_are_skipped_or_parameters_are_in_groups
 ) -> None:
     """The script ends with an error where no update, or each, was skipped."""
     monkeypatch.setenv("TRAINED", trained)
-    options = {**ROOMY, "offload_optimizer_state": STATE}
+    options = {**ROOMY, "offload_optimizer_state": OFFLOAD}
     report = verified(tmp_path, 2, SCALED, f"{words} --micro-batches 2 --layers 2", options)
     require_asked(passes_of(report), options)
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from interlace.cli import main
-from tests.training.verified import same
+from tests.training.verified import passes_of, require_asked, same
 from tests.training.zoo_cases import CASES, OFFLOAD, PLAIN, RECOMPUTED, SCRIPT
 
 pytestmark = pytest.mark.paddle
@@ -53,6 +53,8 @@ def train(world: int, arguments: str, options: dict[str, Any], tmp_path: Path, s
     assert any(rank["state"]["buffer"] for rank in ranks) == bool(buffered)
     assert all(rank["plan"] and rank["parameters"] and rank["state"]["gradient buffer"] for rank in ranks)
     assert all(rank["state"]["optimizer state"] for rank in ranks)
+    if "offload_optimizer_state" in options:
+        require_asked(passes_of(report), options)
 
 
 def test_a_table_for_all_stages_under_vpp_is_refused_with_what_is_safe(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

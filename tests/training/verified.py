@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import math
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -54,8 +56,8 @@ def same(tmp_path: Path, world: int, script: Path, arguments: str, config_text: 
 
 def few_layers(words: str) -> str:
     """Arguments of a case with as few layers as it takes; more of them are more of the same."""
-    layers = 4 if "--vpp" in words or "--pp 4" in words else 2
-    return f"{words} --layers {layers}"
+    chunks = math.prod(int(count) for count in re.findall(r"--v?pp (\d+)", words))
+    return f"{words} --layers {max(2, chunks)}"
 
 
 def passes_of(report: dict[str, Any]) -> list[list[dict[str, Any]]]:

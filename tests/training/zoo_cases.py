@@ -18,7 +18,11 @@ CASES = {
         "norm,branch,dropout --pp 2 --micro-batches 5 --layers 1,2",
         DX_FIRST,
     ),
-    "convolutions, 3 micro-batches, Momentum": (2, "conv --pp 2 --micro-batches 3 --optimizer Momentum", MIXED),
+    "convolutions, 3 micro-batches, Momentum": (
+        2,
+        "conv --pp 2 --micro-batches 3 --optimizer Momentum",
+        {**MIXED, "offload_optimizer_state": {"fraction": 1.0, "min_bytes": 64}},
+    ),
     "frozen batch norm, a skipped stage, 3 stages, 7 micro-batches of a row": (
         3,
         "frozen,skip --pp 3 --micro-batches 7 --rows 1 --optimizer SGD",
