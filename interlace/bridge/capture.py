@@ -83,7 +83,8 @@ class _Capture:
         self.fused: dict[str, int] = {}
 
     def run(self) -> Captured:
-        roles = complete_roles([op.op_role for op in self.source_ops])
+        raw = [op.op_role for op in self.source_ops]
+        roles = complete_roles(raw)
         chunks = self._chunks(roles)
         keywords = self._keywords(len(self.source_ops))
         ops = [self._op(k, op, roles[k], chunks[k]) for k, op in enumerate(self.source_ops)]
@@ -92,7 +93,15 @@ class _Capture:
         groups = _groups({op.group for op in ops if op.group >= 0})
         env = paddle.distributed.ParallelEnv()
         program = Program(
-            tuple(ops), tuple(self.values), groups, self.pipeline, env.rank, env.world_size, self.mode, paddle=paddle.__version__
+            tuple(ops),
+            tuple(self.values),
+            groups,
+            self.pipeline,
+            env.rank,
+            env.world_size,
+            self.mode,
+            refusals=_refusals(self.pipeline, self.source_ops, raw),
+            paddle=paddle.__version__,
         )
         return Captured(program, self.source, self.source_ops, self.value_ids)
 
@@ -236,6 +245,15 @@ def operand_sources(source: Any) -> list[Any]:
         return operands
     known = {v.id for v in operands if not paddle.pir.is_fake_value(v)}
     return operands + [v for v in paddle.base.libpaddle.pir.get_used_external_value(source) if v.id not in known]
+
+
+def _refusals(pipeline: Pipeline, ops: list[Any], roles: list[int]) -> tuple[str, ...]:
+    """Why Paddle's own schedule refuses a program: its VPP wants a role of each operation, which its other schedules complete."""
+    without = [op.name() for op, role in zip(ops, roles, strict=True) if role not in ROLES]
+    if pipeline.schedule != "VPP" or not without:
+        return ()
+    casts = " (casts of master gradients have none)" if without[0] == "pd_op.cast" else ""
+    return (f"Paddle's VPP refuses {len(without)} operations without a role, such as {without[0]}{casts}; 1F1B completes roles",)
 
 
 def complete_roles(raw: list[int]) -> list[Role]:

@@ -18,7 +18,7 @@ PLACE = "Place("
 def first_difference(found: Program, expected: Program) -> str:
     """The first thing that differs, with what was found and what was expected; empty where both are the same work.
 
-    Places (`Place(gpu:0)`), notes and the version of Paddle are not compared; schedules are not looked at. O(operations).
+    Places (`Place(gpu:0)`), refusals and the version of Paddle are not compared; schedules are not looked at. O(operations).
 
     >>> first_difference(Program((), (), rank=1), Program((), ()))
     'rank: found 1, expected 0'

@@ -218,7 +218,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=T
         mode: `train`, `eval` or `predict`.
         passes: Names of the passes applied, in order.
         jobs, events: The schedule; empty before a schedule pass.
-        notes: What capture found and could not express, one line each.
+        refusals: Why Paddle's own schedule refuses the program, though a plan of Interlace runs it; empty where it does not.
         paddle: Version of Paddle that built it.
         equivalent_ranks: Higher ranks that have no program of their own here: this one represents them, as theirs
             differ in the ranks of groups only.
@@ -234,7 +234,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=T
     passes: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = ()
     events: tuple[Event, ...] = ()
-    notes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = msgspec.field(default=(), name="notes")
     paddle: str = ""
     equivalent_ranks: tuple[Rank, ...] = msgspec.field(default=(), name="alike")
 

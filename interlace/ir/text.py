@@ -55,7 +55,7 @@ def show(program: Program) -> str:
     )
     lines += [f"alike {','.join(map(str, program.equivalent_ranks))}"] if program.equivalent_ranks else []
     lines += [f"passes {' '.join(program.passes)}"] if program.passes else []
-    lines += [f"note {_quote(note)}" for note in program.notes]
+    lines += [f"refusal {_quote(why)}" for why in program.refusals]
     lines += [f"group {group.id} = {','.join(map(str, group.ranks))}" for group in program.groups]
     lines += [show_op(op, values) for op in program.ops]
     lines += [show_job(job) for job in program.jobs]
@@ -115,7 +115,7 @@ def parse(text: str, where: str = "program text") -> Program:
     """
     ops: list[Op] = []
     values: dict[int, Value] = {}
-    fields: dict[str, Any] = {"groups": [], "jobs": [], "events": [], "notes": []}
+    fields: dict[str, Any] = {"groups": [], "jobs": [], "events": [], "refusals": []}
     for number, line in _lines(text):
         try:
             if line.startswith("#"):
@@ -150,8 +150,8 @@ def _parse_head(line: str, fields: dict[str, Any]) -> None:
         fields["equivalent_ranks"] = tuple(int(rank) for rank in rest.split(","))
     elif word == "passes":
         fields["passes"] = tuple(rest.split())
-    elif word == "note":
-        fields["notes"].append(_text(rest))
+    elif word == "refusal":
+        fields["refusals"].append(_text(rest))
     elif word == "group":
         number, _, ranks = rest.partition("=")
         fields["groups"].append(Group(int(number), tuple(int(r) for r in ranks.split(",") if r.strip())))
@@ -164,7 +164,7 @@ def _parse_head(line: str, fields: dict[str, Any]) -> None:
         name, record, _, *waiting = rest.split()
         fields["events"].append(Event(name, next(_items(record)), tuple(_items(" ".join(waiting)))))
     else:
-        raise ValueError("expected program, pipeline, alike, passes, note, group, #op, job or event")
+        raise ValueError("expected program, pipeline, alike, passes, refusal, group, #op, job or event")
 
 
 def _parse_op(line: str, values: dict[int, Value]) -> Op:

@@ -16,7 +16,7 @@ from interlace.units import ms, size
 
 LEAST_PART = 0.02
 """Parts of a step that differ by less than this share of it are not told."""
-LAYOUT = 2
+LAYOUT = 3
 """Of the JSON; raised with every change of it."""
 PADDLES, OURS = "Paddle's plan", "Interlace"
 
@@ -53,6 +53,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         layout: In words.
         state: How far the search came with it.
         why: It was excluded, refused or not planned.
+        refusal: Why Paddle runs no plan of its own, so that `paddles` is None though the layout was simulated.
         least_ns, least_bytes: No plan takes, or holds, less; 0 where no bound is known.
         across_hosts: Share of the device time that is estimated as it crosses hosts.
         imbalance: What an even split over the stages would bring, in words.
@@ -73,6 +74,12 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paddles: Figures | None = None
     ours: Figures | None = None
     plans: str = ""
+    refusal: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a plan that runs, with figures."""
+        return self.paddles is not None or self.ours is not None
 
     def best(self) -> tuple[str, Figures] | None:
         """The fastest plan that keeps the memory, and whose it is."""
@@ -191,9 +198,10 @@ def _row(each: Candidate, template: Template, limits: Limits, tokens: int) -> Ro
         draft.across_hosts if draft else 0.0,
         imbalance(step) if step else "",
         evened_ns(step) if step else 0,
-        _figures(draft.step, draft.peak_bytes, draft.rel_error, limits, tokens) if draft else None,
+        _figures(draft.step, draft.peak_bytes, draft.rel_error, limits, tokens) if draft and not each.refusal else None,
         _figures(planned.step, planned.peak_bytes, planned.rel_error, limits, tokens) if planned else None,
         each.folder if planned and planned.step else "",
+        each.refusal,
     )
 
 
@@ -208,7 +216,7 @@ def _figures(step: Step | None, peak_bytes: int, rel_error: float, limits: Limit
 
 def _order(row: Row) -> tuple[int, float, str]:
     best = row.best()
-    known = 0 if best else 1 if row.paddles else ("waiting", "excluded", "refused").index(row.state) + 2 if row.state != "planned" else 1
+    known = 0 if best else 1 if row.is_known else ("drafted", "waiting", "excluded", "refused").index(row.state) + 2
     return known, best[1].step_ns if best else row.paddles.step_ns if row.paddles else row.least_ns or inf, row.layout
 
 

@@ -29,7 +29,7 @@ from interlace.local import processes
 from interlace.local.rank import end_with_parent
 from interlace.local.stages import stages_of
 from interlace.passes.choose_recompute import recomputation
-from interlace.planning.baseline import baseline_plan
+from interlace.planning.baseline import baseline_plan, refusal_of
 from interlace.planning.budget import peak_bytes
 from interlace.planning.floor import floors_of
 from interlace.planning.outcome import Step, errors_of
@@ -69,6 +69,7 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         step: Simulated; None where it would never end or cannot be simulated, and `why` says so.
+        refusal: Why Paddle does not run it, so that the figures only tell what another plan may take; empty where it does.
         peak_bytes: Of the fullest rank on a GPU, however fast its host.
         bound_ns: No schedule of these programs takes less, whatever of their recomputation is left out.
         shared_ns: The same of any layout that differs in sharding and in what it computes more again.
@@ -88,6 +89,7 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     across_hosts: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
+    refusal: str = ""
 
 
 class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -167,6 +169,7 @@ def draft(programs: Sequence[Program], costs: CostModel, profile: str) -> Draft:
         round(across / max(1, _device_ns(slowest)), 4),
         tokens_of(programs[0]),
         round(time.perf_counter() - start, 2),
+        refusal_of(programs),
     )
 
 

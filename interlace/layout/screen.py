@@ -16,7 +16,7 @@ WIDTH = 11
 
 def screen_text(answer: Answer) -> str:
     """Layouts with both plans, the recommendation, what decides, and what was not built and why."""
-    known = [row for row in answer.rows if row.paddles]
+    known = [row for row in answer.rows if row.is_known]
     tokens = f", {answer.tokens:,} tokens a step" if answer.tokens else ""
     head = f"{answer.gpus} GPUs, {answer.gpus_a_host} a host, {size(answer.memory_bytes)} each, profile {answer.device}{tokens}; simulated"
     lines = [head, *([answer.network] if answer.network else []), _counts(answer), *_table(known, bool(answer.tokens))]
@@ -46,7 +46,7 @@ def _table(rows: Sequence[Row], has_tokens: bool) -> list[str]:
     lines = [f"{'':{width}}  {PADDLES:>{len(columns)}}  {OURS:>{len(columns)}}   error", f"{'layout':{width}}  {columns}  {columns}"]
     for row in shown:
         best = row.best()
-        told = best[1] if best else row.paddles
+        told = best[1] if best else row.paddles or row.ours
         cells = (_cells(each, has_tokens, unit) for each in (row.paddles, row.ours))
         lines.append(f"{row.layout:{width}}  {'  '.join(cells)}{told.rel_error if told else 0:>8.0%}")
     if len(rows) > len(shown):
@@ -108,14 +108,14 @@ def _frontier(answer: Answer) -> list[str]:
 
 
 def _not_built(answer: Answer) -> list[str]:
-    lines = []
-    for state, told in (("excluded", "excluded by a bound"), ("refused", "refused")):
-        reasons = Counter(_kind_of(row.why) for row in answer.rows if row.state == state)
-        first = {_kind_of(row.why): row for row in reversed(answer.rows) if row.state == state}
-        for kind, count in reasons.most_common(MOST_REASONS):
-            lines.append(f"{told}: {count} such as {first[kind].layout}: {first[kind].why}")
-        if len(reasons) > MOST_REASONS:
-            lines.append(f"{told}: {sum(reasons.values()) - sum(n for _, n in reasons.most_common(MOST_REASONS))} more for other reasons")
+    rows = answer.rows[::-1]
+    lines = [
+        *_reasons("excluded by a bound", [(row, row.why) for row in rows if row.state == "excluded"]),
+        *_reasons("refused", [(row, row.why) for row in rows if row.state == "refused"]),
+        *_reasons("without a plan of Paddle's", [(row, row.refusal) for row in rows if row.refusal]),
+    ]
+    unplanned = sum(row.state == "drafted" and bool(row.refusal) for row in rows)
+    lines += [f"  {unplanned} of them are not planned: only finalists are (--finalists N)"] if unplanned else []
     lines += [f"not planned: {row.layout}: {row.why}" for row in answer.rows if row.state == "drafted" and row.why]
     if answer.counts["waiting"]:
         gap = (
@@ -123,6 +123,14 @@ def _not_built(answer: Answer) -> list[str]:
         )
         lines.append(f"not built: {answer.counts['waiting']} less promising; {gap}. More with --layouts N; what is built is kept")
     return lines
+
+
+def _reasons(told: str, found: Sequence[tuple[Row, str]]) -> list[str]:
+    """The most frequent reasons, each with the first layout that it is told of; `found` has the last layout first."""
+    count, first = Counter(_kind_of(why) for _, why in found), {_kind_of(why): (row.layout, why) for row, why in found}
+    lines = [f"{told}: {n} such as {first[kind][0]}: {first[kind][1]}" for kind, n in count.most_common(MOST_REASONS)]
+    rest = len(found) - sum(n for _, n in count.most_common(MOST_REASONS))
+    return [*lines, *([f"{told}: {rest} more for other reasons"] if rest else [])]
 
 
 def _kind_of(why: str) -> str:

@@ -66,14 +66,19 @@ class Candidate:
     programs: tuple[str, ...] = ()
     folder: str = ""
 
+    @property
+    def refusal(self) -> str:
+        """Why Paddle runs no plan of its own, though one of Interlace may run."""
+        return self.draft.refusal if self.draft else ""
+
     def fits(self, memory: int) -> bool:
-        """Whether Paddle's own plan is simulated and keeps the memory."""
+        """Whether Paddle's own plan, or what it would be, is simulated and keeps the memory."""
         return self.draft is not None and self.draft.step is not None and self.draft.peak_bytes <= memory
 
     def best_ns(self, memory: int) -> float:
-        """The shortest step that is known to keep the memory."""
+        """The shortest step that is known to run and to keep the memory."""
         steps = [self.planned.step.step_ns] if self.planned and self.planned.step else []
-        if self.fits(memory) and self.draft and self.draft.step:
+        if self.fits(memory) and self.draft and self.draft.step and not self.refusal:
             steps.append(self.draft.step.step_ns)
         return min(steps, default=inf)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -32,6 +32,11 @@ def is_paddles_order(captured: Program, planned: Program, costs: Costs) -> bool:
 
 def _without_stream(op: Op) -> Op:
     return msgspec.structs.replace(op, stream="", priority=0)
+
+
+def refusal_of(programs: Iterable[Program]) -> str:
+    """Why Paddle runs no baseline of these programs, so that it is simulated only; empty where it does."""
+    return next((why for program in programs for why in program.refusals), "")
 
 
 def baseline_plan(program: Program, costs: Costs) -> Program:

@@ -10,7 +10,7 @@ from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.target import target_of, with_paddles_jobs
 from interlace.passes.pipeline import PassReport
-from interlace.planning.baseline import BASELINE
+from interlace.planning.baseline import BASELINE, refusal_of
 from interlace.planning.outcome import MemoryLimit, Outcome, Step, errors_of
 from interlace.planning.tasks import baseline_program, finished_plan
 from interlace.planning.world import World
@@ -49,7 +49,8 @@ class Comparison:
         except PlanError:
             return None
         steps = (Step.of(each, self.equivalent_ranks()) for each in (plan, baseline))
-        return Outcome(next(steps), self.profile, next(steps), BASELINE, errors_of(costs, plan.input.programs), self.memory)
+        refusal = refusal_of(each.baseline for each in self.members)
+        return Outcome(next(steps), self.profile, next(steps), BASELINE, errors_of(costs, plan.input.programs), self.memory, refusal)
 
     def equivalent_ranks(self) -> dict[int, list[int]]:
         """Member's rank -> the ranks that it stands for."""

@@ -26,7 +26,7 @@ def captured_orders(captured: Program) -> tuple[Change, ...]:
 
 def history_of(captured: Program, planned: Program, orders: Sequence[Change], reports: Sequence[PassReport]) -> History:
     """The orders of a rank's calls from pass to pass, as they were captured and as the passes told, and which captured calls are left."""
-    seat = msgspec.structs.replace(planned, ops=(), values=(), jobs=(), events=(), notes=())
+    seat = msgspec.structs.replace(planned, ops=(), values=(), jobs=(), events=(), refusals=())
     ours = {kind.name for kind in built_in()}
     found = strays(captured, planned)
     return History(

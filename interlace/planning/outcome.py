@@ -138,6 +138,7 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         profile: The device profile that gave the times.
         errors: How far its predictions were off measured runs with, or without, pipeline stages; None where none were held against it.
         memory: What the plan might hold; None where there was no limit.
+        refusal: Why Paddle does not run the plan compared with; empty where it does.
     """
 
     plan: Step
@@ -146,6 +147,7 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     against: str = "Paddle's baseline"
     errors: Errors | None = None
     memory: MemoryLimit | None = None
+    refusal: str = ""
 
     def change(self) -> float:
         """By how many percent the step is longer than that compared with; negative is a gain."""

@@ -30,8 +30,8 @@ def outcome_sentence(outcome: Outcome, measured: str = "", name: str = "This pla
         f"{outcome.against[0].upper()}{outcome.against[1:]} takes {ms_figure(old.step_ns)} ms a step, this plan "
         f"{ms_figure(new.step_ns)} ms ({outcome.change():+.1f} %, {how}): exposed communication {ms_figure(old.exposed_ns)} -> "
         f"{ms_figure(new.exposed_ns)} ms, bubble {ms_figure(old.bubble_ns)} -> {ms_figure(new.bubble_ns)} ms (means over ranks), "
-        f"peak memory {size(old.peak_bytes)} -> {size(new.peak_bytes)} (fullest rank){_energy(old, new)}.{_caution(outcome)}"
-        f"{_memory(outcome)}"
+        f"peak memory {size(old.peak_bytes)} -> {size(new.peak_bytes)} (fullest rank){_energy(old, new)}."
+        f"{f' The baseline is simulated only: {outcome.refusal}.' if outcome.refusal else ''}{_caution(outcome)}{_memory(outcome)}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -229,6 +230,10 @@ def test_operations_without_a_role_take_their_neighbours() -> None:
 
     program = captured_of(write).program
     assert op_named(program, "tanh").role == "backward"
+    assert program.refusals == ()
+    (why,) = captured_of(write, Pipeline(num_stages=2, num_micro_batches=2, num_chunks=2, schedule="VPP")).program.refusals
+    assert re.fullmatch(r"Paddle's VPP refuses \d operations without a role, such as pd_op.\w+; 1F1B completes roles", why)
+    assert parse(show(refused := msgspec.structs.replace(program, refusals=(why,)))) == refused
 
 
 def test_forward_that_reads_backward_is_refused() -> None:

@@ -85,7 +85,7 @@ def test_a_line_that_cannot_be_read_is_named(line: str, words: str) -> None:
 def test_spoilt_text_gives_a_program_error_or_a_program(data: st.DataObject) -> None:
     """Text and dumps. No other exception, wherever a character is lost, doubled or changed; what is read is what is shown again."""
     program = plan(data.draw(worlds(max_pp=2, max_layers=1, max_micro_batches=2)))[0]
-    text = show(msgspec.structs.replace(program, notes=("one",)))
+    text = show(msgspec.structs.replace(program, refusals=("one",)))
     place = data.draw(st.integers(0, len(text) - 1))
     new = data.draw(st.sampled_from(["", "#", '"', "{", "%", "x", "7", "=", ",", "\n", "@", ":"]))
     try:

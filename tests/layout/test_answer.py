@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import msgspec
 import pytest
@@ -46,6 +47,30 @@ def test_a_plan_of_ours_makes_a_layout_fit() -> None:
     assert found.rows[0].values["pp"] == 4
     assert "recommended: pp 4, mp 1, dp 1, Interlace" in (text := screen_text(found))
     assert "schedule.yaml that makes them again: kept/plan" in text
+
+
+def test_a_layout_that_paddle_refuses_has_no_plan_of_paddles() -> None:
+    """It is not recommended and on no frontier, though its step was simulated; a plan of ours is. What is not planned is told with the
+    reason."""
+    refused = drafted(2, 100 * MS, 4 * GIB)
+    refused.draft = msgspec.structs.replace(refused.draft, refusal="no op role")
+    planned = dataclasses.replace(refused, state="planned", planned=Planned(step(90 * MS, 4 * GIB), peak_bytes=4 * GIB), folder="kept/plan")
+    assert refused.best_ns(10 * GIB) == math.inf
+    assert planned.best_ns(10 * GIB) == 90 * MS
+    found = answer(SLOW, refused)
+    assert [(row.values["pp"], row.paddles is None, row.refusal) for row in found.rows] == [(1, False, ""), (2, True, "no op role")]
+    assert [each.layout for each in found.frontier] == ["pp 1, mp 1, dp 4"]
+    text = screen_text(found)
+    assert "recommended: pp 1, mp 1, dp 4, Paddle's plan" in text
+    assert "100.000" not in text
+    assert "without a plan of Paddle's: 1 such as pp 2, mp 1, dp 2: no op role\n  1 of them are not planned" in text
+    found = answer(SLOW, planned)
+    assert (found.rows[0].values["pp"], found.rows[0].paddles, found.rows[0].state) == (2, None, "planned")
+    text = screen_text(found)
+    assert "recommended: pp 2, mp 1, dp 2, Interlace" in text
+    assert "100.000" not in text
+    assert "without a plan of Paddle's: 1 such as pp 2, mp 1, dp 2: no op role" in text
+    assert "are not planned" not in text
 
 
 def test_nothing_fits() -> None:

@@ -166,6 +166,23 @@ def test_hosts_make_times_that_are_estimated(everything: Answer, folder: Path, c
     assert "of its device time crosses hosts and is estimated, not measured" in out
 
 
+def test_what_paddle_refuses_to_run_has_a_plan_of_ours_alone(
+    folder: Path, forked_ranks: None, short_search: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Chunks with master gradients: Paddle's VPP misses a role of their casts."""
+    words = ["--gpus", "2", "--gpus-a-host", "2", "--layers", "4", "--try", "pp=2", "--try", "mp=1", "--try", "vpp=1,2"]
+    model = ["--vpp", "{vpp}", "--amp", "O2", "--master-grad", "--layers", "4", *MODEL[2:]]
+    rows = [row for row in choose(folder, *words, model=model).rows if row.values["m"] == 2]
+    plain, chunks = sorted(rows, key=lambda row: str(row.values["vpp"]))
+    assert (plain.state, chunks.state) == ("planned", "planned")
+    assert plain.paddles
+    assert not plain.refusal
+    assert chunks.paddles is None
+    assert chunks.ours
+    assert re.match(r"Paddle's VPP refuses \d+ operations without a role, such as pd_op.cast", chunks.refusal)
+    assert "without a plan of Paddle's: 1 such as pp 2, mp 1, dp 1, m 2, sharding 0, vpp 2: Paddle's VPP" in capfd.readouterr().out
+
+
 def test_changed_sources_are_built_again(folder: Path, forked_ranks: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A module that the script imports decides on what is built, and so does a file that is named in its arguments."""
     for name in ("gpt.py", "common.py"):

@@ -13,6 +13,7 @@ from interlace.cost_model.base import expected_error, largest_unmeasured, shares
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.passes.pipeline import PassReport
+from interlace.planning.baseline import BASELINE, refusal_of
 from interlace.planning.curve import Sweep
 from interlace.planning.outcome import MemoryLimit, Outcome, Step, errors_of
 from interlace.report.causes import held, waits
@@ -90,6 +91,7 @@ def build_page(
         other.name if other else "",
         errors_of(given.costs, ours.result.input.programs) if other else None,
         memory,
+        refusal_of(other.result.input.programs) if other and other.name == BASELINE else "",
     )
     world = _world(ours.result.input.programs, labels)
     return Page(
