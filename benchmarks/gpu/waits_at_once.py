@@ -2,9 +2,9 @@
 
 `python -m benchmarks.gpu.waits_at_once FOLDER --cases 'PATTERN' --note TEXT -o FILE`.
 
-FOLDER is the --out of `benchmarks.gpu.training`. Read are traced steps of Paddle's baseline, whose middle stages wait for an activation and a
-gradient at once. A product is told from others by its place in its job; of its runs those with nothing beside them are compared with those
-that lie wholly beside waiting transfers.
+FOLDER is the --out of `benchmarks.gpu.training`. Read are traced steps of Paddle's baseline, whose middle stages wait for an activation and
+for a gradient at once. A product is told from others by its place in its job; of its runs those with nothing beside them are compared with
+those that lie wholly beside waiting transfers.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import beside_transfers, by_kind, nvml, predict, results, training
+from benchmarks.gpu import beside_transfers, by_kind, nvml, predict, results, training, waits_at_once
 from interlace.cost_model.base import GivenCosts
 from interlace.ir import parse
 from testbed.device import Call, Interval, Issue, Trace
@@ -269,6 +269,37 @@ def test_stretch_beside_a_receive_that_waits_and_beside_one_that_moves_data() ->
     found = beside_transfers.summary([(parse(PROGRAM), ranked())], GivenCosts({"default": 50_000}))
     assert {kernel: row["stretch"] for kernel, row in found["wait"].items()} == {"add": 1.0, "gemm": 1.5, "gemm of 4096": 1.5}
     assert {kernel: row["stretch"] for kernel, row in found["p2p"].items()} == {"add": 1.5, "gemm": 1.25}
+
+
+def test_stretch_beside_one_transfer_that_waits_and_beside_two(tmp_path: Path) -> None:
+    """A product of 100 us takes 150 beside one receive, and 160 and 180 beside two; a shorter transfer moves data and is left out."""
+    planned, issues, intervals = [], [], []
+
+    def ran(name: str, stream: int, begin: float, took: float, batch: int) -> None:
+        number = len(issues) + 1
+        planned.append(Planned(batch, name, "pp_recv" if stream else "", "forward", batch))
+        issues.append(Issue(begin, name, stream, number))
+        intervals.append(Interval(begin, begin + took, "broadcast" if stream else "gemm", stream, number))
+
+    for batch, (took, waits) in enumerate(((100.0, 0), (100.0, 0), (150.0, 1), (160.0, 2), (180.0, 2))):
+        begin = 1000.0 * batch
+        ran("matmul", 0, begin, took, batch)
+        for stream in range(1, waits + 1):
+            ran("recv_v2", stream, begin - 100.0, 500.0, batch)
+    ran("recv_v2", 1, 0.0, 90.0, 0)
+    kept = RankTrace(0, Trace([], intervals, issues), ["forward"] * 5, planned, 0, 0)
+    rows = [{"waiting": 1, "apart_us": 100.0, "stretch": 1.5, "n": 1}, {"waiting": 2, "apart_us": 100.0, "stretch": 1.7, "n": 2}]
+    assert waits_at_once.stretched(kept) == rows
+    (tmp_path / "traces").mkdir()
+    with pytest.raises(SystemExit):
+        waits_at_once.main([str(tmp_path), "-o", str(tmp_path / "waits.json")])
+
+
+def test_a_step_begins_where_the_last_rank_returned_from_the_one_before() -> None:
+    """The first and the traced step begin with the device idle."""
+    ends = [(1.0, 2.0), (2.5, 4.0), (4.2, 6.5), (9.0, 9.5)]
+    ranks = [[{"begin_s": k + 0.1 * rank, "end_s": each[rank], "traced": k == 3} for k, each in enumerate(ends)] for rank in range(2)]
+    assert training._spans(ranks) == [(0.0, 2.0), (2.0, 4.0), (4.0, 6.5), (3.0, 9.5)]
 
 
 def test_times_by_kind_are_measured_predicted_and_as_the_fastest_of_each_size(tmp_path: Path) -> None:
