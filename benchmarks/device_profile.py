@@ -48,6 +48,8 @@ HIDDEN, HEADS, FFN, VOCAB, BF16 = 4096, 32, 16384, 32000, "bfloat16"
 
 FEW_SIZES = 2
 """Of a kind and group that say nothing of others."""
+LAUNCHED = 0.75
+"""Where a step takes less than so much of its time when it is launched as a graph, the host bounds it."""
 PUBLISHED = {"alltoall": "all_to_all"}
 """What published tables call a kind -> what it is called here."""
 Row = TypeVar("Row", CommSample, CopySample, Interference)
@@ -393,27 +395,40 @@ def shortest_ns(singles: Sequence[dict[str, Any]]) -> int:
     return round(1000 * median(row["dur_us"] for raw in singles for row in raw["samples"] if row["kind"] == "shortest"))
 
 
-def host_costs(raw: dict[str, Any]) -> HostCosts:
-    """Of Paddle's executor on this machine, as the engine sets it: memory collected without events, one stream.
+def host_costs(raw: dict[str, Any], issued_us: Sequence[float]) -> HostCosts:
+    """Of Paddle's executor on this machine, as the engine sets it: an operation in training steps that the host bounds, a job by itself.
 
-    `an_op_us` is the slope from 50 to 550 tiny operations, `a_job_us` what 20 jobs more add beyond their operations.
+    In `raw` `an_op_us` is the slope from 50 to 550 tiny operations on one stream, `a_job_us` what 20 jobs more add beyond their operations.
     """
     found = raw["fast"]
     return HostCosts(
-        op_ns=round(1000 * found["an_op_us"]),
+        op_ns=round(1000 * median(issued_us)),
         job_ns=round(1000 * found["a_job_us"]),
         source="measured",
-        note=f"through Paddle {raw['paddle']}'s executor on the testbed's CUDA streams, not on the GPU place; an operation "
+        note=f"through Paddle's executor on the testbed's CUDA streams, not on the GPU place; an operation is the median of {len(issued_us)} "
+        f"training steps that the host bounds ({min(issued_us):.1f} to {max(issued_us):.1f} us); on an H200's host a tiny one alone takes "
+        f"{found['an_op_us']:.1f} us, "
         f"{found['an_op_us_two_streams']:.1f} us where two streams alternate, {raw['event']['an_op_us_two_streams']:.1f} us there "
         "where memory is collected by events",
     )
+
+
+def issued_us(runs: Sequence[dict[str, Any]]) -> list[float]:
+    """Microseconds of a step for each operation that it issues, of plans that take at most `LAUNCHED` of that time as a launched graph."""
+    steps = {(row["case"], row["plan"], row["sitting"]): row for row in runs if "step_ms" in row}
+    found = []
+    for (case, plan, sitting), row in steps.items():
+        launched = steps.get((case, f"{plan}-captured", sitting))
+        if launched and launched["step_ms"]["median"] < LAUNCHED * row["step_ms"]["median"]:
+            found.append(1e3 * row["step_ms"]["median"] / row["traced_step"]["ops_issued"])
+    return found
 
 
 def build(
     pairs: list[dict[str, Any]],
     oracles: list[dict[str, Any]],
     singles: Sequence[dict[str, Any]],
-    host: dict[str, Any],
+    host: HostCosts,
     traced: dict[str, Any] | None = None,
     alone: Sequence[dict[str, Any]] = (),
     together: Sequence[dict[str, Any]] = (),
@@ -444,7 +459,7 @@ def build(
         matrix_flops=matrix,
         vector_flops=vector,
         memory_rate=memory_rate(singles),
-        host=host_costs(host),
+        host=host,
         ops=merge_ops([*ops, *single_ops(singles)]),
         collectives=collectives,
         p2p=p2p,
@@ -454,7 +469,11 @@ def build(
 
 
 def h100(
-    h200: DeviceProfile, singles: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]], together: Sequence[dict[str, Any]]
+    h200: DeviceProfile,
+    singles: Sequence[dict[str, Any]],
+    host: HostCosts,
+    alone: Sequence[dict[str, Any]],
+    together: Sequence[dict[str, Any]],
 ) -> DeviceProfile:
     """The H100's profile: operations, rates and copies of one GPU, collectives of two and copies of four measured, all else the H200's."""
 
@@ -480,7 +499,7 @@ def h100(
             versions={"torch": meta["torch"], "cuda": meta["cuda"]},
             note="operations and copies of one GPU measured through PyTorch, whose kernels are not all Paddle's (attention: "
             "FlashAttention 2 in both); collectives and exchanges of two GPUs by NCCL, two sittings; "
-            "copies of four GPUs at once in training steps; of two, interference and the host's costs are the H200's, with which it "
+            "copies of four GPUs at once in training steps; of two, interference and the host's cost of a job are the H200's, with which it "
             "shares the chip, NVLink and PCIe: sources `derived`; "
             "collectives of four and eight GPUs are published ones (benchmarks/results/external); raw files in benchmarks/results/h100",
         ),
@@ -489,7 +508,7 @@ def h100(
         matrix_flops=matrix,
         vector_flops=vector,
         memory_rate=memory_rate(singles),
-        host=msgspec.structs.replace(h200.host, source="derived"),
+        host=host,
         ops=merge_ops(single_ops(singles)),
         collectives=(*collectives, *derived(each for each in others if each.kind != "send_recv")),
         p2p=(*p2p, *derived(each for each in others if each.kind == "send_recv")),
@@ -504,12 +523,13 @@ def profiles() -> dict[str, DeviceProfile]:
         read("pairs_"),
         read("oracle_"),
         read("single"),
-        *read("testbed_host"),
+        host_costs(*read("testbed_host"), issued_us(read("testbed_captured")[0]["runs"])),
         *read("beside_transfers"),
         alone=read("collectives"),
         together=read("copies"),
     )
-    own = h100(h200, read("single", "h100"), read("collectives", "h100"), read("copies", "h100"))
+    host = host_costs(*read("testbed_host"), issued_us(read("testbed_captured", "h100")[0]["runs"]))
+    own = h100(h200, read("single", "h100"), host, read("collectives", "h100"), read("copies", "h100"))
     alone = {"h200": h200, "h100": own}
     found = {
         name: msgspec.structs.replace(each, collectives=never_falling(with_published(each.collectives, name)), p2p=never_falling(each.p2p))

@@ -13,7 +13,7 @@ from tests.report.pages import data_in
 
 pytestmark = pytest.mark.paddle
 SCRIPT = Path(__file__).parents[1] / "training" / "encoder_decoder.py"
-WORDS = "--pp 2 --mp 2 --layers 2 --hidden 1024 --heads 8 --vocab 8192 --seq-len 512 --micro-batches 4 --batch-size 8 --split-qkv"
+WORDS = "--pp 2 --mp 2 --layers 2 --hidden 2048 --heads 16 --vocab 8192 --seq-len 1024 --micro-batches 4 --batch-size 8 --split-qkv"
 
 
 def test_imbalance_comes_first_and_is_the_cause(forked: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
