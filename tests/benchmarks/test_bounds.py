@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ REPEATED = 300
     limit=st.integers(300, 900),
 )
 def test_no_order_of_kernels_costs_less_than_its_prices(parts: list[tuple[str, int]], took: list[int], limit: int) -> None:
-    """Runs of kernels of each kind, hot and cold in turn, in a step that is repeated until it ends as it began."""
+    """Runs of kernels of each kind, hot and cold in turn, in a step that is repeated until it ends as it began, or many times."""
     names = [name for name, count in parts for _ in range(count)]
     ops = [f"#{10 + k} %{10 + k}:float32[2] = {name}(%0{', %0' * (name == 'pd_op.matmul')}) forward" for k, name in enumerate(names)]
     items = " ".join(f"{10 + k}@0" for k in range(len(names)))
@@ -99,14 +100,14 @@ def test_no_order_of_kernels_costs_less_than_its_prices(parts: list[tuple[str, i
     costs = Kernels(times)
     costs.limit = msgspec.structs.replace(POWER, limit_w=limit)
     sim = lower([rank("\n".join(ops), f"job all forward 0: {items}")], costs, Options(power=True))
-    trace, step_ns = PowerTrace.begin(1), 0
+    trace, steps = PowerTrace.begin(1), []
     for _ in range(REPEATED):
         before, trace = trace.mean, trace.again()
-        step_ns = int(Simulation(sim, trace).run()[2].max())
+        steps.append(int(Simulation(sim, trace).run()[2].max()))
         if (before == trace.mean).all():
+            steps = steps[-1:]
             break
-    else:
-        pytest.fail(f"the clock still changes after {REPEATED} steps")
+    step_ns = statistics.fmean(steps[-REPEATED // 2 :])  # of many where short steps of different clocks take turns
     computation = {KERNELS[name]: times[name] * names.count(name) for name in set(names)}
     bounds = [prices.total(computation) - prices.ends for prices in prices_of(sorted(KERNELS.values()), costs.limit)]
     assert bounds[0] == sum(computation.values())
