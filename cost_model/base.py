@@ -69,7 +69,13 @@ class Row(NamedTuple):
 
 
 class Costs(ABC):
-    """Times of operations alone and beside each other. Answers are deterministic."""
+    """Times of operations alone and beside each other. Answers are deterministic.
+
+    Attributes:
+        is_launched: Steps are launched as a graph (a CUDA graph) with one call, so that the host has no time in them.
+    """
+
+    is_launched: bool = False
 
     @abstractmethod
     def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
@@ -89,6 +95,10 @@ class Costs(ABC):
 
     def for_world(self, world: int) -> Costs:
         """The same in a job of so many devices: those of a host copy at once, and share its memory."""
+        return self
+
+    def issued(self) -> Costs:
+        """The same for steps of which the host issues each operation."""
         return self
 
     def power(self) -> Power | None:

@@ -73,10 +73,11 @@ class CostModel(Costs):
     Args:
         profile: The device.
         comm_ctas: Limit that NCCL will be given, 0 for none.
+        is_launched: As in `Costs`.
     """
 
-    def __init__(self, profile: DeviceProfile, comm_ctas: int = 0) -> None:
-        self.profile = profile
+    def __init__(self, profile: DeviceProfile, comm_ctas: int = 0, is_launched: bool = False) -> None:
+        self.profile, self.is_launched = profile, is_launched
         self._comm = CommTimes((*profile.collectives, *profile.p2p), comm_ctas, profile.shortest_kernel_ns)
         self._ctas = comm_ctas
         self._copies = CopyTimes(profile.copies)
@@ -114,6 +115,10 @@ class CostModel(Costs):
             made._known, made._draws = {}, {}
             self._by_devices[devices] = made
         return self._by_devices[devices]
+
+    def issued(self) -> CostModel:
+        """As in `Costs`."""
+        return CostModel(self.profile, self._ctas) if self.is_launched else self
 
     def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
         """Time of one operation alone; remembered by kind, shapes, dtypes and attributes."""
@@ -169,11 +174,11 @@ class CostModel(Costs):
 
     def host_ns(self, op: Op) -> int:
         """Time the host spends on issuing the operation; names and vectors cost nothing."""
-        return 0 if is_free(op) else self.profile.host.op_ns
+        return 0 if is_free(op) or self.is_launched else self.profile.host.op_ns
 
     def job_ns(self) -> int:
         """Time the host spends on one job beyond its operations."""
-        return self.profile.host.job_ns
+        return 0 if self.is_launched else self.profile.host.job_ns
 
     def power(self) -> Power | None:
         """The profile's power part."""

@@ -358,12 +358,6 @@ def save_profile(profile: DeviceProfile, path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def without_host(profile: DeviceProfile) -> DeviceProfile:
-    """The same where the host issues a step with one call (a CUDA graph): its operations and jobs cost it nothing."""
-    host = msgspec.structs.replace(profile.host, op_ns=0, job_ns=0, note="steps are launched as a graph")
-    return msgspec.structs.replace(profile, host=host)
-
-
 def require_device(profile: DeviceProfile, actual_name: str, force: bool = False) -> None:
     """Check that a profile was measured on the kind of device in use.
 

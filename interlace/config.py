@@ -33,7 +33,7 @@ import msgspec
 import yaml
 
 from interlace.cost_model import CostModel
-from interlace.cost_model.profile import DeviceProfile, is_path, load_profile, profile_names, without_host
+from interlace.cost_model.profile import DeviceProfile, is_path, load_profile, profile_names
 from interlace.errors import ConfigError
 from interlace.files import read_text
 from interlace.passes import REGISTRY, Pass, Pipeline, ReturnMemory, ThrottleHost, ordered
@@ -117,7 +117,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             launched step has no host to hold, and `return_memory` is on with `joins`, unless it is written off: memory inside is used again
             in the order of streams only. With `auto` both steps are planned; steps are issued where they cannot be captured, or where a
             captured one would hold more than the limit of memory. With `on` a limit holds where `memory_budget` says one. Steps that are
-            captured, or may be, are not measured (`tune`). `interlace plan` plans steps that are issued where this is `auto`.
+            captured, or may be, are not measured (`tune`). `interlace plan` plans steps that are issued where this is `auto`. A loaded plan
+            (`plan`) says itself whether its steps are captured.
         examine: Before the first plan, hold what plans assume of this machine and its Paddle against what happens, as `interlace doctor`
             does, and turn off what rests on rules that do not hold. `auto`: on GPUs, and with an untested Paddle. When: leave it on; off
             where the machine is known. Details: the first rank of each host examines its GPU in a process beside it, for some seconds, and
@@ -162,8 +163,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return msgspec.structs.replace(self, capture="on", passes=self.in_graph, means={}, in_graph={})
 
     def costs(self, profile: DeviceProfile) -> CostModel:
-        """The cost model to plan with: of a captured step the host issues nothing, so it has no time there."""
-        return CostModel(without_host(profile) if self.capture == "on" else profile)
+        """The cost model to plan with."""
+        return CostModel(profile, is_launched=self.capture == "on")
 
     @property
     def has_budget(self) -> bool:
@@ -466,8 +467,8 @@ def _check_plan(folder: str, options: Mapping[str, Any], where: _Where) -> None:
         )
     if options.get("capture") == "auto":
         raise ConfigError(
-            f"{where.key('capture')}: beside plan: {folder}, capture: auto has nothing to choose from: the plans there are of steps "
-            "that are issued, or of steps that are captured; write capture: on or off"
+            f"{where.key('capture')}: beside plan: {folder}, capture: auto has nothing to choose from: the plans there say whether their "
+            "steps are captured; leave it out, or write capture: on to capture steps of any plan"
         )
     if not Path(folder).is_dir():
         raise ConfigError(

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import paddle
 from paddle.distributed.auto_parallel.static import engine as engine_module
 from paddle.distributed.auto_parallel.static.pir_pass import eliminate_transpose_by_reshape
@@ -360,33 +359,33 @@ class _Making:
         """See `tuning.Making`."""
         assert self.captured is not None
         device = choose_device()
-        plan, is_graph, comm = self._planned(config, device)
-        target = as_graph(device.target) if is_graph else device.target
+        plan, comm = self._planned(config, device)
+        target = as_graph(device.target) if plan.is_launched else device.target
         if config.dump and is_first:  # of several plans the one that is taken follows (`Tuning`)
             plan.dump(Path(config.dump) if self.mode == "train" else Path(config.dump) / self.mode)
         comm = comm or _proof(plan, config, target)
         refuse(kept_from_graph(plan.program, target), "the step cannot be captured")  # of which the device would notice a part only
-        if is_graph and (why := _over(plan, plan.asked_budget)):
+        if plan.is_launched and (why := _over(plan, plan.asked_budget)):
             raise PlanError(f"{config.source}: {why}; raise the budget, or write capture: off")
         device.prepare()
-        lowered = lower(self.captured, plan.program, device, is_graph=is_graph)
+        lowered = lower(self.captured, plan.program, device, is_graph=plan.is_launched)
         if not is_first:
             _run_fused_passes(self.engine, lowered)
         report = PlanReport(plan, Measured(known_name(device), load_profile(plan.profile).device))
         if self.mode == "train" and is_first:
             say_once(report.sentence())
-        graphs = StepGraphs.of(lowered, plan.program, device, report.measured) if is_graph else None
+        graphs = StepGraphs.of(lowered, plan.program, device, report.measured) if plan.is_launched else None
         return Mode(report, self.captured, lowered, self.mapping, to_compare=comm, graphs=graphs)
 
-    def _planned(self, config: Config, device: Device) -> tuple[Plan, bool, RankComm | None]:
-        """The plan, whether its steps are captured, as asked or where they are simulated as shorter than issued ones, and what its proof
-        gave where that was asked for to decide so."""
+    def _planned(self, config: Config, device: Device) -> tuple[Plan, RankComm | None]:
+        """The plan, of steps that are captured where that is asked, or where they are simulated as shorter than issued ones, and what its
+        proof gave where that was asked for to decide so."""
         assert self.captured is not None
         program = self.captured.program
         if self.mode != "train":
-            return _plan(program, config.issued(), device), False, None
-        if config.capture != "auto":
-            return _plan(program, config, device), config.capture == "on", None
+            return _plan(program, config.issued(), device), None
+        if config.plan or config.capture != "auto":
+            return _plan(program, config, device), None
         issued = _plan(program, config.issued(), device)
         launched, comm, mine = _plan_to_capture(program, config, device, issued)
         why = next(filter(None, gather(peers_of(program), "captured steps", mine)), "")
@@ -395,9 +394,9 @@ class _Making:
             why = f"a launched step is simulated with {launched_ms:.1f} ms, an issued one with {issued_ms:.1f} ms"
             if launched_ms < (1 - LEAST_GAIN) * issued_ms:
                 say_once(f"capture: auto: steps are captured: {why}")
-                return launched, True, comm
+                return launched, comm
         say_once(f"capture: auto: steps are issued: {why or 'not all stages can be simulated here'}")
-        return issued, False, None
+        return issued, None
 
     def paddles(self, report: PlanReport, is_first: bool) -> Mode:
         """See `tuning.Making`."""
@@ -428,8 +427,6 @@ def _plan_to_capture(program: Program, config: Config, device: Device, issued: P
     except InterlaceError as error:  # raised alike on all ranks, or gathered
         return None, None, str(error)
     limit_bytes = issued.outcome.memory.limit_bytes if issued.outcome and issued.outcome.memory else issued.asked_budget
-    if plan.outcome and issued.outcome:  # Paddle's baseline is issued in any case
-        plan = replace(plan, outcome=msgspec.structs.replace(plan.outcome, before=issued.outcome.before))
     return plan, comm, _over(plan, limit_bytes)
 
 
@@ -480,7 +477,11 @@ def _plan(program: Program, config: Config, device: Device) -> Plan:
         if program.mode == "train" or all(gather(peers, "plans to load", folder.is_dir())):
             plan = load_plan(folder, program, peers)
             require_own_gpu(load_profile(plan.profile), config, device, f"{folder} was planned with {plan.profile!r}")
-            return plan
+            if plan.is_launched and device.cannot_capture:
+                raise PlanError(
+                    f"{folder}: steps of its plans are launched as a graph, and {device.cannot_capture}; plan with capture: off"
+                )
+            return replace(plan, is_launched=plan.is_launched or (program.mode == "train" and config.capture == "on"))
         config = make_config(BASELINE_ORDER)
     return make_plan(program, config, *costs_for(config, device), peers)
 

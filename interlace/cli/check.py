@@ -47,6 +47,7 @@ def main(args: argparse.Namespace) -> int:
     check_apart({"--json": args.json}, [*args.files, args.device])
     setting = Setting.of(args.files, args)
     files = read_files(args.files)
+    setting = setting.of_plans([path for path, _ in files])
     require_world(files, args.partial, is_proved=True)
     programs = sorted((program for _, program in files), key=lambda program: program.rank)
     faults = {path: why_not_its_record(path, program) for path, program in files if has_record(path)}

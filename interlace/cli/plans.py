@@ -146,6 +146,7 @@ def simulated(
     files = read_files(paths)
     require_world(files, partial)
     programs = sorted((program for _, program in files), key=lambda program: program.rank)
+    setting = setting.of_plans([path for path, _ in files])
     if not any(program.jobs for program in programs):
         setting = replace(setting, target=with_paddles_jobs(setting.target))
     return setting.simulate([baseline_plan(program, setting.costs) for program in programs], p2p)

@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
         return 1
     if other:
         require_same_model(ours.result.input.programs, other.result.input.programs)
-    records = _records(files)
+    records, setting = _records(files), setting.of_plans(files)
     told = [record.outcome.memory for record in records.values() if record.outcome and record.profile == setting.profile]
     page = build_page(
         ours,

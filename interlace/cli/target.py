@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,6 +41,8 @@ class Setting:
         why: Where that name comes from, in a few words.
         costs: The profile as a cost model.
         target: The rules.
+
+    Both are of steps that are issued; `of_plans` gives those of plans.
     """
 
     profile: str
@@ -70,6 +72,19 @@ class Setting:
         known = {**TARGETS, **{target.name: target for target in more}}
         asked = args.target or target_of(name).name
         return cls(name, why, costs, known[asked] if asked in known else find_own(asked).rules)
+
+    def of_plans(self, paths: Sequence[Path]) -> Setting:
+        """The same for the steps of these plans, which may be launched as a graph.
+
+        Raises:
+            PlanError: A plan's record cannot be read.
+        """
+        from interlace.ir.target import as_graph
+        from interlace.planning.plan import costs_of, has_record, read_record
+
+        if not any(read_record(path).is_launched for path in paths if has_record(path)):
+            return self
+        return replace(self, costs=costs_of(self.profile, is_launched=True), target=as_graph(self.target))
 
     def __str__(self) -> str:
         return f"simulated with the profile {Path(self.profile).stem} ({self.why}), rules of the {self.target.name} target"

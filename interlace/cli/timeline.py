@@ -34,6 +34,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
     from interlace.cli.outputs import check_apart, check_file, write_json
     from interlace.cli.plans import require_same_model, simulated
+    from interlace.ir.dump import find_dumps
     from interlace.ir.target import IDEAL
     from interlace.report.split import rows, split_text
     from interlace.report.timeline import write_trace
@@ -52,6 +53,7 @@ def main(args: argparse.Namespace) -> int:
     except Stall as stall:
         print(f"interlace timeline: {stall}", file=sys.stderr)
         return 1
+    setting = setting.of_plans(find_dumps(args.dumps))
     write_trace(results[mine], args.output, {other: results[other]} if args.beside else None)
     write_json(args.json, {"device": setting.profile, "target": setting.target.name, "ranks": rows(results[mine])})
     print(f"trace of {len(results[mine].ranks)} rank(s) in {args.output}; open it at https://ui.perfetto.dev\n")

@@ -112,7 +112,7 @@ TARGETS = {target.name: target for target in (CPU, CUSTOM, GPU)}
 
 def as_graph(target: Target) -> Target:
     """The rules where whole steps are captured and launched."""
-    return msgspec.structs.replace(target, is_graph=True)
+    return msgspec.structs.replace(target, name=f"{target.name}-graph", is_graph=True)
 
 
 def with_paddles_jobs(target: Target) -> Target:

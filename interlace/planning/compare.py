@@ -8,7 +8,7 @@ from typing import NamedTuple
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.ir.target import target_of, with_paddles_jobs
+from interlace.ir.target import Target, as_graph, target_of, with_paddles_jobs
 from interlace.passes.pipeline import PassReport
 from interlace.planning.baseline import BASELINE, refusal_of
 from interlace.planning.outcome import MemoryLimit, Outcome, Step, errors_of
@@ -56,12 +56,16 @@ class Comparison:
         """Member's rank -> the ranks that it stands for."""
         return {rank: [each for each, other in self.representative.items() if other == rank] for rank in self.representative.values()}
 
+    def target(self, costs: Costs) -> Target:
+        """The rules that the plan runs by."""
+        return as_graph(target_of(self.profile)) if costs.is_launched else target_of(self.profile)
+
     def results(self, costs: Costs) -> tuple[Result, Result]:
-        """Simulated steps of the baseline and of the plan. Raises PlanError where one would never end."""
+        """Simulated steps of the baseline, which is issued in any case, and of the plan. Raises PlanError where one would never end."""
         target = target_of(self.profile)
         options = Options.of(target, peers_ready=not self.representative, representative=self.representative)
-        baseline = simulate([each.baseline for each in self.members], costs, options, target=with_paddles_jobs(target))
-        return baseline, simulate([each.plan for each in self.members], costs, options, target=target)
+        baseline = simulate([each.baseline for each in self.members], costs.issued(), options, target=with_paddles_jobs(target))
+        return baseline, simulate([each.plan for each in self.members], costs, options, target=self.target(costs))
 
 
 def compare(world: World, profile: str, memory: MemoryLimit | None = None) -> Comparison | None:

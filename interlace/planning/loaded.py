@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from interlace.config import Beyond
-from interlace.cost_model import CostModel, load_profile
 from interlace.errors import InterlaceError, LoadError, PlanError
 from interlace.ir import Program, load
 from interlace.ir.difference import first_difference, first_unlike
@@ -69,9 +68,7 @@ def load_plan(folder: str | Path, captured: Program, peers: Peers | None = None)
 
 def _made_again(plan: Plan, captured: Program, peers: Peers | None) -> Plan:
     """The plan of a rank's stage for the rank itself: its own groups, slices and partners, and the same jobs."""
-    worker = Worker(
-        captured, CostModel(load_profile(plan.profile)), plan.passes, plan.fingerprint(), Beyond(plan.extra_bytes), peers is not None
-    )
+    worker = Worker(captured, plan.costs(), plan.passes, plan.fingerprint(), Beyond(plan.extra_bytes), peers is not None)
     memory_limits = tuple(gather(peers, "memory_limits", plan.memory_limit or None))
     numbers = decide(worker, peers, lambda world: world.run(Pipeline(plan.passes), memory_limits).programs, Programs)
     made = worker.programs[numbers[worker.seat]]
@@ -133,6 +130,7 @@ def read_plan(folder: Path, rank: int) -> Plan:
         memory_limit=record.memory_limit,
         extra_bytes=record.extra_bytes,
         beside_baseline=record.beside_baseline,
+        is_launched=record.is_launched,
     )
 
 
@@ -161,7 +159,7 @@ def compared_in(folder: Path) -> Comparison:
     """
     plans = [read_plan(folder, rank) for rank in sorted(_ranks_in(folder))]
     stages = [equivalence_key(plan.captured) for plan in plans]
-    costs = CostModel(load_profile(plans[0].profile))
+    costs = plans[0].costs().issued()
     members = tuple(
         Member(baseline_plan(plan.captured, costs), plan.program, plan.reports)
         for at, plan in enumerate(plans)

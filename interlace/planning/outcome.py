@@ -89,8 +89,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def errors_of(costs: Costs, programs: Sequence[Program]) -> Errors | None:
-    """Of the profile's predictions, as far as gains of such programs were measured."""
-    found = costs.profile.accuracy if isinstance(costs, CostModel) else None
+    """Of the profile's predictions, as far as gains of such programs were measured, in steps that were issued."""
+    found = costs.profile.accuracy if isinstance(costs, CostModel) and not costs.is_launched else None
     if found is None:
         return None
     has_stages = any(program.pipeline.num_stages > 1 for program in programs)

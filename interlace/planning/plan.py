@@ -33,8 +33,11 @@ from interlace.planning.worker import Spec, Worker, digest_of, spec_of
 from interlace.planning.world import Made, World, decide
 from interlace.scheduler.hazards.pass_orders import Change
 
-RECORD = 3
-"""Version of the layout of `Record`; raised with every change of it. 3 has `extra_bytes`, 2 has remarks, 1 had lines of text."""
+RECORD = 4
+"""Version of the layout of `Record`; raised with every change of it. 4 has `is_launched` and `Outcome.refusal`, 3 has `extra_bytes`, 2 has
+remarks, 1 had lines of text."""
+READABLE = (3, RECORD)
+"""Layouts that this version reads: fields that a layout lacks get their defaults."""
 
 
 class _RecordHeader(msgspec.Struct, frozen=True):
@@ -50,7 +53,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     an older version. `outcome` is what the whole step is simulated to take. `memory_budget` are the device bytes that the plan was to
     stay under, those of Paddle's baseline where none were asked for (`beside_baseline`), `memory_limit` those that passes might use in the
     order of operations; 0 without a limit. `extra_bytes` are those by which orders of jobs might exceed their parts one after another
-    (`Context`). `captured_orders` are the orders of calls before the first pass.
+    (`Context`). `captured_orders` are the orders of calls before the first pass. `is_launched`: see `Plan`.
     """
 
     version: int
@@ -66,6 +69,11 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extra_bytes: int = 0
     beside_baseline: bool = False
     captured_orders: tuple[Change, ...] = ()
+    is_launched: bool = False
+
+    def costs(self) -> CostModel:
+        """What the plan's step is simulated with."""
+        return costs_of(self.profile, self.is_launched)
 
     def passes(self, names: Sequence[str]) -> tuple[Pass, ...]:
         """Some of the passes with their options.
@@ -103,6 +111,7 @@ class Plan:
             0 also where the plan made without a budget keeps it and is the fastest.
         extra_bytes: Bytes by which orders of jobs might exceed their parts one after another (`Context`).
         beside_baseline: Whether the budget is what Paddle's baseline holds, as none was asked for.
+        is_launched: Whether steps are captured and launched as a graph of the device, so that the host has no time in them.
     """
 
     captured: Program
@@ -119,6 +128,7 @@ class Plan:
     memory_limit: int = 0
     extra_bytes: int = 0
     beside_baseline: bool = False
+    is_launched: bool = False
 
     @property
     def asked_budget(self) -> int:
@@ -145,6 +155,10 @@ class Plan:
         write_whole(record, msgspec.json.format(msgspec.json.encode(self._record())) + b"\n")
         return [save(self.program, folder / f"{name}{SUFFIX}"), save(self.captured, folder / "captured" / f"{name}{SUFFIX}"), record]
 
+    def costs(self) -> CostModel:
+        """What its step is simulated with."""
+        return costs_of(self.profile, self.is_launched)
+
     def fingerprint(self) -> str:
         """Profile and options in one line; equal on ranks that plan alike."""
         return options_text(self.profile, self.passes)
@@ -170,7 +184,13 @@ class Plan:
             self.extra_bytes,
             self.beside_baseline,
             captured_orders(self.captured),
+            self.is_launched,
         )
+
+
+def costs_of(profile: str, is_launched: bool) -> CostModel:
+    """What the step of a plan is simulated with: times of its profile, and of the host none where steps are launched."""
+    return CostModel(load_profile(profile), is_launched=is_launched)
 
 
 def options_text(profile: str, passes: Sequence[Pass]) -> str:
@@ -298,6 +318,7 @@ def taken(
         memory_limit=room,
         extra_bytes=worker.extra_bytes,
         beside_baseline=decided.beside_baseline,
+        is_launched=worker.cost.is_launched,
     )
 
 
@@ -315,7 +336,7 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
         passes = record.passes(record.order[: record.order.index(name) + 1])
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from error
-    cost = CostModel(load_profile(record.profile))
+    cost = record.costs()
     mine = load(path.parent / "captured" / f"{_stem(path)}{SUFFIX}")
     given = [load(file) for file in find_dumps([path.parent / "captured"])]
     places = seats(given)
@@ -345,7 +366,7 @@ def read_record(path: str | Path) -> Record:
     try:
         data = read_file(_record_of(path), MOST_BYTES, "the record of a plan", PlanError)
         version = msgspec.json.decode(data, type=_RecordHeader).version
-        record = msgspec.json.decode(data, type=Record) if version == RECORD else None
+        record = msgspec.json.decode(data, type=Record) if version in READABLE else None
     except (PlanError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if path.is_file() and not load(path).jobs:
             raise PlanError(f"{path}: a captured program, not a plan; `interlace plan` makes one; of a plan it lies a folder up") from error
@@ -354,7 +375,7 @@ def read_record(path: str | Path) -> Record:
         ) from error
     if record is None:
         raise PlanError(
-            f"{_record_of(path)}: layout {version} of a plan's record, this version of Interlace reads {RECORD}; "
+            f"{_record_of(path)}: layout {version} of a plan's record, this version of Interlace reads {', '.join(map(str, READABLE))}; "
             "plan again with this version"
         )
     return record

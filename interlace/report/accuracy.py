@@ -42,7 +42,7 @@ FLOAT32 = ("small", "moe")
 HOST_BOUND = re.compile(r"captured-\w+-h(1024|2048)-")
 """Cases whose steps the host bounds: what an operation costs it differs from machine to machine."""
 LAUNCHED = "-captured"
-"""How plans are called whose steps are launched as a graph; predictions are of steps that are issued."""
+"""How plans are called whose steps are launched as a graph; what a profile claims is of steps that are issued."""
 CLEAR = 0.01
 """Two plans that were measured less than this share apart order nothing, and their gain is within the spread of steps."""
 SWITCHED = ("no-priorities", "no-slab", "one-slab")
@@ -284,6 +284,7 @@ def as_run(captured: Program, costs: CostModel) -> Program:
 def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
     """The run with `now` and `limited`. Raises PlanError where the step would never end."""
     is_baseline = kind_of(row["plan"]) == BASELINE
+    costs = CostModel(costs.profile, is_launched=True) if row["plan"].endswith(LAUNCHED) else costs
     if any(not program.jobs for program in programs):
         programs = [as_run(program, costs) for program in programs]
     free, limited = (simulate(programs, costs, Options.of(GPU, power=power), with_memory=False) for power in (False, True))

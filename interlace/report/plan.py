@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from interlace.cost_model import CostModel, load_profile
+from interlace.cost_model import CostModel
 from interlace.errors import PlanError
 from interlace.ir import Job, Program
-from interlace.ir.target import target_of
 from interlace.notice import say_once
 from interlace.passes import PassReport
 from interlace.planning.baseline import BASELINE
@@ -53,7 +52,7 @@ class PlanReport:
         if plan.why_off:
             return "\n".join([f"Interlace is off ({plan.why_off}): Paddle's plan is untouched", *trial])
         loaded = f", loaded from {plan.loaded_from}" if plan.loaded_from else ""
-        head = f"{_heading([plan.program], plan.profile)}{loaded}"
+        head = f"{_heading([plan.program], plan)}{loaded}"
         return "\n".join([head, *imbalance_lines(plan.outcome), *reports_text(plan.reports, limit), self.sentence(), *trial])
 
     def sentence(self) -> str:
@@ -96,7 +95,7 @@ class PlanReport:
                 "plans of all ranks"
             )
         sweep = read_sweep(folder) if plan.loaded_from else None
-        page = page_of(compared, CostModel(load_profile(plan.profile)), self.measured.clause(), sweep)
+        page = page_of(compared, plan.costs(), self.measured.clause(), sweep)
         write_page(msgspec.structs.replace(page, trial=self.measured.trial), path)
         return Path(path)
 
@@ -125,13 +124,13 @@ def page_of(compared: Comparison, costs: CostModel, measured: str = "", sweep: S
     ranks = compared.equivalent_ranks()
     baseline, plan = (Simulated(name, result, ranks) for name, result in zip((BASELINE, OURS), compared.results(costs), strict=True))
     reports = {member.plan.rank: member.reports for member in compared.members}
-    given = Given(compared.profile, costs, target_of(compared.profile).name)
+    given = Given(compared.profile, costs, compared.target(costs).name)
     return build_page(plan, baseline, reports, given, compared.memory, measured, sweep)
 
 
 def summary_text(plans: Sequence[Plan], trust: str) -> str:
     """All plans on one screen: the step by stage, what was done and declined by rule, how well times are known."""
-    head = _heading([plan.program for plan in plans], plans[0].profile)
+    head = _heading([plan.program for plan in plans], plans[0])
     reports = {plan.program.pipeline.stage: plan.reports for plan in reversed(plans)}
     table = [step_table(plans[0].outcome), *imbalance_lines(plans[0].outcome)] if plans[0].outcome else []
     return "\n".join([head, *table, rules_text(reports), trust])
@@ -142,12 +141,12 @@ def _said(report: PassReport) -> dict[str, Any]:
     return {name: each for name, each in msgspec.to_builtins(report).items() if name != "orders"}
 
 
-def _heading(programs: Sequence[Program], profile: str) -> str:
-    """Which ranks these are, and of what, in one line."""
+def _heading(programs: Sequence[Program], plan: Plan) -> str:
+    """Which ranks these are, and of what, in one line; `plan` is one of theirs."""
     pipe, stages = programs[0].pipeline, {program.pipeline.stage for program in programs}
     where = f"stage {pipe.stage} of {pipe.num_stages}" if len(stages) == 1 else f"{len(stages)} of {pipe.num_stages} stages"
     ranks = sorted(rank for program in programs for rank in program.ranks)
     return (
         f"{ranks_text(ranks)} of {programs[0].world}, {where}, {pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, "
-        f"profile {profile}"
+        f"profile {plan.profile}{', steps launched as a graph' if plan.is_launched else ''}"
     )
