@@ -12,11 +12,12 @@ from interlace.cli import main
 from interlace.config import make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir.dump import find_dumps
+from interlace.planning.loaded import load_plan
 from interlace.planning.plan import Plan, costs_of, make_plans, read_record
 from interlace.report.accuracy import predict
 from interlace.report.plan import PlanReport
-from tests.planning.test_loaded import loaded
 from tests.strategies import World, programs
+from tests.together import in_threads
 
 GIVEN = programs(World(pp=2, mp=2, micro_batches=4))
 FORM = {"schedule_1f1b": {"interleave": "dx-first", "only_gains": False, "search": False}}
@@ -29,6 +30,10 @@ def written(folder: Path, capture: str) -> list[Plan]:
     for plan in plans:
         plan.dump(folder)
     return plans
+
+
+def loaded(folder: Path) -> list[Plan]:
+    return in_threads(lambda program, peers: load_plan(folder, program, peers), GIVEN)
 
 
 def steps(folder: Path, into: Path) -> dict[str, list[int]]:
@@ -61,7 +66,7 @@ def test_all_simulate_the_step_that_was_decided_on(capture: str, tmp_path: Path,
     assert (own.step_ns < issued.plan.step_ns / 2) == (capture == "on")
     assert all(stage.host_ns == 0 for stage in own.stages) == (capture == "on")
     assert ("rules of the gpu-graph target" in capsys.readouterr().out) == (capture == "on")
-    (again, *_) = loaded(tmp_path / "plan", GIVEN)
+    (again, *_) = loaded(tmp_path / "plan")
     assert again.is_launched == plan.is_launched == (capture == "on")
     assert (", steps launched as a graph" in PlanReport(again).explain()) == (capture == "on")
     PlanReport(again).report(tmp_path / "page.html")
@@ -100,7 +105,7 @@ def test_a_record_from_before_is_of_steps_that_are_issued(tmp_path: Path) -> Non
         path.write_text(json.dumps({**record, "version": 3}))
     assert not read_record(tmp_path / "rank0.ilp").is_launched
     assert issued.outcome is not None
-    (again, *_) = loaded(tmp_path, GIVEN)
+    (again, *_) = loaded(tmp_path)
     assert (again.outcome, again.is_launched) == (issued.outcome, False)
     assert len(find_dumps([tmp_path])) == len(GIVEN)
     assert main(["check", str(tmp_path)]) == 0
