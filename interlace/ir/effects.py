@@ -6,9 +6,8 @@ version) nothing is known: it counts as one that draws random numbers and acts o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from interlace.ir import operators
 from interlace.ir.kinds import INSIDE, OPAQUE, WHILE, is_boundary, is_p2p, views_of
@@ -85,10 +84,11 @@ def written_positions(op: Op) -> tuple[int, ...]:
     """
     if not is_boundary(op) and effect_of(op) == "unknown":
         return tuple(k for k, value in enumerate(op.operands) if value != ABSENT)
-    if not (op.inplace or op.views or op.num_blocks):
-        return tuple(dict.fromkeys(operand for _, operand in _given(op, operators.MAY_WRITE)))
+    listed = _lists_of(op.name).writes
+    if not (op.inplace or op.views or op.num_blocks or listed):
+        return ()
     in_memory_of = op.inplace if op.num_blocks else (*op.inplace, *op.views)
-    written = (*(pair for pair in in_memory_of if pair not in views_of(op)), *_given(op, operators.MAY_WRITE))
+    written = (*(pair for pair in in_memory_of if pair not in views_of(op)), *_given(op, listed))
     return tuple(dict.fromkeys((*(operand for _, operand in written), *((0,) if op.name == WHILE else ()))))
 
 
@@ -103,11 +103,12 @@ def may_lie_in(op: Op, result: int) -> tuple[int, ...]:
     """
     if op.num_blocks:
         return tuple(dict.fromkeys(o for r, o in (*op.views, *op.inplace) if r == result))
-    listed = (o for lists in (operators.MAY_SHARE, operators.MAY_WRITE) for k, o in _given(op, lists) if k == result)
+    lists, known = _lists_of(op.name), is_boundary(op) or effect_of(op) != "unknown"
+    if known and not (lists.shares or lists.shares_any):
+        return ()
     said = [o for r, o in (*op.inplace, *op.views) if r == result]
-    known = is_boundary(op) or effect_of(op) != "unknown"
-    if said or (known and operators.key(op.name) not in operators.MAY_SHARE_ANY):
-        return tuple(o for o in listed if o not in said)
+    if said or (known and not lists.shares_any):
+        return tuple(o for k, o in _given(op, lists.shares) if k == result and o not in said)
     return tuple(k for k, value in enumerate(op.operands) if value != ABSENT)
 
 
@@ -117,9 +118,23 @@ def draws_twice(program: Program) -> bool:
     return {"forward", "backward"} <= {op.role for op in program.ops if is_ordered(op)}
 
 
-def _given(op: Op, lists: Mapping[str, tuple[tuple[int, int], ...]]) -> list[tuple[int, int]]:
-    """Results and operands of an operation that a list has of its operator, where both are there."""
-    pairs = lists.get(operators.key(op.name), ())
+class _Lists(NamedTuple):
+    """Results and operands of an operator: whose memory the result may take and write, whose it may take, and whether any operand's."""
+
+    writes: tuple[tuple[int, int], ...]
+    shares: tuple[tuple[int, int], ...]
+    shares_any: bool
+
+
+@lru_cache(maxsize=4096)
+def _lists_of(name: str) -> _Lists:
+    key = operators.key(name)
+    writes = operators.MAY_WRITE.get(key, ())
+    return _Lists(writes, (*operators.MAY_SHARE.get(key, ()), *writes), key in operators.MAY_SHARE_ANY)
+
+
+def _given(op: Op, pairs: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """Those of an operator's results and operands that an operation has."""
     return [(r, o) for r, o in pairs if r < len(op.results) and o < len(op.operands) and op.operands[o] != ABSENT]
 
 
