@@ -41,6 +41,8 @@ APART = (
 """Where each test takes seconds of its own: with several workers they are spread."""
 LONG = (
     "tests/testbed/",
+    "tests/training/test_guides_run.py",
+    "tests/training/test_tuning.py",
     "tests/scheduler/test_mutations.py",
     "tests/planning/",
     "tests/passes/",

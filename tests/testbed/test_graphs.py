@@ -66,18 +66,25 @@ def test_launched_steps_give_the_bits_of_eager_ones(plugin: Path, tmp_path: Path
         assert [report.plan and report.plan["launches"] for report in eager.reports] == [0] * world
 
 
+OPEN = f"{SMALL} --pp 2 --steps 4"
+
+
+@pytest.fixture(scope="module")
+def baseline_open(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> LaunchResult:
+    return trained(tmp_path_factory.mktemp("baseline"), "gpt", 2, OPEN)
+
+
 @pytest.mark.parametrize(("host_ns", "launches"), [(50_000, 3), (0, 0)], ids=["host-bound", "device-bound"])
 def test_steps_are_captured_where_a_launch_is_simulated_as_shorter(
-    plugin: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], host_ns: int, launches: int
+    plugin: Path, baseline_open: LaunchResult, tmp_path: Path, capfd: pytest.CaptureFixture[str], host_ns: int, launches: int
 ) -> None:
     """`capture: auto` compares both plans; the bits are the baseline's either way."""
     profile = load_profile("h200")
     host = msgspec.structs.replace(profile.host, op_ns=host_ns, job_ns=host_ns)
     save_profile(msgspec.structs.replace(profile, host=host), tmp_path / "device.json")
-    words = f"{SMALL} --pp 2 --steps 4"
     config = f"device: {tmp_path / 'device.json'}\nschedule_1f1b: {{interleave: mixed, only_gains: off}}\ncapture: auto\n"
-    baseline, found = trained(tmp_path, "gpt", 2, words), trained(tmp_path, "gpt", 2, words, config, TESTBED_DELAYS=DELAYS)
-    assert (bits(found), digests(found)) == (bits(baseline), digests(baseline))
+    found = trained(tmp_path, "gpt", 2, OPEN, config, TESTBED_DELAYS=DELAYS)
+    assert (bits(found), digests(found)) == (bits(baseline_open), digests(baseline_open))
     assert [report.plan and report.plan["launches"] for report in found.reports] == [launches] * 2
     assert f"capture: auto: steps are {'captured' if launches else 'issued'}: a launched step is simulated" in capfd.readouterr().err
 

@@ -33,9 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("baseline")
 
 
-@pytest.mark.parametrize("layout", ["pp2", "mp2, one micro-batch", pytest.param("mp2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("layout", ["mp2, one micro-batch", *(pytest.param(layout, marks=pytest.mark.long) for layout in ("pp2", "mp2"))])
 def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(layout: str, tmp_path: Path, folder: Path) -> None:
-    """The next run takes what was decided, and tries nothing."""
+    """The next run takes what was decided, and tries nothing. (`tests/testbed/test_tuning.py` has the bits of the other layouts.)"""
     run = Run(tmp_path, layout, {"between": True, "slow": BASELINE})
     assert run.bits() == baseline(layout, folder)
     head, *lines = run.trial()
