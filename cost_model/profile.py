@@ -10,6 +10,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Collection
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -316,7 +317,13 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
             f"no device profile {text!r}: expected one of {', '.join(profile_names())}, or a path to a .json file that "
             "`interlace calibrate -o FILE` wrote"
         )
-    return decode_profile((resources.files("interlace.configs") / "devices" / f"{text}.json").read_bytes(), f"{text}.json")
+    return _shipped(text)
+
+
+@cache
+def _shipped(name: str) -> DeviceProfile:
+    """A rank asks for its profile several times; to read one takes 8 ms."""
+    return decode_profile((resources.files("interlace.configs") / "devices" / f"{name}.json").read_bytes(), f"{name}.json")
 
 
 def decode_profile(data: bytes, where: str) -> DeviceProfile:

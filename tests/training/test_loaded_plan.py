@@ -32,7 +32,9 @@ def plans(tmp_path_factory: pytest.TempPathFactory, forked_ranks: None) -> Path:
     """Plans of two ranks: each backward shares a job with a forward, mixed op by op, and some activations go to the host."""
     folder = tmp_path_factory.mktemp("offline")
     config = folder / "asked.yaml"
-    config.write_text("schedule_1f1b: {interleave: mixed, search: off, only_gains: off}\noffload_activations: {fraction: 0.5, min_bytes: 1}\n")
+    config.write_text(
+        "schedule_1f1b: {interleave: mixed, search: off, only_gains: off}\noffload_activations: {fraction: 0.5, min_bytes: 1}\n"
+    )
     assert main(["dump", str(TINY), "--world", "2", "-o", str(folder / "dumps"), "--", *MODEL]) == 0
     assert main(["plan", str(folder / "dumps"), "--config", str(config), "-o", str(folder / "plan")]) == 0
     return folder / "plan"
