@@ -405,9 +405,9 @@ def host_costs(raw: dict[str, Any], issued_us: Sequence[float]) -> HostCosts:
         op_ns=round(1000 * median(issued_us)),
         job_ns=round(1000 * found["a_job_us"]),
         source="measured",
-        note=f"through Paddle's executor on the testbed's CUDA streams, not on the GPU place; an operation is the median of {len(issued_us)} "
-        f"training steps that the host bounds ({min(issued_us):.1f} to {max(issued_us):.1f} us); on an H200's host a tiny one alone takes "
-        f"{found['an_op_us']:.1f} us, "
+        note="through Paddle's executor on the testbed's CUDA streams, not on the GPU place; an operation is the median of "
+        f"{len(issued_us)} training steps that the host bounds ({min(issued_us):.1f} to {max(issued_us):.1f} us); "
+        f"on an H200's host a tiny one alone takes {found['an_op_us']:.1f} us, "
         f"{found['an_op_us_two_streams']:.1f} us where two streams alternate, {raw['event']['an_op_us_two_streams']:.1f} us there "
         "where memory is collected by events",
     )
@@ -499,8 +499,8 @@ def h100(
             versions={"torch": meta["torch"], "cuda": meta["cuda"]},
             note="operations and copies of one GPU measured through PyTorch, whose kernels are not all Paddle's (attention: "
             "FlashAttention 2 in both); collectives and exchanges of two GPUs by NCCL, two sittings; "
-            "copies of four GPUs at once in training steps; of two, interference and the host's cost of a job are the H200's, with which it "
-            "shares the chip, NVLink and PCIe: sources `derived`; "
+            "copies of four GPUs at once in training steps; of two, interference and the host's cost of a job are the H200's, with which "
+            "it shares the chip, NVLink and PCIe: sources `derived`; "
             "collectives of four and eight GPUs are published ones (benchmarks/results/external); raw files in benchmarks/results/h100",
         ),
         memory_bytes=meta["memory_bytes"],
