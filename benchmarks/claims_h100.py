@@ -134,28 +134,40 @@ def _range(values: Iterable[float]) -> str:
     return f"{found[0]:.2f} to {found[-1]:.2f}"
 
 
+def _gains(found: dict[str, Row], plan: str) -> tuple[float, float]:
+    """Of a plan over the baseline in percent, measured and simulated with the limit of power."""
+    times = [(median_ms(row), row["simulated"]["limited"]["step_ms"]) for row in (found["stock"], found[plan])]
+    measured, simulated = (100 * (stock / ours - 1) for stock, ours in zip(*times, strict=True))
+    return measured, simulated
+
+
 @claim
 def back_to_back() -> str:
     """Steps of four H100 that follow each other without a pause: measured and simulated with the limit of power."""
     rows = []
     for case, found in by_case("h100/testbed_back_to_back.json").items():
-        if "stock" not in found:
-            continue
-        for plan in ("stock", "auto"):
+        for plan, name in (("stock", "Paddle's baseline"), ("auto", "`auto`")):
             if plan in found:
-                row, baseline = found[plan], found["stock"]
+                row = found[plan]
                 step, expected = median_ms(row), row["simulated"]["limited"]["step_ms"]
-                gains = (median_ms(baseline) / step, baseline["simulated"]["limited"]["step_ms"] / expected)
-                rows.append(
-                    [
-                        f"`{case}`",
-                        "Paddle's baseline" if plan == "stock" else f"`{plan}`",
-                        f"{step:.1f} ({row['step_ms']['min']:.1f} to {row['step_ms']['max']:.1f})",
-                        f"{expected:.1f} ({100 * (expected / step - 1):+.1f} %)",
-                        *("" if plan == "stock" else f"{100 * (gain - 1):+.1f} %" for gain in gains),
-                    ]
-                )
+                took = f"{step:.1f} ({row['step_ms']['min']:.1f} to {row['step_ms']['max']:.1f})"
+                gains = ("", "") if plan == "stock" else (f"{gain:+.1f} %" for gain in _gains(found, plan))
+                rows.append([f"`{case}`", name, took, f"{expected:.1f} ({100 * (expected / step - 1):+.1f} %)", *gains])
     return table(["case", "plan", "step, ms (range)", "simulated", "gain", "gain, simulated"], rows)
+
+
+@claim
+def back_to_back_in_short() -> str:
+    """Gains of the default of the same steps, with and without a pipeline."""
+    both = {case: _gains(found, "auto") for case, found in by_case("h100/testbed_back_to_back.json").items() if "auto" in found}
+    told = []
+    for name, pipelines in (("with a pipeline", True), ("without one", False)):
+        gains = [each for case, each in both.items() if ("-pp" in case) == pipelines]
+        measured, off = ([gain for gain, _ in gains], [simulated - gain for gain, simulated in gains])
+        told.append(
+            f"{name} {min(measured):+.1f} to {max(measured):+.1f} %, simulated {min(off):+.1f} to {max(off):+.1f} points off ({len(gains)} cases)"
+        )
+    return "; ".join(told)
 
 
 @claim
