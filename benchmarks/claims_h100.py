@@ -165,7 +165,8 @@ def back_to_back_in_short() -> str:
         gains = [each for case, each in both.items() if ("-pp" in case) == pipelines]
         measured, off = ([gain for gain, _ in gains], [simulated - gain for gain, simulated in gains])
         told.append(
-            f"{name} {min(measured):+.1f} to {max(measured):+.1f} %, simulated {min(off):+.1f} to {max(off):+.1f} points off ({len(gains)} cases)"
+            f"{name} {min(measured):+.1f} to {max(measured):+.1f} %, simulated {min(off):+.1f} to {max(off):+.1f} points off "
+            f"({len(gains)} cases)"
         )
     return "; ".join(told)
 
