@@ -185,6 +185,23 @@ class _Alone:
                 break
         return peak, waits
 
+    def without_last_waits(self, waits: dict[str, tuple[HostSync, ...]], peak: int) -> tuple[int, dict[str, tuple[HostSync, ...]]]:
+        """The peak, not above the one given, and the waits up to the last that it needs.
+
+        Behind that the host runs ahead, and prepares the next step while the device ends this one.
+        """
+        every = [(job.name, wait) for job in self.program.jobs for wait in waits.get(job.name, ())]
+        kept, fewest = waits, 0
+        most = len(every)
+        while fewest < most:
+            count = (fewest + most) // 2
+            fewer = {job.name: tuple(wait for name, wait in every[:count] if name == job.name) for job in self.program.jobs}
+            if (lower := self.peak(fewer)) <= peak:
+                kept, peak, most = fewer, lower, count
+            else:
+                fewest = count + 1
+        return peak, kept
+
     def _run(self, waits: Mapping[str, tuple[HostSync, ...]]) -> tuple[Times, Profile]:
         there = awaits(with_host_syncs(self.program, waits), self.blocking)
         return device_memory(dataclasses.replace(self.sim, awaits=there), GPU, self.placed)
@@ -219,6 +236,7 @@ class _Search:
         best, found, reason = self._spaced(alone, free_sim, serial, free, run_ahead_bytes)
         if memory_limit is not None and best > max(serial, memory_limit):
             best, found = alone.with_waits_at_peaks(found, best, max(serial, memory_limit))
+        best, found = alone.without_last_waits(found, best)
         return HostSyncs(found, serial, free, best, "" if found else reason)
 
     def _spaced(

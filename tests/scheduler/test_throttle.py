@@ -237,6 +237,22 @@ def test_under_a_budget_the_host_waits_at_the_peak(room_blocks: int, peak_blocks
     assert found.count <= plan_host_syncs(program, QUICK, 23 * BLOCK, room_blocks * BLOCK - 1).count
 
 
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_no_wait_stands_behind_the_last_one_that_the_peak_needs(blocks: int) -> None:
+    """The host prepares the next step meanwhile."""
+    program = run_ahead_program()
+    found = plan_host_syncs(program, COST, blocks * BLOCK)
+    every = [(job.name, wait) for job in program.jobs for wait in found.waits.get(job.name, ())]
+    assert every
+
+    def peak_with(waits: list[tuple[str, HostSync]]) -> int:
+        by_job = {job.name: tuple(wait for name, wait in waits if name == job.name) for job in program.jobs}
+        return gpu_peak(with_host_syncs(program, by_job), COST)
+
+    assert peak_with(every) == found.throttled_bytes
+    assert all(peak_with(every[:count]) > found.throttled_bytes for count in range(len(every)))
+
+
 def test_with_room_for_all_the_host_waits_nowhere() -> None:
     assert plan_host_syncs(run_ahead_program(), QUICK, 23 * BLOCK, 26 * BLOCK).count == 0
     small = plan_host_syncs(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK, 6 * BLOCK)
