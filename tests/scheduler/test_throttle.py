@@ -249,7 +249,8 @@ def test_no_wait_stands_behind_the_last_one_that_the_peak_needs(blocks: int) -> 
         by_job = {job.name: tuple(wait for name, wait in waits if name == job.name) for job in program.jobs}
         return gpu_peak(with_host_syncs(program, by_job), COST)
 
-    assert peak_with(every) == found.throttled_bytes
+    least = peak_with([(name, wait) for name, waits in sync_at_job_ends(program, jobs_with_side_work(program)).items() for wait in waits])
+    assert peak_with(every) == found.throttled_bytes <= max(found.serial_bytes + blocks * BLOCK, least + blocks * BLOCK // 4)
     assert all(peak_with(every[:count]) > found.throttled_bytes for count in range(len(every)))
 
 
