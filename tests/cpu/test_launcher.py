@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
+from interlace.local.launch import launch
+
 ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "gpt.py"
 SCRIPT = """
 import json, os, runpy, sys
 
@@ -32,12 +35,11 @@ recorder = Recorder(rank, os.environ[RUN_DIR_VARIABLE])
 recorder.watch(Engine)
 sys.path.insert(0, os.path.dirname({example!r}))
 runpy.run_path({example!r}, run_name="__main__")
-hook = sys.modules.get("interlace.bridge.hook")
-summary = hook and hook.last_plan_summary()
+summary = sys.modules["interlace.bridge.hook"].last_plan_summary()
 result = {{
     "losses": [each.raw_hex for each in recorder.losses],
     "parameters": recorder.parameter_digests(),
-    "changed": summary and [each["name"] for each in summary["passes"] if any(one["kind"] == "applied" for one in each["remarks"])],
+    "changed": [each["name"] for each in summary["passes"] if any(one["kind"] == "applied" for one in each["remarks"])],
     "words": sys.argv[1:],
 }}
 with open(os.environ["RESULT"] + str(rank), "w") as file:
@@ -47,16 +49,15 @@ transport.close()
 WORDS = ["--pp", "2", "--micro-batches", "4", "--layers", "2", "--steps", "2"]
 
 
-def started(folder: Path, name: str, module: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """What the launcher of that module gave, and where the ranks left their results."""
-    folder.mkdir(exist_ok=True)
-    script, run, result = folder / f"{name}.py", folder / name, folder / f"{name}-result-"
-    script.write_text(SCRIPT.format(example=str(ROOT / "examples" / "gpt.py")))
+def started(folder: Path, **variables: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """What the launcher gave, and where the ranks left their results."""
+    script, run, result = folder / "planned.py", folder / "run", folder / "result-"
+    script.write_text(SCRIPT.format(example=str(EXAMPLE)))
     run.mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("INTERLACE_", "PADDLE_"))}
     own = {"PYTHONPATH": str(ROOT), "INTERLACE_RUN_DIR": str(run), "RESULT": str(result), "OMP_NUM_THREADS": "1"}
     environment = {**kept, **own, **variables}
-    words = [sys.executable, "-m", module, "--nproc_per_node", "2", "--log_dir", str(folder / "logs"), str(script), *WORDS]
+    words = [sys.executable, "-m", "interlace.launch", "--nproc_per_node", "2", "--log_dir", str(folder / "logs"), str(script), *WORDS]
     return subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, timeout=300), result
 
 
@@ -66,16 +67,17 @@ def results(at: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.paddle
-def test_a_script_that_never_asks_trains_with_a_plan_and_the_same_bits(tmp_path: Path) -> None:
-    plain, before = started(tmp_path, "plain", "paddle.distributed.launch")
-    assert plain.returncode == 0, plain.stderr[-2000:]
-    planned, after = started(tmp_path, "planned", "interlace.launch", INTERLACE_CONFIG="overlap")
+def test_a_script_that_never_asks_trains_with_a_plan_and_the_same_bits(forked: None, tmp_path: Path) -> None:
+    """Those of the example by Paddle alone."""
+    baseline = launch(EXAMPLE, WORDS, 2, {"INTERLACE_DISABLE": "1"}, None, tmp_path / "baseline", 60.0)
+    planned, after = started(tmp_path, INTERLACE_CONFIG="overlap")
     assert planned.returncode == 0, planned.stderr[-2000:]
-    for stock, ours in zip(results(before), results(after), strict=True):
-        assert stock["changed"] is None
+    for report, ours in zip(baseline.reports, results(after), strict=True):
         assert "schedule-1f1b" in ours["changed"]
-        assert {**stock, "changed": 0} == {**ours, "changed": 0}
-        assert stock["parameters"]
+        assert ours["losses"] == [each.raw_hex for each in report.losses]
+        assert ours["parameters"] == report.parameters
+        assert ours["words"] == WORDS
+        assert report.parameters
 
 
 @pytest.mark.parametrize(
