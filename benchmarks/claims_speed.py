@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from claiming import claim, raw, span, table
+from measuring import NAMED_FORMS
 
 
 @claim
@@ -142,7 +143,7 @@ def schedules_over_bound() -> str:
 
 
 def _schedules(rows: list[dict[str, Any]]) -> str:
-    forms = ("stock", "dx-first", "mixed", "zb-h1", "auto")
+    forms = ("stock", *NAMED_FORMS, "auto")
     return table(
         ["mp 2 where no other, micro-batches", "bound, firm at the full clock, firm", *forms, "auto over these"],
         [
@@ -175,7 +176,7 @@ def schedules_in_short() -> str:
         stock = row["stock"]
         others = [
             row[form]["step_ms"]
-            for form in ("stock", "dx-first", "mixed", "zb-h1")
+            for form in ("stock", *NAMED_FORMS)
             if "why_not" not in row[form] and row[form]["peak_bytes"] <= 1.01 * stock["peak_bytes"]
         ]
         gains.append(stock["step_ms"] / row["auto"]["step_ms"] - 1)
@@ -186,8 +187,6 @@ def schedules_in_short() -> str:
     )
 
 
-NAMED = ("dx-first", "mixed", "zb-h1")
-"""Forms of the zoo that are taken as they are named."""
 NOT_FORMS = ("case", "ranks", "stages", "ops", "stock", *BOUNDS)
 """What a row of the zoo holds besides plans."""
 
@@ -245,7 +244,7 @@ def _held(row: Mapping[str, Any], form: str) -> float:
 def _best_named(row: Mapping[str, Any], form: str) -> float:
     """The step of the fastest named form that holds no more than a plan or the baseline, longer by the thousandth that counts as equal."""
     most = max(_held(row, form), 0.0)
-    steps = [row[each]["step_ms"] for each in NAMED if row.get(each, {}).get("step_ms") and _held(row, each) <= most]
+    steps = [row[each]["step_ms"] for each in NAMED_FORMS if row.get(each, {}).get("step_ms") and _held(row, each) <= most]
     return 1.001 * min(steps, default=float("inf"))
 
 

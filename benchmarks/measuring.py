@@ -15,6 +15,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+NAMED_FORMS = ("dx-first", "mixed", "zb-h1")
+"""Forms of a schedule that plans are asked for by name; so rows of results call them."""
 
 
 def middle(samples: Sequence[float], digits: int = 4) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bounds import bound_ns, firm_bounds_ns
-from measuring import RESULTS, meta, store
+from measuring import NAMED_FORMS, RESULTS, meta, store
 from msgspec.structs import replace
 from simulated import built, captured, parse, parser
 
@@ -49,7 +49,7 @@ SHAPES = {
 MICRO_BATCHES = (8, 16)
 PADDLES = with_paddles_jobs(IDEAL)
 """Paddle's own jobs keep what ours free (interlace/ir/target.py)."""
-NAMED = {name: {"schedule_1f1b": {"interleave": name, "only_gains": False, "search": False}} for name in ("dx-first", "mixed", "zb-h1")}
+NAMED = {name: {"schedule_1f1b": {"interleave": name, "only_gains": False, "search": False}} for name in NAMED_FORMS}
 """Options of the forms that are taken as they are named."""
 FORMS: dict[str, dict[str, Any]] = {**NAMED, "auto": {}}
 
