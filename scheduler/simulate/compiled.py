@@ -26,6 +26,7 @@ the send of one."""
 
 for helper in simulator.SPLIT_HELPERS:
     numba.extending.register_jitable(helper)
+numba.extending.register_jitable(power.level_at)
 _limiter = _jit(power.limiter)
 split_rank = _jit(simulator.split_rank)
 """The one definition of `simulator.split_rank`, compiled."""

@@ -110,13 +110,30 @@ class PowerTrace:
         """The next step begins where this one ended."""
         return PowerTrace(self.level.copy(), self.mean.copy(), np.zeros_like(self.spent))
 
+    @classmethod
+    def warm(cls, power: PowerInput, mean: Ints) -> PowerTrace:
+        """Before a step that begins with these averages. `[num_ranks]`"""
+        levels = [level_at(each, power.limit_mw - power.static_mw, power.clocks.load) for each in mean.tolist()]
+        return cls(np.array(levels, np.int64), mean.copy(), np.zeros_like(mean))
 
-def limiter(mean: Any, level: int, spent: int, response: int, room_mw: int, load: Any) -> tuple[int, int]:
-    """The average and the level after a tick in which so much was spent above static at this level's clock; `room_mw` is the limit less
-    static. Runs in both engines."""
-    drawn = (spent // TICK_NS) * ONE // load[level]
-    mean += ((drawn - mean) * response) >> 20
+
+def steady_mean(power: PowerInput, began: Ints, ended: Ints, took_ns: int) -> Ints:
+    """The averages with which a step begins that ends with them, as far as one tells that began and ended with these: what is left of the
+    first by the end of a step falls with its ticks, and what comes anew is taken to be the same. `[num_ranks]`"""
+    kept = (1 - power.response / ONE) ** (took_ns // TICK_NS)
+    return np.maximum(0, np.round(began + (ended - began) / (1 - kept))).astype(np.int64) if kept < 1 else began
+
+
+def level_at(mean: Any, room_mw: int, load: Any) -> int:
+    """The highest clock at which an average stays within the limit; `room_mw` is the limit less static. Runs in both engines."""
     level = 0
     while level < len(load) - 1 and (mean * load[level]) >> 20 > room_mw:
         level += 1
-    return mean, level
+    return level
+
+
+def limiter(mean: Any, level: int, spent: int, response: int, room_mw: int, load: Any) -> tuple[int, int]:
+    """The average and the level after a tick in which so much was spent above static at this level's clock. Runs in both engines."""
+    drawn = (spent // TICK_NS) * ONE // load[level]
+    mean += ((drawn - mean) * response) >> 20
+    return mean, level_at(mean, room_mw, load)

@@ -53,7 +53,7 @@ from interlace.scheduler.memory import live as memory
 from interlace.scheduler.simulate.arrays import ONE, Ints, Options, SimInput
 from interlace.scheduler.simulate.circular_wait import explain_stall
 from interlace.scheduler.simulate.lower import lower
-from interlace.scheduler.simulate.power import TICK_NS, PowerTrace, limiter
+from interlace.scheduler.simulate.power import TICK_NS, PowerInput, PowerTrace, limiter, steady_mean
 
 NEVER = 1 << 62
 """Later than any time."""
@@ -61,7 +61,9 @@ WORTH_COMPILING = 5000
 """Op instances, of all steps that may be simulated, from which on `auto` uses the compiled engine, if no other run has loaded it; below,
 the plain one ends before numba is imported (0.2 s)."""
 MOST_STEPS = 4
-"""Steps that are simulated one after another at most, until one begins with the clocks with which it ends."""
+"""Steps that are simulated at most, until one begins as warm as it ends."""
+CLOSE = 128
+"""Averages of power that differ by less than this part of the limit are taken as equal: by less than one clock and the next differ."""
 COMPILED = "interlace.scheduler.simulate.compiled"
 
 
@@ -232,16 +234,30 @@ def _left(sim: SimInput, times: Times, at: int, step: int) -> int:
 
 def _times_alone(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
     """Of a step; with a limit of power, of one that begins as it ends: its device is as warm as training makes it."""
-    trace = PowerTrace.begin(len(sim.ranks))
-    for again in range(MOST_STEPS if sim.power else 1):
-        trace = trace.again() if again else trace
-        before = trace.level.copy()
+    power, trace = sim.power, PowerTrace.begin(len(sim.ranks))
+    following = PowerTrace.warm(power, _first_mean(sim, power)) if power else trace
+    for _ in range(MOST_STEPS if power else 1):
+        trace, began = following, following.mean.copy()
         start, ready, end = compiled.run_items(sim, trace) if compiled else Simulation(sim, trace).run()
         if (end < 0).any():
             raise Stall(explain_stall(sim, end))
-        if (before == trace.level).all():
+        if power is None:
+            break
+        mean = steady_mean(power, began, trace.mean, int(end.max(initial=0)))
+        following = PowerTrace.warm(power, mean)
+        is_full = not trace.changes[2].any() and (mean <= began).all()
+        if is_full or (np.abs(mean - began) * CLOSE <= power.limit_mw).all():
             break
     return Times(issue_times(sim, end), ready, start, end), trace
+
+
+def _first_mean(sim: SimInput, power: PowerInput) -> Ints:
+    """What ranks draw on average if the step takes no longer than its fullest stream: more than they do, as streams wait. `[num_ranks]`"""
+    least_ns = np.bincount(sim.stream, sim.dur, len(sim.stream_names)).max(initial=1)
+    rank_of = np.repeat(np.arange(len(sim.ranks)), np.diff(sim.first))
+    spent = np.bincount(rank_of, power.draw.astype(np.float64) * sim.dur, len(sim.ranks))
+    found: Ints = np.round(spent / max(1, least_ns)).astype(np.int64)
+    return found
 
 
 def _compiled(engine: Engine, num_items: int) -> Any:

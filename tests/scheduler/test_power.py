@@ -172,6 +172,39 @@ def test_the_next_step_begins_with_the_clock_of_its_start_not_of_when_copies_to_
     assert found.times.start.tolist() == expected.times.start.tolist()
 
 
+def in_the_long_run(programs: Sequence[Program], cost: Drawing, num_steps: int = 120) -> tuple[float, float]:
+    """Step after step, each beginning as the one before ended: the mean of the last third, and by how much of it they differ."""
+    sim, took = lower(programs, cost, Options(power=True, peers_ready=True)), list[int]()
+    trace = PowerTrace.begin(len(sim.ranks))
+    for _ in range(num_steps):
+        trace = trace.again()
+        took.append(int(fast.run_items(sim, trace)[2].max()))
+    last = took[-num_steps // 3 :]
+    return sum(last) / len(last), (max(last) - min(last)) / min(last)
+
+
+@pytest.mark.parametrize(("count", "gap_ns"), [(1, 0), (4, 0), (16, 0), (2, MS), (4, MS), (8, 2 * MS), (30, 2 * MS)])
+def test_a_short_step_is_as_warm_as_the_steps_before_it_made_the_device(count: int, gap_ns: int) -> None:
+    """Steps of less than the time constant begin at the limit, too; where the clock changes from step to step (4 and 8 products with
+    gaps), one of these steps stands for all."""
+    given = products(count, 5 * MS, gap_ns)
+    mean_ns, differ = in_the_long_run(*given)
+    assert differ < 0.008
+    assert mean_ns > count * (5 * MS + gap_ns) * 1.02
+    for engine in ("plain", "fast"):
+        assert simulated(*given, engine).step_ns == pytest.approx(mean_ns, rel=0.007)
+
+
+@settings(max_examples=25, deadline=None)
+@given(shapes(), st.integers(250, 900), st.integers(2, 120))
+def test_any_step_takes_what_it_takes_in_the_long_run(shape: Shape, limit: int, response_ms: int) -> None:
+    cost = costs(msgspec.structs.replace(POWER, limit_w=limit, response_ns=response_ms * MS))
+    mean_ns, differ = in_the_long_run(world(shape), cost)
+    plain, compiled = (simulated(world(shape), cost, engine) for engine in ("plain", "fast"))
+    assert plain.step_ns == compiled.step_ns == pytest.approx(mean_ns, rel=0.01 + differ)
+    assert plain.joules == compiled.joules
+
+
 def test_a_rank_that_waits_for_another_draws_what_waiting_draws() -> None:
     """Two ranks, one collective, one rank late: the other draws its waiting power meanwhile."""
     groups = "group 0=0,1\n"
