@@ -9,7 +9,7 @@ import power_profile
 from claiming import Row, claim, raw, table
 
 from benchmarks.gpu import predict
-from interlace.cost_model.profile import Errors, Power, PowerSample, load_profile
+from interlace.cost_model.profile import Accuracy, Errors, Power, PowerSample, load_profile
 
 DEVICES = {"H100": "h100", "H200": "h200"}
 """What a table calls a device -> the folder of its results."""
@@ -159,13 +159,32 @@ def predicted_steps() -> str:
     )
 
 
+@claim
+def gains_now() -> str:
+    """Gains predicted with the limit of power, as plans are judged, against measured ones."""
+    said = []
+    for name, device in DEVICES.items():
+        found = _errors(device)
+        for what, each in (("several stages", found.stages_limited), ("one stage", found.one_stage_limited)):
+            said.append(
+                f"{name}, {what}: {each.gain_ratio:.2f} times the measured gain, {100 * each.gain_median:.0f} % off ({each.gains} gains; "
+                f"medians), {each.right_order} of {each.pairs} pairs of plans in order"
+            )
+    return "; ".join(said)
+
+
+def _errors(device: str) -> Accuracy:
+    found = load_profile(device).accuracy
+    if found is None:
+        raise SystemExit(f"{device}: no errors of predictions; run `interlace accuracy --write`")
+    return found
+
+
 def _accuracies(cell: Callable[[Errors], str], what: str) -> str:
     """A row for each device, without and with pipeline stages."""
     rows = []
     for name, device in DEVICES.items():
-        found = load_profile(device).accuracy
-        if found is None:
-            raise SystemExit(f"{device}: no errors of predictions; run `interlace accuracy --write`")
+        found = _errors(device)
         rows.append([f"{name}, one stage", cell(found.one_stage), cell(found.one_stage_limited)])
         rows.append([f"{name}, several stages", cell(found.stages), cell(found.stages_limited)])
     return table([what, "without the limit of power", "with it"], rows)
