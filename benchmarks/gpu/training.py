@@ -133,7 +133,6 @@ CAPTURED = tuple(
     replace(plan, name=f"{plan.name}-captured", config=f"{plan.config}capture: on\n") for plan in (AUTO[0], MIXED, OFFLOADS[1])
 )
 """Steps that are launched as a graph, each beside the same plan as it is issued."""
-STATE = Plan("state-1", "offload_optimizer_state: {fraction: 1.0}\n")
 ALL = (BASELINE, COLUMN, DX, MIXED, *OFFLOADS)
 SOME = (BASELINE, DX, MIXED, OFFLOADS[1])
 FORMS = (BASELINE, DX, MIXED, ZB)
@@ -300,7 +299,8 @@ def _experts() -> list[Case]:
 
 def _states() -> list[Case]:
     """Two stages with AdamW, whose state leaves the device: as budgets ask, and all of it."""
-    plans = (BASELINE, AUTO[0], STATE, *(Plan(f"budget-{share:g}", f"memory_budget: {share}\n") for share in (0.9, 0.8, 0.7, 0.6)))
+    every = Plan("state-1", "offload_optimizer_state: {fraction: 1.0}\n")
+    plans = (BASELINE, AUTO[0], every, *(Plan(f"budget-{share:g}", f"memory_budget: {share}\n") for share in (0.9, 0.8, 0.7, 0.6)))
     more = ("--optimizer", "adamw")
     return [replace(_layers(model, 2048, 1, 2, plans=plans, more=more), name=f"{model}-adamw-s2048-pp2") for model in ("gpt", "llama")]
 
@@ -314,7 +314,7 @@ def _layouts(gpus: int) -> list[Case]:
             continue
         words = tuple(word.format(**layout) for word in LAYOUT_WORDS)
         name = "-".join(f"{key}{layout[key]}" for key in ("pp", "mp", "dp", "m", "sharding") if layout[key] != 1 or key == "sharding")
-        found.append(Case(f"layout-gpt-{name}", "gpt", world, (*LAYOUT_MODEL, *words), (BASELINE, AUTO[0], STATE)))
+        found.append(Case(f"layout-gpt-{name}", "gpt", world, (*LAYOUT_MODEL, *words), (BASELINE, AUTO[0])))
     return found
 
 
