@@ -18,6 +18,7 @@ struct Graph {
   void* made = nullptr;
   std::set<const char*> uses;
   std::vector<Event> results;  // recorded at each launch
+  std::vector<std::function<void()>> releases;
   std::string ended;  // why it must not be launched
   MemoryGrowth growth;
 };
@@ -70,6 +71,7 @@ void order(Stream first, Stream then) {
 void forget(const Graph& graph, size_t number) {
   if (graph.made) recording_destroy(graph.made);
   for (Event each : graph.results) event_destroy(each);
+  for (auto& release : graph.releases) release();
   Pool::end_graph(number);
 }
 
@@ -229,6 +231,11 @@ void capture_forget(Event event) {
   c.recorded.erase(event);
   c.epochs.erase(event);
   num_epochs = c.epochs.size();
+}
+
+void capture_keep(std::function<void()> release) {
+  std::lock_guard<std::mutex> guard(all().mutex);
+  all().graphs[open_number].releases.push_back(std::move(release));
 }
 
 void capture_result(Stream stream) {

@@ -2,6 +2,7 @@
 // gives is followed here, so that what CUDA refuses is refused with host threads too, and so that memory is used again by that order.
 #pragma once
 #include <cstddef>
+#include <functional>
 #include <string>
 
 #include "runtime.h"
@@ -37,6 +38,7 @@ void capture_record(Event event, Stream stream);
 void capture_wait(Stream stream, Event event);  // throws where the event was recorded outside
 void capture_query(Event event);                // throws where the event was recorded in a capture
 void capture_forget(Event event);
+void capture_keep(std::function<void()> release);  // of what each launch uses: called when the graph is over
 void capture_result(Stream stream);             // what `graph_await` waits for: all that the stream was given so far
 // Recorded in another capture than the wait, or only one of the two in any: an idle device lies between them, so the wait is left out.
 bool capture_separates(Event event);

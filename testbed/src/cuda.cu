@@ -79,6 +79,18 @@ void record_time(cudaEvent_t event, Stream stream) {
   if (cudaEventRecordWithFlags(event, of(stream), flags) != cudaSuccess) fprintf(stderr, "testbed: a traced interval has no time\n");
 }
 
+// The graph that recorded these is over: the events are used again once what they tell was told.
+void release_times(const Measured& over) {
+  Device& d = device();
+  std::lock_guard<std::mutex> guard(d.mutex);
+  for (Measured& each : d.measured)
+    if (each.begin == over.begin) {
+      each.launched = false;
+      return;
+    }
+  d.spare.push_back(over.begin), d.spare.push_back(over.end);
+}
+
 const char* copy_name(Copy kind) {
   return kind == Copy::host_to_device ? "copy_h2d" : kind == Copy::device_to_host ? "copy_d2h" : "copy_d2d";
 }
@@ -142,9 +154,10 @@ int stream_number(Stream stream) {
 }
 
 void stream_callback(Stream stream, std::function<void()> call) {
+  if (capturing()) capture_work(stream, "a call of the host");
   auto* kept = new std::function<void()>(std::move(call));
   if (capturing()) {  // it is made again at each launch
-    capture_work(stream, "a call of the host");
+    capture_keep([=] { delete kept; });
     TB_CHECK(cudaLaunchHostFunc(of(stream), [](void* data) { (*static_cast<std::function<void()>*>(data))(); }, kept));
     return;
   }
@@ -262,6 +275,7 @@ Piece::Piece(Stream stream, Work work, const char* name) : stream_(stream) {
     made.begin = timed_event(d), made.end = timed_event(d);
     d.measured.push_back(made);
   }
+  if (made.launched) capture_keep([made] { release_times(made); });
   record_time(made.begin, stream);
   interval_ = made.end;
 }
