@@ -124,7 +124,7 @@ class Result:
     @property
     def step_ns(self) -> int:
         """Time of the step, the same on every rank."""
-        return max(last_end(self.input, self.times), int(self.host_end.max(initial=0)))
+        return max(last_end(self.input, self.times.end), int(self.host_end.max(initial=0)))
 
     @cached_property
     def ranks(self) -> list[RankTime]:
@@ -196,13 +196,13 @@ def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_
 def device_memory(sim: SimInput, target: Target = IDEAL, placed: memory.Placed | None = None) -> tuple[Times, memory.Profile]:
     """When the op instances of the only rank run, and its memory; as `run`, with `placed` as in `over_time`."""
     times, _ = _times(sim, _compiled("auto", sim.num_items))
-    step = last_end(sim, times)
+    step = last_end(sim, times.end)
     return times, memory.over_time(sim.programs[0], times.issue, times.start, times.end, sim.stream, target, placed, step)
 
 
-def last_end(sim: SimInput, times: Times) -> int:
+def last_end(sim: SimInput, end: Ints) -> int:
     """When the last op instance ends that the next step waits for."""
-    return int((times.end if sim.tail is None else times.end[~sim.tail]).max(initial=0))
+    return int((end if sim.tail is None else end[~sim.tail]).max(initial=0))
 
 
 def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
@@ -213,7 +213,7 @@ def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
     left = dict.fromkeys(range(len(sim.ranks)), 0)
     for _ in range(MOST_STEPS):
         times, before = found[0], left
-        step = max(last_end(sim, times), int(host_ends(sim, times).max(initial=0)))
+        step = max(last_end(sim, times.end), int(host_ends(sim, times).max(initial=0)))
         left = {at: _left(sim, times, at, step) for at in before}
         if left == before:
             break
@@ -243,7 +243,7 @@ def _times_alone(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
             raise Stall(explain_stall(sim, end))
         if power is None:
             break
-        mean = steady_mean(power, began, trace.mean, int(end.max(initial=0)))
+        mean = steady_mean(power, began, trace.mean, last_end(sim, end))
         following = PowerTrace.warm(power, mean)
         is_full = not trace.changes[2].any() and (mean <= began).all()
         if is_full or (np.abs(mean - began) * CLOSE <= power.limit_mw).all():
@@ -275,7 +275,7 @@ def _compiled(engine: Engine, num_items: int) -> Any:
 
 def _profile(sim: SimInput, times: Times, at: int, target: Target) -> memory.Profile:
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
-    step, arrays = last_end(sim, times), (times.issue[mine], times.start[mine], times.end[mine], sim.stream[mine])
+    step, arrays = last_end(sim, times.end), (times.issue[mine], times.start[mine], times.end[mine], sim.stream[mine])
     return memory.over_time(sim.programs[at], *arrays, target, step=step)
 
 
@@ -580,7 +580,7 @@ def columns_of(sim: SimInput, times: Times, at: int) -> RankColumns:
     """The columns of the rank with index `at`."""
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
     deps = slice(int(sim.dep_first[mine.start]), int(sim.dep_first[mine.stop]))
-    step = NEVER if sim.tail is None else max(last_end(sim, times), int(host_ends(sim, times).max(initial=0)))
+    step = NEVER if sim.tail is None else max(last_end(sim, times.end), int(host_ends(sim, times).max(initial=0)))
     return RankColumns(
         sim.stream[mine] - sim.first_stream[at],
         sim.side[mine],

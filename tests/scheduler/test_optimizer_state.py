@@ -237,7 +237,7 @@ def test_copies_out_run_beneath_the_next_steps_forward() -> None:
     """The step ends with its computation; what is left of the copies takes their stream, and memory, in the next step."""
     slow = GivenCosts({"copy": 400, "matmul": 100, "default": 10})
     before, after = (simulate([program], slow, Options.of(GPU, peers_ready=True), target=GPU) for program in (plain(), planned()))
-    assert int(after.times.end.max()) > after.step_ns == last_end(after.input, after.times)
+    assert int(after.times.end.max()) > after.step_ns == last_end(after.input, after.times.end)
     left = int(after.times.end.max()) - after.step_ns
     mark = int(after.input.mark[0])  # type: ignore[index]
     assert after.times.end[mark] - after.times.start[mark] >= left
