@@ -124,8 +124,8 @@ def waits_at_once() -> str:
     both = [(beside[1][key], two) for key, two in beside[2].items() if key in beside[1]]
     more = [two - one for one, two in both]
     return (
-        f"{len(both)} products of middle stages take {_range(one for one, _ in both)} times as long beside one transfer that waits and "
-        f"{_range(two for _, two in both)} times beside two, {statistics.fmean(more):.2f} more in the mean"
+        f"{len(both) // 2} products on two middle stages take {_range(one for one, _ in both)} times as long beside one transfer "
+        f"that waits and {_range(two for _, two in both)} times beside two, {statistics.fmean(more):.2f} more in the mean"
     )
 
 

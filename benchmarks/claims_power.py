@@ -167,8 +167,9 @@ def gains_now() -> str:
         found = _errors(device)
         for what, each in (("several stages", found.stages_limited), ("one stage", found.one_stage_limited)):
             said.append(
-                f"{name}, {what}: {each.gain_ratio:.2f} times the measured gain, {100 * each.gain_median:.0f} % off ({each.gains} gains; "
-                f"medians), {each.right_order} of {each.pairs} pairs of plans in order"
+                f"{name}, {what}: {each.gain_ratio:.2f} times the measured gain in the median, median error "
+                f"{100 * each.gain_median:.0f} % of the gain ({each.gains} gains), "
+                f"{each.right_order} of {each.pairs} pairs of plans in order"
             )
     return "; ".join(said)
 

@@ -52,7 +52,7 @@ def _table(card: str, file: str = "testbed_states") -> str:
         stock = found.get("stock")
         for plan, name in ((plan, name) for plan, name in NAMES.items() if plan in found):
             row, simulated = found[plan], found[plan]["simulated"]
-            step, expected = row["step_ms"]["median"], simulated["step_ms"]
+            step, expected = row["step_ms"]["median"], simulated.get("limited", simulated)["step_ms"]
             held = max(simulated["held_peak_bytes_by_rank"]) / 1e9
             in_use = fullest_gb(row, "in_use", "outside")
             of_stock = f" ({100 * in_use / fullest_gb(stock, 'in_use', 'outside'):.0f} %)" if stock else ""

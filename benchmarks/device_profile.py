@@ -414,13 +414,16 @@ def host_costs(raw: dict[str, Any], issued_us: Sequence[float]) -> HostCosts:
 
 
 def issued_us(runs: Sequence[dict[str, Any]]) -> list[float]:
-    """Microseconds of a step for each operation that it issues, of plans that take at most `LAUNCHED` of that time as a launched graph."""
+    """A step's microseconds over the operations that it issues, what lies between operations and jobs included, of plans that take less
+    than `LAUNCHED` of that time as a launched graph."""
     steps = {(row["case"], row["plan"], row["sitting"]): row for row in runs if "step_ms" in row}
     found = []
     for (case, plan, sitting), row in steps.items():
         launched = steps.get((case, f"{plan}-captured", sitting))
         if launched and launched["step_ms"]["median"] < LAUNCHED * row["step_ms"]["median"]:
             found.append(1e3 * row["step_ms"]["median"] / row["traced_step"]["ops_issued"])
+    if not found:
+        raise SystemExit("testbed_captured.json: no step that the host bounds; expected plans that run as they are issued and as a graph")
     return found
 
 
@@ -499,7 +502,7 @@ def h100(
             versions={"torch": meta["torch"], "cuda": meta["cuda"]},
             note="operations and copies of one GPU measured through PyTorch, whose kernels are not all Paddle's (attention: "
             "FlashAttention 2 in both); collectives and exchanges of two GPUs by NCCL, two sittings; "
-            "copies of four GPUs at once in training steps; of two, interference and the host's cost of a job are the H200's, with which "
+            "copies of four GPUs at once in training steps; those of two and interference are the H200's, with which "
             "it shares the chip, NVLink and PCIe: sources `derived`; "
             "collectives of four and eight GPUs are published ones (benchmarks/results/external); raw files in benchmarks/results/h100",
         ),
@@ -529,6 +532,7 @@ def profiles() -> dict[str, DeviceProfile]:
         together=read("copies"),
     )
     host = host_costs(*read("testbed_host"), issued_us(read("testbed_captured", "h100")[0]["runs"]))
+    host = msgspec.structs.replace(host, note=f"{host.note}; a job as on an H200's host")
     own = h100(h200, read("single", "h100"), host, read("collectives", "h100"), read("copies", "h100"))
     alone = {"h200": h200, "h100": own}
     found = {

@@ -22,7 +22,8 @@ SHARED = 2.0
 
 WAIT = "wait"
 """Beside communication kernels that wait for their peers: they move nothing, and occupy multiprocessors. Measured beside receives, where
-two that wait at once slow products as much as one (`benchmarks/results/h100/README.md`); that a collective does the same is assumed."""
+two that wait at once slow products by little more than one (0.04 in the mean; `benchmarks/results/h100/README.md`); that a collective does
+the same is assumed."""
 TRANSFER = "p2p"
 """Beside a send or receive that moves data."""
 RESULT = "elements"

@@ -90,8 +90,8 @@ class Measurer:
         tracing = device.Trace([], [], []) if last and self.traced else None
         before = device.memory()
         if tracing is not None:
-            device.start_trace()
-        if tracing is not None or not self.steps:
+            device.start_trace()  # behind all that was issued
+        elif not self.steps:
             device.synchronize()
         device.reset_peaks()
         start = time.perf_counter()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.beside_transfers import APART, PRODUCT, WHOLLY, overlap_us
-from testbed.trace import RankTrace, align, read_rank, stream_names
+from testbed.trace import Planned, RankTrace, align, read_rank, stream_names
 
 WAITS_US = 400.0
 """A transfer that takes longer waits for its peer: data of these cases takes 50 to 150."""
@@ -29,14 +29,17 @@ WAITS_US = 400.0
 def stretched(ranked: RankTrace) -> list[dict[str, Any]]:
     """Of each product that ran apart and beside transfers that wait: how many waited, its time apart, and its median stretch."""
     known = align(ranked.planned, ranked.trace.issues)
-    names, places = stream_names(ranked, known), _places(ranked)
-    waiting = [each for each in ranked.trace.intervals if names[each.stream] != "compute" and each.end_us - each.begin_us > WAITS_US]
+    names, places = stream_names(ranked, known), _places(ranked, known)
+    beside_it = [each for each in ranked.trace.intervals if names[each.stream] != "compute"]
+    waiting, moving = ([each for each in beside_it if (each.end_us - each.begin_us > WAITS_US) == waits] for waits in (True, False))
     apart: dict[Any, list[float]] = defaultdict(list)
     beside: dict[Any, list[float]] = defaultdict(list)
     for each in ranked.trace.intervals:
         if each.name != PRODUCT or names[each.stream] != "compute" or each.op not in places:
             continue
         took = each.end_us - each.begin_us
+        if overlap_us(each.begin_us, each.end_us, moving) >= APART * took:
+            continue
         shares = [overlap_us(each.begin_us, each.end_us, [other]) / took for other in waiting]
         if sum(shares) < APART:
             apart[places[each.op]].append(took)
@@ -54,10 +57,9 @@ def stretched(ranked: RankTrace) -> list[dict[str, Any]]:
     ]
 
 
-def _places(ranked: RankTrace) -> dict[int, tuple[str, int]]:
+def _places(ranked: RankTrace, known: dict[int, Planned]) -> dict[int, tuple[str, int]]:
     """Issued operation -> its job's name and its place there, which its runs for all micro-batches share."""
-    known, before = align(ranked.planned, ranked.trace.issues), Counter[int]()
-    found = {}
+    before, found = Counter[int](), {}
     for number in sorted(known):
         job = known[number].job
         found[number] = (ranked.jobs[job], before[job])

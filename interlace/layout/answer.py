@@ -217,7 +217,8 @@ def _figures(step: Step | None, peak_bytes: int, rel_error: float, limits: Limit
 def _order(row: Row) -> tuple[int, float, str]:
     best = row.best()
     known = 0 if best else 1 if row.is_known else ("drafted", "waiting", "excluded", "refused").index(row.state) + 2
-    return known, best[1].step_ns if best else row.paddles.step_ns if row.paddles else row.least_ns or inf, row.layout
+    told = best[1] if best else row.paddles or row.ours
+    return known, told.step_ns if told else row.least_ns or inf, row.layout
 
 
 def _decides(best: Row, second: Row) -> str:

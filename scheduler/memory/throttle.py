@@ -119,8 +119,8 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_
     """The widest spacing of waits under which run-ahead raises the peak by no more than `run_ahead_bytes`.
 
     If none does, the widest whose peak is near the lowest. Where the peak is then above `memory_limit`, waits are added at the peak
-    (`scheduler/memory/waits_at_peaks.py`). Cost: one pass over the storages if these are small, otherwise a
-    simulation of the rank for each spacing that is tried.
+    (`scheduler/memory/waits_at_peaks.py`). Last, waits behind the last that the peak needs are left out. Cost: one pass over the
+    storages if these are small, otherwise a simulation of the rank for each spacing that is tried, and log2 of the waits more.
     """
     names = jobs_with_side_work(program)
     if not names:
@@ -188,19 +188,21 @@ class _Alone:
     def without_last_waits(self, waits: dict[str, tuple[HostSync, ...]], peak: int) -> tuple[int, dict[str, tuple[HostSync, ...]]]:
         """The peak, not above the one given, and the waits up to the last that it needs.
 
-        Behind that the host runs ahead, and prepares the next step while the device ends this one.
+        Behind that the host runs ahead, and prepares the next step while the device ends this one. What the next step allocates meanwhile
+        is not counted: a wait at a peak of it waits for the end of this one, too.
         """
         every = [(job.name, wait) for job in self.program.jobs for wait in waits.get(job.name, ())]
-        kept, fewest = waits, 0
-        most = len(every)
+        kept, found, fewest, most = waits, peak, 0, len(every)
         while fewest < most:
             count = (fewest + most) // 2
-            fewer = {job.name: tuple(wait for name, wait in every[:count] if name == job.name) for job in self.program.jobs}
+            fewer: dict[str, tuple[HostSync, ...]] = {job.name: () for job in self.program.jobs}
+            for name, wait in every[:count]:
+                fewer[name] = (*fewer[name], wait)
             if (lower := self.peak(fewer)) <= peak:
-                kept, peak, most = fewer, lower, count
+                kept, found, most = fewer, lower, count
             else:
                 fewest = count + 1
-        return peak, kept
+        return found, kept
 
     def _run(self, waits: Mapping[str, tuple[HostSync, ...]]) -> tuple[Times, Profile]:
         there = awaits(with_host_syncs(self.program, waits), self.blocking)
