@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo     train a small GPT on 4 CPU ranks, baseline against Interlace; plan a large one (about 2 minutes)"
 	@echo "make test-fast  the tests that need no Paddle, without long searches (under 2 minutes on 2 cores)"
-	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 3)"
+	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 2)"
 	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples, stored programs in every configuration, and what is marked long: more combinations in training, up to eight ranks (an hour)"
 	@echo "make test-paddle VERSION=3.3.0  the tests that need Paddle, with another version, in an environment of its own (.venv-paddle-3.3.0)"
 	@echo "make test-nlp  the example with PaddleNLP's AutoTrainer, in an environment of its own (1.9 GB, in $(NLP); minutes to install, 2 to run)"
@@ -85,8 +85,6 @@ demo: setup
 	@echo "The same as a page to look at:"
 	$(BIN)/interlace report $(OUT)/big/interlace -o $(OUT)/report.html
 
-# One more than the others have: ranks that a test starts wait for each other a third of the time.
-test: WORKERS = 3
 test: setup
 	$(PYTEST) -m "not main_thread"
 	$(BIN)/python -m pytest -m main_thread
