@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from interlace.cost_model.base import Draw, GivenCosts, Groups
 from interlace.cost_model.profile import Power
 from interlace.cost_model.work import Values
 from interlace.ir.program import Op
+from interlace.scheduler.simulate.power import PowerTrace
 
 POWER = Power(
     limit_w=700, static_w=150, waiting_w=10, highest_mhz=1980, lowest_mhz=345, step_mhz=15, response_ns=40_000_000, energy_exponent=1.2
@@ -25,3 +28,8 @@ class Drawing(GivenCosts):
 
     def draw(self, op: Op, values: Values, groups: Groups) -> Draw:
         return self.draws.get(self.category(op, values, groups).partition(":")[0], Draw(0, 0.0))
+
+
+def again(trace: PowerTrace) -> PowerTrace:
+    """Of the next step, which begins where this one ended."""
+    return PowerTrace(trace.level.copy(), trace.mean.copy(), np.zeros_like(trace.spent))

@@ -108,7 +108,7 @@ def _frontier(answer: Answer) -> list[str]:
 
 
 def _not_built(answer: Answer) -> list[str]:
-    rows = answer.rows[::-1]
+    rows = answer.rows
     lines = [
         *_reasons("excluded by a bound", [(row, row.why) for row in rows if row.state == "excluded"]),
         *_reasons("refused", [(row, row.why) for row in rows if row.state == "refused"]),
@@ -126,10 +126,11 @@ def _not_built(answer: Answer) -> list[str]:
 
 
 def _reasons(told: str, found: Sequence[tuple[Row, str]]) -> list[str]:
-    """The most frequent reasons, each with the first layout that it is told of; `found` has the last layout first."""
-    count, first = Counter(_kind_of(why) for _, why in found), {_kind_of(why): (row.layout, why) for row, why in found}
-    lines = [f"{told}: {n} such as {first[kind][0]}: {first[kind][1]}" for kind, n in count.most_common(MOST_REASONS)]
-    rest = len(found) - sum(n for _, n in count.most_common(MOST_REASONS))
+    """The most frequent reasons, each with the first layout that it is told of."""
+    count, first = Counter(_kind_of(why) for _, why in found), {_kind_of(why): (row.layout, why) for row, why in reversed(found)}
+    most = count.most_common(MOST_REASONS)
+    lines = [f"{told}: {n} such as {first[kind][0]}: {first[kind][1]}" for kind, n in most]
+    rest = len(found) - sum(n for _, n in most)
     return [*lines, *([f"{told}: {rest} more for other reasons"] if rest else [])]
 
 

@@ -106,10 +106,6 @@ class PowerTrace:
         """Before anything was drawn."""
         return cls(*(np.zeros(num_ranks, np.int64) for _ in range(3)))
 
-    def again(self) -> PowerTrace:
-        """The next step begins where this one ended."""
-        return PowerTrace(self.level.copy(), self.mean.copy(), np.zeros_like(self.spent))
-
     @classmethod
     def warm(cls, power: PowerInput, mean: Ints) -> PowerTrace:
         """Before a step that begins with these averages. `[num_ranks]`"""

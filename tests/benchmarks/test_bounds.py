@@ -27,7 +27,7 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.power import PowerTrace
 from interlace.scheduler.simulate.simulator import Simulation, simulate
-from tests.drawing import MS, POWER, Drawing
+from tests.drawing import MS, POWER, Drawing, again
 from tests.scheduler.plans import rank
 from tests.strategies import World, plan, programs, worlds
 
@@ -102,7 +102,7 @@ def test_no_order_of_kernels_costs_less_than_its_prices(parts: list[tuple[str, i
     sim = lower([rank("\n".join(ops), f"job all forward 0: {items}")], costs, Options(power=True))
     trace, steps = PowerTrace.begin(1), []
     for _ in range(REPEATED):
-        before, trace = trace.mean, trace.again()
+        before, trace = trace.mean, again(trace)
         steps.append(int(Simulation(sim, trace).run()[2].max()))
         if (before == trace.mean).all():
             steps = steps[-1:]

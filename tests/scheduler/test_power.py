@@ -24,7 +24,7 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.power import TICK_NS, PowerTrace
 from interlace.scheduler.simulate.simulator import Engine, Result, Simulation, run
-from tests.drawing import DRAWS, MS, POWER, Drawing
+from tests.drawing import DRAWS, MS, POWER, Drawing, again
 from tests.scheduler.plans import Shape, rank, shapes, world
 
 fast = pytest.importorskip("interlace.scheduler.simulate.compiled")
@@ -59,7 +59,7 @@ def test_both_engines_find_the_same_times_clocks_and_energy(shape: Shape, limit:
     sim.tail = np.random.default_rng(response_ms).random(sim.num_items) < left if left else None
     plain, compiled = PowerTrace.begin(len(sim.ranks)), PowerTrace.begin(len(sim.ranks))
     for _ in range(2):
-        plain, compiled = plain.again(), compiled.again()
+        plain, compiled = again(plain), again(compiled)
         for mine, other in zip(Simulation(sim, plain).run(), fast.run_items(sim, compiled), strict=True):
             assert (mine == other).all()
         for name in ("level", "mean", "spent"):
@@ -177,7 +177,7 @@ def in_the_long_run(programs: Sequence[Program], cost: Drawing, num_steps: int =
     sim, took = lower(programs, cost, Options(power=True, peers_ready=True)), list[int]()
     trace = PowerTrace.begin(len(sim.ranks))
     for _ in range(num_steps):
-        trace = trace.again()
+        trace = again(trace)
         took.append(int(fast.run_items(sim, trace)[2].max()))
     last = took[-num_steps // 3 :]
     return sum(last) / len(last), (max(last) - min(last)) / min(last)
