@@ -8,7 +8,8 @@ exact lengths. Data are random: products of zeros draw less.
 
 Parts: `windows` (each kind repeated for a second, alone, and with gaps that keep the card below its limit), `follow` (how long a kernel
 takes at the clock that load before it has left), `steps` (clock and power after load begins and ends), `waves` (load that comes and goes,
-by period), `ranks` (collectives, and collectives and receives that wait for a peer).
+by period), `ranks` (collectives, and collectives and receives that wait for a peer), `beside` (kernels and collectives at the same time).
+Parts that are named after OUT.json are measured alone.
 """
 
 from __future__ import annotations
@@ -513,6 +514,96 @@ def collectives(bench: Bench, rank: int, world: int) -> list[dict[str, Any]]:
     return found
 
 
+BESIDE = {
+    "gemm 4096x4096x4096": 1.6,
+    "gemm 2048x12288x4096": 1.6,
+    "attention_grad 32x4096x128": 1.0,
+    "add 67M": 1.0,
+    "add 8M": 1.0,
+    "cast 67M": 1.0,
+    "gelu_grad 67M": 1.2,
+    "layer_norm_grad 8192x4096": 1.0,
+}
+"""Kinds that are measured beside collectives -> the gap after a chunk over its own time, which keeps the card below its limit."""
+BESIDE_MIB = (16, 64)
+
+
+def beside(bench: Bench, rank: int, world: int) -> list[dict[str, Any]]:
+    """Chunks of kernels, of all_reduces, and of both at the same time on streams of their own, with gaps; on all GPUs at once.
+
+    A row has what one chunk took on each stream, how often chunks began, and what was drawn in the mean, so that the energy of both
+    at once can be held against that of each alone.
+    """
+    big, side, found = torch.ones(1 << 26, device="cuda", dtype=torch.bfloat16), torch.cuda.Stream(), []
+    counts = {}
+    for mib in BESIDE_MIB:
+        part = big[: mib << 19]
+        for _ in range(3):
+            dist.all_reduce(part)
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        dist.barrier()
+        start.record()
+        for _ in range(20):
+            dist.all_reduce(part)
+        stop.record()
+        torch.cuda.synchronize()
+        one = torch.tensor([start.elapsed_time(stop) / 20], device="cuda")
+        dist.all_reduce(one, op=dist.ReduceOp.MAX)
+        counts[mib] = max(1, round(CHUNK_MS / float(one)))
+    for name, gap in {"": 1.0, **BESIDE}.items():
+        steps = kinds()[name]() if name else []
+        run, count, _ = bench.chunk(steps) if name else (None, 0, 0.0)
+        for mib in (0, *BESIDE_MIB) if name else BESIDE_MIB:
+            torch.cuda.synchronize()
+            dist.barrier()
+            row = _both(bench, side, run, big[: mib << 19], counts.get(mib, 0), round(gap * CHUNK_MS * 1e6))
+            found.append({"kind": name, "count": count, "all_reduce_mib": mib, "all_reduces": counts.get(mib, 0), "rank": rank, **row})
+            if rank == 0:
+                print(found[-1], flush=True)
+        del run, steps
+        torch.cuda.empty_cache()
+    return found
+
+
+def _both(bench: Bench, side: Any, run: Step | None, part: Any, count: int, gap_ns: int) -> dict[str, Any]:
+    """Chunks of `run` and of `count` all_reduces of `part`, begun together, with a gap behind whatever ends last."""
+    chunks, begin = round(WINDOW_S / (gap_ns * 1e-9 + 1.4e-3 * CHUNK_MS)), time.perf_counter()
+    marks: list[list[Any]] = []
+    probes: list[int] = []
+    with bench.on_stream():
+        for k in range(chunks):
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+            events[0].record()
+            side.wait_stream(bench.stream)
+            if run:
+                run()
+            events[1].record()
+            with torch.cuda.stream(side):
+                for _ in range(count):
+                    dist.all_reduce(part)
+                events[2].record()
+            bench.stream.wait_stream(side)
+            probes.append(bench.probe())
+            bench.sleep(gap_ns)
+            marks.append(events)
+            if k >= DEPTH:
+                marks[-DEPTH][2].synchronize()
+    torch.cuda.synchronize()
+    end, skip = time.perf_counter(), chunks // 3
+    took = [sorted(each[0].elapsed_time(each[k]) for each in marks[skip:]) for k in (1, 2)]
+    clocks = sorted(bench.read(probes[skip:]))
+    return {
+        "kernels_ms": round(median(took[0]), 4),
+        "kernels_ms_p10_p90": _ends(took[0]),
+        "all_reduces_ms": round(median(took[1]), 4),
+        "all_reduces_ms_p10_p90": _ends(took[1]),
+        "every_ms": round(marks[skip][0].elapsed_time(marks[-1][0]) / (chunks - 1 - skip), 4),
+        "mhz": round(median(clocks), 1),
+        "mhz_p10_p90": _ends(clocks),
+        **bench.sampler.between(begin + (end - begin) / 3, end),
+    }
+
+
 def _fixed(bench: Bench, run: Callable[[], None], chunks: int, count: int) -> dict[str, Any]:
     """As `Bench.window`, with a number of chunks that is the same on all ranks."""
     spans, probes, begin = [], [], time.perf_counter()
@@ -538,6 +629,11 @@ def _fixed(bench: Bench, run: Callable[[], None], chunks: int, count: int) -> di
     }
 
 
+def _is_asked(part: str) -> bool:
+    """Whether a part is to be measured: all are where none is named."""
+    return len(sys.argv) < 3 or part in sys.argv[2:]
+
+
 def one_gpu(index: int, out: str) -> None:
     """All parts of one GPU; each is stored when it ends, and one that fails says so in its place."""
     bench = Bench(index)
@@ -551,7 +647,7 @@ def one_gpu(index: int, out: str) -> None:
         "follow": follow,
     }
     for name, part in parts.items():
-        if len(sys.argv) > 2 and name not in sys.argv[2:]:
+        if not _is_asked(name):
             continue
         began = time.time()
         try:
@@ -563,12 +659,12 @@ def one_gpu(index: int, out: str) -> None:
         Path(out).write_text(json.dumps(found))
 
 
-def one_rank(rank: int, world: int, out: str) -> None:
-    """The part of one GPU in collectives."""
+def one_rank(rank: int, world: int, part: str, out: str) -> None:
+    """A part of all GPUs together, on one of them."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     bench = Bench(rank)
     dist.init_process_group("nccl", rank=rank, world_size=world, device_id=torch.device("cuda", rank))
-    rows = collectives(bench, rank, world)
+    rows = {"ranks": collectives, "beside": beside}[part](bench, rank, world)
     Path(out).write_text(json.dumps(rows))
     dist.destroy_process_group()
 
@@ -578,15 +674,20 @@ def main() -> None:
     target, count = Path(sys.argv[1]), torch.cuda.device_count()
     context = processes.get_context("spawn")
     found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M")}
-    for name, work, given in (("gpus", one_gpu, lambda k, out: (k, out)), ("ranks", one_rank, lambda k, out: (k, count, out))):
-        if name == "ranks" and count < 2:
+    for name in ("gpus", "ranks", "beside"):
+        if name != "gpus" and (count < 2 or not _is_asked(name)):
             continue
         outs = [f"{target}.{name}.{k}" for k in range(count)]
-        started = [context.Process(target=work, args=given(k, out)) for k, out in enumerate(outs)]
+        started = [
+            context.Process(target=one_gpu, args=(k, out))
+            if name == "gpus"
+            else context.Process(target=one_rank, args=(k, count, name, out))
+            for k, out in enumerate(outs)
+        ]
         for each in started:
             each.start()
         for each in started:
-            each.join(timeout=330 if name == "gpus" else 90)
+            each.join(timeout=330 if name == "gpus" else 120)
             if each.is_alive():
                 each.kill()
         found[name] = [json.loads(Path(out).read_text()) if Path(out).exists() else {"failed": "no result"} for out in outs]

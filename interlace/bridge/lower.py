@@ -2,7 +2,7 @@
 
 Each job becomes a Paddle program of its own, with its operations in plan order. All jobs run in one scope: what leaves a job
 is named `<value>@<micro-batch>`, so that one program can hold operations of several micro-batches. The fed batch is cut by a
-job of its own at the start of the step, losses and the user's fetches are stacked by one at the end.
+job of its own at the start of the step, and what the user fetches, losses too, is fetched in one at the end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -33,7 +33,9 @@ from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
 from interlace.passes.streams import AutoParallelStreamType
 
-FEED_JOB, COLLECT_JOB = "interlace_feed", "interlace_collect"
+FEED_JOB, STACK_JOB, COLLECT_JOB = "interlace_feed", "interlace_stack", "interlace_collect"
+STACKED = "interlace_stacked"
+"""Event after what is collected is stacked, and how its variables begin, where it is fetched in another job."""
 ROLE_NUMBER = {"forward": 0, "backward": 1, "optimize": 2}
 CLONE = pir.CloneOptions(True, True, True)
 
@@ -154,8 +156,10 @@ class _Lowering:
     def run(self) -> Lowered:
         found = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
         collected = collect_items(self.program, self.graph.storages)
-        collect, outputs, fetched = self._collect_job(collected)
-        found.insert(1 + self._last_output(collected) if self.is_graph else len(found), collect)
+        stack, collect, outputs, fetched = self._collect_jobs(collected)
+        behind = 1 + self._last_output(collected)
+        found[behind:behind] = [collect] if self.is_graph else [stack]
+        found += [] if self.is_graph else [collect]
         jobs = [job for job in found if job is not None]
         for job in jobs:
             self.device.finish(job.program, job.name)
@@ -232,33 +236,69 @@ class _Lowering:
         made.reads.add(value.name)
         return last
 
-    def _collect_job(self, collected: Sequence[OpInstance]) -> tuple[JobProgram | None, dict[str, Any], dict[int, Any]]:
-        """Stacks what the user may fetch: a tensor of every micro-batch, in order."""
+    def _collect_jobs(self, collected: Sequence[OpInstance]) -> tuple[JobProgram | None, JobProgram | None, dict[str, Any], dict[int, Any]]:
+        """The jobs that stack what the user may fetch, a tensor of every micro-batch in order, and that has it for Paddle to fetch.
+
+        They are one, or, where the host runs ahead, two: one stacks behind the last job that computes an output, the other copies the
+        stacks at the end of the step, on the stream of the host's waits. So the host has them once they are computed, and prepares the next
+        step while the device ends this one. Paddle combines what a stack reads on the compute stream, whatever the stack's own is: a
+        single job at the end would wait for all of the step.
+        """
         made = JobProgram(COLLECT_JOB, paddle.static.Program())
         block = made.program.global_block()
-        outputs: dict[str, Any] = {}
-        fetched: dict[int, Any] = {}
+        stacks: dict[int, Any] = {}
         items: dict[int, list[OpInstance]] = {}
         for item in collected:
             items.setdefault(item[0], []).append(item)
+        if not items:
+            return None, None, {}, {}
         with paddle.static.program_guard(made.program):
             for op_id, instances in items.items():
+                stacks[op_id] = self._stack(self.graph.ops[op_id].operands[0], instances, made, block)
+                if self.is_graph:
+                    stacks[op_id] = self.device.copy_result(stacks[op_id])
+                    stacks[op_id].get_defining_op().set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
+                    stacks[op_id].persistable = True
+        stack_job = None
+        if self.device.target.host_runs_ahead and not self.is_graph:
+            made.name, stack_job = STACK_JOB, made
+            made, stacks = self._fetch_job(made, stacks)
+        outputs: dict[str, Any] = {}
+        fetched: dict[int, Any] = {}
+        with paddle.static.program_guard(made.program):
+            for op_id, stacked in stacks.items():
                 op = self.graph.ops[op_id]
-                stacked = self._stack(op.operands[0], instances, made, block)
                 if FETCH in op.attrs:
                     fetched[op.operands[0]] = stacked
                     continue
                 name = op.attrs["output_name"]
-                if self.is_graph:
-                    stacked = self.device.copy_result(stacked)
-                    stacked.get_defining_op().set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
-                    stacked.persistable = True
                 outputs[name] = stacked
                 paddle._C_ops.set_persistable_value(stacked, name)
                 made.names.add(name)
-        if not items:
-            return None, {}, {}
-        return made, outputs, fetched
+        return stack_job, made, outputs, fetched
+
+    def _fetch_job(self, stacker: JobProgram, stacks: Mapping[int, Any]) -> tuple[JobProgram, dict[int, Any]]:
+        """A job that copies what another one has stacked, on the stream of the host's waits."""
+        made = JobProgram(COLLECT_JOB, paddle.static.Program())
+        block = made.program.global_block()
+        with paddle.static.program_guard(stacker.program):
+            for op_id, stacked in stacks.items():
+                paddle._C_ops.set_persistable_value(stacked, f"{STACKED}_{op_id}")
+        last = list(stacks.values())[-1].get_defining_op()
+        last.set_bool_attr("force_record_event", True)
+        last.set_str_attr("event_to_record", STACKED)
+        names = {f"{STACKED}_{op_id}" for op_id in stacks}
+        stacker.names |= names
+        made.names |= names
+        made.reads |= names
+        copies = {}
+        with paddle.static.program_guard(made.program):
+            for op_id, stacked in stacks.items():
+                copies[op_id] = paddle._C_ops.assign(self._keyword(block, f"{STACKED}_{op_id}", stacked.type(), persistable=False))
+                copy = copies[op_id].get_defining_op()
+                copy.set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
+                copy.set_str_array_attr("events_to_wait", [STACKED])
+        return made, copies
 
     def _last_output(self, items: Sequence[OpInstance]) -> int:
         """Place of the last job, from 1, that gives or orders what is collected."""

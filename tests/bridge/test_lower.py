@@ -13,7 +13,7 @@ paddle = pytest.importorskip("paddle")
 from paddle.distributed.auto_parallel.static.process_group import new_process_group  # noqa: E402
 
 from interlace.bridge.capture import capture  # noqa: E402
-from interlace.bridge.lower import JobProgram, _EventTable, _Lowering, _short_stacks, lower  # noqa: E402
+from interlace.bridge.lower import STACK_JOB, JobProgram, _EventTable, _Lowering, _short_stacks, lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
 from interlace.ir import ABSENT, Event  # noqa: E402
@@ -267,7 +267,8 @@ def test_what_is_collected_waits_for_the_events_of_all_its_parts() -> None:
     producer = next(op for op in program.ops if output.operands[0] in op.results)
     events = tuple(Event(f"e{m}", (producer.id, m), ((output.id, m),)) for m in (0, 2))
     made = lower(captured, msgspec.structs.replace(program, events=events), GpuDevice(paddle.CPUPlace()))
-    waits = {op.name(): op.attrs()["events_to_wait"] for op in made.jobs[-1].program.global_block().ops if "events_to_wait" in op.attrs()}
+    (stacker,) = [each.program for each in made.jobs if each.name == STACK_JOB]
+    waits = {op.name(): op.attrs()["events_to_wait"] for op in stacker.global_block().ops if "events_to_wait" in op.attrs()}
     assert waits == {"pd_op.stack": ["e0", "e2"]}
 
 

@@ -11,7 +11,7 @@ paddle = pytest.importorskip("paddle")
 
 from interlace.bridge import calibrate  # noqa: E402
 from interlace.bridge.capture import Captured, capture  # noqa: E402
-from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, Lowered, Names, kept_names, lower  # noqa: E402
+from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, STACK_JOB, Lowered, Names, kept_names, lower  # noqa: E402
 from interlace.bridge.targets.base import PINNED_PREFIX  # noqa: E402
 from interlace.ir import Graph, Pipeline, Program, Value  # noqa: E402
 from interlace.ir.kinds import is_comm, is_copy  # noqa: E402
@@ -251,16 +251,18 @@ def test_pinned_buffers_are_never_collected_where_the_device_has_no_events_on_th
 
 @pytest.mark.parametrize("target", ["cpu", "custom", "gpu"])
 def test_the_feed_is_cut_and_losses_are_stacked_once(target: str) -> None:
-    """Plain lowering. One job in front cuts the batch, one at the end stacks a loss of every micro-batch; no job in between fetches."""
+    """Plain lowering. One job in front cuts the batch, one stacks a loss of every micro-batch, and the last has it; no job in between
+    fetches."""
     lowered = case(target).lowered
     first, last = lowered.jobs[0], lowered.jobs[-1]
+    stacker = next((each for each in lowered.jobs if each.name == STACK_JOB), last)
     assert (first.name, last.name) == (FEED_JOB, COLLECT_JOB)
     (fed,) = ops_of(first, "pd_op.data")
     assert list(fed.result(0).shape) == [6, 4]
     (cut,) = ops_of(first, "pd_op.split_with_num")
     assert cut.attrs()["num"] == 3
     assert {"x@0", "x@1", "x@2"} <= first.names
-    (stack,) = ops_of(last, "pd_op.stack")
+    (stack,) = ops_of(stacker, "pd_op.stack")
     assert list(lowered.outputs["loss"].shape) == [3]
     assert [v.name for v in stack.operand_source(0).get_defining_op().operands_source()] == ["loss@0", "loss@1", "loss@2"]
     for each in lowered.jobs:
@@ -269,6 +271,21 @@ def test_the_feed_is_cut_and_losses_are_stacked_once(target: str) -> None:
     assert [each.type() for each in lowered.job_list()] == [each.name for each in lowered.jobs]
     assert sorted(lowered.job_types()) == sorted(each.name for each in lowered.jobs)
     assert lowered.ir_program("forward") is last.program
+
+
+@pytest.mark.parametrize("target", ["testbed", "gpu"])
+def test_the_host_waits_for_losses_and_not_for_what_comes_behind_them(target: str) -> None:
+    """A host that runs ahead. They are stacked behind the last one, and read at the end on a stream that waits for the stack alone."""
+    lowered = case(target).lowered
+    names = [each.name for each in lowered.jobs]
+    at = names.index(STACK_JOB)
+    assert (names[at - 1 : at + 2], names[-1]) == (["forward_2", STACK_JOB, "backward_2"], COLLECT_JOB)
+    (stack,) = ops_of(lowered.jobs[at], "pd_op.stack")
+    (copied,) = ops_of(lowered.jobs[-1], "pd_op.assign")
+    assert (stack.attrs()["event_to_record"], stack.attrs()["force_record_event"]) == ("interlace_stacked", True)
+    assert (copied.attrs()["events_to_wait"], copied.attrs()["execution_stream"]) == (["interlace_stacked"], "auto_parallel_host_wait")
+    assert copied.operand_source(0).name == stack.result(0).name
+    assert lowered.outputs["loss"].is_same(copied.result(0))
 
 
 def test_a_captured_step_copies_its_losses_to_the_host_before_it_goes_on() -> None:

@@ -1,4 +1,4 @@
-"""Where collectives run, measured: computation goes on beneath them until their first reader, and ranks agree on their order."""
+"""What runs beside computation, measured: collectives until their first reader, in one order on all ranks, and copies of losses."""
 
 from __future__ import annotations
 
@@ -52,9 +52,22 @@ def covered(ranked: RankTrace) -> int:
     )
 
 
-def test_products_run_under_collectives_in_one_order_on_every_rank(plugin: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ours(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> list[RankTrace]:
+    return traces(tmp_path_factory.mktemp("traced") / "ours", "off")
+
+
+def test_the_host_has_the_losses_while_gradients_are_computed(ours: list[RankTrace]) -> None:
+    """It prepares the next step meanwhile."""
+    for ranked in ours:
+        (copied,) = [each for each in ranked.trace.intervals if each.name == "copy_d2h" and each.op >= 0][-1:]
+        behind = [each for each in ranked.trace.intervals if each.name == "gemm" and each.begin_us > copied.end_us]
+        assert len(behind) > NUM_COLUMN_GRADIENTS // 4
+
+
+def test_products_run_under_collectives_in_one_order_on_every_rank(ours: list[RankTrace], tmp_path: Path) -> None:
     """First reader."""
-    ours, baseline = traces(tmp_path / "ours", "off"), traces(tmp_path / "baseline", "")
+    baseline = traces(tmp_path / "baseline", "")
     assert collectives(ours[0]) == collectives(ours[1])
     assert all(label for _, _, label in collectives(ours[0]))
     assert [covered(each) for each in baseline] == [0, 0]
