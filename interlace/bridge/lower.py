@@ -28,14 +28,14 @@ from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Event, Graph, Job, Op, OpInstance, Program, describe
 from interlace.ir.copies import is_copy_into, omitted_copies
-from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p
+from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p, stream_of, takes_events
 from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
 from interlace.passes.streams import AutoParallelStreamType
 
 FEED_JOB, STACK_JOB, COLLECT_JOB = "interlace_feed", "interlace_stack", "interlace_collect"
 STACKED = "interlace_stacked"
-"""Event after what is collected is stacked, and how its variables begin, where it is fetched in another job."""
+"""Event after what is collected is stacked, and how the names of its variables and of events after its parts begin."""
 ROLE_NUMBER = {"forward": 0, "backward": 1, "optimize": 2}
 CLONE = pir.CloneOptions(True, True, True)
 
@@ -152,12 +152,19 @@ class _Lowering:
         self.crossing = self._crossing()
         self.cleared = self.graph.storages.cleared_buffers()
         self.events = _EventTable(() if device.target.serial else program.events, feed_items(program))
+        self.collected = collect_items(program, self.graph.storages)
+        self.is_stacked = len(self.collected) > len({op_id for op_id, _ in self.collected})
+        makers = [self._maker(item) for item in self.collected]
+        known = all(maker is not None and takes_events(self.graph.ops[maker[0]]) for maker in makers)
+        self.is_fetched_aside = known and device.target.host_runs_ahead and not is_graph
+        for item, maker in zip(self.collected, makers, strict=True):
+            if maker is not None and (self.is_fetched_aside or is_graph):
+                self._order_output(item, maker)
 
     def run(self) -> Lowered:
         found = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
-        collected = collect_items(self.program, self.graph.storages)
-        stack, collect, outputs, fetched = self._collect_jobs(collected)
-        behind = 1 + self._last_output(collected)
+        stack, collect, outputs, fetched = self._collect_jobs()
+        behind = 1 + self._last_output()
         found[behind:behind] = [collect] if self.is_graph else [stack]
         found += [] if self.is_graph else [collect]
         jobs = [job for job in found if job is not None]
@@ -236,31 +243,46 @@ class _Lowering:
         made.reads.add(value.name)
         return last
 
-    def _collect_jobs(self, collected: Sequence[OpInstance]) -> tuple[JobProgram | None, JobProgram | None, dict[str, Any], dict[int, Any]]:
+    def _maker(self, item: OpInstance) -> OpInstance | None:
+        """The op instance of a job that computes what is collected; None where none does."""
+        op_id, micro_batch = item
+        producer = self.graph.producer_op(self.resolve(self.graph.ops[op_id].operands[0], micro_batch))
+        return (producer.id, micro_batch) if producer is not None and (producer.id, micro_batch) in self.job_of else None
+
+    def _order_output(self, item: OpInstance, maker: OpInstance) -> None:
+        """Let what is collected before the end of the step, or on another stream, wait for what computes it.
+
+        The plan's own events order what is collected on the compute stream at the end of the step, behind all that is waited for there.
+        """
+        on_compute = self.is_graph or self.is_stacked
+        if stream_of(self.graph.ops[maker[0]]) or not on_compute:
+            self.events.order(maker, item)
+
+    def _collect_jobs(self) -> tuple[JobProgram | None, JobProgram | None, dict[str, Any], dict[int, Any]]:
         """The jobs that stack what the user may fetch, a tensor of every micro-batch in order, and that has it for Paddle to fetch.
 
         They are one, or, where the host runs ahead, two: one stacks behind the last job that computes an output, the other copies the
         stacks at the end of the step, on the stream of the host's waits. So the host has them once they are computed, and prepares the next
         step while the device ends this one. Paddle combines what a stack reads on the compute stream, whatever the stack's own is: a
-        single job at the end would wait for all of the step.
+        single job at the end would wait for all of the step. With one micro-batch nothing is stacked.
         """
-        made = JobProgram(COLLECT_JOB, paddle.static.Program())
-        block = made.program.global_block()
-        stacks: dict[int, Any] = {}
         items: dict[int, list[OpInstance]] = {}
-        for item in collected:
+        for item in self.collected:
             items.setdefault(item[0], []).append(item)
         if not items:
             return None, None, {}, {}
+        made, stack_job = JobProgram(COLLECT_JOB, paddle.static.Program()), None
+        block = made.program.global_block()
+        stacks: dict[int, Any] = {}
         with paddle.static.program_guard(made.program):
             for op_id, instances in items.items():
                 stacks[op_id] = self._stack(self.graph.ops[op_id].operands[0], instances, made, block)
                 if self.is_graph:
                     stacks[op_id] = self.device.copy_result(stacks[op_id])
-                    stacks[op_id].get_defining_op().set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
                     stacks[op_id].persistable = True
-        stack_job = None
-        if self.device.target.host_runs_ahead and not self.is_graph:
+                if self.is_graph or (self.is_fetched_aside and not self.is_stacked):
+                    stacks[op_id].get_defining_op().set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
+        if self.is_fetched_aside and self.is_stacked:
             made.name, stack_job = STACK_JOB, made
             made, stacks = self._fetch_job(made, stacks)
         outputs: dict[str, Any] = {}
@@ -300,10 +322,10 @@ class _Lowering:
                 copy.set_str_array_attr("events_to_wait", [STACKED])
         return made, copies
 
-    def _last_output(self, items: Sequence[OpInstance]) -> int:
+    def _last_output(self) -> int:
         """Place of the last job, from 1, that gives or orders what is collected."""
-        given = {(producer.id, m) for op_id, m in items if (producer := self.graph.producer_op(self.graph.ops[op_id].operands[0]))}
-        awaited = {name for item in items for name in self.events.waits.get(item, ())}
+        given = {self._maker(item) for item in self.collected}
+        awaited = {name for item in self.collected for name in self.events.waits.get(item, ())}
         given |= {item for item, name in self.events.records.items() if name in awaited}
         return max((place for place, job in enumerate(self.program.jobs, 1) if not given.isdisjoint(job.items)), default=0)
 
@@ -527,6 +549,13 @@ class _EventTable:
             name = self.records.setdefault(fed[-1] if event.record in fed else event.record, event.name)
             for item in event.waits:
                 self.waits.setdefault(item, []).append(name)
+
+    def order(self, first: OpInstance, second: OpInstance) -> None:
+        """Let an op instance wait for another one."""
+        names = self.waits.setdefault(second, [])
+        name = self.records.setdefault(first, f"{STACKED}_{first[0]}_{first[1]}")
+        if name not in names:
+            names.append(name)
 
     def mark(self, item: OpInstance, built: Any) -> None:
         """Set an op instance's events on its Paddle operation."""

@@ -288,6 +288,40 @@ def test_the_host_waits_for_losses_and_not_for_what_comes_behind_them(target: st
     assert lowered.outputs["loss"].is_same(copied.result(0))
 
 
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_losses_of_another_stream_are_waited_for(is_graph: bool) -> None:
+    """At the end of the step computation has waited for that stream for other reasons; behind the last loss it may not have."""
+    made = case("testbed")
+    output = next(op for op in made.program.ops if op.name == "builtin.shadow_output")
+    ops = [msgspec.structs.replace(op, stream="side") if output.operands[0] in op.results else op for op in made.program.ops]
+    lowered = lower(made.captured, made.program.with_ops(ops), made.device, is_graph)
+    names = [each.name for each in lowered.jobs]
+    stacker = lowered.jobs[names.index(COLLECT_JOB if is_graph else STACK_JOB)]
+    assert names[names.index(stacker.name) - 1] == "forward_2"
+    (stack,) = ops_of(stacker, "pd_op.stack")
+    recorded = [
+        op.attrs()["event_to_record"] for each in lowered.jobs for op in ops_of(each) if op.attrs().get("execution_stream") == "side"
+    ]
+    assert stack.attrs()["events_to_wait"] == recorded
+    assert len(set(recorded)) == 3
+
+
+def test_a_loss_that_is_not_stacked_is_read_beside_computation() -> None:
+    """One micro-batch."""
+    made = case("testbed")
+    program = msgspec.structs.replace(
+        made.program,
+        pipeline=msgspec.structs.replace(made.program.pipeline, num_micro_batches=1),
+        jobs=tuple(each for each in made.program.jobs if each.micro_batch == 0),
+        events=(),
+    )
+    lowered = lower(made.captured, program, made.device)
+    assert STACK_JOB not in [each.name for each in lowered.jobs]
+    (read,) = ops_of(lowered.jobs[-1], "pd_op.assign")
+    recorded = [op.attrs()["event_to_record"] for each in lowered.jobs for op in ops_of(each) if "event_to_record" in op.attrs()]
+    assert (read.attrs()["events_to_wait"], read.attrs()["execution_stream"]) == (recorded, "auto_parallel_host_wait")
+
+
 def test_a_captured_step_copies_its_losses_to_the_host_before_it_goes_on() -> None:
     """Launched steps. What comes behind the last loss, the optimizer too, is issued behind the copy, and on other streams."""
     made = case("testbed")
