@@ -45,6 +45,7 @@ from interlace.cost_model.profile import (
 from interlace.cost_model.work import Part, attention_part, dims_of, gemm_part
 from interlace.errors import ConfigError
 from interlace.installed import require_paddle, versions
+from interlace.ir.kinds import NO_KERNEL
 from interlace.ir.program import DTYPE_BYTES
 from interlace.temporary import temporary_folder
 
@@ -189,8 +190,8 @@ def calibrate(device: str = "", quick: bool = False, today: str = "", command: s
     device = _device(device)
     bench = Bench(device, 0.02, 5) if quick else Bench(device, 0.3, 15)
     with paddle_settings():
-        op_ns, job_ns = _host_costs(bench, quick)
-        samples = _op_samples(bench, quick, op_ns)
+        host = _host_costs(bench, quick)
+        samples = _op_samples(bench, quick, host.op_ns)
         copies = _copies(bench, quick) if device == "gpu" else ()
         power, why = power_of(bench) if device == "gpu" else (None, "power is measured of GPUs")
     collectives = _cpu_collectives(quick) if device == "cpu" else ()
@@ -211,7 +212,7 @@ def calibrate(device: str = "", quick: bool = False, today: str = "", command: s
         matrix_flops=_matrix_rates(samples),
         vector_flops={},
         memory_rate=_memory_rate(samples),
-        host=HostCosts(round(op_ns), round(job_ns), "measured", "an operation on 4 elements; a job beyond its operations"),
+        host=host,
         ops=tuple(samples),
         collectives=tuple(collectives),
         copies=tuple(copies),
@@ -374,8 +375,12 @@ def _op_samples(bench: Bench, quick: bool, op_ns: float) -> list[OpSample]:
     return sorted(samples, key=lambda s: (s.kind, s.dtype, s.size_bytes, sorted(s.dims.items())))
 
 
-def _host_costs(bench: Bench, quick: bool) -> tuple[float, float]:
-    """Nanoseconds of an operation on almost nothing, and of a job: one program against the same cut into 16."""
+def _host_costs(bench: Bench, quick: bool) -> HostCosts:
+    """Of an operation, and of a job beyond its operations: one program against the same cut into 16.
+
+    Where the host executes operations itself, of one on almost nothing. Where it runs ahead, of those of training steps on almost nothing:
+    with several operands, results that backward reads and memory that is given back they cost it more than equal tiny ones in a row.
+    """
     from paddle import _C_ops
 
     tiny = Case(
@@ -389,7 +394,44 @@ def _host_costs(bench: Bench, quick: bool) -> tuple[float, float]:
     cut = median(bench.seconds(lambda: _fill(tiny, each), num_jobs, runs))
     op_s = max(0.0, (long - short) / (each * (num_jobs - 1)))
     job_s = max(0.0, (cut - short) / (num_jobs - 1) - each * op_s)
-    return op_s * 1e9, job_s * 1e9
+    note = f"an operation on {TINY} elements"
+    if not bench.is_serial:
+        few, many = (_training_step(layers, bench, runs) for layers in TRAINED_LAYERS)
+        op_s = max(0.0, (many[1] - few[1]) / (many[0] - few[0]))
+        note = f"an operation of training steps on {TINY} x {TINY} elements, {many[0]} of them against {few[0]}"
+    return HostCosts(round(op_s * 1e9), round(job_s * 1e9), "measured", f"{note}; a job beyond its operations")
+
+
+TRAINED_LAYERS = (2, 12)
+"""Layers of training steps whose difference gives the host's cost of an operation."""
+
+
+def _training_step(layers: int, bench: Bench, runs: int) -> tuple[int, float]:
+    """Operations that are launched in forward, backward and update of so many layers on almost nothing, and median seconds of a step."""
+    import paddle
+
+    ops, count = paddle._C_ops, 0
+
+    def build() -> None:
+        nonlocal count
+        x = paddle.full([TINY, TINY], 1.0, "float32")
+        weights: list[Any] = []
+        for _ in range(layers):
+            made = [paddle.full([TINY, TINY], 0.5, "float32"), *(paddle.full([TINY], value, "float32") for value in (0.1, 1.0, 0.0))]
+            w, b, scale, shift = made
+            for each in made:
+                each.stop_gradient = False
+            y = ops.gelu(ops.add(ops.matmul(x, w, False, False), b), True)
+            x = ops.add(x, ops.layer_norm(y, scale, shift, 1e-5, 1)[0])
+            weights += made
+        gradients = paddle.static.gradients([ops.mean(x, [], False)], weights)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            ops.subtract(weight, ops.scale(gradient, 0.1, 0.0, True))
+        launched = paddle.static.default_main_program().global_block().ops
+        count = sum(op.name() not in NO_KERNEL for op in launched)
+
+    seconds = median(bench.seconds(build, num_runs=runs))
+    return count, seconds
 
 
 def _copies(bench: Bench, quick: bool) -> list[CopySample]:

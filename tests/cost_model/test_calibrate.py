@@ -116,3 +116,31 @@ def test_on_a_device_behind_the_host_the_hosts_share_does_not_show(monkeypatch, 
     with calibrate.paddle_settings():
         dur_ns, _ = calibrate.Bench("cpu", 0.02, 5).op_ns(case)
     assert dur_ns == pytest.approx(expected_ns, rel=0.01)
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize(("is_serial", "expected_ns"), [(False, 30_000), (True, 40_000)])
+def test_the_hosts_cost_of_an_operation_is_that_of_training_steps_where_it_runs_ahead(
+    monkeypatch, is_serial: bool, expected_ns: int
+) -> None:
+    """The host needs 20 us for an operation, 30 for one of a program that has a backward, and 100 for a job; a job begins with a constant,
+    and each scale has one."""
+    import paddle
+
+    from interlace.bridge import calibrate
+    from interlace.ir.kinds import NO_KERNEL
+
+    def seconds(self, build, num_jobs: int = 1, num_runs: int = 0) -> list[float]:
+        program = paddle.static.Program()
+        with paddle.static.program_guard(program, paddle.static.Program()):
+            build()
+        names = [op.name() for op in program.global_block().ops if op.name() not in NO_KERNEL]
+        each = 30e-6 if "pd_op.layer_norm_grad" in names else 20e-6
+        return [num_jobs * (100e-6 + each * len(names))] * (num_runs or self.num_runs)
+
+    monkeypatch.setattr(calibrate.Bench, "seconds", seconds)
+    monkeypatch.setattr(calibrate.Bench, "is_serial", is_serial)
+    with calibrate.paddle_settings():
+        host = calibrate._host_costs(calibrate.Bench("cpu", 0.02, 5), True)
+    assert host.op_ns == pytest.approx(expected_ns, rel=0.01)
+    assert host.job_ns == pytest.approx(120_000, rel=0.01)
