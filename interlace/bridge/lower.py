@@ -32,6 +32,7 @@ from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p,
 from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
 from interlace.passes.streams import AutoParallelStreamType
+from interlace.scheduler.hazards.flat_plan import flatten, writers_of
 
 FEED_JOB, STACK_JOB, COLLECT_JOB = "interlace_feed", "interlace_stack", "interlace_collect"
 STACKED = "interlace_stacked"
@@ -154,12 +155,13 @@ class _Lowering:
         self.events = _EventTable(() if device.target.serial else program.events, feed_items(program))
         self.collected = collect_items(program, self.graph.storages)
         self.is_stacked = len(self.collected) > len({op_id for op_id, _ in self.collected})
-        makers = [self._maker(item) for item in self.collected]
-        known = all(maker is not None and takes_events(self.graph.ops[maker[0]]) for maker in makers)
+        flat = flatten(program)
+        self.writers = {item: writers_of(flat, item) for item in self.collected}
+        known = all(self._has_events(writers) for writers in self.writers.values())
         self.is_fetched_aside = known and device.target.host_runs_ahead and not is_graph
-        for item, maker in zip(self.collected, makers, strict=True):
-            if maker is not None and (self.is_fetched_aside or is_graph):
-                self._order_output(item, maker)
+        for item, writers in self.writers.items():
+            if self.is_fetched_aside or is_graph:
+                self._order_output(item, writers or [])
 
     def run(self) -> Lowered:
         found = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
@@ -243,20 +245,19 @@ class _Lowering:
         made.reads.add(value.name)
         return last
 
-    def _maker(self, item: OpInstance) -> OpInstance | None:
-        """The op instance of a job that computes what is collected; None where none does."""
-        op_id, micro_batch = item
-        producer = self.graph.producer_op(self.resolve(self.graph.ops[op_id].operands[0], micro_batch))
-        return (producer.id, micro_batch) if producer is not None and (producer.id, micro_batch) in self.job_of else None
+    def _has_events(self, writers: Sequence[OpInstance] | None) -> bool:
+        """Whether jobs of the step write all that is collected, and events can be recorded after what does."""
+        return writers is not None and all(item in self.job_of and takes_events(self.graph.ops[item[0]]) for item in writers)
 
-    def _order_output(self, item: OpInstance, maker: OpInstance) -> None:
-        """Let what is collected before the end of the step, or on another stream, wait for what computes it.
+    def _order_output(self, item: OpInstance, writers: Sequence[OpInstance]) -> None:
+        """Let what is collected before the end of the step, or on another stream, wait for what writes it.
 
         The plan's own events order what is collected on the compute stream at the end of the step, behind all that is waited for there.
         """
         on_compute = self.is_graph or self.is_stacked
-        if stream_of(self.graph.ops[maker[0]]) or not on_compute:
-            self.events.order(maker, item)
+        for writer in writers:
+            if stream_of(self.graph.ops[writer[0]]) or not on_compute:
+                self.events.order(writer, item)
 
     def _collect_jobs(self) -> tuple[JobProgram | None, JobProgram | None, dict[str, Any], dict[int, Any]]:
         """The jobs that stack what the user may fetch, a tensor of every micro-batch in order, and that has it for Paddle to fetch.
@@ -323,8 +324,10 @@ class _Lowering:
         return made, copies
 
     def _last_output(self) -> int:
-        """Place of the last job, from 1, that gives or orders what is collected."""
-        given = {self._maker(item) for item in self.collected}
+        """Place of the last job, from 1, that writes or orders what is collected; of the last there is where not only jobs write it."""
+        if not all(writers is not None and self.job_of.keys() >= set(writers) for writers in self.writers.values()):
+            return len(self.program.jobs)
+        given = {item for writers in self.writers.values() for item in writers or ()}
         awaited = {name for item in self.collected for name in self.events.waits.get(item, ())}
         given |= {item for item, name in self.events.records.items() if name in awaited}
         return max((place for place, job in enumerate(self.program.jobs, 1) if not given.isdisjoint(job.items)), default=0)

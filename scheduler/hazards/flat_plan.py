@@ -118,6 +118,17 @@ _known_accesses: Callable[[Program], dict[Pipeline, FlatPlan]] = once_per_ops(la
 """By pipeline: plans of the same operations differ in jobs and events."""
 
 
+def writers_of(plan: FlatPlan, item: OpInstance) -> list[OpInstance] | None:
+    """Op instances of the same micro-batch, or that run once a step, whose writes an op instance reads; None where it reads others' too."""
+    op_id, micro_batch = item
+    ops, found = plan.program.ops, []
+    for access in plan.reads[next(position for position, op in enumerate(ops) if op.id == op_id)]:
+        if access.version not in (Version.SAME, Version.ONCE):
+            return None
+        found.append((ops[access.writer].id, micro_batch if access.version == Version.SAME else 0))
+    return found
+
+
 def _accesses_of(program: Program) -> FlatPlan:
     """What each operation reads and writes; the columns over op instances stay empty."""
     plan, writers = FlatPlan(program), _Writers(program)

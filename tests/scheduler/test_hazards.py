@@ -19,6 +19,7 @@ from interlace.ir import Event, Job, Op, Pipeline, Program, parse, save, verify
 from interlace.ir.target import CPU, CUSTOM, GPU, as_graph
 from interlace.passes.insert_events import fetching
 from interlace.scheduler.hazards import Finding, check, kept_from_graph, require_safe
+from interlace.scheduler.hazards.flat_plan import flatten, writers_of
 from tests.interpreter import run
 from tests.strategies import World, plan, programs
 
@@ -739,3 +740,29 @@ def test_a_captured_step_has_no_waits_of_the_host_and_no_fetches() -> None:
         fetching(program(GRAPH.format(op="pd_op.relu(%1) forward") + "job one forward 0: 1@0 2@0\n"), [2]), as_graph(GPU)
     )
     assert "its operand is fetched" in fetched.message
+
+
+def test_what_is_collected_is_written_by_what_its_views_are_of() -> None:
+    """Not by the view, which touches no memory; an input that is fetched is written by no job, and neither is what stays from the step
+    before."""
+    program = parse("""
+program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate
+group 7 = 0,1
+#0 %0:float32[4]"x" = pd_op.data() forward
+#1 %1:float32[4]!"w" = builtin.parameter() forward
+#2 %2:float32[4] = pd_op.all_reduce(%0) forward group=7 stream="side"
+#3 %3:float32[2,2]~2 = pd_op.reshape(%2) forward views=0:0
+#4 %4:float32[4]~1 = pd_op.sgd_(%1) optimize inplace=0:0
+#5 builtin.shadow_output(%3) forward {"output_name":"loss"}
+#6 builtin.shadow_output(%0) optimize {"interlace_fetch":0}
+#7 builtin.shadow_output(%4) optimize {"interlace_fetch":4}
+#8 builtin.shadow_output(%1) forward {"interlace_fetch":1}
+job a forward 0: 2@0 2@1 3@0 3@1
+job b optimizer 0: 4@0
+""")
+    flat = flatten(program)
+    assert writers_of(flat, (5, 1)) == [(2, 1)]
+    assert writers_of(flat, (7, 0)) == [(4, 0)]
+    assert writers_of(flat, (8, 0)) is None
+    assert writers_of(flat, (6, 1)) == [(0, 1)]
