@@ -157,11 +157,10 @@ class _Lowering:
         self.is_stacked = len(self.collected) > len({op_id for op_id, _ in self.collected})
         flat = flatten(program)
         self.writers = {item: writers_of(flat, item) for item in self.collected}
-        known = all(self._has_events(writers) for writers in self.writers.values())
-        self.is_fetched_aside = known and device.target.host_runs_ahead and not is_graph
+        self.is_collected_early = (is_graph or device.target.host_runs_ahead) and all(map(self._has_events, self.writers.values()))
+        self.is_fetched_aside = self.is_collected_early and not is_graph
         for item, writers in self.writers.items():
-            if self.is_fetched_aside or is_graph:
-                self._order_output(item, writers or [])
+            self._order_output(item, writers or ())
 
     def run(self) -> Lowered:
         found = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
@@ -246,7 +245,7 @@ class _Lowering:
         return last
 
     def _has_events(self, writers: Sequence[OpInstance] | None) -> bool:
-        """Whether jobs of the step write all that is collected, and events can be recorded after what does."""
+        """Whether jobs of the step write all that an output is collected from, and events can be recorded behind the writers."""
         return writers is not None and all(item in self.job_of and takes_events(self.graph.ops[item[0]]) for item in writers)
 
     def _order_output(self, item: OpInstance, writers: Sequence[OpInstance]) -> None:
@@ -255,7 +254,7 @@ class _Lowering:
         The plan's own events order what is collected on the compute stream at the end of the step, behind all that is waited for there.
         """
         on_compute = self.is_graph or self.is_stacked
-        for writer in writers:
+        for writer in writers if self.is_collected_early else ():
             if stream_of(self.graph.ops[writer[0]]) or not on_compute:
                 self.events.order(writer, item)
 
@@ -324,8 +323,8 @@ class _Lowering:
         return made, copies
 
     def _last_output(self) -> int:
-        """Place of the last job, from 1, that writes or orders what is collected; of the last there is where not only jobs write it."""
-        if not all(writers is not None and self.job_of.keys() >= set(writers) for writers in self.writers.values()):
+        """Place of the last job, from 1, that writes or orders what is collected; of the last there is where that is not known."""
+        if not self.is_collected_early:
             return len(self.program.jobs)
         given = {item for writers in self.writers.values() for item in writers or ()}
         awaited = {name for item in self.collected for name in self.events.waits.get(item, ())}
