@@ -251,7 +251,8 @@ class _Lowering:
     def _order_output(self, item: OpInstance, writers: Sequence[OpInstance]) -> None:
         """Let what is collected before the end of the step, or on another stream, wait for what writes it.
 
-        The plan's own events order what is collected on the compute stream at the end of the step, behind all that is waited for there.
+        Plans are proved with outputs that the compute stream reads at the end of the step, behind all that it waits for. Then nothing
+        overwrites an output behind its last writer, and whoever waits for that reads the same.
         """
         on_compute = self.is_graph or self.is_stacked
         for writer in writers if self.is_collected_early else ():
