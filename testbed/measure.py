@@ -1,9 +1,10 @@
-"""Measure the steps of a training run, on each rank: times, memory, one traced step.
+"""Measure the steps of a training run, on each rank: times, memory, and a trace of the last ones.
 
-Steps follow each other as they do in training: the device is idle only before the first one, before the traced one and after it. So
-the host of a rank that returns no loss runs ahead of its device, and copies of a step's end lie beneath the next step's forward.
+Steps follow each other as they do in training: the device is idle only before the first one, before the first that is traced and after
+the last. So a host that does not wait for its device runs ahead of it, and copies of a step's end lie beneath the next step's forward.
 
-`TESTBED_MEASURE=FOLDER` turns it on; the folder gets `rank<r>.json` and, for the last step, `trace<r>.msgpack`. With
+`TESTBED_MEASURE=FOLDER` turns it on; the folder gets `rank<r>.json`. With `TESTBED_TRACE=N` the last N steps are traced together;
+`trace<r>.msgpack` is of the last one, and for how long computation stood still between any two is beside its summary. With
 `TESTBED_GATE=FOLDER:0,1` a run waits before it first uses its GPUs until no other run does, so that many runs can be
 prepared at once and are measured one after the other.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from testbed import device
-from testbed.trace import Planned, RankTrace, summary, write_rank
+from testbed.trace import Planned, RankTrace, between_steps, since, summary, write_rank
 
 FOLDER_VARIABLE, GATE_VARIABLE, STEPS_VARIABLE, TRACE_VARIABLE = "TESTBED_MEASURE", "TESTBED_GATE", "TESTBED_STEPS", "TESTBED_TRACE"
 _POLL_S = 0.005
@@ -78,18 +79,18 @@ class Measurer:
     rank: int
     folder: Path
     num_steps: int
-    traced: bool
+    num_traced: int
     gate: Gate | None
     steps: list[dict[str, Any]] = field(default_factory=list)
     trace: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def step(self, engine: Any) -> Iterator[None]:
-        """Measure one step; the last one is traced too, if asked."""
-        last = len(self.steps) + 1 == self.num_steps
-        tracing = device.Trace([], [], []) if last and self.traced else None
+        """Measure one step; the last ones are traced too, if asked."""
+        left = self.num_steps - len(self.steps)
+        last, is_traced = left == 1, left <= self.num_traced
         before = device.memory()
-        if tracing is not None:
+        if left == self.num_traced:
             device.start_trace()  # behind all that was issued
         elif not self.steps:
             device.synchronize()
@@ -100,11 +101,10 @@ class Measurer:
             if last:
                 device.synchronize()
         end = time.perf_counter()
-        if tracing is not None:
-            device.end_trace(tracing)
-            self._keep(engine, tracing, before)
-        step = {"begin_s": start, "end_s": end, "traced": tracing is not None}
+        step = {"begin_s": start, "end_s": end, "traced": is_traced}
         self.steps.append({**step, "memory": asdict(device.memory())})
+        if last and is_traced:
+            self._keep(engine, before)
         if last:
             if self.gate:
                 self.gate.leave()
@@ -115,12 +115,16 @@ class Measurer:
         found = {"rank": self.rank, "steps": self.steps, "trace": self.trace}
         (self.folder / f"rank{self.rank}.json").write_text(json.dumps(found) + "\n")
 
-    def _keep(self, engine: Any, tracing: device.Trace, before: device.Memory) -> None:
+    def _keep(self, engine: Any, before: device.Memory) -> None:
         from testbed.programs import planned_ops
 
+        found = device.Trace([], [], [])
+        device.end_trace(found)
+        begins_us = [1e6 * step["begin_s"] for step in self.steps if step["traced"]]
         jobs, rows = planned_ops(engine._job_plan) if engine._job_plan is not None else ([], [])
-        kept = RankTrace(self.rank, tracing, jobs, [Planned(*row) for row in rows], before.allocated, before.pinned)
-        self.trace = summary(kept)
+        last = since(found, begins_us[-1])
+        kept = RankTrace(self.rank, last, jobs, [Planned(*row) for row in rows], before.allocated, before.pinned)
+        self.trace = {**summary(kept), "still_between_us": between_steps(found, begins_us[1:])}
         write_rank(self.folder / f"trace{self.rank}.msgpack", kept)
 
 
@@ -133,7 +137,7 @@ def install(rank: int, run_dir: Path) -> None:
 
     where, _, gpus = os.environ.get(GATE_VARIABLE, "").partition(":")
     gate = Gate(rank, Path(where), [int(gpu) for gpu in gpus.split(",")], run_dir / "go") if where else None
-    measurer = Measurer(rank, Path(folder), int(os.environ[STEPS_VARIABLE]), bool(os.environ.get(TRACE_VARIABLE)), gate)
+    measurer = Measurer(rank, Path(folder), int(os.environ[STEPS_VARIABLE]), int(os.environ.get(TRACE_VARIABLE) or 0), gate)
     run, initialize = Engine.run, Engine._initialize
 
     def initialize_alone(engine: Any, *args: Any, **kwargs: Any) -> Any:

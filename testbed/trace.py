@@ -63,6 +63,33 @@ def read_rank(path: Path) -> RankTrace:
         raise ValueError(f"{path}: {error}; expected the trace of a rank that testbed.measure wrote") from error
 
 
+def since(trace: Trace, begin_us: float) -> Trace:
+    """What the host asked for from a time on, and the work of that; of a launched step, which is not issued, the work that began then."""
+    issues = [each for each in trace.issues if each.at_us >= begin_us]
+    first = min((each.number for each in issues), default=0)
+    calls = [each for each in trace.calls if each.at_us >= begin_us]
+    return Trace(calls, [each for each in trace.intervals if (each.op >= first if issues else each.begin_us >= begin_us)], issues)
+
+
+def between_steps(trace: Trace, begins_us: Sequence[float]) -> list[float]:
+    """Microseconds for which the stream with the most work had none between what was issued before each of these times and behind it.
+
+    Nothing of launched steps.
+    """
+    busy = Counter[int]()
+    for each in trace.intervals:
+        busy[each.stream] += round(each.end_us - each.begin_us)
+    work = [each for each in trace.intervals if each.stream == busy.most_common(1)[0][0]]
+    found = []
+    for begin_us in begins_us:
+        first = next((each.number for each in sorted(trace.issues) if each.at_us >= begin_us), None)
+        if first is not None:
+            ended = max((each.end_us for each in work if each.op < first), default=0.0)
+            begun = min((each.begin_us for each in work if each.op >= first), default=ended)
+            found.append(round(max(0.0, begun - ended), 1))
+    return found
+
+
 def align(planned: Sequence[Planned], issues: Sequence[Issue]) -> dict[int, Planned]:
     """Number of an issued operation -> the planned one it is; both lists are in host order, and either may have extras.
 

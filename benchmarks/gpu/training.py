@@ -63,7 +63,7 @@ WIDE = ("--hidden", "5120", "--heads", "40")
 SMALL = ("--layers", "2", "--steps", "8", "--micro-batches", "4", "--schedule", "1F1B")
 DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
 CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 400.0, 100.0  # a run waits for the others of its wave
-WARM_STEPS = 2  # and the last step, which is traced, does not count
+WARM_STEPS, TRACED_STEPS = 2, 3  # the first and the last steps of a run; neither count
 
 
 DEVICE = ROOT / "benchmarks" / "results" / "h200" / "testbed_profile.json"
@@ -460,7 +460,7 @@ class Bench:
                 "PYTHONPATH": python_path(),
                 measure.FOLDER_VARIABLE: folder,
                 measure.STEPS_VARIABLE: case.args[case.args.index("--steps") + 1],
-                measure.TRACE_VARIABLE: "1",
+                measure.TRACE_VARIABLE: str(TRACED_STEPS),
                 measure.GATE_VARIABLE: f"{self.gate}:{','.join(map(str, gpus))}",
             }
             if plan.switches:
@@ -499,7 +499,8 @@ def _found(room: Path, samplers: Sequence[nvml.Sampler] = ()) -> dict[str, Any]:
     measured = [json.loads((room / f"rank{rank}.json").read_text()) for rank in range(len(ranks))]
     spans = _spans([each["steps"] for each in measured])
     steps = [1e3 * (end - begin) for begin, end in spans]
-    kept = next(part for part in (slice(WARM_STEPS, -1), slice(-1), slice(None)) if steps[part])
+    traced = sum(step["traced"] for step in measured[0]["steps"]) or 1  # the last one ends with the device idle
+    kept = next(part for part in (slice(WARM_STEPS, -traced), slice(-1), slice(None)) if steps[part])
     warm = steps[kept]
     with_loss = [rank for rank in ranks if rank["losses"] and rank["losses"][0]["raw_hex"]]
     peaks = [
@@ -522,12 +523,12 @@ def _found(room: Path, samplers: Sequence[nvml.Sampler] = ()) -> dict[str, Any]:
 def _spans(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[float, float]]:
     """Seconds at which each step begins and ends, of all ranks together: one begins where the last rank returned from the one before.
 
-    The first step and a traced one begin with the device idle, where the first rank does.
+    The first step and the first traced one begin with the device idle, where the first rank does.
     """
     begins, ends = (
         [pick(step[key] for step in same) for same in zip(*ranks, strict=True)] for pick, key in ((min, "begin_s"), (max, "end_s"))
     )
-    apart = [not k or step["traced"] for k, step in enumerate(ranks[0])]
+    apart = [not k or (step["traced"] and not ranks[0][k - 1]["traced"]) for k, step in enumerate(ranks[0])]
     return [(begins[k] if apart[k] else ends[k - 1], ends[k]) for k in range(len(ends))]
 
 

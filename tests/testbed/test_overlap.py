@@ -27,7 +27,7 @@ def traces(folder: Path, form: str) -> list[RankTrace]:
         TESTBED_DELAYS=LATE,
         TESTBED_MEASURE=os.fspath(folder),
         TESTBED_STEPS="2",
-        TESTBED_TRACE="1",
+        TESTBED_TRACE="2",
     )
     return [read_rank(folder / f"trace{rank}.msgpack") for rank in range(2)]
 
@@ -58,7 +58,7 @@ def ours(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> list[RankTra
 
 
 def test_the_host_has_the_losses_while_gradients_are_computed(ours: list[RankTrace]) -> None:
-    """It prepares the next step meanwhile."""
+    """The host prepares the next step meanwhile."""
     for ranked in ours:
         (copied,) = [each for each in ranked.trace.intervals if each.name == "copy_d2h" and each.op >= 0][-1:]
         behind = [each for each in ranked.trace.intervals if each.name == "gemm" and each.begin_us > copied.end_us]

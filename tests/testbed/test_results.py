@@ -16,7 +16,7 @@ from benchmarks.gpu import beside_transfers, by_kind, nvml, predict, results, tr
 from interlace.cost_model.base import GivenCosts
 from interlace.ir import parse
 from testbed.device import Call, Interval, Issue, Trace
-from testbed.trace import Planned, RankTrace, read_rank, write_rank
+from testbed.trace import Planned, RankTrace, between_steps, read_rank, since, write_rank
 
 MEMORY = {"allocated_peak": 90, "workspace_peak": 0, "outside_peak": 10, "allocated": 1}
 
@@ -296,10 +296,24 @@ def test_stretch_beside_one_transfer_that_waits_and_beside_two(tmp_path: Path) -
 
 
 def test_a_step_begins_where_the_last_rank_returned_from_the_one_before() -> None:
-    """The first and the traced step begin with the device idle."""
-    ends = [(1.0, 2.0), (2.5, 4.0), (4.2, 6.5), (9.0, 9.5)]
-    ranks = [[{"begin_s": k + 0.1 * rank, "end_s": each[rank], "traced": k == 3} for k, each in enumerate(ends)] for rank in range(2)]
-    assert training._spans(ranks) == [(0.0, 2.0), (2.0, 4.0), (4.0, 6.5), (3.0, 9.5)]
+    """The first step and the first that is traced begin with the device idle."""
+    ends = [(1.0, 2.0), (2.5, 4.0), (4.2, 6.5), (9.0, 9.5), (10.0, 10.5)]
+    ranks = [[{"begin_s": k + 0.1 * rank, "end_s": each[rank], "traced": k > 2} for k, each in enumerate(ends)] for rank in range(2)]
+    assert training._spans(ranks) == [(0.0, 2.0), (2.0, 4.0), (4.0, 6.5), (3.0, 9.5), (9.5, 10.5)]
+
+
+def test_computation_stands_still_from_one_steps_last_kernel_to_the_nexts_first() -> None:
+    """Two operations a step, which the host issues ahead of the device; a copy on another stream goes on meanwhile."""
+    issues = [Issue(1000.0 * step + k, "matmul", 0, 2 * step + k) for step in range(3) for k in range(2)]
+    work = [(100, 500, 0), (500, 950, 1), (1200, 1600, 2), (1600, 2100, 3), (2100, 2500, 4), (2500, 2900, 5)]
+    intervals = [*(Interval(float(begin), float(end), "gemm", 0, op) for begin, end, op in work), Interval(900.0, 1500.0, "copy_d2h", 1, 1)]
+    found = Trace([Call(2001.0, "free", 0, "0x1", 4)], intervals, issues)
+    assert between_steps(found, [1000.0, 2000.0]) == [250.0, 0.0]
+    last = since(found, 2000.0)
+    assert ([each.op for each in last.intervals], [each.number for each in last.issues], len(last.calls)) == ([4, 5], [4, 5], 1)
+    launched = Trace([], intervals, [])
+    assert between_steps(launched, [1000.0]) == []
+    assert [each.op for each in since(launched, 2100.0).intervals] == [4, 5]
 
 
 def test_times_by_kind_are_measured_predicted_and_as_the_fastest_of_each_size(tmp_path: Path) -> None:
