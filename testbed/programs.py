@@ -16,6 +16,7 @@ from typing import Any
 import paddle
 from paddle.base import core
 
+from interlace.bridge.blocks import blocks_of
 from testbed import device
 from testbed.device import NAME, TestbedError
 
@@ -304,9 +305,14 @@ def kernel_types() -> dict[str, frozenset[str]]:
 
 def _type_name(value: Any) -> str:
     try:
-        return str(value.dtype).rpartition(".")[2].lower()
+        return _name_of(value.dtype)
     except (ValueError, RuntimeError, AttributeError):  # vectors and absent operands have none
         return ""
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2].lower()
 
 
 def _ops(program: Any) -> Iterator[Any]:
@@ -317,7 +323,7 @@ def _ops(program: Any) -> Iterator[Any]:
 def _ops_in(block: Any) -> Iterator[Any]:
     for op in block.ops:
         yield op
-        for inner in op.blocks():
+        for inner in blocks_of(op):
             yield from _ops_in(inner)
 
 

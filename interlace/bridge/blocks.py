@@ -36,6 +36,11 @@ class Inside:
     acting: tuple[str, ...] = ()
 
 
+def blocks_of(source: Any) -> list[Any]:
+    """Of an operation; few have some, and to ask for them takes longer than all else that is asked of one."""
+    return list(source.blocks()) if source.num_regions() else []
+
+
 def inplace_pairs(source: Any) -> Pairs:
     """Results that Paddle declares as written in the place of an operand that is given."""
     info = paddle.base.libpaddle.pir.get_op_inplace_info(source)
@@ -105,7 +110,7 @@ class _Walk:
 
     def _blocks(self, source: Any) -> list[frozenset[int]]:
         """Places of the results: of what the blocks yield, and of the variables of a loop."""
-        blocks, given, loop = list(source.blocks()), list(source.operands_source()), source.name() == WHILE
+        blocks, given, loop = blocks_of(source), list(source.operands_source()), source.name() == WHILE
         for block in blocks:
             for k, argument in enumerate(block.args()):
                 self._add(argument, self._of(given[k + 1 : k + 2] if loop else given))
@@ -124,7 +129,7 @@ class _Walk:
     def _op(self, inner: Any) -> None:
         name, attrs = inner.name(), attributes(inner)
         seen = Op(0, name, (), (), "forward", attrs=attrs)
-        if list(inner.blocks()):
+        if blocks_of(inner):
             for k, places in enumerate(self._blocks(inner)):
                 self._add(inner.result(k), places)
             return

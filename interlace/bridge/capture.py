@@ -11,7 +11,7 @@ import msgspec
 import paddle
 
 from interlace.bridge.attributes import attributes
-from interlace.bridge.blocks import Pairs, inplace_pairs, inside
+from interlace.bridge.blocks import Pairs, blocks_of, inplace_pairs, inside
 from interlace.bridge.layers import LayerNames, name_layers
 from interlace.errors import ProgramError
 from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value, describe, operators
@@ -129,7 +129,8 @@ class _Capture:
     def _op(self, op_id: int, source: Any, role: Role, chunk: int) -> Op:
         name = source.name()
         given = operand_sources(source)
-        nested = inside(source, given, op_id) if list(source.blocks()) else None
+        blocks = blocks_of(source)
+        nested = inside(source, given, op_id) if blocks else None
         operands = tuple(ABSENT if paddle.pir.is_fake_value(v) else self._known(v, op_id, name) for v in given)
         inplace, views = _shared(source, operands) if nested is None else (nested.written, nested.shared)
         shared = {} if nested else {result: self.storage[operands[operand]] for result, operand in (*inplace, *views)}
@@ -161,7 +162,7 @@ class _Capture:
             no_buffer,
             inplace,
             views,
-            len(list(source.blocks())),
+            len(blocks),
         )
         return with_group(made)
 
@@ -241,7 +242,7 @@ def fused_parameters(buffer: str, known: Collection[str]) -> list[str]:
 def operand_sources(source: Any) -> list[Any]:
     """An operation's operands, followed by the values outside of it that its nested blocks read."""
     operands = list(source.operands_source())
-    if not list(source.blocks()):
+    if not blocks_of(source):
         return operands
     known = {v.id for v in operands if not paddle.pir.is_fake_value(v)}
     return operands + [v for v in paddle.base.libpaddle.pir.get_used_external_value(source) if v.id not in known]

@@ -69,7 +69,8 @@ KNOWN = (
     Internals(
         "reading programs",
         "paddle.base.libpaddle.pir.Operation",
-        "attrs blocks has_attr id int_attr is_no_need_buffer name num_results operand_source operands_source result results str_attr",
+        "attrs blocks has_attr id int_attr is_no_need_buffer name num_regions num_results operand_source operands_source result results "
+        "str_attr",
         (EVERYTHING,),
     ),
     Internals("building programs", "paddle.base.libpaddle.pir", "CloneOptions IrMapping PassManager fake_value", (EVERYTHING,)),
