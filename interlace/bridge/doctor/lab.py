@@ -200,15 +200,16 @@ class Step:
     def run(self, then: Mapping[int, Callable[[np.ndarray], None]] | None = None) -> Seen:
         """Run with new contents, which `fill` is; `then` is done to a pinned buffer as soon as bytes arrive in it."""
         self.device.synchronize()
-        self.fill = 3.0 - self.fill
+        self.fill = self.fill % 3.0 + 1.0  # of three values: a block may still hold that of the step before the last
         self._feed("x", np.full((self.size, self.size), self.fill, "float32"))
         self.device.synchronize()
         fed: list[str] = [name for name in ("x", "one") if name in self.lowered.fed]
-        with _watching(self.buffers(), then or {}) as came_s:
+        watched = self.buffers()
+        with _watching(watched, then or {}) as came_s:
             start = time.perf_counter()
             self.executor.run(fed, False)
             issued = time.perf_counter()
-            while len(came_s) < len(self.pinned) and time.perf_counter() < issued + MOST_S:
+            while len(came_s) < len(watched) and time.perf_counter() < issued + MOST_S:
                 time.sleep(POLL_S)  # Paddle's own wait would keep the interpreter from the thread that watches
             self.device.synchronize()
             done = time.perf_counter()
