@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from interlace.local.launch import launch
 from tests.testbed.examined import LATE, SWITCHES
 
 pytestmark = pytest.mark.paddle
@@ -36,27 +37,17 @@ RESTS = {
 }
 
 
-def _environment() -> dict[str, str]:
-    from testbed.gpus import python_path
-
-    return {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1"}
-
-
-def _examined(*names: str, switches: str = "") -> dict[str, Any]:
-    env = _environment()
-    if switches:
-        env["TESTBED_SWITCHES"] = switches
-    script = Path(__file__).with_name("examined.py")
-    done = subprocess.run([sys.executable, os.fspath(script), *names], env=env, capture_output=True, text=True, timeout=300, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULTS ")]
-    assert lines, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(lines[0].removeprefix("RESULTS "))
-    return found
+def _examined(folder: Path, *names: str, world: int = 1, switches: str = "") -> list[dict[str, Any]]:
+    """What each rank found."""
+    env = {"INTERLACE_TARGET": "testbed", "INTERLACE_DISABLE": "1", "GLOG_minloglevel": "2", "TESTBED_SWITCHES": switches}
+    launch(Path(__file__).with_name("examined.py"), names, world, env, None, folder, 200.0)
+    logs = [(folder / f"rank{rank}.log").read_text() for rank in range(world)]
+    return [json.loads(line.removeprefix("RESULTS ")) for log in logs for line in log.splitlines() if line.startswith("RESULTS ")]
 
 
 @pytest.fixture(scope="module")
-def examined(plugin: Path) -> dict[str, Any]:
-    return _examined(*(name for name in SWITCHES if name != ONE))
+def examined(plugin: Path, forked_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return _examined(tmp_path_factory.mktemp("examined"), LATE, *(name for name in SWITCHES if name != ONE))[0]
 
 
 def test_all_rules_hold_as_it_is(examined: dict[str, Any]) -> None:
@@ -75,9 +66,9 @@ def test_every_rule_has_a_switch_that_fails_it(examined: dict[str, Any]) -> None
     assert set().union(*FAILS.values()) | {"named streams", "collectives"} == set(examined["as it is"])
 
 
-def test_one_stream_for_all(plugin: Path) -> None:
+def test_one_stream_for_all(plugin: Path, tmp_path: Path) -> None:
     """Then nothing can be early, and no order can be checked: that is said, and is no pass."""
-    found = _examined(ONE, switches=ONE)[ONE]
+    found = _examined(tmp_path, ONE, switches=ONE)[0][ONE]
     assert found.pop("named streams")[0] == "fails"
     assert {(verdict, text) for verdict, text, _ in found.values()} == {
         ("not checked", "streams do not run side by side here, so that nothing is early")
@@ -89,25 +80,17 @@ def test_collectives_beside_computation(plugin: Path, tmp_path: Path, switches: 
     from tests.testbed.variant import need_ranks
 
     need_ranks(2)
-    env = {**_environment(), **({"TESTBED_SWITCHES": switches} if switches else {})}
-    script = os.fspath(Path(__file__).with_name("examined.py"))
-    words = [[sys.executable, script, str(rank), "2", os.fspath(tmp_path)] for rank in range(2)]
-    ranks = [subprocess.Popen(each, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for each in words]
-    try:
-        said = [rank.communicate(timeout=200) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    found = [json.loads(line.removeprefix("RESULTS ")) for out, _ in said for line in out.splitlines() if line.startswith("RESULTS ")]
-    assert [each[0] for each in found] == [verdict] * 2, (found, said[0][1][-2000:])
+    found = _examined(tmp_path, world=2, switches=switches)
+    assert [each["collectives"][0] for each in found] == [verdict] * 2, found
 
 
-def test_times_that_are_off_fail(plugin: Path) -> None:
+def test_times_that_are_off_fail(examined: dict[str, Any], tmp_path: Path) -> None:
     """Looked at again where other work on the machine hides how long they take."""
-    for _ in range(4):
-        found = _examined(LATE)[LATE]
+    found = examined[LATE]
+    for _ in range(3):
         if not any("other work decides their length" in text for _, text, _ in found.values()):
             break
+        found = _examined(tmp_path, LATE)[0][LATE]
     assert found.pop("device of the profile sure")[0] == "not checked"
     verdicts = {rule.partition(" ")[0]: verdict for rule, (verdict, _, _) in found.items()}
     assert verdicts == {"add": "fails", "softmax": "fails", "copy": "not checked"}, found
@@ -115,7 +98,9 @@ def test_times_that_are_off_fail(plugin: Path) -> None:
 
 def test_the_command(plugin: Path, tmp_path: Path) -> None:
     """A rule that fails names what rests on it and the line that does without; the exit code is 1."""
-    env = {**_environment(), "TESTBED_SWITCHES": PAGEABLE}
+    from testbed.gpus import python_path
+
+    env = {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1", "TESTBED_SWITCHES": PAGEABLE}
     words = [sys.executable, "-m", "interlace", "doctor", "--target", "testbed", "--json", os.fspath(tmp_path / "found.json")]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1, done.stderr[-3000:]
