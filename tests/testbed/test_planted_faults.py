@@ -89,11 +89,13 @@ def _train(base: str, folder: Path) -> Ran:
     )  # clipping over stages is unsafe in the baseline's plan
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(_launch, folder, args, INTERLACE_CONFIG=os.fspath(config))
+        plans: list[Program] = []
         planted: dict[str, Planted] = {}
         try:
-            planted = _plant(base, _plans(folder / "plan", running), RULES)
+            plans = _plans(folder / "plan", running)
+            planted = _plant(base, plans, RULES)
         finally:
-            tasks = _tasks(folder, planted)
+            tasks = _tasks(folder, planted, plans)
             (folder / "part").write_bytes(msgspec.json.encode(tasks))
             (folder / "part").rename(folder / "tasks.json")
         running.result()
@@ -130,16 +132,21 @@ def _plant(base: str, plans: list[Program], target: Target) -> dict[str, Planted
     return found
 
 
-def _tasks(folder: Path, planted: dict[str, Planted]) -> list[Task]:
-    """The plan itself first, under delays in turn, then each fault's two worlds."""
+def _tasks(folder: Path, planted: dict[str, Planted], plans: list[Program]) -> list[Task]:
+    """The plan itself first, under delays in turn, then each fault's two worlds; equal ones follow each other, as ranks build them once."""
     turns = [(kind, k, count, us) for kind, (count, us) in TURNS.items() for k in range(count)]
     tasks = [Task(f"{turn[0]} {turn[1]}", turns=turn) for turn in turns] if planted else []
+    stored: list[tuple[list[Program], str]] = [(plans, "")]
     for name, each in planted.items():
         for which, world in (("safe", each.safe), ("broken", each.broken)):
-            plans = folder / name.replace(" ", "_") / which
-            _store(world, plans)
-            tasks.append(Task(f"{name}, {which}", os.fspath(plans), each.fronts(), each.fault.switches, each.fault.fetch))
-    return tasks
+            place = next((place for known, place in stored if known == world), None)
+            if place is None:
+                place = os.fspath(folder / name.replace(" ", "_") / which)
+                _store(world, Path(place))
+                stored.append((world, place))
+            tasks.append(Task(f"{name}, {which}", place, each.fronts(), each.fault.switches, each.fault.fetch))
+    places = [place for _, place in stored]
+    return sorted(tasks, key=lambda task: places.index(task.plans))
 
 
 def _store(world: Sequence[Program], folder: Path) -> None:
