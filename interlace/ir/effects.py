@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from interlace.ir import operators
-from interlace.ir.kinds import INSIDE, OPAQUE, WHILE, is_boundary, is_p2p, views_of
+from interlace.ir.kinds import BOUNDARY, INSIDE, OPAQUE, WHILE, is_boundary, is_p2p, views_of
 from interlace.ir.program import ABSENT, Op, Program
 
 Effect = Literal["draws", "acts", "controls", "computes", "unknown"]
@@ -82,9 +82,10 @@ def written_positions(op: Op) -> tuple[int, ...]:
     >>> written_positions(Op(1, "pd_op.share_data_", (0,), (1,), "forward", inplace=((0, 0),)))
     ()
     """
-    if not is_boundary(op) and effect_of(op) == "unknown":
+    lists = _lists_of(op.name)
+    if not lists.are_known:
         return tuple(k for k, value in enumerate(op.operands) if value != ABSENT)
-    listed = _lists_of(op.name).writes
+    listed = lists.writes
     if not (op.inplace or op.views or op.num_blocks or listed):
         return ()
     in_memory_of = op.inplace if op.num_blocks else (*op.inplace, *op.views)
@@ -103,11 +104,11 @@ def may_lie_in(op: Op, result: int) -> tuple[int, ...]:
     """
     if op.num_blocks:
         return tuple(dict.fromkeys(o for r, o in (*op.views, *op.inplace) if r == result))
-    lists, known = _lists_of(op.name), is_boundary(op) or effect_of(op) != "unknown"
-    if known and not (lists.shares or lists.shares_any):
+    lists = _lists_of(op.name)
+    if lists.are_known and not (lists.shares or lists.shares_any):
         return ()
     said = [o for r, o in (*op.inplace, *op.views) if r == result]
-    if said or (known and not lists.shares_any):
+    if said or (lists.are_known and not lists.shares_any):
         return tuple(o for k, o in _given(op, lists.shares) if k == result and o not in said)
     return tuple(k for k, value in enumerate(op.operands) if value != ABSENT)
 
@@ -119,18 +120,21 @@ def draws_twice(program: Program) -> bool:
 
 
 class _Lists(NamedTuple):
-    """Results and operands of an operator: whose memory the result may take and write, whose it may take, and whether any operand's."""
+    """Results and operands of an operator: whose memory the result may take and write, whose it may take, and whether any operand's; and
+    whether that is known."""
 
     writes: tuple[tuple[int, int], ...]
     shares: tuple[tuple[int, int], ...]
     shares_any: bool
+    are_known: bool
 
 
 @lru_cache(maxsize=4096)
 def _lists_of(name: str) -> _Lists:
     key = operators.key(name)
     writes = operators.MAY_WRITE.get(key, ())
-    return _Lists(writes, (*operators.MAY_SHARE.get(key, ()), *writes), key in operators.MAY_SHARE_ANY)
+    are_known = name in BOUNDARY or _of_operator(name) != "unknown"
+    return _Lists(writes, (*operators.MAY_SHARE.get(key, ()), *writes), key in operators.MAY_SHARE_ANY, are_known)
 
 
 def _given(op: Op, pairs: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:

@@ -151,6 +151,8 @@ class Storages:
         shared = ABSENT if op.num_blocks else next((op.operands[o] for r, o in (*op.inplace, *op.views) if r == k), ABSENT)
         own = self._own(op, value) if shared == ABSENT else self._of_operand(value, shared, k not in dict(op.inplace))
         others = () if value.dtype in ("null", "stack") else may_lie_in(op, k)
+        if not others:
+            return own
         places = dict.fromkeys((part.storage, part.root) for o in others for part in self.parts[op.operands[o]])
         known = {part.storage for part in own}
         variable = own[0].variable if shared != ABSENT and own else value.id
@@ -206,7 +208,10 @@ class Storages:
 
     def _hidden_writes(self, op: Op) -> list[int]:
         """Operands that are written over, or may be, without a result in their variable."""
-        written = dict.fromkeys(op.operands[operand] for operand in written_positions(op))
+        positions = written_positions(op)
+        if not positions:
+            return []
+        written = dict.fromkeys(op.operands[operand] for operand in positions)
         if op.num_blocks:
             return list(written)
         said = {op.operands[operand] for _, operand in (*op.inplace, *op.views)}
@@ -234,7 +239,8 @@ class Storages:
         buffer_of: dict[int, int] = {}
         found: dict[int, list[int]] = {}
         for op in program.ops:
-            buffers = {buffer_of[n] for _, operand in op.inplace for n in self.numbers(op.operands[operand]) if n in buffer_of}
+            written = op.inplace if buffer_of else ()
+            buffers = {buffer_of[n] for _, operand in written for n in self.numbers(op.operands[operand]) if n in buffer_of}
             if op.kind == "coalesce_tensor":
                 buffer_of.update((n, op.results[-1]) for value in op.results[:-1] for n in self.numbers(value))
             elif buffers:
