@@ -22,6 +22,9 @@ SEED ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
+# Files of tests that `make test` runs by themselves; to look through all others for them would take longer than they take.
+IN_MAIN_THREAD = $(shell grep -l "mark.main_thread" $$(find tests -name "test_*.py"))
+
 # Processes that start by the hundred compile every module anew where bytecode is not stored.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -87,7 +90,7 @@ demo: setup
 
 test: setup
 	$(PYTEST) -m "not main_thread"
-	$(BIN)/python -m pytest -m main_thread
+	$(BIN)/python -m pytest -m main_thread $(IN_MAIN_THREAD)
 
 test-fast: $(FAST)
 	$(PYTEST) -m "not paddle and not slow and not main_thread"
