@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -20,8 +21,9 @@ from prices import prices_of
 from interlace.config import load_config, make_config
 from interlace.cost_model import GivenCosts
 from interlace.cost_model.base import Draw
-from interlace.planning.floor import floors_of, occupied
-from interlace.planning.plan import make_plans
+from interlace.ir import Program
+from interlace.planning.floor import Floors, floors_of, occupied
+from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.lower import lower
@@ -36,23 +38,40 @@ COSTS = GivenCosts(TIMES, STRETCHED)
 AT_THE_LIMIT = Drawing({name: MS // 25 * took for name, took in TIMES.items()}, STRETCHED)
 
 
-@pytest.mark.parametrize("costs", [COSTS, AT_THE_LIMIT], ids=["full-clock", "limited"])
-@pytest.mark.parametrize("form", ["stock", "dx-first", "mixed", "zb-h1", "auto"])
-@pytest.mark.parametrize(("pp", "micro_batches"), [(2, 4), (3, 6)])
-def test_no_plan_passes_a_bound(form: str, pp: int, micro_batches: int, costs: GivenCosts) -> None:
+class Bounds(NamedTuple):
+    """Of a world: its programs, its plans by Paddle's baseline, and what no plan of it may pass."""
+
+    programs: list[Program]
+    stock: list[Plan]
+    bound_ns: float
+    firm_ns: float
+    floors: Floors
+    occupied: list[Floors]
+
+
+@functools.cache
+def bounds_of(pp: int, micro_batches: int, costs: GivenCosts) -> Bounds:
     every = programs(World(pp=pp, mp=2, micro_batches=micro_batches, layers=3))
     stages = [program for program in every if program.rank % 2 == 0]
     stock = make_plans(every, load_config("baseline"), costs, "given")
     peaks = [in_order(plan.program).peak() for plan in stock][::2]
+    firm_ns, own = firm_bound_ns(stages, costs, peaks), [occupied(program, costs) for program in stages]
+    return Bounds(every, stock, bound_ns(stages, costs), firm_ns, floors_of(stages, costs), own)
+
+
+@pytest.mark.parametrize("costs", [COSTS, AT_THE_LIMIT], ids=["full-clock", "limited"])
+@pytest.mark.parametrize("form", ["stock", "dx-first", "mixed", "zb-h1", "auto"])
+@pytest.mark.parametrize(("pp", "micro_batches"), [(2, 4), (3, 6)])
+def test_no_plan_passes_a_bound(form: str, pp: int, micro_batches: int, costs: GivenCosts) -> None:
+    known = bounds_of(pp, micro_batches, costs)
     config = {"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}}
-    plans = stock if form == "stock" else make_plans(every, make_config(config), costs, "given")
-    firm = firm_bound_ns(stages, costs, peaks)
+    plans = known.stock if form == "stock" else make_plans(known.programs, make_config(config), costs, "given")
     step_ns = simulate([plan.program for plan in plans], costs).step_ns
-    assert bound_ns(stages, costs) <= firm <= step_ns
-    floors = floors_of(stages, costs)
-    assert max(occupied(program, costs).own for program in stages) <= floors.own <= step_ns
-    assert 1.02 * bound_ns(stages, costs) < floors.own  # collectives and messages count something
-    assert 0 < max(occupied(program, costs).shared for program in stages) <= floors.shared <= floors.own
+    assert known.bound_ns <= known.firm_ns <= step_ns
+    floors = known.floors
+    assert max(each.own for each in known.occupied) <= floors.own <= step_ns
+    assert 1.02 * known.bound_ns < floors.own  # collectives and messages count something
+    assert 0 < max(each.shared for each in known.occupied) <= floors.shared <= floors.own
 
 
 def test_the_limit_of_power_raises_the_bound() -> None:

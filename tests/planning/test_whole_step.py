@@ -100,17 +100,17 @@ def test_auto_is_never_slower_than_what_holds_no_more(world: World, costs: FairC
 def test_weight_gradients_trail_where_that_hides_more() -> None:
     """The last stage has room that Paddle's plan leaves: a weight-gradient delay there is faster than every named form that holds as
     little."""
-    plain, costs = programs(World(pp=2, mp=2, micro_batches=8, layers=8)), FairCosts({"comm": 30, "gemm": 100, "default": 10})
+    plain, costs = programs(World(pp=2, mp=2, micro_batches=8, layers=4)), FairCosts({"comm": 30, "gemm": 100, "default": 10})
     auto = planned(plain, costs, "auto")
     form = choice(auto).names["form"]
     assert isinstance(form, str)
-    assert form.startswith("interleave: [mixed, dx-first], weight_delay [0, 1], depth [2, 1], ")
+    assert form.startswith("interleave: dx-first, weight_delay [0, 1], ")
     for form in ("dx-first", "zb-h1"):
         assert step_ns(auto, costs) < step_ns(planned(plain, costs, form), costs)
 
 
 def test_more_memory_makes_it_no_slower() -> None:
-    plain = programs(World(pp=3, mp=2, micro_batches=6, layers=3))
+    plain = programs(World(pp=3, mp=2, micro_batches=4, layers=3))
     tight, roomy = (planned(plain, LOADED, "auto", memory_budget=budget) for budget in (None, "+1MiB"))
     assert step_ns(roomy, LOADED) <= step_ns(tight, LOADED)
 
@@ -230,7 +230,7 @@ def test_weight_gradients_trail_with_chunks(weight_delay: int | tuple[int, ...])
 
 def test_with_chunks_lags_and_orders_are_searched() -> None:
     """No slower than the forms by name in the same memory, and a weight_delay for each stage that memory allows."""
-    plain = programs(World(pp=2, mp=2, micro_batches=6, layers=4, schedule="VPP", chunks=2))
+    plain = programs(World(pp=2, mp=2, micro_batches=4, layers=4, schedule="VPP", chunks=2))
     costs = FairCosts({"comm": 30, "gemm": 100, "default": 10})
     auto = planned(plain, costs, "auto")
     assert any(", weight_delay [" in line for line in told(auto) if "interleave: dx-first" in line or "interleave: mixed" in line)
