@@ -104,6 +104,7 @@ REPEATED = 300
 """Steps after which the average of the shortest ends as it begins."""
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     parts=st.lists(st.tuples(st.sampled_from(sorted(KERNELS)), st.integers(1, 30)), min_size=1, max_size=8),
@@ -133,6 +134,7 @@ def test_no_order_of_kernels_costs_less_than_its_prices(parts: list[tuple[str, i
     assert max(bounds) <= step_ns
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(world=worlds(), gemm=st.integers(1, 200), comm=st.integers(1, 400), stretch=st.floats(1.0, 1.9), beside=st.floats(1.0, 1.9))
 def test_no_plan_of_a_random_world_passes_the_floor(world: World, gemm: int, comm: int, stretch: float, beside: float) -> None:

@@ -36,6 +36,7 @@ def test_fixtures_are_there() -> None:
     assert len(FILES) > 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TURNED, ids=lambda path: path.stem)
 def test_numbers_of_operations_decide_nothing(path: Path) -> None:
     """Numbered from the end, programs get the same plans: what comes first is told by the program, the jobs and the times alone."""

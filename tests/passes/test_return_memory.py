@@ -323,6 +323,7 @@ def test_a_captured_step_waits_for_copies_to_the_host_when_they_are_done() -> No
     assert step[0] == pytest.approx(step[1], abs=2000)
 
 
+@pytest.mark.slow
 def test_a_captured_step_joins_copies_back_and_answered_sends() -> None:
     """Four stages that move all: blocks of copies back and of what is sent serve again within the step; a send is waited for behind what
     comes back for its micro-batch."""

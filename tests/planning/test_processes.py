@@ -151,6 +151,7 @@ with ranks([0, 1, 2]) as world:
     wait_until(lambda: not any(alive(file) for file in files[1:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, 0.93])
 def test_plans_of_several_processes_are_those_of_one(budget: float | None) -> None:
     given = programs(Shape(pp=3, mp=2, micro_batches=4, layers=2))

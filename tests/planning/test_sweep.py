@@ -36,6 +36,7 @@ def dumps(tmp_path: Path) -> Path:
     return tmp_path / "dumps"
 
 
+@pytest.mark.slow
 def test_a_sweep_leaves_the_curve_beside_the_plan(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From the most that is held to the least feasible; every plan keeps its budget."""
     plan = tmp_path / "plan"
@@ -65,6 +66,7 @@ def test_a_larger_budget_is_never_slower() -> None:
     assert faster(msgspec.structs.replace(slow, step_us=5.0), quick).peak_bytes == 19
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["off", "auto"])
 def test_a_sweep_keeps_the_fastest_plan_that_fits_the_budget_asked_for(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan itself, which is not made again; what was asked for where nothing is faster."""
@@ -92,6 +94,7 @@ def test_a_sweep_keeps_the_fastest_plan_that_fits_the_budget_asked_for(form: str
     assert {plan.compared.memory.limit_bytes for plan in taken if plan.compared and plan.compared.memory} == {budget}
 
 
+@pytest.mark.slow
 def test_no_budget_that_holds_a_plan_made_without_one_is_slower_than_it() -> None:
     """Unlimited memory is another search, which may miss what the one within Paddle's memory finds."""
     plain = programs(World(pp=2, micro_batches=4, layers=2, schedule="1F1B"))

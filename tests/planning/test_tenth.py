@@ -132,6 +132,7 @@ def test_which_limit_held_is_told(options: dict[str, Any], whose: str | None) ->
     assert "Its limit of memory is " in _sentence(plans)
 
 
+@pytest.mark.slow
 def test_what_a_tenth_brings_holds_for_a_plan_that_is_asked_for_that_much() -> None:
     """The plan of a budget is no slower than the draft that was told for it."""
     seen, config = list[str](), {"offload_activations": {"min_bytes": 1}}

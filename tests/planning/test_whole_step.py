@@ -80,6 +80,7 @@ TOOK_MORE = World(pp=3, mp=2, micro_batches=5, layers=3, gather=True, seed=35)
 """The local search inside its jobs took more memory."""
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None)
 @example(TOOK_MORE, LOADED)
 @example(TOOK_MORE, CALM)
@@ -97,6 +98,7 @@ def test_auto_is_never_slower_than_what_holds_no_more(world: World, costs: FairC
         assert [str(finding) for finding in check([plan.program for plan in auto], place) if finding.kind != "shared-stream"] == []
 
 
+@pytest.mark.slow
 def test_weight_gradients_trail_where_that_hides_more() -> None:
     """The last stage has room that Paddle's plan leaves: a weight-gradient delay there is faster than every named form that holds as
     little."""
@@ -109,6 +111,7 @@ def test_weight_gradients_trail_where_that_hides_more() -> None:
         assert step_ns(auto, costs) < step_ns(planned(plain, costs, form), costs)
 
 
+@pytest.mark.slow
 def test_more_memory_makes_it_no_slower() -> None:
     plain = programs(World(pp=3, mp=2, micro_batches=4, layers=3))
     tight, roomy = (planned(plain, LOADED, "auto", memory_budget=budget) for budget in (None, "+1MiB"))
@@ -228,6 +231,7 @@ def test_weight_gradients_trail_with_chunks(weight_delay: int | tuple[int, ...])
     assert any("W" in job.name or "backward_w" in job.name for job in plans[-1].jobs)
 
 
+@pytest.mark.slow
 def test_with_chunks_lags_and_orders_are_searched() -> None:
     """No slower than the forms by name in the same memory, and a weight_delay for each stage that memory allows."""
     plain = programs(World(pp=2, mp=2, micro_batches=4, layers=4, schedule="VPP", chunks=2))

@@ -19,7 +19,7 @@ from tests.report.browser import CHROMIUM, WHY_NOT, ask
 from tests.report.pages import SWEEP, columns, data_in, make_plans, make_recomputing
 from tests.strategies import World
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)]
 CONFIG = """\
 device: h200
 schedule_1f1b: {interleave: dx-first, only_gains: off, search: off}

@@ -71,6 +71,7 @@ def test_every_output_and_buffer_equals_the_plain_schedule(world: World, form: F
         assert_same(plain, made)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B", dropout=True), PAIRED, ALLOWANCES, st.data())
 def test_weight_gradients_may_trail_by_any_lag(world: World, form: Form, allowance: int, data: st.DataObject) -> None:
