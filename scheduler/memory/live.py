@@ -355,6 +355,8 @@ class Placed:
             whose. None where that makes no difference. `[away]`
         stream: Of each op instance; empty where that makes no difference. `[items]`
         base, unknown: As in `Profile`.
+        looks: Instances that another stream needs last, by the stream that takes their memory: their numbers; the op instances that take
+            memory on that stream, ascending; and of each instance the first of these behind its last reader. Found when first needed.
     """
 
     first: Ints
@@ -372,6 +374,7 @@ class Placed:
     stream: Ints
     base: dict[str, int]
     unknown: list[int]
+    looks: list[tuple[Ints, Ints, Ints]] | None = None
 
     def lives(self, alloc: Ints, free: Ints, complete: Ints | None = None, step: int | None = None) -> Lives:
         """The instances of op instances that run at given times.
@@ -393,23 +396,33 @@ class Placed:
         free_at = np.maximum(free_at, alloc_at)
         tie = np.where((free_at == alloc_at) | by_issue, 2 * self.last_read + 2, 0)
         if step is not None:
-            self._looked_at(~by_issue, alloc, step, free_at, tie)
+            self._looked_at(alloc, step, free_at, tie)
         free_at = np.where(self.output, END, free_at)
         return Lives(alloc_at, free_at, 2 * self.first + 1, tie, self.size, self.pinned, self.producer, self.micro_batch)
 
-    def _looked_at(self, away: Flags, alloc: Ints, step: int, free_at: Ints, tie: Ints) -> None:
+    def _looked_at(self, alloc: Ints, step: int, free_at: Ints, tie: Ints) -> None:
         """Put off when blocks are given back to when their own stream takes memory."""
+        if self.looks is None:
+            self.looks = [*self._looks()]
+        for mine, looks, behind in self.looks:
+            taken = alloc[looks]
+            at = np.maximum(np.searchsorted(taken, free_at[mine]), behind)
+            again = np.searchsorted(taken, np.maximum(free_at[mine] - step, 0))
+            which, is_next = np.where(at < len(looks), at, again), at == len(looks)
+            found = which < len(looks)
+            rows, which, is_next = mine[found], looks[which[found]], is_next[found]
+            free_at[rows], tie[rows] = alloc[which] + np.where(is_next, step, 0), 2 * which
+
+    def _looks(self) -> Iterator[tuple[Ints, Ints, Ints]]:
+        """See `looks`."""
+        away = np.zeros(len(self.first), np.bool_)
+        away[self.away_row] = True
         takes = ~self.is_input & ~self.pinned
         pool = np.where(self.is_input, -1, self.stream[self.first])
         for stream in np.unique(pool[away]).tolist():
             mine = np.flatnonzero(away & (pool == stream))
             looks = np.unique(self.first[takes & (pool == stream)])
-            at = np.maximum(np.searchsorted(alloc[looks], free_at[mine]), np.searchsorted(looks, self.last_read[mine], side="right"))
-            again = np.searchsorted(alloc[looks], np.maximum(free_at[mine] - step, 0))
-            which, is_next = np.where(at < len(looks), at, again), at == len(looks)
-            found = which < len(looks)
-            rows, which, is_next = mine[found], looks[which[found]], is_next[found]
-            free_at[rows], tie[rows] = alloc[which] + np.where(is_next, step, 0), 2 * which
+            yield mine, looks, np.searchsorted(looks, self.last_read[mine], side="right")
 
     def _latest(self, free: Ints) -> Ints:
         """The latest of the readers' times; that of the last reader where times rise with the order."""
