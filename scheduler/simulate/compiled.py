@@ -23,6 +23,10 @@ _jit = partial(compiled, sources=(arrays, simulator, power))
 WAITS, UNBLOCKS, BLOCKS, MEETS, FOLLOWS, LEADS = 1, 2, 4, 8, 16, 32
 """Marks of op instances: waits for others; others wait for it; the host waits for it; is part of a rendezvous; is a buffered receive; is
 the send of one."""
+TOGETHER = MEETS | FOLLOWS | LEADS
+"""Marks of op instances whose start concerns others, or depends on them."""
+CONCERNS = UNBLOCKS | BLOCKS | TOGETHER
+"""Marks of op instances whose end concerns more than their stream."""
 
 for helper in simulator.SPLIT_HELPERS:
     numba.extending.register_jitable(helper)
@@ -362,8 +366,36 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                     left[leader] -= pace[leader] * (now - since[leader])
                     since[leader], pace[leader] = now, new
                     need = (left[leader] + ONE - 1) >> 20 if new == ONE else (left[leader] + new - 1) // new
-                    due[leader] = now + max(0, need)
-                    _put(tree, leaves, leader, due[leader])
+                    then = now + max(0, need)
+                    if num_running[at] == 1 and num_blocked[at] == 0:
+                        # It runs alone, and nothing on the rank waits for others: what follows it on its stream runs undisturbed until
+                        # something concerns another stream, the host, another rank or the clock.
+                        until = next_tick
+                        for other in range(first_stream[at], first_stream[at + 1]):
+                            if other != s:
+                                until = min(until, due[other])
+                        while then < until and not marks[item] & CONCERNS and head[s] + 1 < fifo_first[s + 1]:
+                            following = fifo[head[s] + 1]
+                            if following > bound[at] or issue[following] + late[at] > then or marks[following] & TOGETHER:
+                                break
+                            if marks[following] & WAITS and waits[following] > 0:
+                                break
+                            end[item] = then
+                            left_in_step -= not tail[item]
+                            stretched = ONE
+                            if powered:
+                                highest = (((work[s] - charged[s]) >> 10) * draw[item]) >> 10
+                                charge[at] += ((highest >> 4) * energy[max(own[item], level[at])]) >> 16
+                                mine = own[following]
+                                stretched += (share[following] * (slower[max(mine, level[at])] - slower[mine])) >> 20
+                            head[s] += 1
+                            item = following
+                            ready[item], start[item], running[s], running_kind[s] = then, then, item, kind[item]
+                            pace[s], since[s] = ONE if stretched == ONE else (ONE * ONE + stretched - 1) // stretched, then
+                            work[s], left[s], charged[s] = dur[item] * ONE, dur[item] * ONE, 0
+                            then += dur[item] if stretched == ONE else (left[s] + pace[s] - 1) // pace[s]
+                    due[leader] = then
+                    _put(tree, leaves, leader, then)
         num_changed = 0
         # The next event. That of the last stream was left in the tree, in case a new one replaces it at once.
         if last >= 0 and due[last] == NEVER:
