@@ -13,45 +13,94 @@ from interlace.ir import ABSENT, Graph, Program, describe
 from interlace.ir.copies import Renaming, items_of, places_of, renaming, variants
 from interlace.ir.effects import is_ordered
 from interlace.ir.graph import overwritten, written_operands
-from interlace.ir.kinds import is_boundary, is_comm, is_p2p
+from interlace.ir.kinds import COMPUTE_STREAMS, is_boundary, is_comm, is_p2p
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
-from interlace.scheduler.simulate.arrays import Flags, Ints, direction, pairs_of, rows
+from interlace.scheduler.simulate.arrays import COMPUTE, Flags, Ints, direction, pairs_of, rows
 
 
 def item_order(program: Program) -> Ints:
     """Pairs `[n, 2]` (before, after) of op instances: by data of one micro-batch, persistable memory, groups, and events."""
-    lasting, events = _without_events(program), _events(program)
-    return np.concatenate([lasting, events]) if len(events) else lasting
+    found = _ordered(program)
+    return np.concatenate([places_of(program, *found.items.T)[found.pairs], _events(program)])
 
 
-@once_per_items
-def _without_events(program: Program) -> Ints:
-    """Found once for jobs that differ only in where transfers stand among the rest: the same op instances wait for each other then."""
-    items, newest = items_of(program), _newest(program)
-    num_micro_batches, kept = program.pipeline.num_micro_batches, _kept_order(program, items)
-    for found in newest:
-        if found.num_micro_batches == num_micro_batches and np.array_equal(found.kept, kept):
-            return places_of(program, *found.items.T)[found.pairs]
-    pairs = _all_pairs(program, items)
-    newest[:] = [_Ordered(num_micro_batches, kept, items, pairs)]
-    return pairs
+def across_streams(program: Program) -> Ints:
+    """The pairs of `item_order` that streams do not imply: across streams only, and for each stream only the last op instance that is
+    waited for.
+
+    Raises:
+        PlanError: An op instance is issued before one that it waits for.
+    """
+    found, events, stream = _ordered(program), _events(program), streams_of(program)[1]
+    looked = places_of(program, *found.looked)
+    if found.is_late or (looked[:, 0] > looked[:, 1]).any() or (events[:, 0] > events[:, 1]).any():
+        pairs = item_order(program)
+        wrong = pairs[pairs[:, 0] > pairs[:, 1]]
+        raise PlanError(_issued_late(wrong[np.lexsort((wrong[:, 0], wrong[:, 1]))[0]], program))
+    op = items_of(program)[:, 0]
+    pairs = np.concatenate([looked[found.is_across], events])
+    pairs = pairs[stream[op[pairs[:, 0]]] != stream[op[pairs[:, 1]]]]
+    pairs = pairs[np.lexsort((pairs[:, 0], stream[op[pairs[:, 0]]], pairs[:, 1]))]
+    of = stream[op[pairs[:, 0]]]
+    is_last = (pairs[1:, 1] != pairs[:-1, 1]) | (of[1:] != of[:-1])
+    last: Ints = pairs[np.append(is_last, True)[: len(pairs)]]
+    return last
+
+
+@once_per_ops
+def streams_of(program: Program) -> tuple[list[str], Ints]:
+    """Names of the streams, the first of them `compute`, and by operation id the number of each operation's."""
+    listed = [op for op in program.ops if not is_boundary(op)]
+    names = [COMPUTE, *sorted({op.stream for op in listed} - {COMPUTE, *COMPUTE_STREAMS})]
+    number = {name: k for k, name in enumerate(names)} | dict.fromkeys(COMPUTE_STREAMS, 0)
+    found = np.zeros(1 + max((op.id for op in program.ops), default=-1), np.int64)
+    found[[op.id for op in listed]] = [number[op.stream] for op in listed]
+    return names, found
 
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """What op instances of one rank wait for.
+    """What op instances of one rank wait for, events left out.
 
     Attributes:
         num_micro_batches: Of the step.
         kept: As `_kept_order`.
         items: All, as issued. `[n, 2]`
         pairs: Places among them. `[m, 2]`
+        looked: Op instances of the pairs across streams and of those with a transfer that may stand elsewhere in other jobs with the same
+            `kept`: operation and micro-batch. `[2, pairs, 2]`
+        is_across: Which of these are across streams.
+        is_late: Whether an op instance of the other pairs is issued before one that it waits for; it then is in these jobs, too.
     """
 
     num_micro_batches: int
     kept: Ints
     items: Ints
     pairs: Ints
+    looked: Ints
+    is_across: Flags
+    is_late: bool
+
+    @classmethod
+    def of(cls, program: Program, kept: Ints) -> _Ordered:
+        """Found anew."""
+        items = items_of(program)
+        pairs, stream, moves = _all_pairs(program, items), streams_of(program)[1][items[:, 0]], _moving(program)[items[:, 0]]
+        is_across = stream[pairs[:, 0]] != stream[pairs[:, 1]]
+        looked = is_across | moves[pairs].any(axis=1)
+        late = bool((pairs[:, 0] > pairs[:, 1])[~looked].any())
+        return cls(program.pipeline.num_micro_batches, kept, items, pairs, items[pairs[looked].T].T, is_across[looked], late)
+
+
+@once_per_items
+def _ordered(program: Program) -> _Ordered:
+    """Found once for jobs that differ only in where transfers stand among the rest: the same op instances wait for each other then."""
+    newest, kept = _newest(program), _kept_order(program, items_of(program))
+    for found in newest:
+        if found.num_micro_batches == program.pipeline.num_micro_batches and np.array_equal(found.kept, kept):
+            return found
+    newest[:] = [_Ordered.of(program, kept)]
+    return newest[0]
 
 
 _newest: Callable[[Program], list[_Ordered]] = once_per_ops(lambda program: [], FEW)
@@ -61,10 +110,17 @@ _newest: Callable[[Program], list[_Ordered]] = once_per_ops(lambda program: [], 
 def _kept_order(program: Program, items: Ints) -> Ints:
     """The op instances without transfers, and then the transfers of each channel. `[n, 2]` Transfers of persistable memory stay where they
     are."""
-    channel = _channels(program)[items[:, 0]]
-    moves = (channel < 0) & ~np.isin(items[:, 0], _persistable_accesses(program)[:, 0])
-    moving = np.flatnonzero(moves)
-    return np.concatenate([items[~moves], items[moving[np.argsort(channel[moving], kind="stable")]]])
+    moves = _moving(program)[items[:, 0]]
+    moving = items[moves]
+    return np.concatenate([items[~moves], moving[np.argsort(_channels(program)[moving[:, 0]], kind="stable")]])
+
+
+@once_per_ops
+def _moving(program: Program) -> Flags:
+    """By operation id, whether it is a transfer, and not of persistable memory."""
+    found = _channels(program) < 0
+    found[_persistable_accesses(program)[:, 0]] = False
+    return found
 
 
 def _all_pairs(program: Program, items: Ints) -> Ints:
@@ -243,21 +299,7 @@ def _boundaries(program: Program) -> set[int]:
     return {op.id for op in program.ops if is_boundary(op)}
 
 
-def reduced(pairs: Ints, stream: Ints, program: Program, items: Ints) -> Ints:
-    """The pairs that streams do not imply: across streams only, and for each stream only the last op instance that is waited for."""
-    wrong = pairs[pairs[:, 0] > pairs[:, 1]]
-    if len(wrong):
-        raise PlanError(_issued_late(wrong[np.lexsort((wrong[:, 0], wrong[:, 1]))[0]], program, items))
-    pairs = pairs[stream[pairs[:, 0]] != stream[pairs[:, 1]]]
-    order = np.lexsort((pairs[:, 0], stream[pairs[:, 0]], pairs[:, 1]))
-    pairs = pairs[order]
-    if len(pairs) < 2:
-        return pairs
-    same = (pairs[1:, 1] == pairs[:-1, 1]) & (stream[pairs[1:, 0]] == stream[pairs[:-1, 0]])
-    return pairs[np.r_[~same, True]]
-
-
-def _issued_late(pair: Ints, program: Program, items: Ints) -> str:
-    ops = {op.id: op for op in program.ops}
+def _issued_late(pair: Ints, program: Program) -> str:
+    ops, items = {op.id: op for op in program.ops}, items_of(program)
     before, after = (f"{describe(ops[int(items[k, 0])])} of micro-batch {items[k, 1]}" for k in pair)
     return f"rank {program.rank}: {after} is issued before {before}, which it waits for; put the latter earlier in the jobs"

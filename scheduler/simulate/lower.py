@@ -18,7 +18,7 @@ from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
 from interlace.ir.copies import is_copy_into, items_of, places_of
-from interlace.ir.kinds import COMPUTE_STREAMS, NO_KERNEL, is_boundary, is_comm, is_copy
+from interlace.ir.kinds import NO_KERNEL, is_boundary, is_comm, is_copy
 from interlace.ir.per_ops import once_per_ops
 from interlace.scheduler.simulate.arrays import (
     COMPUTE,
@@ -36,7 +36,7 @@ from interlace.scheduler.simulate.arrays import (
     pairs_of,
     rows,
 )
-from interlace.scheduler.simulate.dependences import item_order, reduced
+from interlace.scheduler.simulate.dependences import across_streams, streams_of
 from interlace.scheduler.simulate.power import PowerInput
 from interlace.scheduler.simulate.rendezvous import meetings
 
@@ -133,8 +133,7 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
         "share": table.share[row],
         "own_mhz": table.own_mhz[row],
     }
-    deps = reduced(item_order(program), columns["stream"], program, items)
-    return RankItems(program, items, table.ops, table.stream_names, columns, deps, host_end, job_first)
+    return RankItems(program, items, table.ops, table.stream_names, columns, across_streams(program), host_end, job_first)
 
 
 @dataclass(slots=True)
@@ -161,8 +160,7 @@ class _OpTable:
         values, groups = tables_of(program)
         listed = [op for op in program.ops if not is_boundary(op)]
         ops = {op.id: op for op in listed}
-        names = [COMPUTE, *sorted({op.stream for op in listed} - {COMPUTE, *COMPUTE_STREAMS})]
-        stream_of = {name: k for k, name in enumerate(names)} | dict.fromkeys(COMPUTE_STREAMS, 0)
+        names, stream_of = streams_of(program)
         row = np.full(1 + max(ops, default=0), -1, np.int64)
         row[list(ops)] = np.arange(len(listed))
         durs = [_checked(program, op, 0 if op.name in NO_KERNEL else cost.op_time(op, values, groups).dur_ns) for op in listed]
@@ -175,7 +173,7 @@ class _OpTable:
             row,
             ints([cost.host_ns(op) for op in listed]),
             ints(durs),
-            ints([stream_of[op.stream] for op in listed]),
+            stream_of[[*ops]],
             ints([place[each] for each in classes]),
             list(place),
             np.array([resource not in (COMPUTE, NOTHING) for _, resource, _ in classes], np.bool_),
