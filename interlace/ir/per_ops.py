@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from interlace.ir.program import Program
 
@@ -19,7 +19,7 @@ FEW = 4
 """Results that a large table keeps of each rank, one whose every result holds an entry for each micro-batch."""
 
 
-def once_per_ops(make: Callable[[Program], Made], kept: int = KEPT) -> Callable[[Program], Made]:
+def once_per_ops(make: Callable[[Program], Made], kept: int = KEPT) -> Once[Made]:
     """`make`, called once for programs that hold the same tuples of operations and values; nobody may change what it gives. The last `kept`
     results of each rank are kept.
 
@@ -28,34 +28,49 @@ def once_per_ops(make: Callable[[Program], Made], kept: int = KEPT) -> Callable[
     >>> count(program) is count(program.with_ops(program.ops))
     True
     """
-    return _once(make, lambda program: (program.ops, program.values), kept)
+    return Once(make, lambda program: (program.ops, program.values), kept)
 
 
-def once_per_items(make: Callable[[Program], Made]) -> Callable[[Program], Made]:
+def once_per_items(make: Callable[[Program], Made]) -> Once[Made]:
     """As `once_per_ops`, for programs whose jobs hold the same tuples of op instances besides."""
-    return _once(make, lambda program: (program.ops, program.values, program.pipeline, *(job.items for job in program.jobs)), KEPT)
+    return Once(make, lambda program: (program.ops, program.values, program.pipeline, *(job.items for job in program.jobs)), KEPT)
 
 
-def _once(make: Callable[[Program], Made], parts_of: Callable[[Program], tuple[Any, ...]], kept: int) -> Callable[[Program], Made]:
-    known: OrderedDict[int, OrderedDict[tuple[int, ...], tuple[Any, Made]]] = OrderedDict()
-    lock = threading.Lock()
+class Once(Generic[Made]):
+    """A function of programs that is called once for equal `parts_of`; see `once_per_ops`."""
 
-    def made(program: Program) -> Made:
-        parts = parts_of(program)
+    def __init__(self, make: Callable[[Program], Made], parts_of: Callable[[Program], tuple[Any, ...]], kept: int) -> None:
+        self._make, self._parts_of, self._kept = make, parts_of, kept
+        self._known: OrderedDict[int, OrderedDict[tuple[int, ...], tuple[Any, Made]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, program: Program) -> Made:
+        parts = self._parts_of(program)
         key = tuple(map(id, parts))
-        with lock:
-            mine = known.setdefault(program.rank, OrderedDict())
-            known.move_to_end(program.rank)
-            if len(known) > RANKS:
-                known.popitem(last=False)
+        with self._lock:
+            mine = self._of_rank(program.rank)
             if key in mine:
                 mine.move_to_end(key)
                 return mine[key][1]
-        found = make(program)
-        with lock:
+        return self._keep(mine, key, parts, self._make(program))
+
+    def give(self, program: Program, made: Made) -> None:
+        """Tell it what it would make of a program, where that is known from elsewhere."""
+        parts = self._parts_of(program)
+        with self._lock:
+            mine = self._of_rank(program.rank)
+        self._keep(mine, tuple(map(id, parts)), parts, made)
+
+    def _of_rank(self, rank: int) -> OrderedDict[tuple[int, ...], tuple[Any, Made]]:
+        mine = self._known.setdefault(rank, OrderedDict())
+        self._known.move_to_end(rank)
+        if len(self._known) > RANKS:
+            self._known.popitem(last=False)
+        return mine
+
+    def _keep(self, mine: OrderedDict[tuple[int, ...], tuple[Any, Made]], key: tuple[int, ...], parts: Any, found: Made) -> Made:
+        with self._lock:
             mine[key] = parts, found  # keeps the parts alive, so that no others get their ids
-            if len(mine) > kept:
+            if len(mine) > self._kept:
                 mine.popitem(last=False)
         return found
-
-    return made

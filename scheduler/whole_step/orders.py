@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -293,15 +294,34 @@ def _receives(program: Program) -> set[int]:
 def with_orders(program: Program, orders: Iterable[Order]) -> Program:
     """The plan with an event for each order besides its own. A transfer that was issued before what it waits for is issued right behind
     it, and so is a receive in any case, if both are of one job. Transfers of a job keep their order."""
-    after, begin = {transfer: record for record, transfer in orders}, 0
-    place = _places(program, list(after.values()))
-    receives, jobs = _receives(program), list[Job]()
-    for job, transfers in zip(program.jobs, _transfers_of_jobs(program), strict=True):
-        behind = [place[after[job.items[k]]] - begin if job.items[k] in after else -1 for k in transfers]
-        jobs.append(_reissued(job, transfers, behind, receives))
-        begin += len(job.items)
+    after = {transfer: record for record, transfer in orders}
+    issued, bounds, jobs = _reissued(program, after), _bounds(program), [*program.jobs]
+    elsewhere = np.flatnonzero(issued != np.arange(len(issued)))
+    for at in np.unique(np.searchsorted(bounds, elsewhere, side="right") - 1).tolist():
+        places = (issued[bounds[at] : bounds[at + 1]] - bounds[at]).tolist()
+        jobs[at] = msgspec.structs.replace(jobs[at], items=itemgetter(*places)(jobs[at].items))
     events = merged(program.events, ((record, item) for item, record in after.items()))
-    return msgspec.structs.replace(program, jobs=tuple(jobs), events=events)
+    found = msgspec.structs.replace(program, jobs=tuple(jobs), events=events)
+    items_of.give(found, items_of(program)[issued])
+    return found
+
+
+def _reissued(program: Program, after: Mapping[OpInstance, OpInstance]) -> Ints:
+    """Places in a plan of its op instances, in the order in which they are issued where transfers wait for these. `[items]`"""
+    transfers, begin, end = _transfers_of_jobs(program)
+    mine, awaited = (places_of(program, *pairs_of(items).T) for items in ([*after], [*after.values()]))
+    which = np.searchsorted(transfers, mine)
+    there = np.append(transfers, -1)[which] == mine
+    behind = np.full(len(transfers), -1, np.int64)
+    behind[which[there]] = awaited[there]
+    receives = np.isin(items_of(program)[transfers, 0], [*_receives(program)])
+    moves = ((behind > transfers) | ((behind >= begin) & receives)) & (behind < end)
+    last = np.maximum.accumulate(np.where(moves, behind, transfers))  # no job's reaches into the next one
+    turn = 2 * np.arange(len(items_of(program)))
+    moved = last != transfers
+    turn[transfers[moved]] = 2 * last[moved] + 1
+    found: Ints = np.argsort(turn, kind="stable")
+    return found
 
 
 def _places(program: Program, items: Sequence[OpInstance]) -> dict[OpInstance, int]:
@@ -315,32 +335,12 @@ def _bounds(program: Program) -> list[int]:
 
 
 @once_per_items
-def _transfers_of_jobs(program: Program) -> list[list[int]]:
-    """Numbers of each job's transfers among its op instances."""
+def _transfers_of_jobs(program: Program) -> tuple[Ints, Ints, Ints]:
+    """Places of all transfers, and of each where the op instances of its job begin and where those of the next one do."""
     transfers = np.flatnonzero(np.isin(items_of(program)[:, 0], [op.id for op in program.ops if is_p2p(op)]))
-    bounds = _bounds(program)
-    cuts = np.searchsorted(transfers, bounds).tolist()
-    return [(transfers[start:end] - begin).tolist() for begin, (start, end) in zip(bounds, pairwise(cuts), strict=False)]
-
-
-def _reissued(job: Job, transfers: Sequence[int], behind: Sequence[int], receives: set[int]) -> Job:
-    """`behind`: the number of what each transfer waits for, below 0 or above all for one of another job or none."""
-    followers: dict[int, list[int]] = {}  # op instance -> transfers that are issued right behind it, by their numbers
-    last = -1
-    for k, after in zip(transfers, behind, strict=True):
-        moves = k < after < len(job.items) or (0 <= after < k and job.items[k][0] in receives)
-        last = max(last, after if moves else k)
-        if last != k:
-            followers.setdefault(last, []).append(k)
-    if not followers:
-        return job
-    listed: list[OpInstance] = []
-    moved, upto = {k for each in followers.values() for k in each}, 0
-    for k in sorted(moved | followers.keys()):
-        listed += [*job.items[upto:k], *(job.items[k : k + 1] if k not in moved else ()), *(job.items[n] for n in followers.get(k, ()))]
-        upto = k + 1
-    items = (*listed, *job.items[upto:])
-    return job if items == job.items else msgspec.structs.replace(job, items=items)
+    bounds = np.array(_bounds(program), np.int64)
+    of = np.searchsorted(bounds, transfers, side="right")
+    return transfers, bounds[of - 1], bounds[np.minimum(of, len(bounds) - 1)]
 
 
 def merged(events: Iterable[Event], pairs: Iterable[Order]) -> tuple[Event, ...]:
