@@ -172,6 +172,22 @@ def back_to_back_in_short() -> str:
 
 
 @claim
+def losses_late() -> str:
+    """Gains of the default in steps of two H100 in a row, of plans that fetched their losses at the end of the step."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in raw("h100/testbed_losses_late.json")["runs"]:
+        found.setdefault((row["case"], row["sitting"]), {})[row["plan"]] = row
+    both = [(case, _gains(plans, "auto")) for (case, _), plans in found.items() if {"stock", "auto"} <= plans.keys()]
+    told = []
+    for name, pipelines in (("with a pipeline", True), ("without one", False)):
+        gains = [each for case, each in both if ("-pp" in case) == pipelines]
+        measured, simulated = zip(*gains, strict=True)
+        ranges = (f"{min(each):+.1f} to {max(each):+.1f} %" for each in (measured, simulated))
+        told.append(f"{name} {', '.join(ranges)} simulated ({len(gains)} runs)")
+    return "; ".join(told)
+
+
+@claim
 def power() -> str:
     """Clocks and power while steps were measured."""
     found = raw("h100/power.json")["machines"]
