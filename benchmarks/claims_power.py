@@ -140,7 +140,7 @@ def power_beside() -> str:
     part, found = _parts()["H100"], raw("h100/power_beside.json")["beside"]
     slope = float(part.note.split("rises by ")[1].split()[0])
 
-    def joules(row: Row) -> float:
+    def millijoules(row: Row) -> float:
         return float((row["watts"] - part.static_w - slope * (row["celsius"] - power_profile.TRAINING_CELSIUS)) * row["every_ms"])
 
     ranks = [{(row["kind"], row["all_reduce_mib"]): row for row in rank} for rank in found]
@@ -149,16 +149,12 @@ def power_beside() -> str:
         cells = []
         for mib in sorted({mib for name, mib in ranks[0] if name and mib}):
             alone, other, both = ([rank[key] for rank in ranks] for key in ((kind, 0), ("", mib), (kind, mib)))
-            took = [f"{median(row[name] for row in each):.2f}" for each, name in _taken(alone, other, both)]
-            more = [joules(row) / (joules(first) + joules(second)) - 1 for row, first, second in zip(both, alone, other, strict=True)]
+            times = ((alone, "kernels_ms"), (both, "kernels_ms"), (other, "all_reduces_ms"), (both, "all_reduces_ms"))
+            took = [f"{median(row[name] for row in each):.2f}" for each, name in times]
+            more = [millijoules(c) / (millijoules(a) + millijoules(b)) - 1 for a, b, c in zip(alone, other, both, strict=True)]
             cells.append(f"{took[0]} -> {took[1]}, {took[2]} -> {took[3]}, {' and '.join(f'{100 * each:+.0f} %' for each in more)}")
         rows.append([kind, *cells])
     return table(["kernels", *(f"all_reduces of {mib} MiB: ms of kernels, ms of all_reduces, energy" for mib in (16, 64))], rows)
-
-
-def _taken(alone: list[Row], other: list[Row], both: list[Row]) -> list[tuple[list[Row], str]]:
-    kernels, reduces = "kernels_ms", "all_reduces_ms"
-    return [(alone, kernels), (both, kernels), (other, reduces), (both, reduces)]
 
 
 @claim

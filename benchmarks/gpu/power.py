@@ -9,7 +9,7 @@ exact lengths. Data are random: products of zeros draw less.
 Parts: `windows` (each kind repeated for a second, alone, and with gaps that keep the card below its limit), `follow` (how long a kernel
 takes at the clock that load before it has left), `steps` (clock and power after load begins and ends), `waves` (load that comes and goes,
 by period), `ranks` (collectives, and collectives and receives that wait for a peer), `beside` (kernels and collectives at the same time).
-Parts that are named after OUT.json are measured alone.
+Only the parts given behind OUT.json are measured.
 """
 
 from __future__ import annotations
@@ -634,19 +634,23 @@ def _is_asked(part: str) -> bool:
     return len(sys.argv) < 3 or part in sys.argv[2:]
 
 
+ALONE: dict[str, Callable[[Bench], Any]] = {
+    "idle": idle_windows,
+    "windows": windows,
+    "steps": steps_of_load,
+    "waves": waves,
+    "follow": follow,
+}
+TOGETHER: dict[str, Callable[[Bench, int, int], Any]] = {"ranks": collectives, "beside": beside}
+"""Parts of each GPU, and of all GPUs together."""
+
+
 def one_gpu(index: int, out: str) -> None:
     """All parts of one GPU; each is stored when it ends, and one that fails says so in its place."""
     bench = Bench(index)
     torch.manual_seed(index)
     found: dict[str, Any] = {"gpu": index, "meta": meta() | {"gpu": torch.cuda.get_device_name(index)}, "limits": bench.sampler.limits()}
-    parts: dict[str, Callable[[Bench], Any]] = {
-        "idle": idle_windows,
-        "windows": windows,
-        "steps": steps_of_load,
-        "waves": waves,
-        "follow": follow,
-    }
-    for name, part in parts.items():
+    for name, part in ALONE.items():
         if not _is_asked(name):
             continue
         began = time.time()
@@ -664,8 +668,7 @@ def one_rank(rank: int, world: int, part: str, out: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     bench = Bench(rank)
     dist.init_process_group("nccl", rank=rank, world_size=world, device_id=torch.device("cuda", rank))
-    rows = {"ranks": collectives, "beside": beside}[part](bench, rank, world)
-    Path(out).write_text(json.dumps(rows))
+    Path(out).write_text(json.dumps(TOGETHER[part](bench, rank, world)))
     dist.destroy_process_group()
 
 
@@ -674,8 +677,8 @@ def main() -> None:
     target, count = Path(sys.argv[1]), torch.cuda.device_count()
     context = processes.get_context("spawn")
     found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M")}
-    for name in ("gpus", "ranks", "beside"):
-        if name != "gpus" and (count < 2 or not _is_asked(name)):
+    for name in ("gpus", *TOGETHER):
+        if not (any(map(_is_asked, ALONE)) if name == "gpus" else count > 1 and _is_asked(name)):
             continue
         outs = [f"{target}.{name}.{k}" for k in range(count)]
         started = [

@@ -379,7 +379,7 @@ def _host_costs(bench: Bench, quick: bool) -> HostCosts:
     """Of an operation, and of a job beyond its operations: one program against the same cut into 16.
 
     Where the host executes operations itself, of one on almost nothing. Where it runs ahead, of those of training steps on almost nothing:
-    with several operands, results that backward reads and memory that is given back they cost it more than equal tiny ones in a row.
+    such an operation has several operands, keeps results for backward and gives memory back, which costs the host more.
     """
     from paddle import _C_ops
 

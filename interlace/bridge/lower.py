@@ -2,7 +2,7 @@
 
 Each job becomes a Paddle program of its own, with its operations in plan order. All jobs run in one scope: what leaves a job
 is named `<value>@<micro-batch>`, so that one program can hold operations of several micro-batches. The fed batch is cut by a
-job of its own at the start of the step, and what the user fetches, losses too, is fetched in one at the end.
+job of its own at the start of the step. One at the end has losses, and what else the user fetches, for Paddle to fetch.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Event, Graph, Job, Op, OpInstance, Program, describe
 from interlace.ir.copies import is_copy_into, omitted_copies
-from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p, stream_of, takes_events
+from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p, takes_events
 from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
 from interlace.passes.streams import AutoParallelStreamType
-from interlace.scheduler.hazards.flat_plan import flatten, writers_of
+from interlace.scheduler.hazards.flat_plan import flatten, is_used_beside, writers_of
 
 FEED_JOB, STACK_JOB, COLLECT_JOB = "interlace_feed", "interlace_stack", "interlace_collect"
 STACKED = "interlace_stacked"
@@ -106,8 +106,8 @@ def lower(captured: Captured, program: Program, device: Device, is_graph: bool =
         program: Scheduled; its operations stand for captured ones (`origin`) or are new ones known to `newops`. Values to fetch
             besides the program's named outputs are outputs too (`passes.insert_events.fetching`).
         device: What it is built for.
-        is_graph: Whether steps are captured. Outputs are then copied to host memory, which has their names in the global scope, as soon as
-            the last of them is known, and are not fetched.
+        is_graph: Whether steps are captured. Outputs are then copied to host memory, which has their names in the global scope, and are
+            not fetched.
 
     Raises:
         PlanError: Something in the plan cannot be built; the operation and job are named.
@@ -155,12 +155,12 @@ class _Lowering:
         self.events = _EventTable(() if device.target.serial else program.events, feed_items(program))
         self.collected = collect_items(program, self.graph.storages)
         self.is_stacked = len(self.collected) > len({op_id for op_id, _ in self.collected})
-        flat = flatten(program)
-        self.writers = {item: writers_of(flat, item) for item in self.collected}
-        self.is_collected_early = (is_graph or device.target.host_runs_ahead) and all(map(self._has_events, self.writers.values()))
-        self.is_fetched_aside = self.is_collected_early and not is_graph
-        for item, writers in self.writers.items():
-            self._order_output(item, writers or ())
+        self.writers = self._writers_of_outputs() if is_graph or device.target.host_runs_ahead else None
+        self.is_fetched_aside = self.writers is not None and not is_graph
+        if self.is_fetched_aside and not self.is_stacked:
+            for item, writers in (self.writers or {}).items():
+                for writer in writers:
+                    self.events.order(writer, item)
 
     def run(self) -> Lowered:
         found = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
@@ -244,28 +244,30 @@ class _Lowering:
         made.reads.add(value.name)
         return last
 
-    def _has_events(self, writers: Sequence[OpInstance] | None) -> bool:
-        """Whether jobs of the step write all that an output is collected from, and events can be recorded behind the writers."""
-        return writers is not None and all(item in self.job_of and takes_events(self.graph.ops[item[0]]) for item in writers)
+    def _writers_of_outputs(self) -> dict[OpInstance, list[OpInstance]] | None:
+        """What writes each output, where all may be collected behind that; None where they are collected at the end of the step.
 
-    def _order_output(self, item: OpInstance, writers: Sequence[OpInstance]) -> None:
-        """Let what is collected before the end of the step, or on another stream, wait for what writes it.
-
-        Plans are proved with outputs that the compute stream reads at the end of the step, behind all that it waits for. Then nothing
-        overwrites an output behind its last writer, and whoever waits for that reads the same.
+        Plans are proved with outputs that the compute stream reads at the end. What it writes itself it may read earlier: nothing
+        overwrites an output behind its last writer, and where no other stream uses its memory none does when it is given back. What the
+        user fetches besides outputs may be large, and is not held in two copies through backward.
         """
-        on_compute = self.is_graph or self.is_stacked
-        for writer in writers if self.is_collected_early else ():
-            if stream_of(self.graph.ops[writer[0]]) or not on_compute:
-                self.events.order(writer, item)
+        flat, found = flatten(self.program), {}
+        for item in self.collected:
+            writers = writers_of(flat, item)
+            if writers is None or not all(each in self.job_of and takes_events(self.graph.ops[each[0]]) for each in writers):
+                return None
+            found[item] = writers
+        outputs = {item[0]: item for item in found}
+        return None if any(FETCH in self.graph.ops[each].attrs or is_used_beside(flat, outputs[each]) for each in outputs) else found
 
     def _collect_jobs(self) -> tuple[JobProgram | None, JobProgram | None, dict[str, Any], dict[int, Any]]:
-        """The jobs that stack what the user may fetch, a tensor of every micro-batch in order, and that has it for Paddle to fetch.
+        """The job that stacks what the user may fetch, a tensor of every micro-batch in order, and the one that hands it to Paddle.
 
-        They are one, or, where the host runs ahead, two: one stacks behind the last job that computes an output, the other copies the
-        stacks at the end of the step, on the stream of the host's waits. So the host has them once they are computed, and prepares the next
-        step while the device ends this one. Paddle combines what a stack reads on the compute stream, whatever the stack's own is: a
-        single job at the end would wait for all of the step. With one micro-batch nothing is stacked.
+        They are one at the end of the step, or, where the host runs ahead and outputs may be collected early, two: one stacks behind the
+        last job that computes an output, the other copies the stacks at the end, on the stream of the host's waits. So the host has them
+        once they are computed, and prepares the next step while the device ends this one. One job would not do: the `builtin.combine`
+        in front of a stack always runs on the compute stream, which at the end is behind the whole step. With one micro-batch nothing is
+        stacked.
         """
         items: dict[int, list[OpInstance]] = {}
         for item in self.collected:
@@ -324,12 +326,10 @@ class _Lowering:
         return made, copies
 
     def _last_output(self) -> int:
-        """Place of the last job, from 1, that writes or orders what is collected; of the last there is where that is not known."""
-        if not self.is_collected_early:
+        """Place of the last job, from 1, that writes what is collected; of the last there is where outputs are collected at the end."""
+        if self.writers is None:
             return len(self.program.jobs)
-        given = {item for writers in self.writers.values() for item in writers or ()}
-        awaited = {name for item in self.collected for name in self.events.waits.get(item, ())}
-        given |= {item for item, name in self.events.records.items() if name in awaited}
+        given = {item for writers in self.writers.values() for item in writers}
         return max((place for place, job in enumerate(self.program.jobs, 1) if not given.isdisjoint(job.items)), default=0)
 
     def _stack(self, value: int, items: Sequence[OpInstance], made: JobProgram, block: Any) -> Any:

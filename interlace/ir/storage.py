@@ -277,7 +277,7 @@ class Storages:
         return value in self._once or any(each.persistable and each.name for each in variables)
 
     def is_collected(self, op: Op) -> bool:
-        """Whether this operation names an output that the job at the end of the step collects."""
+        """Whether this operation names an output, which a job of its own collects: the last of the step, as plans are proved."""
         return op.name == SHADOW_OUTPUT and (FETCH in op.attrs or not self.is_once(op.operands[0]))
 
 
@@ -311,7 +311,7 @@ def feed_items(program: Program) -> list[OpInstance]:
 
 
 def collect_items(program: Program, storages: Storages | None = None) -> list[OpInstance]:
-    """Op instances of the job at the end of the step, which collects the outputs: each output for each micro-batch, or once."""
+    """Op instances of the job that collects the outputs, each for each micro-batch, or once. The proof has it at the end of the step."""
     if not any(op.name == SHADOW_OUTPUT for op in program.ops):
         return []
     table = storages or storages_of(program)

@@ -120,13 +120,21 @@ _known_accesses: Callable[[Program], dict[Pipeline, FlatPlan]] = once_per_ops(la
 
 def writers_of(plan: FlatPlan, item: OpInstance) -> list[OpInstance] | None:
     """Op instances of the same micro-batch, or that run once a step, whose writes an op instance reads; None where it reads others' too."""
-    op_id, micro_batch = item
     ops, found = plan.program.ops, []
-    for access in plan.reads[next(position for position, op in enumerate(ops) if op.id == op_id)]:
+    for access in plan.reads[plan.op[plan.index[item]]]:
         if access.version not in (Version.SAME, Version.ONCE):
             return None
-        found.append((ops[access.writer].id, micro_batch if access.version == Version.SAME else 0))
+        found.append((ops[access.writer].id, item[1] if access.version == Version.SAME else 0))
     return found
+
+
+def is_used_beside(plan: FlatPlan, item: OpInstance) -> bool:
+    """Whether memory that an op instance reads is read or written on another stream than compute, in any micro-batch."""
+    bases = {access.base for access in plan.reads[plan.op[plan.index[item]]]}
+    return any(
+        stream_of(op) and not is_boundary(op) and not bases.isdisjoint(access.base for access in (*reads, *writes))
+        for op, reads, writes in zip(plan.program.ops, plan.reads, plan.writes, strict=True)
+    )
 
 
 def _accesses_of(program: Program) -> FlatPlan:

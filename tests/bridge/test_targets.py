@@ -15,6 +15,7 @@ from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, STACK_JOB, Lowered, Na
 from interlace.bridge.targets.base import PINNED_PREFIX  # noqa: E402
 from interlace.ir import Graph, Pipeline, Program, Value  # noqa: E402
 from interlace.ir.kinds import is_comm, is_copy  # noqa: E402
+from interlace.ir.storage import with_fetches  # noqa: E402
 from interlace.passes import ThrottleHost  # noqa: E402
 from tests.bridge.lowered import DEVICES, attrs_of, copies, job, ops_of  # noqa: E402
 from tests.bridge.small import ACCUMULATE, captured_small, planned  # noqa: E402
@@ -289,21 +290,19 @@ def test_the_host_waits_for_losses_and_not_for_what_comes_behind_them(target: st
 
 
 @pytest.mark.parametrize("is_graph", [False, True])
-def test_losses_of_another_stream_are_waited_for(is_graph: bool) -> None:
-    """At the end of the step computation has waited for that stream for other reasons; behind the last loss it may not have."""
+@pytest.mark.parametrize("use", ["written", "fetched"])
+def test_losses_that_another_stream_uses_are_collected_at_the_end(use: str, is_graph: bool) -> None:
+    """There the plan is proved: behind the last loss nothing orders that stream's work, and its memory may be given back under a reader.
+    So is what the user fetches, which may be large."""
     made = case("testbed")
-    output = next(op for op in made.program.ops if op.name == "builtin.shadow_output")
-    ops = [msgspec.structs.replace(op, stream="side") if output.operands[0] in op.results else op for op in made.program.ops]
-    lowered = lower(made.captured, made.program.with_ops(ops), made.device, is_graph)
+    program = with_fetches(made.program, (4,)) if use == "fetched" else made.program
+    (loss,) = (op.operands[0] for op in made.program.ops if op.name == "builtin.shadow_output")
+    beside = [msgspec.structs.replace(op, stream="side") if use == "written" and loss in op.results else op for op in program.ops]
+    lowered = lower(made.captured, program.with_ops(beside), made.device, is_graph)
     names = [each.name for each in lowered.jobs]
-    stacker = lowered.jobs[names.index(COLLECT_JOB if is_graph else STACK_JOB)]
-    assert names[names.index(stacker.name) - 1] == "forward_2"
-    (stack,) = ops_of(stacker, "pd_op.stack")
-    recorded = [
-        op.attrs()["event_to_record"] for each in lowered.jobs for op in ops_of(each) if op.attrs().get("execution_stream") == "side"
-    ]
-    assert stack.attrs()["events_to_wait"] == recorded
-    assert len(set(recorded)) == 3
+    assert (names.count(STACK_JOB), names[-1]) == (0, COLLECT_JOB)
+    (stack,) = ops_of(lowered.jobs[-1], "pd_op.stack")[:1]
+    assert "execution_stream" not in stack.attrs()
 
 
 def test_a_loss_that_is_not_stacked_is_read_beside_computation() -> None:

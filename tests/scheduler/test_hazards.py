@@ -19,7 +19,7 @@ from interlace.ir import Event, Job, Op, Pipeline, Program, parse, save, verify
 from interlace.ir.target import CPU, CUSTOM, GPU, as_graph
 from interlace.passes.insert_events import fetching
 from interlace.scheduler.hazards import Finding, check, kept_from_graph, require_safe
-from interlace.scheduler.hazards.flat_plan import flatten, writers_of
+from interlace.scheduler.hazards.flat_plan import flatten, is_used_beside, writers_of
 from tests.interpreter import run
 from tests.strategies import World, plan, programs
 
@@ -766,3 +766,4 @@ job b optimizer 0: 4@0
     assert writers_of(flat, (7, 0)) == [(4, 0)]
     assert writers_of(flat, (8, 0)) is None
     assert writers_of(flat, (6, 1)) == [(0, 1)]
+    assert [is_used_beside(flat, (op_id, 0)) for op_id in (5, 6, 7)] == [True, True, False]  # the view's memory, and what is only read

@@ -856,11 +856,6 @@ def _sequential(scene_: Callable[[], Any]) -> Any:
         paddle.set_flags({"FLAGS_new_executor_sequential_run": False, "FLAGS_pir_apply_inplace_pass": True})
 
 
-def _collect_at_the_end(given: Any) -> None:
-    """An input is an output: no operation of the step writes it, so that outputs are not collected before the end."""
-    paddle._C_ops.set_persistable_value(given, "given")
-
-
 @scene
 def the_batch_is_cut_late() -> dict[str, Any]:
     """A side stream reads an input, first thing; the job that cuts the batch is late on compute."""
@@ -875,13 +870,11 @@ def the_batch_is_cut_late() -> dict[str, Any]:
 
 @scene
 def an_output_comes_late() -> dict[str, Any]:
-    """An output is made on a side stream; the job that collects the outputs at the end of the step runs on compute."""
+    """An output is made on a side stream; the job that collects the outputs runs on compute."""
     x = random(2 * N, N)
 
     def build() -> None:
-        given = data("x", N, N)
-        paddle._C_ops.set_persistable_value(on(paddle.tanh(given * 2.0), "side"), "out")
-        _collect_at_the_end(given)
+        paddle._C_ops.set_persistable_value(on(paddle.tanh(data("x", N, N) * 2.0), "side"), "out")
 
     expected = {"out": np.tanh(2 * x).reshape(2, N, N)}
     return _sequential(lambda: _with_and_without_events(_planned(build, 2), {"x": x}, "tanh", expected))
@@ -893,12 +886,10 @@ def a_base_is_overwritten_under_its_view() -> dict[str, Any]:
     x = random(N, N)
 
     def build() -> None:
-        given = data("x", N, N)
-        base = paddle.exp(given)
+        base = paddle.exp(data("x", N, N))
         view = paddle._C_ops.share_data(base)
         paddle._C_ops.set_persistable_value(on(paddle.tanh(view), "side"), "read")
         paddle._C_ops.set_persistable_value(paddle._C_ops.relu_(base), "over")
-        _collect_at_the_end(given)
 
     expected = {"read": np.tanh(np.exp(x))}
     return _sequential(lambda: _with_and_without_events(_planned(build), {"x": x}, "tanh", expected, at_the_ends=False))

@@ -172,8 +172,8 @@ def first_element(value: Any) -> Any:
 
 
 def sync_behind(watched: Any) -> None:
-    """Block the host until `watched` is computed: Paddle's operator that synchronizes a stream, on a stream used for nothing else in steps
-    that are issued.
+    """Block the host until `watched` is computed: Paddle's operator that synchronizes a stream, on a stream that else
+    only copies outputs, behind all waits of a step.
 
     The executor lets that stream wait for the computation. The operator has kernels for few types; float32 is one. A blocking copy
     would queue after offload's copies in the copy engine (docs/decisions/006).
