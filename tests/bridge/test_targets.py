@@ -13,7 +13,7 @@ from interlace.bridge import calibrate  # noqa: E402
 from interlace.bridge.capture import Captured, capture  # noqa: E402
 from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, STACK_JOB, Lowered, Names, kept_names, lower  # noqa: E402
 from interlace.bridge.targets.base import PINNED_PREFIX  # noqa: E402
-from interlace.ir import Graph, Pipeline, Program, Value  # noqa: E402
+from interlace.ir import Graph, Op, Pipeline, Program, Value  # noqa: E402
 from interlace.ir.kinds import is_comm, is_copy  # noqa: E402
 from interlace.ir.storage import with_fetches  # noqa: E402
 from interlace.passes import ThrottleHost  # noqa: E402
@@ -290,12 +290,14 @@ def test_the_host_waits_for_losses_and_not_for_what_comes_behind_them(target: st
 
 
 @pytest.mark.parametrize("is_graph", [False, True])
-@pytest.mark.parametrize("use", ["written", "fetched"])
+@pytest.mark.parametrize("use", ["written", "fetched", "fed"])
 def test_losses_that_another_stream_uses_are_collected_at_the_end(use: str, is_graph: bool) -> None:
     """There the plan is proved: behind the last loss nothing orders that stream's work, and its memory may be given back under a reader.
-    So is what the user fetches, which may be large."""
+    So is what the user fetches, which may be large, and what no job writes."""
     made = case("testbed")
-    program = with_fetches(made.program, (4,)) if use == "fetched" else made.program
+    program = with_fetches(made.program, (5,)) if use == "fetched" else made.program
+    if use == "fed":
+        program = program.with_ops([*program.ops, Op(90, "builtin.shadow_output", (2,), (), "forward", attrs={"output_name": "x"})])
     (loss,) = (op.operands[0] for op in made.program.ops if op.name == "builtin.shadow_output")
     beside = [msgspec.structs.replace(op, stream="side") if use == "written" and loss in op.results else op for op in program.ops]
     lowered = lower(made.captured, program.with_ops(beside), made.device, is_graph)
@@ -303,6 +305,21 @@ def test_losses_that_another_stream_uses_are_collected_at_the_end(use: str, is_g
     assert (names.count(STACK_JOB), names[-1]) == (0, COLLECT_JOB)
     (stack,) = ops_of(lowered.jobs[-1], "pd_op.stack")[:1]
     assert "execution_stream" not in stack.attrs()
+
+
+@pytest.mark.parametrize(("value", "behind"), [(6, "forward_2"), (16, "backward_2")])
+def test_several_outputs_are_stacked_behind_the_last_of_them(value: int, behind: str) -> None:
+    """One event, behind all stacks; whoever reads one waits for it."""
+    made = case("testbed")
+    more = Op(90, "builtin.shadow_output", (value,), (), "forward", attrs={"output_name": "more"})
+    lowered = lower(made.captured, made.program.with_ops([*made.program.ops, more]), made.device)
+    names = [each.name for each in lowered.jobs]
+    at = names.index(STACK_JOB)
+    assert names[at - 1] == behind
+    stacks = ops_of(lowered.jobs[at], "pd_op.stack")
+    assert [op.attrs().get("event_to_record") for op in stacks] == [None, "interlace_stacked"]
+    assert [op.attrs()["events_to_wait"] for op in ops_of(lowered.jobs[-1], "pd_op.assign")] == [["interlace_stacked"]] * 2
+    assert {name: list(found.shape) for name, found in lowered.outputs.items()} == {"loss": [3], "more": [3, 2, 4]}
 
 
 def test_a_loss_that_is_not_stacked_is_read_beside_computation() -> None:
