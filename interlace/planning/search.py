@@ -46,10 +46,6 @@ from interlace.planning.world import Made, World
 
 EXCESS_PARTS = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
 """Parts of the bytes over the budget that recomputation gives back beside a form by name; offload gives the rest."""
-LEAST_GAIN, LEAST_SAVED = 0.01, 0.05
-"""By what part an open schedule must be simulated faster than Paddle's baseline, or hold less, to be taken without a budget. Of 15 measured
-runs that were predicted to gain less than a hundredth 7 were slower than the baseline, by up to 3.7 % (H100 and H200, runs of `auto` that
-`interlace accuracy` predicts)."""
 
 
 class Search:
@@ -103,10 +99,6 @@ class Search:
             runs += [within] if within is not None and not any(world.bytes_over_in_step(within, limit)) else []
         steps = [(step_ns, run) for run in (*runs, baseline) if (step_ns := world.step_ns(run)) is not None]
         best_ns, best = min(steps, key=lambda each: each[0], default=(0, found))
-        if best is not baseline and not any(note.rule == BASELINE_KEPT for note in best.notes) and self._gains_too_little(best, baseline):
-            usual_ns = world.step_ns(baseline) or 0
-            kept = said("decided", BASELINE_KEPT, baseline_step_ns=usual_ns, baseline_peak_bytes=baseline_bytes(world))
-            return baseline.noted(kept, said("declined", "gains-too-little", step_ns=best_ns, other_ns=usual_ns))
         if best is found:
             return found
         facts: dict[str, Fact] = {"limit_bytes": limit, "step_ns": best_ns, "other_ns": world.step_ns(found) or 0}
@@ -118,13 +110,6 @@ class Search:
         if over:
             return best.noted(said("decided", "baseline-memory-kept", **facts))
         return best.noted(said("decided", "within-baseline-faster", **facts))
-
-    def _gains_too_little(self, made: Made, baseline: Made) -> bool:
-        """Whether a run is hardly faster than Paddle's baseline, and holds hardly less."""
-        took, usual = self.world.step_ns(made), self.world.step_ns(baseline)
-        if took is None or usual is None or usual >= (1 + LEAST_GAIN) * took:
-            return False
-        return any(self.world.bytes_over_in_step(made, int((1 - LEAST_SAVED) * baseline_bytes(self.world))))
 
     @property
     def limit_of_baseline(self) -> int:

@@ -167,10 +167,6 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         _BEYOND,
         "; {other_ns:ms} with {over_bytes:size} more",
     ),
-    "gains-too-little": (
-        "auto: the fastest plan found takes {step_ns:ms}, {other_ns:ms} with Paddle's baseline, and holds hardly less: predictions do not "
-        "tell such a gain from a loss",
-    ),
     "more-than-the-baseline": (
         "auto: {other_ns:ms} would take {over_bytes:size} more than the {limit_bytes:size} that Paddle's baseline holds on a GPU, and a "
         "hundredth",

@@ -28,8 +28,7 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             measurements show that it is better. Details: `auto` simulates whole steps and takes the fastest of Paddle's baseline, the
             named forms, and schedules with a form, weight-gradient delay, depth, orders and recomputation for each stage; no stage may
             need more memory on a GPU than Paddle's baseline does on its fullest one, or than the `memory_budget` says;
-            `return_memory` and offload are used where that makes it faster, unless they are turned off. Without a budget the baseline stays
-            where nothing gains 1 % or holds 5 % less.
+            `return_memory` and offload are used where that makes it faster, unless they are turned off.
             `off` keeps Paddle's own list of jobs, to which the other passes still apply. `dx-first` computes the chain of input gradients
             first and the weight gradients during the collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes
             backward and forward operation by operation, with the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs.

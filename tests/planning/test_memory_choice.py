@@ -237,15 +237,6 @@ def test_without_a_budget_what_holds_more_than_the_baseline_gives_way(monkeypatc
     assert Beside(monkeypatch, alone, over | {LIGHTER: GB}).taken == BASELINE
 
 
-def test_a_gain_that_predictions_do_not_tell_from_a_loss_is_taken_only_with_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    hardly = {UNLIMITED: 9_910, WITHIN: 9_920, BASELINE: 10_000}
-    kept = Beside(monkeypatch, hardly, {})
-    assert (kept.taken, kept.told) == (BASELINE, ["baseline-kept", "gains-too-little"])
-    assert Beside(monkeypatch, hardly | {UNLIMITED: 9_900}, {}).taken == UNLIMITED
-    assert Beside(monkeypatch, hardly, {UNLIMITED: -GB}).taken == UNLIMITED
-    assert Beside(monkeypatch, hardly, {UNLIMITED: -GB // 4}).taken == BASELINE
-
-
 def test_the_default_takes_what_allocators_round_by_and_more_where_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     rounded = LIMIT - 10 * GB + (32 << 20)
     small = Beside(monkeypatch, EVERY, {UNLIMITED: rounded})
