@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -229,20 +229,27 @@ class Code:
         first, second, third = text[:-7], text[1:-6], text[2:-5]
         relative = ((first & 0xFB) == 0x48) & ((second == 0x8D) | (second == 0x8B)) & ((third & 0xC7) == 5)
         found: dict[int | str, set[int]] = defaultdict(set)
+        stubs = np.array(sorted(imports), np.int64)
+        names = [imports[stub] for stub in stubs.tolist()]
+        exported = [self.function_at(self.symbols[name]) if name in self.symbols else None for name in names]
         for opcode, length in ((first == 0xE8) | (first == 0xE9), 5), (relative, 7):  # call and jump; lea and mov relative to rip
             where = np.flatnonzero(opcode)
             field = sum(text[where + length - 4 + k].astype(np.int64) << (8 * k) for k in range(4))
             target = address + where + length + np.where(field >= 1 << 31, field - (1 << 32), field)
-            caller = np.searchsorted(self.starts, address + where, "right") - 1
-            known = np.isin(target, np.array(sorted(imports), np.int64))
-            for function, to in zip(caller[known].tolist(), target[known].tolist(), strict=True):
-                found[imports[to]].add(function)
-                if imports[to] in self.symbols:
-                    found[self.function_at(self.symbols[imports[to]])].add(function)
-            inside = np.isin(target, self.starts)
-            for function, to in zip(caller[inside].tolist(), np.searchsorted(self.starts, target[inside]).tolist(), strict=True):
+            for function, to in self._callers_of(stubs, target, address + where):
+                found[names[to]].add(function)
+                if (own := exported[to]) is not None:
+                    found[own].add(function)
+            for function, to in self._callers_of(self.starts, target, address + where):
                 found[to].add(function)
         return found
+
+    def _callers_of(self, ascending: Ints, target: Ints, where: Ints) -> Iterator[tuple[int, int]]:
+        """Functions that calls, of these targets at these addresses, lead from, and places of the targets among some addresses."""
+        at = np.minimum(np.searchsorted(ascending, target), len(ascending) - 1)
+        known = ascending[at] == target
+        caller = np.searchsorted(self.starts, where[known], "right") - 1
+        return zip(caller.tolist(), at[known].tolist(), strict=True)
 
 
 def _tool(*command: str) -> str:
