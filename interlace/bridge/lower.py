@@ -154,20 +154,21 @@ class _Lowering:
         self.cleared = self.graph.storages.cleared_buffers()
         self.events = _EventTable(() if device.target.serial else program.events, feed_items(program))
         self.collected = collect_items(program, self.graph.storages)
-        self.is_stacked = len(self.collected) > len({op_id for op_id, _ in self.collected})
         self.writers = self._writers_of_outputs() if is_graph or device.target.host_runs_ahead else None
-        self.is_fetched_aside = self.writers is not None and not is_graph
-        if self.is_fetched_aside and not self.is_stacked:
+        # Outputs that are collected early are read at the end, beside computation: what was stacked, or each for itself.
+        is_stacked = len(self.collected) > len({op_id for op_id, _ in self.collected})
+        self.stacks_are_read = self.writers is not None and not is_graph and is_stacked
+        self.each_is_read = self.writers is not None and not is_graph and not is_stacked
+        if self.each_is_read:
             for item, writers in (self.writers or {}).items():
                 for writer in writers:
                     self.events.order(writer, item)
 
     def run(self) -> Lowered:
         found = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
-        stack, collect, outputs, fetched = self._collect_jobs()
-        behind = 1 + self._last_output()
-        found[behind:behind] = [collect] if self.is_graph else [stack]
-        found += [] if self.is_graph else [collect]
+        early, late, outputs, fetched = self._collect_jobs()
+        found.insert(1 + self._last_output(), early)
+        found.append(late)
         jobs = [job for job in found if job is not None]
         for job in jobs:
             self.device.finish(job.program, job.name)
@@ -261,20 +262,20 @@ class _Lowering:
         return None if any(FETCH in self.graph.ops[each].attrs or is_used_beside(flat, outputs[each]) for each in outputs) else found
 
     def _collect_jobs(self) -> tuple[JobProgram | None, JobProgram | None, dict[str, Any], dict[int, Any]]:
-        """The job that stacks what the user may fetch, a tensor of every micro-batch in order, and the one that hands it to Paddle.
+        """The jobs behind the last output and at the end of the step, for what the user may fetch: a tensor of every micro-batch, in order.
 
-        They are one at the end of the step, or, where the host runs ahead and outputs may be collected early, two: one stacks behind the
-        last job that computes an output, the other copies the stacks at the end, on the stream of the host's waits. So the host has them
-        once they are computed, and prepares the next step while the device ends this one. One job would not do: the `builtin.combine`
-        in front of a stack always runs on the compute stream, which at the end is behind the whole step. With one micro-batch nothing is
-        stacked.
+        One job stacks it and hands it to Paddle, at the end, or in captured steps behind the last output. Where the host runs ahead and
+        outputs may be collected early there are two: one stacks behind the last job that computes an output, the other copies the stacks at
+        the end, on the stream of the host's waits. So the host has them once they are computed, and prepares the next step while the device
+        ends this one. One job would not do: the `builtin.combine` in front of a stack always runs on the compute stream, which at the end
+        is behind the whole step. With one micro-batch nothing is stacked.
         """
         items: dict[int, list[OpInstance]] = {}
         for item in self.collected:
             items.setdefault(item[0], []).append(item)
         if not items:
             return None, None, {}, {}
-        made, stack_job = JobProgram(COLLECT_JOB, paddle.static.Program()), None
+        made, stacker = JobProgram(COLLECT_JOB, paddle.static.Program()), None
         block = made.program.global_block()
         stacks: dict[int, Any] = {}
         with paddle.static.program_guard(made.program):
@@ -283,10 +284,10 @@ class _Lowering:
                 if self.is_graph:
                     stacks[op_id] = self.device.copy_result(stacks[op_id])
                     stacks[op_id].persistable = True
-                if self.is_graph or (self.is_fetched_aside and not self.is_stacked):
+                if self.is_graph or self.each_is_read:
                     stacks[op_id].get_defining_op().set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
-        if self.is_fetched_aside and self.is_stacked:
-            made.name, stack_job = STACK_JOB, made
+        if self.stacks_are_read:
+            made.name, stacker = STACK_JOB, made
             made, stacks = self._fetch_job(made, stacks)
         outputs: dict[str, Any] = {}
         fetched: dict[int, Any] = {}
@@ -300,36 +301,36 @@ class _Lowering:
                 outputs[name] = stacked
                 paddle._C_ops.set_persistable_value(stacked, name)
                 made.names.add(name)
-        return stack_job, made, outputs, fetched
+        return (made, None, outputs, fetched) if self.is_graph else (stacker, made, outputs, fetched)
 
     def _fetch_job(self, stacker: JobProgram, stacks: Mapping[int, Any]) -> tuple[JobProgram, dict[int, Any]]:
         """A job that copies what another one has stacked, on the stream of the host's waits."""
-        made = JobProgram(COLLECT_JOB, paddle.static.Program())
-        block = made.program.global_block()
+        names = {op_id: f"{STACKED}_{op_id}" for op_id in stacks}
+        made = JobProgram(COLLECT_JOB, paddle.static.Program(), reads=set(names.values()), names=set(names.values()))
+        stacker.names.update(names.values())
         with paddle.static.program_guard(stacker.program):
             for op_id, stacked in stacks.items():
-                paddle._C_ops.set_persistable_value(stacked, f"{STACKED}_{op_id}")
+                paddle._C_ops.set_persistable_value(stacked, names[op_id])
         last = list(stacks.values())[-1].get_defining_op()
         last.set_bool_attr("force_record_event", True)
         last.set_str_attr("event_to_record", STACKED)
-        names = {f"{STACKED}_{op_id}" for op_id in stacks}
-        stacker.names |= names
-        made.names |= names
-        made.reads |= names
-        copies = {}
+        copies, block = {}, made.program.global_block()
         with paddle.static.program_guard(made.program):
             for op_id, stacked in stacks.items():
-                copies[op_id] = paddle._C_ops.assign(self._keyword(block, f"{STACKED}_{op_id}", stacked.type(), persistable=False))
+                copies[op_id] = paddle._C_ops.assign(self._keyword(block, names[op_id], stacked.type(), persistable=False))
                 copy = copies[op_id].get_defining_op()
                 copy.set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
                 copy.set_str_array_attr("events_to_wait", [STACKED])
         return made, copies
 
     def _last_output(self) -> int:
-        """Place of the last job, from 1, that writes what is collected; of the last there is where outputs are collected at the end."""
+        """Place of the last job, from 1, that writes or orders what is collected; of the last there is where that is collected at the
+        end."""
         if self.writers is None:
             return len(self.program.jobs)
-        given = {item for writers in self.writers.values() for item in writers}
+        awaited = {name for item in self.collected for name in self.events.waits.get(item, ())}
+        given = {item for item, name in self.events.records.items() if name in awaited}
+        given.update(item for writers in self.writers.values() for item in writers)
         return max((place for place, job in enumerate(self.program.jobs, 1) if not given.isdisjoint(job.items)), default=0)
 
     def _stack(self, value: int, items: Sequence[OpInstance], made: JobProgram, block: Any) -> Any:

@@ -13,7 +13,7 @@ paddle = pytest.importorskip("paddle")
 from paddle.distributed.auto_parallel.static.process_group import new_process_group  # noqa: E402
 
 from interlace.bridge.capture import capture  # noqa: E402
-from interlace.bridge.lower import STACK_JOB, JobProgram, _EventTable, _Lowering, _short_stacks, lower  # noqa: E402
+from interlace.bridge.lower import COLLECT_JOB, STACK_JOB, JobProgram, _EventTable, _Lowering, _short_stacks, lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
 from interlace.ir import ABSENT, Event  # noqa: E402
@@ -270,6 +270,16 @@ def test_what_is_collected_waits_for_the_events_of_all_its_parts() -> None:
     (stacker,) = [each.program for each in made.jobs if each.name == STACK_JOB]
     waits = {op.name(): op.attrs()["events_to_wait"] for op in stacker.global_block().ops if "events_to_wait" in op.attrs()}
     assert waits == {"pd_op.stack": ["e0", "e2"]}
+
+
+def test_what_is_collected_is_behind_the_job_of_each_event_that_it_waits_for() -> None:
+    """The executor refuses a wait in front of its event."""
+    captured = captured_small()
+    program = planned(captured)
+    output = next(op for op in program.ops if op.name == "builtin.shadow_output")
+    event = Event("late", program.jobs[-1].items[-1], ((output.id, 0),))
+    made = lower(captured, msgspec.structs.replace(program, events=(event,)), GpuDevice(paddle.CPUPlace()))
+    assert [each.name for each in made.jobs[-3:]] == [program.jobs[-1].name, STACK_JOB, COLLECT_JOB]
 
 
 def test_what_is_written_into_memory_that_outlives_the_step_is_marked_where_another_job_reads_it() -> None:
