@@ -199,6 +199,25 @@ def _spend(at: int, charge: Ints, spent: Ints) -> int:
 
 
 @_jit
+def _energy(work: int, draw: int, factor: int) -> int:
+    """Of so much work at a clock; as in `Simulation._charge`."""
+    return ((((work >> 10) * draw) >> 14) * factor) >> 16
+
+
+@_jit
+def _clock_stretch(share: int, own: int, level: int, slower: Ints) -> int:
+    """By how much a clock below its own stretches an op instance."""
+    found: int = (share * (slower[max(own, level)] - slower[own])) >> 20
+    return found
+
+
+@_jit
+def _pace(stretch: int) -> int:
+    """Work done in a nanosecond."""
+    return ONE if stretch == ONE else (ONE * ONE + stretch - 1) // stretch
+
+
+@_jit
 def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints, start: Ints, ready: Ints, end: Ints) -> Ints:
     """Fill `start`, `ready` and `end`: look at streams that may go on, set the paces, take the next event, repeat. With a limit of power
     `level`, `mean` and `spent` are brought to the step's end; returns time, rank and level of each change of a clock.
@@ -346,8 +365,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                             if running[other] >= 0 and other != s:
                                 total += excess[running_kind[s], running_kind[other]]
                     if powered:
-                        mine = own[running[s]]
-                        total += (share[running[s]] * (slower[max(mine, level[at])] - slower[mine])) >> 20
+                        total += _clock_stretch(share[running[s]], own[running[s]], level[at], slower)
                     stretch[s] = total
         for n in range(num_changed):
             at = changed[n]
@@ -361,7 +379,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                     m = meet[item]
                     for k in range(meet_first[m], meet_first[m + 1]):
                         worst = max(worst, stretch[stream_of[mates[k]]])
-                new = ONE if worst == ONE else (ONE * ONE + worst - 1) // worst
+                new = _pace(worst)
                 if new != pace[leader]:
                     left[leader] -= pace[leader] * (now - since[leader])
                     since[leader], pace[leader] = now, new
@@ -384,14 +402,12 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                             left_in_step -= not tail[item]
                             stretched = ONE
                             if powered:
-                                highest = (((work[s] - charged[s]) >> 10) * draw[item]) >> 10
-                                charge[at] += ((highest >> 4) * energy[max(own[item], level[at])]) >> 16
-                                mine = own[following]
-                                stretched += (share[following] * (slower[max(mine, level[at])] - slower[mine])) >> 20
+                                charge[at] += _energy(work[s] - charged[s], draw[item], energy[max(own[item], level[at])])
+                                stretched += _clock_stretch(share[following], own[following], level[at], slower)
                             head[s] += 1
                             item = following
                             ready[item], start[item], running[s], running_kind[s] = then, then, item, kind[item]
-                            pace[s], since[s] = ONE if stretched == ONE else (ONE * ONE + stretched - 1) // stretched, then
+                            pace[s], since[s] = _pace(stretched), then
                             work[s], left[s], charged[s] = dur[item] * ONE, dur[item] * ONE, 0
                             then += dur[item] if stretched == ONE else (left[s] + pace[s] - 1) // pace[s]
                     due[leader] = then
@@ -413,8 +429,8 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                 if running[s] >= 0 and left[lead[s]] != NEVER:
                     rest = left[lead[s]] - pace[lead[s]] * (now - since[lead[s]])
                     done = work[s] - min(work[s], max(0, rest))
-                    at, highest = rank_of[s], (((done - charged[s]) >> 10) * draw[running[s]]) >> 10
-                    charge[at] += ((highest >> 4) * energy[max(own[running[s]], level[at])]) >> 16
+                    at = rank_of[s]
+                    charge[at] += _energy(done - charged[s], draw[running[s]], energy[max(own[running[s]], level[at])])
                     charged[s] = done
             for at in range(num_ranks):
                 charge[at] += (((waiting_mw * num_blocked[at] * TICK_NS) >> 4) * energy[level[at]]) >> 16
@@ -449,8 +465,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                 s = stream_of[done]
                 at = rank_of[s]
                 if powered:
-                    highest = (((work[s] - charged[s]) >> 10) * draw[done]) >> 10
-                    charge[at] += ((highest >> 4) * energy[max(own[done], level[at])]) >> 16
+                    charge[at] += _energy(work[s] - charged[s], draw[done], energy[max(own[done], level[at])])
                 mark = marks[done]
                 running[s] = -1
                 num_running[at] -= 1

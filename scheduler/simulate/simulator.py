@@ -205,6 +205,11 @@ def last_end(sim: SimInput, end: Ints) -> int:
     return int((end if sim.tail is None else end[~sim.tail]).max(initial=0))
 
 
+def step_end(sim: SimInput, times: Times) -> int:
+    """When all hosts have issued their jobs, too."""
+    return max(last_end(sim, times.end), int(host_ends(sim, times).max(initial=0)))
+
+
 def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
     """Of a step behind another one, whose copies to the host are not done when it begins (`SimInput.tail`)."""
     found = _times_alone(sim, compiled)
@@ -213,7 +218,7 @@ def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
     left = dict.fromkeys(range(len(sim.ranks)), 0)
     for _ in range(MOST_STEPS):
         times, before = found[0], left
-        step = max(last_end(sim, times.end), int(host_ends(sim, times).max(initial=0)))
+        step = step_end(sim, times)
         left = {at: _left(sim, times, at, step) for at in before}
         if left == before:
             break
@@ -580,7 +585,7 @@ def columns_of(sim: SimInput, times: Times, at: int) -> RankColumns:
     """The columns of the rank with index `at`."""
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
     deps = slice(int(sim.dep_first[mine.start]), int(sim.dep_first[mine.stop]))
-    step = NEVER if sim.tail is None else max(last_end(sim, times.end), int(host_ends(sim, times).max(initial=0)))
+    step = NEVER if sim.tail is None else step_end(sim, times)
     return RankColumns(
         sim.stream[mine] - sim.first_stream[at],
         sim.side[mine],
