@@ -137,24 +137,23 @@ def _drawn(rows: list[Row], kind: str) -> str:
 @claim
 def power_beside() -> str:
     """Kernels and all_reduces at the same time: what a chunk of each takes, and the energy above static over that of each alone."""
-    part, found = _parts()["H100"], raw("h100/power_beside.json")["beside"]
-    slope = float(part.note.split("rises by ")[1].split()[0])
+    static, found = power_profile.static_of(raw("h100/power_kinds.json")), raw("h100/power_beside.json")["beside"]
 
     def millijoules(row: Row) -> float:
-        return float((row["watts"] - part.static_w - slope * (row["celsius"] - power_profile.TRAINING_CELSIUS)) * row["every_ms"])
+        return power_profile.above_static(row, static) * float(row["every_ms"])
 
     ranks = [{(row["kind"], row["all_reduce_mib"]): row for row in rank} for rank in found]
-    rows = []
+    sizes, rows = sorted({mib for _, mib in ranks[0] if mib}), []
     for kind in dict.fromkeys(kind for kind, _ in ranks[0] if kind):
         cells = []
-        for mib in sorted({mib for name, mib in ranks[0] if name and mib}):
+        for mib in sizes:
             alone, other, both = ([rank[key] for rank in ranks] for key in ((kind, 0), ("", mib), (kind, mib)))
             times = ((alone, "kernels_ms"), (both, "kernels_ms"), (other, "all_reduces_ms"), (both, "all_reduces_ms"))
             took = [f"{median(row[name] for row in each):.2f}" for each, name in times]
             more = [millijoules(c) / (millijoules(a) + millijoules(b)) - 1 for a, b, c in zip(alone, other, both, strict=True)]
             cells.append(f"{took[0]} -> {took[1]}, {took[2]} -> {took[3]}, {' and '.join(f'{100 * each:+.0f} %' for each in more)}")
         rows.append([kind, *cells])
-    return table(["kernels", *(f"all_reduces of {mib} MiB: ms of kernels, ms of all_reduces, energy" for mib in (16, 64))], rows)
+    return table(["kernels", *(f"all_reduces of {mib} MiB: ms of kernels, ms of all_reduces, energy" for mib in sizes)], rows)
 
 
 @claim

@@ -52,9 +52,9 @@ Row = dict[str, Any]
 
 def power_part(raw: Row) -> Power:
     """From the raw file of one kind of device."""
-    static = _static(raw)
+    static = static_of(raw)
     windows = [
-        row | {"millijoules_above": _above(row, static) * row["every_ms"] / row["count"]}
+        row | {"millijoules_above": above_static(row, static) * row["every_ms"] / row["count"]}
         for gpu in raw["gpus"]
         for row in gpu["windows"]
         if row["watts"]
@@ -62,7 +62,7 @@ def power_part(raw: Row) -> Power:
     exponent, shares = _exponent(windows), _shares(raw)
     waves = [row for gpu in raw["gpus"] for row in gpu["waves"] if row["period_ms"] <= AVERAGED_MS and row["kind"] == RUNS_BELOW]
     own_mhz = round(median(row["mhz_last"] for row in waves))
-    waits = [_above(row, static) for row in raw["ranks"][0] if row["kind"] in ("all_reduce waits", "recv waits")]
+    waits = [above_static(row, static) for row in raw["ranks"][0] if row["kind"] in ("all_reduce waits", "recv waits")]
     return Power(
         limit_w=round(_limit(windows), 1),
         static_w=round(static.watts, 1),
@@ -85,13 +85,13 @@ class Static(NamedTuple):
     a_degree: float
 
 
-def _above(row: Row, static: Static) -> float:
+def above_static(row: Row, static: Static) -> float:
     """What was drawn in a window above the static draw at its temperature, in watts."""
     return row["watts"] - static.watts - static.a_degree * (row["celsius"] - TRAINING_CELSIUS)
 
 
-def _static(raw: Row) -> Static:
-    """From a device that does nothing, or kernels that do nothing."""
+def static_of(raw: Row) -> Static:
+    """The static draw, from a device that does nothing and from kernels that do nothing."""
     points = [(row["celsius"], row["watts"]) for gpu in raw["gpus"] for row in gpu["idle"] if row["kind"] in ("idle", "wait 1 thread")]
     points += [(row["celsius"], row["watts"]) for gpu in raw["gpus"] for row in gpu["windows"] if row["kind"] in ("shortest", "h2d 64M")]
     slope, at = np.polyfit([celsius - TRAINING_CELSIUS for celsius, _ in points], [watts for _, watts in points], 1)
@@ -157,7 +157,7 @@ def _nearest(shares: dict[str, float], kind: str) -> float:
 def _moves(raw: Row, static: Static) -> Iterator[PowerSample]:
     """Collectives and exchanges of two GPUs, of both."""
     for name, (kind, size) in COLLECTIVES.items():
-        watts = [_above(row, static) for rank in raw["ranks"] for row in rank if row["kind"] == name]
+        watts = [above_static(row, static) for rank in raw["ranks"] for row in rank if row["kind"] == name]
         yield PowerSample(kind, size, round(max(0.0, median(watts)), 1), num_runs=len(watts))
 
 

@@ -79,10 +79,11 @@ def between_steps(trace: Trace, begins_us: Sequence[float]) -> list[float]:
     busy = Counter[int]()
     for each in trace.intervals:
         busy[each.stream] += round(each.end_us - each.begin_us)
-    work = [each for each in trace.intervals if each.stream == busy.most_common(1)[0][0]]
+    busiest = max(busy, key=busy.__getitem__, default=0)
+    work = [each for each in trace.intervals if each.stream == busiest]
     found = []
     for begin_us in begins_us:
-        first = next((each.number for each in sorted(trace.issues) if each.at_us >= begin_us), None)
+        first = min((each.number for each in trace.issues if each.at_us >= begin_us), default=None)
         if first is not None:
             ended = max((each.end_us for each in work if each.op < first), default=0.0)
             begun = min((each.begin_us for each in work if each.op >= first), default=ended)
