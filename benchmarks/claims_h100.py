@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from claiming import ROOT, Row, by_case, claim, median_ms, raw, span, table
 
@@ -26,6 +26,7 @@ KINDS = (
 """What a table calls kinds of operations -> how their names begin; the first that fits."""
 MODELS = {"gpt-2": "GPT, 2 layers", "gpt-4": "GPT, 4 layers", "llama-2": "Llama, 2 layers", "llama-4": "Llama, 4 layers"}
 """How a case's name begins -> what a table calls it."""
+SHORT_PAUSE_US = 100
 BEFORE = "2026-11-23 11:40"
 """How the name of the H200's sitting of the same cases begins."""
 
@@ -174,17 +175,34 @@ def back_to_back_in_short() -> str:
 @claim
 def losses_late() -> str:
     """Gains of the default in steps of two H100 in a row, of plans that fetched their losses at the end of the step."""
+    runs = raw("h100/testbed_losses_late.json")["runs"]
+    return "; ".join(f"{name} {_range_of_gains(runs, has)}" for name, has in (("with a pipeline", True), ("without one", False)))
+
+
+@claim
+def losses_early() -> str:
+    """Gains of the default without a pipeline, of plans that fetch their losses early."""
+    return _range_of_gains(raw("h100/testbed_losses_early.json")["runs"], has_stages=False)
+
+
+@claim
+def pauses_between_steps() -> str:
+    """How long the stream of computation stood still between traced steps without a pipeline, of plans that fetch their losses early."""
+    runs = [row for row in raw("h100/testbed_losses_early.json")["runs"] if "-pp" not in row["case"]]
+    pauses = sorted(each for row in runs for each in row["traced_step"]["still_between_us"])
+    short = [each for each in pauses if each < SHORT_PAUSE_US]
+    others = " and ".join(f"{each / 1e3:.1f}" for each in pauses[len(short) :])
+    return f"{len(short)} of {len(pauses)} pauses between traced steps took {short[0]:.0f} to {short[-1]:.0f} us, the others {others} ms"
+
+
+def _range_of_gains(runs: Sequence[Row], has_stages: bool) -> str:
     found: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in raw("h100/testbed_losses_late.json")["runs"]:
-        found.setdefault((row["case"], row["sitting"]), {})[row["plan"]] = row
-    both = [(case, _gains(plans, "auto")) for (case, _), plans in found.items() if {"stock", "auto"} <= plans.keys()]
-    told = []
-    for name, pipelines in (("with a pipeline", True), ("without one", False)):
-        gains = [each for case, each in both if ("-pp" in case) == pipelines]
-        measured, simulated = zip(*gains, strict=True)
-        ranges = (f"{min(each):+.1f} to {max(each):+.1f} %" for each in (measured, simulated))
-        told.append(f"{name} {', '.join(ranges)} simulated ({len(gains)} runs)")
-    return "; ".join(told)
+    for row in runs:
+        if ("-pp" in row["case"]) == has_stages:
+            found.setdefault((row["case"], row["sitting"]), {})[row["plan"]] = row
+    gains = [_gains(plans, "auto") for plans in found.values() if {"stock", "auto"} <= plans.keys()]
+    ranges = (f"{min(each):+.1f} to {max(each):+.1f} %" for each in zip(*gains, strict=True))
+    return f"{', '.join(ranges)} simulated ({len(gains)} runs)"
 
 
 @claim

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
+import device_profile
 import power_profile
 from claiming import Row, claim, raw, table
 
@@ -33,7 +34,7 @@ def _files() -> dict[str, Row]:
 
 
 def _parts() -> dict[str, Power]:
-    return {name: power_profile.power_part(each) for name, each in _files().items()}
+    return {name: device_profile.power_of(folder) for name, folder in DEVICES.items()}
 
 
 @claim
@@ -41,12 +42,14 @@ def power_parameters() -> str:
     """What holds for a device as a whole."""
     said = []
     for name, part in _parts().items():
-        *_, rises, drivers = part.note.split("; ")
+        measured = _files()[name]
+        drivers, a_degree = measured["gpus"][0]["limits"]["limit_w"], power_profile.static_of(measured).a_degree
         said.append(
-            f"{name}: limit {part.limit_w:.0f} W ({drivers}), static {part.static_w:.0f} W ({rises.removeprefix('static draw ')}), "
-            f"energy of a kernel as the clock to the power of {part.energy_exponent:.2f}"
+            f"{name}: limit {part.limit_w:.0f} W (the driver's is {drivers:.0f}), static {part.static_w:.0f} W (rises by {a_degree:.1f} W "
+            f"a degree), energy of a kernel as the clock to the power of {part.energy_exponent:.2f}"
         )
-    return "; ".join(said)
+    beside = _parts()["H100"].beside_w
+    return "; ".join(said) + f"; a communication beside computation adds {beside:.0f} W (H100; taken for H200)"
 
 
 @claim
@@ -137,23 +140,36 @@ def _drawn(rows: list[Row], kind: str) -> str:
 @claim
 def power_beside() -> str:
     """Kernels and all_reduces at the same time: what a chunk of each takes, and the energy above static over that of each alone."""
-    static, found = power_profile.static_of(raw("h100/power_kinds.json")), raw("h100/power_beside.json")["beside"]
-
-    def millijoules(row: Row) -> float:
-        return power_profile.above_static(row, static) * float(row["every_ms"])
-
-    ranks = [{(row["kind"], row["all_reduce_mib"]): row for row in rank} for rank in found]
-    sizes, rows = sorted({mib for _, mib in ranks[0] if mib}), []
-    for kind in dict.fromkeys(kind for kind, _ in ranks[0] if kind):
+    static, found = power_profile.static_of(raw("h100/power_kinds.json")), power_profile.beside_of(raw("h100/power_beside.json"))
+    sizes, rows = sorted({each.all_reduce_mib for each in found}), []
+    for kind in dict.fromkeys(each.kind for each in found):
         cells = []
         for mib in sizes:
-            alone, other, both = ([rank[key] for rank in ranks] for key in ((kind, 0), ("", mib), (kind, mib)))
-            times = ((alone, "kernels_ms"), (both, "kernels_ms"), (other, "all_reduces_ms"), (both, "all_reduces_ms"))
-            took = [f"{median(row[name] for row in each):.2f}" for each, name in times]
-            more = [millijoules(c) / (millijoules(a) + millijoules(b)) - 1 for a, b, c in zip(alone, other, both, strict=True)]
-            cells.append(f"{took[0]} -> {took[1]}, {took[2]} -> {took[3]}, {' and '.join(f'{100 * each:+.0f} %' for each in more)}")
+            gpus = [each for each in found if (each.kind, each.all_reduce_mib) == (kind, mib)]
+            took = [
+                f"{median(getattr(each, part)[name] for each in gpus):.2f} -> {median(each.both[name] for each in gpus):.2f}"
+                for part, name in (("kernels", "kernels_ms"), ("all_reduces", "all_reduces_ms"))
+            ]
+            more = [more / alone for more, alone in (each.more_millijoules(static) for each in gpus)]
+            cells.append(f"{', '.join(took)}, {' and '.join(f'{100 * each:+.0f} %' for each in more)}")
         rows.append([kind, *cells])
     return table(["kernels", *(f"all_reduces of {mib} MiB: ms of kernels, ms of all_reduces, energy" for mib in sizes)], rows)
+
+
+@claim
+def power_mixes() -> str:
+    """Energy of a kernel at lower clocks over that at the highest, each in turn with products whose energy at that clock is known."""
+    cells: dict[str, dict[str, str]] = {}
+    for name, folder in DEVICES.items():
+        static, by_kind = power_profile.static_of(_files()[name]), {}
+        for gpu in raw(f"{folder}/power_mixes.json")["gpus"]:
+            for kind, ratios in power_profile.energy_ratios(gpu["mixes"], static).items():
+                by_kind.setdefault(kind, []).extend(ratios)
+        for kind, ratios in by_kind.items():
+            cells.setdefault(kind, {})[name] = ", ".join(
+                f"{mhz:.0f} MHz {100 * ratio:.0f} %" for mhz, ratio in sorted(ratios, reverse=True)
+            )
+    return table(["kind", *DEVICES], ([kind, *(found.get(name, "") for name in DEVICES)] for kind, found in cells.items()))
 
 
 @claim

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from benchmarks.power_profile import power_part
+from benchmarks.power_profile import beside_watts, power_part, static_of
 from interlace.cost_model.curves import Curve
 from interlace.cost_model.interference import RESULT
 from interlace.cost_model.profile import (
@@ -34,6 +34,7 @@ from interlace.cost_model.profile import (
     Interference,
     OpSample,
     Peak,
+    Power,
     Provenance,
     decode_profile,
     encode_profile,
@@ -539,8 +540,15 @@ def profiles() -> dict[str, DeviceProfile]:
         name: msgspec.structs.replace(each, collectives=never_falling(with_published(each.collectives, name)), p2p=never_falling(each.p2p))
         for name, each in alone.items()
     }
-    powered = {name: msgspec.structs.replace(each, power=power_part(*read("power_kinds", name))) for name, each in found.items()}
+    powered = {name: msgspec.structs.replace(each, power=power_of(name)) for name, each in found.items()}
     return {name: with_stored_accuracy(name, each) for name, each in powered.items()}
+
+
+def power_of(name: str) -> Power:
+    """The power part of a profile; what a communication beside computation adds was measured on H100s alone."""
+    (kinds,), (h100_kinds,), (beside,) = read("power_kinds", name), read("power_kinds", "h100"), read("power_beside", "h100")
+    note = "" if name == "h100" else "; what a communication beside computation adds is that of H100s"
+    return power_part(kinds, beside_watts(beside, static_of(h100_kinds)), note)
 
 
 def with_stored_accuracy(name: str, profile: DeviceProfile) -> DeviceProfile:

@@ -9,7 +9,7 @@ lower clock is carried to the highest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -50,8 +50,8 @@ COLLECTIVES = {
 Row = dict[str, Any]
 
 
-def power_part(raw: Row) -> Power:
-    """From the raw file of one kind of device."""
+def power_part(raw: Row, beside_w: float, note: str = "") -> Power:
+    """From the raw file of one kind of device, and what a communication beside computation adds; `note` ends that of the part."""
     static = static_of(raw)
     windows = [
         row | {"millijoules_above": above_static(row, static) * row["every_ms"] / row["count"]}
@@ -72,10 +72,69 @@ def power_part(raw: Row) -> Power:
         step_mhz=STEP_MHZ,
         response_ns=RESPONSE_NS,
         energy_exponent=round(exponent, 2),
+        beside_w=round(beside_w, 1),
         samples=(*_kernels(windows, shares, exponent, own_mhz), *_moves(raw, static)),
         note=f"{len(raw['gpus'])} GPUs, {raw['date']}, at {TRAINING_CELSIUS} C; static draw rises by {static.a_degree:.1f} W a degree; "
-        f"the driver's limit is {raw['gpus'][0]['limits']['limit_w']:.0f} W",
+        f"the driver's limit is {raw['gpus'][0]['limits']['limit_w']:.0f} W{note}",
     )
+
+
+MOST_PRODUCTS = 2
+"""Chunks of products to one of a kernel: with more of them the kernel's part is too small a difference."""
+
+
+def energy_ratios(mixes: Sequence[Row], static: Static) -> dict[str, list[tuple[float, float]]]:
+    """By kind, clocks in MHz, and the energy of a kernel there over that at its highest clock, from one GPU's rows of `power_mixes.json`.
+
+    Of a kernel in turn with products: what is left of the energy when that of the products is taken off, which products with gaps
+    give for any clock (a curve of second order through the logarithms).
+    """
+    energy = {id(row): above_static(row, static) * float(row["every_ms"]) for row in mixes}
+    cubes = [row for row in mixes if row["kind"] == "gemm 8192x8192x8192"]
+    curve = np.polyfit(
+        *(np.log([each(row) for row in cubes]) for each in (lambda row: row["mhz"], lambda row: energy[id(row)] / row["count"])), 2
+    )
+
+    def millijoules(row: Row) -> float:
+        clock = np.log(min(row["mhz"], HIGHEST_MHZ))
+        return float((energy[id(row)] - row["product_count"] * np.exp(np.polyval(curve, clock))) / row["count"])
+
+    found: dict[str, list[tuple[float, float]]] = {}
+    for kind in dict.fromkeys(row["kind"] for row in mixes):
+        rows = [row for row in mixes if row["kind"] == kind and row["products"] <= MOST_PRODUCTS]
+        highest, *others = sorted(rows, key=lambda row: (row["products"], row["busy"]))
+        found[kind] = [(row["mhz"], millijoules(row) / millijoules(highest)) for row in others]
+    return found
+
+
+class Beside(NamedTuple):
+    """Chunks of kernels, of all_reduces, and of both at the same time, on one GPU: their rows in `power_beside.json`."""
+
+    kind: str
+    all_reduce_mib: int
+    kernels: Row
+    all_reduces: Row
+    both: Row
+
+    def more_millijoules(self, static: Static) -> tuple[float, float]:
+        """Energy above static of both at once less that of each alone, and the latter."""
+        rows = (self.kernels, self.all_reduces, self.both)
+        kernels, all_reduces, both = (above_static(row, static) * float(row["every_ms"]) for row in rows)
+        return both - kernels - all_reduces, kernels + all_reduces
+
+
+def beside_of(raw: Row) -> list[Beside]:
+    """What `power_beside.json` has, GPU by GPU."""
+    found = []
+    for rank in raw["beside"]:
+        rows = {(row["kind"], row["all_reduce_mib"]): row for row in rank}
+        found += [Beside(kind, mib, rows[kind, 0], rows["", mib], row) for (kind, mib), row in rows.items() if kind and mib]
+    return found
+
+
+def beside_watts(raw: Row, static: Static) -> float:
+    """What a device draws more while all_reduces run beside computation: the median over kernels, sizes and GPUs."""
+    return median(each.more_millijoules(static)[0] / float(each.both["kernels_ms"]) for each in beside_of(raw))
 
 
 class Static(NamedTuple):
@@ -87,7 +146,7 @@ class Static(NamedTuple):
 
 def above_static(row: Row, static: Static) -> float:
     """What was drawn in a window above the static draw at its temperature, in watts."""
-    return row["watts"] - static.watts - static.a_degree * (row["celsius"] - TRAINING_CELSIUS)
+    return float(row["watts"]) - static.watts - static.a_degree * (row["celsius"] - TRAINING_CELSIUS)
 
 
 def static_of(raw: Row) -> Static:

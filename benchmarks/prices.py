@@ -93,7 +93,7 @@ class _Limited:
 
     def __init__(self, draws: Sequence[Draw], power: Power) -> None:
         columns = [np.array([round(scale * each[k]) for each in draws], np.int64) for k, scale in enumerate((1, ONE, 1))]
-        given = PowerInput.of(power, *columns)
+        given = PowerInput.of(power, *columns, np.zeros(len(draws), np.bool_))
         self.draws, self.rate, self.room = draws, given.response / ONE, float(given.limit_mw - given.static_mw)
         load, slower, levels = given.clocks.load / ONE, given.clocks.slower, np.arange(len(given.clocks.mhz))
 

@@ -176,6 +176,7 @@ class Power(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         limit_w: What the limiter keeps in the mean, by the same energy counter as all else here.
         static_w: Draw at the highest clock while nothing computes, at the temperature of training.
         waiting_w: What a communication that waits for its peers adds.
+        beside_w: What a communication that moves data adds while computation runs beside it, more than either draws alone.
         highest_mhz, lowest_mhz, step_mhz: Clocks that the device chooses from.
         response_ns: Time constant with which the limiter averages.
         energy_exponent: A kernel's energy above static is proportional to this power of the clock.
@@ -189,6 +190,7 @@ class Power(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     step_mhz: Positive
     response_ns: Positive
     energy_exponent: Annotated[float, msgspec.Meta(ge=0, le=4)]
+    beside_w: Annotated[float, msgspec.Meta(ge=0, le=1e4)] = 0.0
     samples: tuple[PowerSample, ...] = ()
     source: Source = "measured"
     note: str = ""

@@ -11,7 +11,15 @@ from interlace.ir.program import Op
 from interlace.scheduler.simulate.power import PowerTrace
 
 POWER = Power(
-    limit_w=700, static_w=150, waiting_w=10, highest_mhz=1980, lowest_mhz=345, step_mhz=15, response_ns=40_000_000, energy_exponent=1.2
+    limit_w=700,
+    static_w=150,
+    waiting_w=10,
+    beside_w=30,
+    highest_mhz=1980,
+    lowest_mhz=345,
+    step_mhz=15,
+    response_ns=40_000_000,
+    energy_exponent=1.2,
 )
 MS = 1_000_000
 DRAWS = {"gemm": Draw(850_000, 0.6, 1860), "memory": Draw(390_000, 0.05), "comm": Draw(150_000, 0.0)}

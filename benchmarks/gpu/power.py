@@ -7,8 +7,9 @@ it changes, so that a window's mean power is exact to its ends. What waits on th
 exact lengths. Data are random: products of zeros draw less.
 
 Parts: `windows` (each kind repeated for a second, alone, and with gaps that keep the card below its limit), `follow` (how long a kernel
-takes at the clock that load before it has left), `steps` (clock and power after load begins and ends), `waves` (load that comes and goes,
-by period), `ranks` (collectives, and collectives and receives that wait for a peer), `beside` (kernels and collectives at the same time).
+takes at the clock that load before it has left), `mixes` (energy at lower clocks: products with ever shorter gaps, and each kind in turn
+with ever more products), `steps` (clock and power after load begins and ends), `waves` (load that comes and goes, by period), `ranks`
+(collectives, and collectives and receives that wait for a peer), `beside` (kernels and collectives at the same time).
 Only the parts given behind OUT.json are measured.
 """
 
@@ -281,6 +282,23 @@ GAPPED = (
 """Kinds that are also repeated with gaps."""
 
 
+MIXED = (
+    "attention 32x4096x128",
+    "attention_grad 32x4096x128",
+    "add 67M",
+    "cast 67M",
+    "gelu_grad 67M",
+    "layer_norm_grad 8192x4096",
+    "softmax 16384x4096",
+    "adamw 67M",
+)
+"""Kinds that are repeated in turn with products."""
+MIXES = (0, 1, 2, 4)
+"""Chunks of products, half as long, to a chunk of the kind."""
+PRODUCT, PRODUCTS = "gemm 8192x8192x8192", ("gemm 8192x8192x8192", "gemm 4096x4096x4096", "gemm 2048x4096x4096")
+PRODUCTS_BUSY = (1.0, 0.92, 0.85, 0.78, 0.7, 0.6)
+
+
 # -- one GPU ------------------------------------------------------------------------------------------------------------
 
 
@@ -354,6 +372,37 @@ def follow(bench: Bench) -> list[dict[str, Any]]:
             )
         print(found[-5:], flush=True)
         del run, steps
+        torch.cuda.empty_cache()
+    return found
+
+
+def mixes(bench: Bench) -> list[dict[str, Any]]:
+    """Energy at clocks below the highest: products with ever longer gaps, and chunks of each kind in turn with ever more products.
+
+    A row has what passes between two chunks and what was drawn in the mean; the products' part of a mix is known from their own rows.
+    """
+    found = []
+    for kind in PRODUCTS:
+        run, count, _ = bench.chunk(kinds()[kind]())
+        for busy in PRODUCTS_BUSY:
+            row = bench.window(run, round(CHUNK_MS * 1e6 * (1 - busy) / busy))
+            found.append({"kind": kind, "count": count, "products": 0, "product_count": 0, "busy": busy, **row})
+            print(found[-1], flush=True)
+    heavy, each, _ = bench.chunk(kinds()[PRODUCT](), CHUNK_MS / 2)
+    for kind in MIXED:
+        steps = kinds()[kind]()
+        run, count, _ = bench.chunk(steps)
+        for products in MIXES:
+
+            def both(run: Step = run, products: int = products) -> None:
+                run()
+                for _ in range(products):
+                    heavy()
+
+            row = bench.window(both)
+            found.append({"kind": kind, "count": count, "products": products, "product_count": each * products, "busy": 1.0, **row})
+            print(found[-1], flush=True)
+        del run, steps, both
         torch.cuda.empty_cache()
     return found
 
@@ -640,6 +689,7 @@ ALONE: dict[str, Callable[[Bench], Any]] = {
     "steps": steps_of_load,
     "waves": waves,
     "follow": follow,
+    "mixes": mixes,
 }
 TOGETHER: dict[str, Callable[[Bench, int, int], Any]] = {"ranks": collectives, "beside": beside}
 """Parts of each GPU, and of all GPUs together."""

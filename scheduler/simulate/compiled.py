@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from interlace.compiling import compiled
 from interlace.scheduler.simulate import arrays, power, simulator
-from interlace.scheduler.simulate.arrays import ONE, Ints, SimInput
+from interlace.scheduler.simulate.arrays import ONE, Flags, Ints, SimInput
 from interlace.scheduler.simulate.power import TICK_NS, PowerInput, PowerTrace
 from interlace.scheduler.simulate.simulator import NEVER
 
@@ -45,6 +45,7 @@ class Columns(NamedTuple):
     stream: Ints
     issue: Ints
     dur: Ints
+    side: Flags
     awaits: Ints
     kind: Ints
     excess: Ints
@@ -56,7 +57,7 @@ class Columns(NamedTuple):
     mates: Ints
     meet_size: Ints
     follow: Ints
-    tail: npt.NDArray[np.bool_]
+    tail: Flags
 
 
 class Limits(NamedTuple):
@@ -66,11 +67,13 @@ class Limits(NamedTuple):
     draw: Ints
     share: Ints
     own: Ints
+    moves: Flags
     slower: Ints
     energy: Ints
     load: Ints
     room_mw: int
     waiting_mw: int
+    beside_mw: int
     response: int
 
     @classmethod
@@ -78,18 +81,20 @@ class Limits(NamedTuple):
         """Of a simulation with or without a limit."""
         if power is None:
             nothing = np.zeros(1, np.int64)
-            return cls(NEVER, nothing, nothing, nothing, nothing, nothing, nothing, 0, 0, 0)
+            return cls(NEVER, nothing, nothing, nothing, np.zeros(1, np.bool_), nothing, nothing, nothing, 0, 0, 0, 0)
         clocks = power.clocks
         return cls(
             TICK_NS,
             power.draw,
             power.share,
             power.own,
+            power.moves,
             clocks.slower,
             clocks.energy,
             clocks.load,
             power.limit_mw - power.static_mw,
             power.waiting_mw,
+            power.beside_mw,
             power.response,
         )
 
@@ -205,6 +210,26 @@ def _energy(work: int, draw: int, factor: int) -> int:
 
 
 @_jit
+def _dear(highest: int, factor: int) -> int:
+    """Energy at a clock, of so much at the highest."""
+    found: int = ((highest >> 4) * factor) >> 16
+    return found
+
+
+@_jit
+def _count_both(at: int, now: int, running: Ints, first_stream: Ints, moves: Flags, side: Flags, both_since: Ints, both_ns: Ints) -> None:
+    """As `Simulation._count_both`."""
+    if both_since[at] != NEVER:
+        both_ns[at] += now - both_since[at]
+    is_moving = is_computing = False
+    for s in range(first_stream[at], first_stream[at + 1]):
+        if running[s] >= 0:
+            is_moving = is_moving or moves[running[s]]
+            is_computing = is_computing or not side[running[s]]
+    both_since[at] = now if is_moving and is_computing else NEVER
+
+
+@_jit
 def _clock_stretch(share: int, own: int, level: int, slower: Ints) -> int:
     """By how much a clock below its own stretches an op instance."""
     found: int = (share * (slower[max(own, level)] - slower[own])) >> 20
@@ -232,6 +257,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
         stream_of,
         issue,
         dur,
+        side,
         awaits,
         kind,
         excess,
@@ -246,10 +272,12 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
         tail,
     ) = columns
     num_ranks, num_streams = len(first) - 1, len(rank_of)
-    (next_tick, draw, share, own, slower, energy, load, room_mw, waiting_mw, response) = limits
+    (next_tick, draw, share, own, moves, slower, energy, load, room_mw, waiting_mw, beside_mw, response) = limits
     powered, left_in_step = next_tick != NEVER, len(tail) - np.sum(tail)
     # Of each stream, for energy: the work of what runs there, and how much of it is counted. Of each rank: what was counted since the tick.
     work, charged, charge = np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64), np.zeros(num_ranks, np.int64)
+    # Of each rank: since when a communication has run beside computation, or NEVER; for how long it did since the last tick.
+    both_since, both_ns = np.full(num_ranks, NEVER, np.int64), np.zeros(num_ranks, np.int64)
     changes, num_changes = np.zeros((16, 3), np.int64), 0
     fifo, fifo_first = _grouped(stream_of, num_streams)
     unblocks, unblock_first, waits = _unblocks(dep_first, dep)
@@ -357,6 +385,8 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
             at = changed[n]
             low, high = first_stream[at], first_stream[at + 1]
             alone = num_running[at] == 1
+            if powered:
+                _count_both(at, now, running, first_stream, moves, side, both_since, both_ns)
             for s in range(low, high):
                 if running[s] >= 0:
                     total = ONE + (blocked_excess[running_kind[s]] if num_blocked[at] else 0)
@@ -420,6 +450,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
         if now >= NEVER:
             if powered:
                 for at in range(num_ranks):
+                    charge[at] += _dear(beside_mw * both_ns[at], energy[level[at]])
                     _spend(at, charge, spent)
             return changes[:num_changes]
         if left_in_step and next_tick <= now:
@@ -433,7 +464,10 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                     charge[at] += _energy(done - charged[s], draw[running[s]], energy[max(own[running[s]], level[at])])
                     charged[s] = done
             for at in range(num_ranks):
-                charge[at] += (((waiting_mw * num_blocked[at] * TICK_NS) >> 4) * energy[level[at]]) >> 16
+                _count_both(at, now, running, first_stream, moves, side, both_since, both_ns)
+                charge[at] += _dear(beside_mw * both_ns[at], energy[level[at]])
+                both_ns[at] = 0
+                charge[at] += _dear(waiting_mw * num_blocked[at] * TICK_NS, energy[level[at]])
                 mean[at], chosen = _limiter(mean[at], level[at], _spend(at, charge, spent), response, room_mw, load)
                 if chosen != level[at]:
                     level[at] = chosen

@@ -58,7 +58,7 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     column: dict[str, Any] = {key: np.concatenate([part.columns[key] for part in parts]) for key in parts[0].columns} if parts else {}
     column["stream"] += np.repeat(first_stream[:-1], np.diff(first))
     column["awaits"] = np.where(column["awaits"] >= 0, column["awaits"] + np.repeat(first[:-1], np.diff(first)), -1)
-    drawn = [column.pop(name) for name in ("draw", "share", "own_mhz") if name in column]
+    drawn = [column.pop(name) for name in ("draw", "share", "own_mhz", "moves") if name in column]
     limit = cost.power() if options.power else None
     power = PowerInput.of(limit, *drawn) if limit and drawn else None
     deps = np.concatenate([part.deps + first[k] for k, part in enumerate(parts)])
@@ -132,6 +132,7 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
         "draw": table.draw[row],
         "share": table.share[row],
         "own_mhz": table.own_mhz[row],
+        "moves": table.moves[row],
     }
     return RankItems(program, items, table.ops, table.stream_names, columns, across_streams(program), host_end, job_first)
 
@@ -153,6 +154,7 @@ class _OpTable:
     draw: Ints
     share: Ints
     own_mhz: Ints
+    moves: Flags
 
     @staticmethod
     def make(program: Program, cost: Costs, options: Options) -> _OpTable:
@@ -181,6 +183,7 @@ class _OpTable:
             ints([each.milliwatts for each in draws]),
             ints([round(ONE * each.clock_share) for each in draws]),
             ints([each.own_mhz for each in draws]),
+            np.array([is_comm(op) for op in listed], np.bool_),
         )
 
 

@@ -1,11 +1,11 @@
 """Power and clock of simulated devices: what both engines know of a limit of power, and the limiter that they share.
 
 Every kernel has an energy above the device's static draw. It is spent in proportion to the kernel's work, and scales with a power of the
-clock. A limiter looks at what was drawn every `TICK_NS`, averages it with the device's time constant, and takes the highest clock at which
-the average would stay within the limit. It looks no more once all is done that the next step waits for: copies to the host that go on then
-run beside that step. A kernel runs at no higher clock than its own, at which its time was taken; below that, the part of its time that
-follows the clock is stretched. All quantities are whole numbers, so that engines agree exactly: milliwatts, nanoseconds, their products,
-and factors in units of 1 / ONE.
+clock. While a communication runs beside computation, the device draws `beside_mw` more. A limiter looks at what was drawn every `TICK_NS`,
+averages it with the device's time constant, and takes the highest clock at which the average would stay within the limit. It looks no more
+once all is done that the next step waits for: copies to the host that go on then run beside that step. A kernel runs at no higher clock
+than its own, at which its time was taken; below that, the part of its time that follows the clock is stretched. All quantities are whole
+numbers, so that engines agree exactly: milliwatts, nanoseconds, their products, and factors in units of 1 / ONE.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from interlace.cost_model.profile import Power
-from interlace.scheduler.simulate.arrays import ONE, Ints
+from interlace.scheduler.simulate.arrays import ONE, Flags, Ints
 
 TICK_NS = 2_000_000
 """Between two looks of the limiter. H100 and H200 were seen to change clocks every 20 to 40 ms; the average decides, not the tick."""
@@ -61,28 +61,32 @@ class PowerInput:
         share: Part of its duration that follows the clock, in units of 1 / ONE. `[num_items]`
         own: Index of its own clock, that of its duration; of the next higher one that there is. `[num_items]`
         clocks: What the device chooses from.
-        static_mw, limit_mw, waiting_mw: As in `Power`.
+        moves: Whether it is a communication between devices. `[num_items]`
+        static_mw, limit_mw, waiting_mw, beside_mw: As in `Power`.
         response: Part of the difference by which the average moves in a tick, in units of 1 / ONE.
     """
 
     draw: Ints
     share: Ints
     own: Ints
+    moves: Flags
     clocks: Clocks
     static_mw: int
     limit_mw: int
     waiting_mw: int
+    beside_mw: int
     response: int
 
     @classmethod
-    def of(cls, power: Power, draw: Ints, share: Ints, own_mhz: Ints) -> PowerInput:
+    def of(cls, power: Power, draw: Ints, share: Ints, own_mhz: Ints, moves: Flags) -> PowerInput:
         """Whole numbers from a profile's power part; `draw`, `share` and `own_mhz` as in `Draw`. `[num_items]` each."""
         clocks = Clocks.of(power)
         own = np.clip(-(np.where(own_mhz, own_mhz, power.highest_mhz) - power.highest_mhz) // power.step_mhz, 0, len(clocks.mhz) - 1)
         longer = 1 + share * clocks.slower[own] / ONE**2
         draw, share = (np.round(each / longer).astype(np.int64) for each in (draw, share))
-        static, limit, waiting = (round(1000 * watts) for watts in (power.static_w, power.limit_w, power.waiting_w))
-        return cls(draw, share, own, clocks, static, limit, waiting, round(ONE * (1 - exp(-TICK_NS / power.response_ns))))
+        response = round(ONE * (1 - exp(-TICK_NS / power.response_ns)))
+        static, limit, waiting, beside = (round(1000 * each) for each in (power.static_w, power.limit_w, power.waiting_w, power.beside_w))
+        return cls(draw, share, own, moves, clocks, static, limit, waiting, beside, response)
 
 
 @dataclass(slots=True)

@@ -346,6 +346,8 @@ class Simulation:
             self.slower, self.energy, self.load = (column.tolist() for column in (clocks.slower, clocks.energy, clocks.load))
             self.level, self.mean = (column.tolist() for column in (self.trace.level, self.trace.mean))
             self.work, self.charged, self.charge, self.spent = [0] * count, [0] * count, [0] * len(sim.ranks), [0] * len(sim.ranks)
+            self.moves, self.side = sim.power.moves.tolist(), sim.side.tolist()
+            self.both_since, self.both_ns = [NEVER] * len(sim.ranks), [0] * len(sim.ranks)
             self.changes = [(0, at, level) for at, level in enumerate(self.level)]
             self.next_tick = TICK_NS
             self.tail = sim.tail.tolist() if sim.tail is not None else [False] * count
@@ -458,6 +460,8 @@ class Simulation:
         """Set the pace of everything that runs on changed ranks, and of its mates."""
         changed: dict[int, list[int]] = {}
         for at in sorted(self.changed):
+            if self.power is not None:
+                self._count_both(at)
             for item in self.running[at]:
                 kind = self.kind[item]
                 beside = sum(self.excess[kind][self.kind[other]] for other in self.running[at] if other != item)
@@ -500,6 +504,20 @@ class Simulation:
         self.charge[at] += ((highest >> 4) * self.energy[max(self.own[item], self.level[at])]) >> 16
         self.charged[item] = done
 
+    def _count_both(self, at: int) -> None:
+        """Count the time since when a communication has run beside computation, and begin anew if one does."""
+        if self.both_since[at] != NEVER:
+            self.both_ns[at] += self.now - self.both_since[at]
+        runs_both = any(self.moves[item] for item in self.running[at]) and not all(self.side[item] for item in self.running[at])
+        self.both_since[at] = self.now if runs_both else NEVER
+
+    def _charge_both(self, at: int) -> None:
+        """Count what that time has cost, at the clock that it had."""
+        assert self.power is not None
+        self._count_both(at)
+        self.charge[at] += (((self.power.beside_mw * self.both_ns[at]) >> 4) * self.energy[self.level[at]]) >> 16
+        self.both_ns[at] = 0
+
     def _spend(self, at: int) -> int:
         """The energy above static that a rank spent since the last tick."""
         spent = self.charge[at]
@@ -518,6 +536,7 @@ class Simulation:
                 if self.left[leader] != NEVER:
                     left = self.left[leader] - self.pace[leader] * (self.now - self.since[leader])
                     self._charge(item, self.work[item] - min(self.work[item], max(0, left)))
+            self._charge_both(at)
             waited = self.power.waiting_mw * len(self.blocked[at]) * TICK_NS
             self.charge[at] += ((waited >> 4) * self.energy[self.level[at]]) >> 16
             room = self.power.limit_mw - self.power.static_mw
@@ -532,6 +551,7 @@ class Simulation:
         if self.power is None:
             return
         for at in range(len(self.sim.ranks)):
+            self._charge_both(at)
             self._spend(at)
         for column, found in ((self.trace.level, self.level), (self.trace.mean, self.mean), (self.trace.spent, self.spent)):
             column[:] = found
