@@ -28,7 +28,7 @@ from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Event, Graph, Job, Op, OpInstance, Program, describe
 from interlace.ir.copies import is_copy_into, omitted_copies
-from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p, takes_events
+from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p, stream_of, takes_events
 from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
 from interlace.passes.streams import AutoParallelStreamType
@@ -159,10 +159,9 @@ class _Lowering:
         is_stacked = len(self.collected) > len({op_id for op_id, _ in self.collected})
         self.stacks_are_read = self.writers is not None and not is_graph and is_stacked
         self.each_is_read = self.writers is not None and not is_graph and not is_stacked
-        if self.each_is_read:
-            for item, writers in (self.writers or {}).items():
-                for writer in writers:
-                    self.events.order(writer, item)
+        for writer, item in self._last_writers():
+            if self.each_is_read or stream_of(self.graph.ops[writer[0]]):
+                self.events.order(writer, item)
 
     def run(self) -> Lowered:
         found = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
@@ -248,9 +247,9 @@ class _Lowering:
     def _writers_of_outputs(self) -> dict[OpInstance, list[OpInstance]] | None:
         """What writes each output, where all may be collected behind that; None where they are collected at the end of the step.
 
-        Plans are proved with outputs that the compute stream reads at the end. What it writes itself it may read earlier: nothing
-        overwrites an output behind its last writer, and where no other stream uses its memory none does when it is given back. What the
-        user fetches besides outputs may be large, and is not held in two copies through backward.
+        Plans are proved with outputs that the compute stream reads at the end. It may read them earlier: nothing overwrites an output behind
+        its last writer, for which it waits where that runs on another stream, and where no other stream uses the output's memory besides,
+        none does when it is given back. What the user fetches besides outputs may be large, and is not held in two copies through backward.
         """
         flat, found = flatten(self.program), {}
         for item in self.collected:
@@ -260,6 +259,18 @@ class _Lowering:
             found[item] = writers
         outputs = {item[0]: item for item in found}
         return None if any(FETCH in self.graph.ops[each].attrs or is_used_beside(flat, outputs[each]) for each in outputs) else found
+
+    def _last_writers(self) -> Iterator[tuple[OpInstance, OpInstance]]:
+        """What writes outputs that are collected early, and an output that it writes: of each operation what runs last, as all of them are
+        on one stream."""
+        place = {item: at for at, item in enumerate(item for job in self.program.jobs for item in job.items)}
+        written: dict[tuple[int, int], tuple[int, OpInstance, OpInstance]] = {}
+        for item, writers in (self.writers or {}).items():
+            for writer in writers:
+                key = item[0], writer[0]
+                written[key] = max(written.get(key, (-1, writer, item)), (place[writer], writer, item))
+        for _, writer, item in written.values():
+            yield writer, item
 
     def _collect_jobs(self) -> tuple[JobProgram | None, JobProgram | None, dict[str, Any], dict[int, Any]]:
         """The jobs behind the last output and at the end of the step, for what the user may fetch: a tensor of every micro-batch, in order.

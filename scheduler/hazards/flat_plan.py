@@ -129,10 +129,12 @@ def writers_of(plan: FlatPlan, item: OpInstance) -> list[OpInstance] | None:
 
 
 def is_used_beside(plan: FlatPlan, item: OpInstance) -> bool:
-    """Whether memory that an op instance reads is read or written on another stream than compute, in any micro-batch."""
+    """Whether memory that an op instance reads is used on another stream than compute by others than what writes it for that, in any
+    micro-batch."""
     bases = {access.base for access in plan.reads[plan.op[plan.index[item]]]}
+    writers = {op_id for op_id, _ in writers_of(plan, item) or ()}
     return any(
-        stream_of(op) and not is_boundary(op) and not bases.isdisjoint(access.base for access in (*reads, *writes))
+        stream_of(op) and op.id not in writers and not is_boundary(op) and not bases.isdisjoint(access.base for access in (*reads, *writes))
         for op, reads, writes in zip(plan.program.ops, plan.reads, plan.writes, strict=True)
     )
 

@@ -290,7 +290,7 @@ def test_the_host_waits_for_losses_and_not_for_what_comes_behind_them(target: st
 
 
 @pytest.mark.parametrize("is_graph", [False, True])
-@pytest.mark.parametrize("use", ["written", "fetched", "fed"])
+@pytest.mark.parametrize("use", ["read", "fetched", "fed"])
 def test_losses_that_another_stream_uses_are_collected_at_the_end(use: str, is_graph: bool) -> None:
     """There the plan is proved: behind the last loss nothing orders that stream's work, and its memory may be given back under a reader.
     So is what the user fetches, which may be large, and what no job writes."""
@@ -298,13 +298,30 @@ def test_losses_that_another_stream_uses_are_collected_at_the_end(use: str, is_g
     program = with_fetches(made.program, (5,)) if use == "fetched" else made.program
     if use == "fed":
         program = program.with_ops([*program.ops, Op(90, "builtin.shadow_output", (2,), (), "forward", attrs={"output_name": "x"})])
-    (loss,) = (op.operands[0] for op in made.program.ops if op.name == "builtin.shadow_output")
-    beside = [msgspec.structs.replace(op, stream="side") if use == "written" and loss in op.results else op for op in program.ops]
-    lowered = lower(made.captured, program.with_ops(beside), made.device, is_graph)
+    if use == "read":
+        (loss,) = (op.operands[0] for op in program.ops if op.name == "builtin.shadow_output")
+        program = program.with_ops([*program.ops, Op(90, "pd_op.print", (loss,), (), "forward", stream="side")])
+    lowered = lower(made.captured, program, made.device, is_graph)
     names = [each.name for each in lowered.jobs]
     assert (names.count(STACK_JOB), names[-1]) == (0, COLLECT_JOB)
     (stack,) = ops_of(lowered.jobs[-1], "pd_op.stack")[:1]
     assert "execution_stream" not in stack.attrs()
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_losses_that_another_stream_writes_are_stacked_behind_the_last_of_them(is_graph: bool) -> None:
+    """As data parallelism sums them. The stack waits for the last one alone: that stream runs them in order."""
+    made = case("testbed")
+    (loss,) = (op.operands[0] for op in made.program.ops if op.name == "builtin.shadow_output")
+    beside = [msgspec.structs.replace(op, stream="side") if loss in op.results else op for op in made.program.ops]
+    (writer,) = (op for op in beside if op.stream == "side")
+    lowered = lower(made.captured, made.program.with_ops(beside), made.device, is_graph)
+    stacker = next(each for each in lowered.jobs if each.name == (COLLECT_JOB if is_graph else STACK_JOB))
+    assert [each.name for each in lowered.jobs][lowered.jobs.index(stacker) - 1] == "forward_2"
+    (stack,) = ops_of(stacker, "pd_op.stack")
+    written = [op for each in lowered.jobs for op in ops_of(each, writer.name) if op.attrs().get("execution_stream") == "side"]
+    recorded = [op.attrs()["event_to_record"] for op in written if "event_to_record" in op.attrs()]
+    assert set(recorded) >= set(stack.attrs()["events_to_wait"]) == {written[-1].attrs()["event_to_record"]}
 
 
 @pytest.mark.parametrize(("value", "behind"), [(6, "forward_2"), (16, "backward_2")])

@@ -766,4 +766,4 @@ job b optimizer 0: 4@0
     assert writers_of(flat, (7, 0)) == [(4, 0)]
     assert writers_of(flat, (8, 0)) is None
     assert writers_of(flat, (6, 1)) == [(0, 1)]
-    assert [is_used_beside(flat, (op_id, 0)) for op_id in (5, 6, 7)] == [True, True, False]  # the view's memory, and what is only read
+    assert [is_used_beside(flat, (op_id, 0)) for op_id in (5, 6, 7)] == [False, True, False]  # what alone writes it is no other user
