@@ -27,6 +27,8 @@ KINDS = (
 MODELS = {"gpt-2": "GPT, 2 layers", "gpt-4": "GPT, 4 layers", "llama-2": "Llama, 2 layers", "llama-4": "Llama, 4 layers"}
 """How a case's name begins -> what a table calls it."""
 SHORT_PAUSE_US = 100
+SUMS_LATE = "2026-11-26 22:16"
+"""A session whose plans still fetched losses that data parallelism sums at the end of the step."""
 BEFORE = "2026-11-23 11:40"
 """How the name of the H200's sitting of the same cases begins."""
 
@@ -179,16 +181,27 @@ def losses_late() -> str:
     return "; ".join(f"{name} {_range_of_gains(runs, has)}" for name, has in (("with a pipeline", True), ("without one", False)))
 
 
+def _of_losses_early() -> dict[str, list[Row]]:
+    """Runs without a pipeline of plans that fetch their losses early and of the baselines beside them, by GPU and mesh."""
+    found: dict[str, list[Row]] = {}
+    for name, folder in (("H100", "h100"), ("H200", "h200")):
+        for row in raw(f"{folder}/testbed_losses_early.json")["runs"]:
+            mesh = "dp 2" if "-dp2" in row["case"] else "mp 2"
+            if "-pp2" not in row["case"] and (mesh == "mp 2" or not row["sitting"].startswith(SUMS_LATE)):
+                found.setdefault(f"{name}, {mesh}", []).append(row)
+    return found
+
+
 @claim
 def losses_early() -> str:
     """Gains of the default without a pipeline, of plans that fetch their losses early."""
-    return _range_of_gains(raw("h100/testbed_losses_early.json")["runs"], has_stages=False)
+    return "; ".join(f"{name}: {_range_of_gains(runs, has_stages=False)}" for name, runs in _of_losses_early().items())
 
 
 @claim
 def pauses_between_steps() -> str:
     """How long the stream of computation stood still between traced steps without a pipeline, of plans that fetch their losses early."""
-    runs = [row for row in raw("h100/testbed_losses_early.json")["runs"] if "-pp" not in row["case"]]
+    runs = [row for runs in _of_losses_early().values() for row in runs]
     pauses = sorted(each for row in runs for each in row["traced_step"]["still_between_us"])
     short = [each for each in pauses if each < SHORT_PAUSE_US]
     others = " and ".join(f"{each / 1e3:.1f}" for each in pauses[len(short) :])
@@ -198,7 +211,7 @@ def pauses_between_steps() -> str:
 def _range_of_gains(runs: Sequence[Row], has_stages: bool) -> str:
     found: dict[tuple[str, str], dict[str, Row]] = {}
     for row in runs:
-        if ("-pp" in row["case"]) == has_stages:
+        if ("-pp2" in row["case"]) == has_stages:
             found.setdefault((row["case"], row["sitting"]), {})[row["plan"]] = row
     gains = [_gains(plans, "auto") for plans in found.values() if {"stock", "auto"} <= plans.keys()]
     ranges = (f"{min(each):+.1f} to {max(each):+.1f} %" for each in zip(*gains, strict=True))
