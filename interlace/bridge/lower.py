@@ -247,9 +247,10 @@ class _Lowering:
     def _writers_of_outputs(self) -> dict[OpInstance, list[OpInstance]] | None:
         """What writes each output, where all may be collected behind that; None where they are collected at the end of the step.
 
-        Plans are proved with outputs that the compute stream reads at the end. It may read them earlier: nothing overwrites an output behind
-        its last writer, for which it waits where that runs on another stream, and where no other stream uses the output's memory besides,
-        none does when it is given back. What the user fetches besides outputs may be large, and is not held in two copies through backward.
+        Plans are proved with outputs that the compute stream reads at the end. It may read them earlier: nothing overwrites an output
+        behind its last writer, for which it waits where that runs on another stream, and where no other stream uses the output's memory
+        besides, none does when it is given back. What the user fetches besides outputs may be large, and is not held in two copies through
+        backward.
         """
         flat, found = flatten(self.program), {}
         for item in self.collected:
