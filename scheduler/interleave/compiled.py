@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numba.extending
 import numpy as np
 
@@ -15,5 +17,9 @@ for helper in (*clock.HELPERS, *list_schedule.HELPERS):
 ENGINE = Engine(
     lambda listed: np.array(listed, np.int64),
     lambda listed: np.array(listed, np.float64),
-    *(compiled(each, SOURCES, nogil=True) for each in (list_schedule.find_order, clock.run_order, clock.run_stamped)),
+    compiled(list_schedule.find_order, SOURCES, nogil=True),
+    compiled(clock.run_order, SOURCES, nogil=True),
+    compiled(clock.run_stamped, SOURCES, nogil=True),
+    lambda columns: np.concatenate([*columns]),
+    lru_cache(lambda function: compiled(function, ())),
 )

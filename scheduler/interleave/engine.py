@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from interlace.errors import PlanError
@@ -24,6 +25,8 @@ class Engine(NamedTuple):
     Attributes:
         whole, times: Make its columns, of whole numbers and of times, from lists.
         find_order, run_order, run_stamped: As in `list_schedule.py` and `clock.py`.
+        join: Joins columns.
+        made: Makes of another function over columns what it calls.
     """
 
     whole: Callable[[Sequence[int]], Any]
@@ -31,6 +34,8 @@ class Engine(NamedTuple):
     find_order: Callable[..., None]
     run_order: Callable[..., tuple[float, float]]
     run_stamped: Callable[..., float]
+    join: Callable[[Iterable[Any]], Any]
+    made: Callable[[Callable[..., Any]], Callable[..., Any]]
 
     def pack(self, columns: Columns) -> Columns:
         """Columns that are lists, as it wants them."""
@@ -57,7 +62,15 @@ class Engine(NamedTuple):
         return float(took), [float(each) for each in after]
 
 
-PLAIN = Engine(list, list, list_schedule.find_order, clock.run_order, clock.run_stamped)
+PLAIN = Engine(
+    list,
+    list,
+    list_schedule.find_order,
+    clock.run_order,
+    clock.run_stamped,
+    lambda columns: list(chain.from_iterable(columns)),
+    lambda function: function,
+)
 _met = [0]
 """Nodes of all pairs so far."""
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from interlace.ir.schedule import Slot, last_forward
+from interlace.scheduler.interleave.engine import PLAIN, Engine
 from interlace.scheduler.whole_step.slot_times import NO_MESSAGE, SlotTimes
 
 SLOTS = 1 << 14
 """Slots of which the kind is remembered: schedules that are compared hold the same ones."""
-Message = tuple[int, str, int, int]
-"""Receiving stage, `F` for an activation or `B` for a gradient, micro-batch and chunk of the receiver."""
+NOT_SENT = float("-inf")
+"""When a message arrives that nobody has sent yet."""
 
 
 @lru_cache(maxsize=SLOTS)
@@ -26,19 +28,20 @@ def kind_of(slot: Slot) -> str:
     return "+".join(part.kind + (f".{part.chunk}" if part.chunk else "") for part in slot.parts)
 
 
-Job = tuple[float, list[tuple[float, bool, Message]]]
-"""A job's duration, and in turn the moment of each message, whether it is sent, and which."""
+class Row(NamedTuple):
+    """The jobs of a stage, as columns of an engine; moments are nanoseconds from the start of a job.
 
+    Attributes:
+        durations: Of each job.
+        ends: Where its messages end among all of the stage.
+        moments: Of each message, those of one job in turn.
+        messages: Which one it is where the stage waits for it; less than zero, `~number`, where it sends it.
+    """
 
-@dataclass(slots=True)
-class _Stage:
-    """A stage on its way through its jobs: where it is, and its time."""
-
-    jobs: Sequence[Job]
-    at: int = 0
-    event: int = 0
-    now: float = 0.0
-    late: float = 0.0
+    durations: Any
+    ends: Any
+    moments: Any
+    messages: Any
 
 
 def step_ns(rows: Sequence[Sequence[Slot]], times: Sequence[Mapping[str, SlotTimes]]) -> float | None:
@@ -55,38 +58,53 @@ def step_ns(rows: Sequence[Sequence[Slot]], times: Sequence[Mapping[str, SlotTim
     return run_jobs([jobs_of(row, costs_of(row, each), stage, len(rows)) for stage, (row, each) in stages])
 
 
-def run_jobs(rows: Sequence[Sequence[Job]]) -> float | None:
-    """As `step_ns`, of the jobs of each stage."""
-    stages = [_Stage(row) for row in rows]
-    there: dict[Message, float] = {}
-    waiting: dict[Message, _Stage] = {}
-    ready = stages[::-1]
-    while ready:
-        _run(ready.pop(), there, waiting, ready)
-    if any(stage.at < len(stage.jobs) for stage in stages):
-        return None
-    return max(stage.now for stage in stages)
+def run_jobs(rows: Sequence[Row], engine: Engine = PLAIN) -> float | None:
+    """As `step_ns`, of the jobs of each stage, columns of this engine."""
+    took = engine.made(run_rows)(*_joined(rows, engine))
+    return None if took == NOT_SENT else float(took)
 
 
-def _run(stage: _Stage, there: dict[Message, float], waiting: dict[Message, _Stage], ready: list[_Stage]) -> None:
-    """Run a stage until a message that it needs has not been sent yet; stages whose message it sends are ready then."""
-    while stage.at < len(stage.jobs):
-        duration, events = stage.jobs[stage.at]
-        while stage.event < len(events):
-            moment, sends, message = events[stage.event]
-            if sends:
-                there[message] = stage.now + stage.late + moment
-                if message in waiting:
-                    ready.append(waiting.pop(message))
-            else:
-                arrival = there.get(message)
-                if arrival is None:
-                    waiting[message] = stage
-                    return
-                stage.late = max(stage.late, arrival - stage.now - moment)
-            stage.event += 1
-        stage.now += duration + stage.late
-        stage.at, stage.event, stage.late = stage.at + 1, 0, 0.0
+def _joined(rows: Sequence[Row], engine: Engine) -> Iterator[Any]:
+    """The arguments of `run_rows`."""
+    yield engine.whole([0, *accumulate(len(row.durations) for row in rows)])
+    yield engine.whole([0, *accumulate(len(row.moments) for row in rows)])
+    yield from map(engine.join, zip(*rows, strict=True))
+
+
+def run_rows(job_first: Any, message_first: Any, durations: Any, ends: Any, moments: Any, messages: Any) -> float:
+    """Time of the jobs of all stages, row by row; `NOT_SENT` where stages would wait for each other for ever. Compiled, too."""
+    num_stages, most = len(job_first) - 1, 0
+    for message in messages:
+        most = max(most, message, ~message)
+    there = [NOT_SENT] * (most + 1)
+    now, late = [0.0] * num_stages, [0.0] * num_stages
+    job, at = [job_first[stage] for stage in range(num_stages)], [message_first[stage] for stage in range(num_stages)]
+    goes_on = True
+    while goes_on:
+        goes_on = False
+        for stage in range(num_stages):
+            while job[stage] < job_first[stage + 1]:
+                end = message_first[stage] + ends[job[stage]]
+                while at[stage] < end:
+                    message, moment = messages[at[stage]], moments[at[stage]]
+                    if message < 0:
+                        there[~message] = now[stage] + late[stage] + moment
+                    elif there[message] == NOT_SENT:
+                        break
+                    else:
+                        late[stage] = max(late[stage], there[message] - now[stage] - moment)
+                    at[stage] += 1
+                    goes_on = True
+                if at[stage] < end:
+                    break
+                now[stage] += durations[job[stage]] + late[stage]
+                late[stage] = 0.0
+                job[stage] += 1
+                goes_on = True
+    for stage in range(num_stages):
+        if job[stage] < job_first[stage + 1]:
+            return NOT_SENT
+    return max(now)
 
 
 def costs_of(row: Sequence[Slot], times: Mapping[str, SlotTimes], at_end: Mapping[str, SlotTimes] | None = None) -> list[SlotTimes]:
@@ -95,21 +113,26 @@ def costs_of(row: Sequence[Slot], times: Mapping[str, SlotTimes], at_end: Mappin
     return [(at_end if at_end and k >= end else times)[kind_of(slot)] for k, slot in enumerate(row)]
 
 
-def jobs_of(row: Sequence[Slot], costs: Sequence[SlotTimes], number: int, num_stages: int) -> list[Job]:
-    """The jobs of a stage's slots."""
-    return [_job(slot, each, number, num_stages) for slot, each in zip(row, costs, strict=True)]
+def jobs_of(row: Sequence[Slot], costs: Sequence[SlotTimes], number: int, num_stages: int, engine: Engine = PLAIN) -> Row:
+    """The jobs of a stage's slots, as columns of this engine."""
+    num_chunks = 1 + max((part.chunk for slot in row for part in slot.parts), default=0)
+    events = [_messages(slot, each, number, num_stages, num_chunks) for slot, each in zip(row, costs, strict=True)]
+    durations, ends = [each.duration_ns for each in costs], [*accumulate(map(len, events))]
+    moments, messages = [moment for job in events for moment, _, _ in job], [~m if sends else m for job in events for _, sends, m in job]
+    return Row(engine.times(durations), engine.whole(ends), engine.times(moments), engine.whole(messages))
 
 
-def _job(slot: Slot, times: SlotTimes, number: int, num_stages: int) -> Job:
-    events: list[tuple[float, bool, Message]] = []
+def _messages(slot: Slot, times: SlotTimes, number: int, num_stages: int, num_chunks: int) -> list[tuple[float, bool, int]]:
+    """The messages of a job in turn: the moment of each, whether it is sent, and its number, by which its receiver waits for it."""
+    found = []
     for part, each in zip(slot.parts, times.parts, strict=True):
-        kind = "F" if part.kind == "F" else "B"
+        forward = part.kind == "F"
+        place = 1 + part.chunk * num_stages + number + part.micro_batch * (num_chunks * num_stages + 2)  # of what is sent past an end, too
         if each.need_ns != NO_MESSAGE:
-            events.append((each.need_ns, False, (number, kind, part.micro_batch, part.chunk)))
+            found.append((each.need_ns, False, 2 * place + forward))
         if each.sent_ns != NO_MESSAGE:
-            rounds, target = divmod(number + (1 if kind == "F" else -1), num_stages)
-            events.append((each.sent_ns, True, (target, kind, part.micro_batch, part.chunk + rounds)))
-    return times.duration_ns, sorted(events)
+            found.append((each.sent_ns, True, 2 * (place + (1 if forward else -1)) + forward))
+    return sorted(found)
 
 
 def peak_bytes(costs: Sequence[SlotTimes]) -> int:

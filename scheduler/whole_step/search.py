@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from interlace.ir.schedule import Slot, in_flight, interleaved, joined, one_f_one_b
+from interlace.scheduler.interleave.engine import engine_for
 from interlace.scheduler.interleave.planner import Form
 from interlace.scheduler.jobs.legal_rows import Links, links, reached
-from interlace.scheduler.whole_step.coarse import Job, costs_of, jobs_of, kind_of, peak_bytes, run_jobs
+from interlace.scheduler.whole_step.coarse import Row, costs_of, jobs_of, kind_of, peak_bytes, run_jobs
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 
 Numbers = tuple[int, ...]
@@ -124,10 +125,10 @@ class _Search:
             for s, levels in enumerate(self.stages)
         ]
         self.most = num_micro_batches * num_chunks
-        self.evaluations = JOBS // (self.most * len(self.stages))
+        self.evaluations, self.engine = JOBS // (self.most * len(self.stages)), engine_for(0)
         self.rows: dict[tuple[int, int, int, int, int], list[Slot]] = {}
         self.seen: dict[CoarseSchedule, float | None] = {}
-        self.jobs: dict[tuple[int, StageSchedule], list[Job] | None] = {}
+        self.jobs: dict[tuple[int, StageSchedule], Row | None] = {}
         self.peaks: dict[tuple[int, StageSchedule], int] = {}
         self.stuck: dict[Numbers, bool] = {}
         self.links: dict[tuple[int, int], list[Links]] = {}
@@ -205,7 +206,7 @@ class _Search:
                 break
         return each
 
-    def _jobs(self, stage: int, each: StageSchedule) -> list[Job] | None:
+    def _jobs(self, stage: int, each: StageSchedule) -> Row | None:
         """The jobs of a stage; None where they do not fit into its memory."""
         if (stage, each) not in self.jobs:
             times, at_end = (self._times(stage, each, early) for early in (each.early, each.early_at_end))
@@ -214,7 +215,7 @@ class _Search:
             costs = costs_of(row, times, at_end)
             whole = costs if self.num == self.all or self.chunks > 1 else costs_of(self._row(stage, self.all, *shape), times, at_end)
             self.peaks[stage, each] = peak = self.always[stage][each.level] + peak_bytes(whole)
-            self.jobs[stage, each] = jobs_of(row, costs, stage, len(self.stages)) if peak <= self.limit else None
+            self.jobs[stage, each] = jobs_of(row, costs, stage, len(self.stages), self.engine) if peak <= self.limit else None
         return self.jobs[stage, each]
 
     def _row(self, stage: int, num_micro_batches: int, depth: int, weight_delay: int, more_weight_delay_at_end: int = 0) -> list[Slot]:
@@ -241,7 +242,7 @@ class _Search:
         if schedule not in self.seen:
             jobs = [found for s, each in enumerate(_choices(schedule)) if (found := self._jobs(s, each)) is not None]
             runs = len(jobs) == len(self.stages) and not self._stuck(schedule.depth)
-            self.seen[schedule] = run_jobs(jobs) if runs else None
+            self.seen[schedule] = run_jobs(jobs, self.engine) if runs else None
         return self.seen[schedule]
 
     def _stuck(self, depth: Numbers) -> bool:
