@@ -111,13 +111,15 @@ def test_what_is_no_regular_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     os.mkfifo(tmp_path / "pipe.ilp")
     (tmp_path / "loop.ilp").symlink_to(tmp_path / "loop.ilp")
     (tmp_path / "folder.json").mkdir()
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "dumps" / "rank0.ilp").write_bytes(encode(SMALL[0]))
     for words, told in {
         ("check", "/dev/zero"): "/dev/zero: a device; expected a file, or a folder of files",
         ("check", tmp_path / "pipe.ilp"): "pipe.ilp: a pipe; expected a file, or a folder of files",
         ("check", tmp_path / "loop.ilp"): "loop.ilp: a link that leads to no file; expected",
         ("timeline", tmp_path / "loop.ilp", "-o", tmp_path / "x.json"): "a link that leads to no file; expected",
-        ("check", tmp_path, "--device", tmp_path / "folder.json"): "cannot be read, it is a folder; expected a device profile",
-        ("check", tmp_path, "--device", tmp_path / "loop.json"): "cannot be read (No such file or directory); expected a device profile",
+        ("check", tmp_path / "dumps", "--device", tmp_path / "folder.json"): "cannot be read, it is a folder; expected a device profile",
+        ("check", tmp_path / "dumps", "--device", tmp_path / "loop.json"): "cannot be read (No such file or directory); expected a device",
         ("plan", tmp_path, "--config", tmp_path / "pipe.ilp"): "no such file, and no preset of that name",
     }.items():
         assert main([str(word) for word in words]) == 2

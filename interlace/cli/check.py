@@ -10,8 +10,7 @@ from interlace.cli.plans import add_partial
 from interlace.cli.target import Setting, add_options
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from interlace.cli.plans import PlanFile
     from interlace.ir import Program
     from interlace.scheduler.hazards import Finding
 
@@ -40,18 +39,16 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.plans import read_files, require_world
     from interlace.ir.equivalent_ranks import missing_ranks
     from interlace.planning.loaded import why_not_its_record
-    from interlace.planning.plan import has_record
     from interlace.scheduler.hazards import check
 
     check_file("--json", args.json)
     check_apart({"--json": args.json}, [*args.files, args.device])
-    setting = Setting.of(args.files, args)
     files = read_files(args.files)
-    setting = setting.of_plans([path for path, _ in files])
+    setting = Setting.of(files, args).of_plans(files)
     require_world(files, args.partial, is_proved=True)
-    programs = sorted((program for _, program in files), key=lambda program: program.rank)
-    faults = {path: why_not_its_record(path, program) for path, program in files if has_record(path)}
-    findings = [*check(programs, setting.target), *_breaks([(path, program) for path, program in files if faults.get(path) == ""])]
+    programs = sorted((file.program for file in files), key=lambda program: program.rank)
+    faults = {path: why_not_its_record(path, program, record) for path, program, record in files if record}
+    findings = [*check(programs, setting.target), *_breaks([file for file in files if faults.get(file.path) == ""])]
     scheduled = all(program.jobs for program in programs)
     times, imbalance, stall = _times(programs, setting) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "", "")
     write_json(
@@ -75,17 +72,17 @@ STALLS = frozenset({"deadlock", "collective-order", "p2p-mismatch", "event-order
 """Classes with which a step has no times."""
 
 
-def _breaks(files: Sequence[tuple[Path, Program]]) -> list[Finding]:
+def _breaks(files: Sequence[PlanFile]) -> list[Finding]:
     """What the records of plans, and what they were made from, tell of passes after which ranks have different orders of communication."""
     from interlace.ir import load
     from interlace.planning.orders import history_of
-    from interlace.planning.plan import read_record
     from interlace.scheduler.hazards.pass_orders import breaks
 
-    histories = []
-    for path, planned in files:
-        record = read_record(path)
-        histories.append(history_of(load(path.parent / "captured" / path.name), planned, record.captured_orders, record.reports))
+    histories = [
+        history_of(load(path.parent / "captured" / path.name), planned, record.captured_orders, record.reports)
+        for path, planned, record in files
+        if record
+    ]
     return [each.finding() for each in breaks(histories)]
 
 

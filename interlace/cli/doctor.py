@@ -140,7 +140,7 @@ def _programs(args: argparse.Namespace) -> list[Program]:
     with temporary_folder() as folder, contextlib.redirect_stdout(io.StringIO()):  # of a folder that does not last
         words = ["dump", args.script, "--world", str(args.world), "--stages", "-o", str(folder), "--", *args.script_args]
         dump.main(parsed(words))
-        return [program for _, program in read_files([str(folder)])]
+        return [file.program for file in read_files([folder])]
 
 
 @contextlib.contextmanager

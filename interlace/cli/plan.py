@@ -14,6 +14,7 @@ from interlace.cli.target import DEFAULT_PROFILE
 from interlace.user_passes import add_import, import_own
 
 if TYPE_CHECKING:
+    from interlace.cli.plans import PlanFile
     from interlace.config import Config
     from interlace.cost_model import CostModel
     from interlace.ir import Program
@@ -96,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
     files = read_files(args.dumps)
     require_captured(files)
     require_world(files, args.partial)
-    programs = [program for _, program in files]
+    programs = [file.program for file in files]
     ranks = [program.rank for program in programs]
     _check_places(args, config, files)
     with claimed(args.output.absolute() / "captured"), staged(args.output, instead_of=(SWEEP, ROWS, CONFIG)) as folder:
@@ -137,7 +138,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_places(args: argparse.Namespace, config: Config, files: Sequence[tuple[Path, Program]]) -> None:
+def _check_places(args: argparse.Namespace, config: Config, files: Sequence[PlanFile]) -> None:
     """Refuse an output folder in which the plans would overwrite what they are made from, or would lie among others."""
     import msgspec
 
@@ -147,16 +148,16 @@ def _check_places(args: argparse.Namespace, config: Config, files: Sequence[tupl
     from interlace.planning.rows import CONFIG, ROWS
 
     out: Path = args.output
-    names = [f"rank{program.rank}{SUFFIX}" for _, program in files]
-    captured = {os.path.realpath(out / "captured" / name): program.rank for name, (_, program) in zip(names, files, strict=True)}
-    others = [path for path, program in files if captured.get(os.path.realpath(path)) != program.rank]  # else it stays what it is
+    names = [f"rank{file.program.rank}{SUFFIX}" for file in files]
+    captured = {os.path.realpath(out / "captured" / name): program.rank for name, (_, program, _) in zip(names, files, strict=True)}
+    others = [path for path, program, _ in files if captured.get(os.path.realpath(path)) != program.rank]  # else it stays what it is
     tables = [value for each in config.passes.values() for name, value in msgspec.structs.asdict(each).items() if name.endswith("_file")]
     written = [out / name for name in (*names, SWEEP, ROWS, CONFIG)] + [Path(path) for path in captured]
     check_apart({"-o": written, "--json": args.json}, [*others, args.config, args.device, *args.imports, *tables])
     check_no_others("-o", out, names)
 
 
-def require_captured(files: Sequence[tuple[Path, Program]]) -> None:
+def require_captured(files: Sequence[PlanFile]) -> None:
     """Refuse plans where captured programs are to be planned.
 
     Raises:
@@ -164,7 +165,7 @@ def require_captured(files: Sequence[tuple[Path, Program]]) -> None:
     """
     from interlace.errors import ProgramError
 
-    made = next((path for path, program in files if program.jobs), None)
+    made = next((file.path for file in files if file.program.jobs), None)
     if made is not None:
         source = made.parent / "captured"
         instead = f"the dumps that it was made from are in {source}" if source.is_dir() else "`interlace dump` makes them"

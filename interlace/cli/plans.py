@@ -7,12 +7,21 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from interlace.cli.target import Setting
     from interlace.ir import Program
+    from interlace.planning.plan import Record
     from interlace.scheduler.simulate.simulator import Result
+
+
+class PlanFile(NamedTuple):
+    """A dump or a plan, and of a plan that lies where it was written the record of how it was made."""
+
+    path: Path
+    program: Program
+    record: Record | None
 
 
 def add_partial(parser: argparse.ArgumentParser) -> None:
@@ -25,19 +34,21 @@ def add_partial(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_files(paths: Sequence[str]) -> list[tuple[Path, Program]]:
-    """The programs of files and folders, with their paths, in the order of the names.
+def read_files(paths: Sequence[str | Path]) -> list[PlanFile]:
+    """The programs of files and folders, in the order of the names.
 
     Raises:
         ProgramError: A name refers to none.
+        PlanError: A plan's record cannot be read.
     """
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
+    from interlace.planning.plan import has_record, read_record
 
-    return [(path, load(path)) for path in find_dumps(paths)]
+    return [PlanFile(path, load(path), read_record(path) if has_record(path) else None) for path in find_dumps(paths)]
 
 
-def require_world(files: Sequence[tuple[Path, Program]], partial: bool, *, is_proved: bool = False) -> None:
+def require_world(files: Sequence[PlanFile], partial: bool, *, is_proved: bool = False) -> None:
     """Refuse programs that are not those of one world.
 
     Args:
@@ -52,9 +63,9 @@ def require_world(files: Sequence[tuple[Path, Program]], partial: bool, *, is_pr
     """
     from interlace.ir.one_world import require_one_world
 
-    programs = [program for _, program in files]
+    programs = [file.program for file in files]
     _require_alike(programs)
-    require_one_world(programs, [path for path, _ in files], with_calls=not is_proved)
+    require_one_world(programs, [file.path for file in files], with_calls=not is_proved)
     _require_records(files)
     if not is_proved:
         _require_made_together(files)
@@ -71,12 +82,11 @@ def _require_alike(programs: Sequence[Program]) -> None:
         raise PlanError(f"rank(s) {', '.join(planned)} have a schedule, rank(s) {', '.join(bare)} have none; give plans or dumps, not both")
 
 
-def _require_records(files: Sequence[tuple[Path, Program]]) -> None:
+def _require_records(files: Sequence[PlanFile]) -> None:
     from interlace.errors import PlanError
-    from interlace.planning.plan import has_record
 
-    planned = [path for path, program in files if program.jobs]
-    told, lacking = (next((path for path in planned if has_record(path) == known), None) for known in (True, False))
+    planned = [file for file in files if file.program.jobs]
+    told, lacking = (next((file.path for file in planned if (file.record is not None) == known), None) for known in (True, False))
     if told and lacking:
         raise PlanError(
             f"{lacking} has no record in {lacking.parent / 'captured'}, {told} has one; expected the plans of one "
@@ -84,16 +94,15 @@ def _require_records(files: Sequence[tuple[Path, Program]]) -> None:
         )
 
 
-def _require_made_together(files: Sequence[tuple[Path, Program]]) -> None:
+def _require_made_together(files: Sequence[PlanFile]) -> None:
     from interlace.errors import PlanError
-    from interlace.planning.plan import digest_of_set, has_record, read_record
+    from interlace.planning.plan import digest_of_set
 
-    records = [(path, read_record(path)) for path, program in files if program.jobs and has_record(path)]
     alone = "each by itself, as `interlace plan --partial` does"
     known = [
         (path, alone if record.set_digest == digest_of_set([record.digest]) else record.set_digest)
-        for path, record in records
-        if record.set_digest
+        for path, program, record in files
+        if program.jobs and record and record.set_digest
     ]
     other = next((path for path, digest in known if digest != known[0][1]), None)
     if other is not None:
@@ -103,13 +112,12 @@ def _require_made_together(files: Sequence[tuple[Path, Program]]) -> None:
         )
 
 
-def _require_their_records(files: Sequence[tuple[Path, Program]]) -> None:
+def _require_their_records(files: Sequence[PlanFile]) -> None:
     from interlace.planning.loaded import require_its_record
-    from interlace.planning.plan import has_record
 
-    for path, program in files:
-        if program.jobs and has_record(path):
-            require_its_record(path, program)
+    for path, program, record in files:
+        if program.jobs and record:
+            require_its_record(path, program, record)
 
 
 def _require_all(programs: Sequence[Program], partial: bool) -> None:
@@ -133,7 +141,7 @@ def _require_all(programs: Sequence[Program], partial: bool) -> None:
 
 
 def simulated(
-    paths: Sequence[str], setting: Setting, p2p: Literal["rendezvous", "buffered"] | None = None, *, partial: bool = False
+    files: Sequence[PlanFile], setting: Setting, p2p: Literal["rendezvous", "buffered"] | None = None, *, partial: bool = False
 ) -> Result:
     """A step of these plans; programs without jobs run in Paddle's baseline order, by Paddle's own jobs.
 
@@ -143,10 +151,9 @@ def simulated(
     from interlace.ir.target import with_paddles_jobs
     from interlace.planning.baseline import baseline_plan
 
-    files = read_files(paths)
     require_world(files, partial)
-    programs = sorted((program for _, program in files), key=lambda program: program.rank)
-    setting = setting.of_plans([path for path, _ in files])
+    programs = sorted((file.program for file in files), key=lambda program: program.rank)
+    setting = setting.of_plans(files)
     if not any(program.jobs for program in programs):
         setting = replace(setting, target=with_paddles_jobs(setting.target))
     return setting.simulate([baseline_plan(program, setting.costs) for program in programs], p2p)

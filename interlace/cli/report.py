@@ -12,8 +12,8 @@ from interlace.cli.plans import add_partial
 from interlace.cli.target import Setting, add_options
 
 if TYPE_CHECKING:
+    from interlace.cli.plans import PlanFile
     from interlace.planning.curve import Sweep
-    from interlace.planning.plan import Record
     from interlace.report.page.build import Simulated
 
 
@@ -39,8 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
     from interlace.cli.outputs import check_apart, check_file, write_json
-    from interlace.cli.plans import require_same_model, simulated
-    from interlace.ir.dump import find_dumps
+    from interlace.cli.plans import read_files, require_same_model, simulated
     from interlace.planning.baseline import BASELINE
     from interlace.report.page.build import OURS, Given, Simulated, build_page
     from interlace.report.page.write import write_page
@@ -49,18 +48,18 @@ def main(args: argparse.Namespace) -> int:
     check_file("-o", args.output)
     check_file("--json", args.json)
     check_apart({"-o": args.output, "--json": args.json}, [*args.plans, *args.beside, args.device])
-    setting = Setting.of(args.plans, args)
-    files = find_dumps(args.plans)
+    files = read_files(args.plans)
+    setting = Setting.of(files, args)
+    captured = _are_captured(files)
     try:
-        captured = _are_captured(files)
-        ours = Simulated(BASELINE if captured else OURS, simulated(args.plans, setting, partial=args.partial))
+        ours = Simulated(BASELINE if captured else OURS, simulated(files, setting, partial=args.partial))
         other = _compared(files, captured, args, setting)
     except Stall as stall:
         print(f"interlace report: {stall}", file=sys.stderr)
         return 1
     if other:
         require_same_model(ours.result.input.programs, other.result.input.programs)
-    records, setting = _records(files), setting.of_plans(files)
+    records, setting = {file.program.rank: file.record for file in files if file.record}, setting.of_plans(files)
     told = [record.outcome.memory for record in records.values() if record.outcome and record.profile == setting.profile]
     page = build_page(
         ours,
@@ -76,30 +75,27 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _are_captured(files: Sequence[Path]) -> bool:
+def _are_captured(files: Sequence[PlanFile]) -> bool:
     """Whether these are dumps, without jobs, and no plans."""
-    from interlace.ir import load
-
-    return not any(load(path).jobs for path in files)
+    return not any(file.program.jobs for file in files)
 
 
-def _compared(files: Sequence[Path], captured: bool, args: argparse.Namespace, setting: Setting) -> Simulated | None:
+def _compared(files: Sequence[PlanFile], captured: bool, args: argparse.Namespace, setting: Setting) -> Simulated | None:
     """What the page compares with: what the user names, else Paddle's baseline of the programs that the plans were made from.
     `captured`: there are none, only programs as captured."""
-    from interlace.cli.plans import simulated
-    from interlace.ir.dump import find_dumps
+    from interlace.cli.plans import read_files, simulated
     from interlace.planning.baseline import BASELINE
     from interlace.report.page.build import Simulated
 
     if args.beside:
-        name = BASELINE if _are_captured(find_dumps(args.beside)) else _name(args.beside[0])
-        return Simulated(name, simulated(args.beside, setting, partial=args.partial))
+        beside = read_files(args.beside)
+        return Simulated(BASELINE if _are_captured(beside) else _name(args.beside[0]), simulated(beside, setting, partial=args.partial))
     if captured:
         print("interlace report: these are dumps: the page shows Paddle's baseline of them, with nothing to compare with", file=sys.stderr)
         return None
-    captured_files = [path.parent / "captured" / path.name for path in files]
+    captured_files = [file.path.parent / "captured" / file.path.name for file in files]
     if all(path.is_file() for path in captured_files):
-        return Simulated(BASELINE, simulated([str(path) for path in captured_files], setting, partial=args.partial))
+        return Simulated(BASELINE, simulated(read_files(captured_files), setting, partial=args.partial))
     print(
         "interlace report: no captured programs are in the folder of these plans, so there is nothing to compare with; --beside names it",
         file=sys.stderr,
@@ -107,11 +103,11 @@ def _compared(files: Sequence[Path], captured: bool, args: argparse.Namespace, s
     return None
 
 
-def _sweep(files: Sequence[Path]) -> Sweep | None:
+def _sweep(files: Sequence[PlanFile]) -> Sweep | None:
     """The curve of step time against memory that lies beside the plans; None where there is none, or they lie in several folders."""
     from interlace.planning.curve import read_sweep
 
-    folders = {path.parent for path in files}
+    folders = {file.path.parent for file in files}
     return read_sweep(folders.pop()) if len(folders) == 1 else None
 
 
@@ -119,11 +115,3 @@ def _name(path: str) -> str:
     """How a plan is called that the user compares with: by its folder's name."""
     where = Path(path).absolute()
     return f"the plan in {where.name if where.is_dir() else where.parent.name}/"
-
-
-def _records(files: Sequence[Path]) -> dict[int, Record]:
-    """Of the plans that were written with one, by rank."""
-    from interlace.ir import load
-    from interlace.planning.plan import has_record, read_record
-
-    return {load(path).rank: read_record(path) for path in files if has_record(path)}

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from interlace.cli.plans import read_files
 from interlace.cli.target import profile_of
 from interlace.user_passes import add_import, import_own
 
 if TYPE_CHECKING:
+    from interlace.cli.plans import PlanFile
     from interlace.ir import Program
     from interlace.planning.plan import Record
 
@@ -81,37 +83,32 @@ class Shown(NamedTuple):
 
 def _shown(path: Path, args: argparse.Namespace) -> Shown:
     from interlace.ir import load, show
-    from interlace.ir.dump import find_dumps
+    from interlace.planning.loaded import require_its_record
+    from interlace.planning.plan import read_record
 
+    if not (args.rows or args.before_after or args.why or args.costs):
+        program = load(path)
+        return _job(program, args.job) if args.job else Shown(show(program).splitlines(), {"program": program})
+    files = read_files([path])
     if args.rows:
-        return _rows(path)
+        return _rows(files)
     if args.before_after or args.why:
-        _require_their_records([path] if path.is_file() else find_dumps([path]))
+        records = [file.record or read_record(file.path) for file in files]
+        for file, record in zip(files, records, strict=True):
+            require_its_record(file.path, file.program, record)
     if args.before_after:
         return _difference(path, args.before_after, args.all)
     if args.why:
-        return _why_of_stages(path, args.all, args.rule) if path.is_dir() else _why(path, args.all, args.rule)
-    if args.costs:
-        return _costs(load(path), args.device or profile_of([path])[0], args.all)
-    program = load(path)
-    return _job(program, args.job) if args.job else Shown(show(program).splitlines(), {"program": program})
+        return _why(files, records, args.all, args.rule)
+    return _costs(files[0].program, args.device or profile_of(files)[0], args.all)
 
 
-def _require_their_records(paths: Sequence[Path]) -> None:
-    from interlace.ir import load
-    from interlace.planning.loaded import require_its_record
-
-    for path in paths:
-        require_its_record(path, load(path))
-
-
-def _rows(path: Path) -> Shown:
-    from interlace.cli.plans import read_files, require_world
+def _rows(files: Sequence[PlanFile]) -> Shown:
+    from interlace.cli.plans import require_world
     from interlace.planning.rows import rows_of, rows_text
 
-    files = read_files([str(path)])
     require_world(files, partial=True)
-    rows = rows_of([program for _, program in files])
+    rows = rows_of([file.program for file in files])
     return Shown(rows_text(rows).splitlines(), {"rows": {stage: [str(slot) for slot in slots] for stage, slots in rows.items()}})
 
 
@@ -149,14 +146,18 @@ def _difference(path: Path, name: str, every: bool) -> Shown:
     return Shown(lines or [f"{name} changed nothing"], {"pass": name, "changes": found, "before": before, "after": after})
 
 
-def _why(path: Path, every: bool, rules: Sequence[str]) -> Shown:
-    from interlace.planning.plan import read_record
-    from interlace.report.screen import imbalance_lines
+def _why(files: Sequence[PlanFile], records: Sequence[Record], every: bool, rules: Sequence[str]) -> Shown:
+    """What the passes of a plan did; of several plans, those of the first of each stage."""
+    from interlace.report.screen import imbalance_lines, places_text, reports_text
 
-    record = read_record(path)
-    (mine,) = _selected([record], rules)
-    head = [] if every or rules else imbalance_lines(record.outcome)
-    return Shown([*head, *_told(mine, every)], {"record": mine})
+    first = {file.program.pipeline.stage: k for k, file in reversed([*enumerate(files)])}
+    stages = sorted(first)
+    selected = dict(zip(stages, _selected([records[first[stage]] for stage in stages], rules), strict=True))
+    lines = [] if every or rules else imbalance_lines(records[first[stages[0]]].outcome)
+    for stage, each in selected.items():
+        lines += [f"stage {stage} ({files[first[stage]].path}):"] if len(files) > 1 else []
+        lines += places_text(each.reports) if every else reports_text(each.reports, names_rules=True)
+    return Shown(lines, {"records": selected} if len(files) > 1 else {"record": selected[stages[0]]})
 
 
 def _selected(records: Sequence[Record], rules: Sequence[str]) -> list[Record]:
@@ -181,29 +182,6 @@ def _selected(records: Sequence[Record], rules: Sequence[str]) -> list[Record]:
         reports = tuple(msgspec.structs.replace(report, remarks=remarks) for report, remarks in kept if remarks)
         found.append(msgspec.structs.replace(record, reports=reports))
     return found
-
-
-def _told(record: Record, every: bool) -> list[str]:
-    from interlace.report.screen import places_text, reports_text
-
-    return places_text(record.reports) if every else reports_text(record.reports, names_rules=True)
-
-
-def _why_of_stages(folder: Path, every: bool, rules: Sequence[str]) -> Shown:
-    """The same of the first plan of each stage in a folder."""
-    from interlace.ir import load
-    from interlace.ir.dump import find_dumps
-    from interlace.planning.plan import read_record
-    from interlace.report.screen import imbalance_lines
-
-    first: dict[int, Path] = {}
-    for path in find_dumps([folder]):
-        first.setdefault(load(path).pipeline.stage, path)
-    records = {stage: read_record(path) for stage, path in sorted(first.items())}
-    shown = dict(zip(records, _selected(list(records.values()), rules), strict=True))
-    lines = [line for stage, each in shown.items() for line in (f"stage {stage} ({first[stage]}):", *_told(each, every))]
-    head = [] if every or rules else imbalance_lines(records[min(records)].outcome)
-    return Shown([*head, *lines], {"records": shown})
 
 
 def _costs(program: Program, device: str, every: bool) -> Shown:

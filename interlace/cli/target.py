@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from interlace.cli.plans import PlanFile
     from interlace.cost_model import CostModel
     from interlace.ir import Program
     from interlace.ir.target import Target
@@ -51,20 +52,18 @@ class Setting:
     target: Target
 
     @classmethod
-    def of(cls, files: Sequence[str], args: argparse.Namespace, *more: Target) -> Setting:
+    def of(cls, files: Sequence[PlanFile], args: argparse.Namespace, *more: Target) -> Setting:
         """As the options say, of real targets and `more`; else the profile that the plans were made with, and the target that goes with it.
 
         Raises:
             ConfigError: There is no such profile or target, or the plans were made with several profiles.
-            ProgramError: A name leads to no plan or dump.
         """
         from interlace.cost_model import CostModel, load_profile
         from interlace.errors import ConfigError
-        from interlace.ir.dump import find_dumps
         from interlace.ir.target import TARGETS, target_of
         from interlace.local.own_target import find_own
 
-        name, why = (args.device, "--device") if args.device else profile_of(find_dumps(files))
+        name, why = (args.device, "--device") if args.device else profile_of(files)
         try:
             costs = CostModel(load_profile(name))
         except ConfigError as error:
@@ -73,16 +72,12 @@ class Setting:
         asked = args.target or target_of(name).name
         return cls(name, why, costs, known[asked] if asked in known else find_own(asked).rules)
 
-    def of_plans(self, paths: Sequence[Path]) -> Setting:
-        """The same for the steps of these plans, which may be launched as a graph.
-
-        Raises:
-            PlanError: A plan's record cannot be read.
-        """
+    def of_plans(self, files: Sequence[PlanFile]) -> Setting:
+        """The same for the steps of these plans, which may be launched as a graph."""
         from interlace.ir.target import as_graph
-        from interlace.planning.plan import costs_of, has_record, read_record
+        from interlace.planning.plan import costs_of
 
-        if not any(read_record(path).is_launched for path in paths if has_record(path)):
+        if not any(file.record and file.record.is_launched for file in files):
             return self
         return replace(self, costs=costs_of(self.profile, is_launched=True), target=as_graph(self.target))
 
@@ -104,21 +99,18 @@ class Setting:
         return simulate(programs, self.costs, options, target=self.target)
 
 
-def profile_of(paths: Sequence[Path]) -> tuple[str, str]:
+def profile_of(files: Sequence[PlanFile]) -> tuple[str, str]:
     """The profile that plans were made with, and that it is theirs; the default for dumps, which have none.
 
     Raises:
         ConfigError: They were made with several.
-        PlanError: A plan's record cannot be read.
     """
     from interlace.errors import ConfigError
-    from interlace.planning.plan import has_record, read_record
 
     found: dict[str, Path] = {}
-    for path in paths:
-        if has_record(path):
-            found.setdefault(read_record(path).profile, path)
-    found.pop("", None)
+    for file in files:
+        if file.record and file.record.profile:
+            found.setdefault(file.record.profile, file.path)
     if len(found) > 1:
         named = ", ".join(f"{path} with {name}" for name, path in found.items())
         raise ConfigError(f"plans made with different device profiles: {named}; choose one with --device")

@@ -33,8 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
     from interlace.cli.outputs import check_apart, check_file, write_json
-    from interlace.cli.plans import require_same_model, simulated
-    from interlace.ir.dump import find_dumps
+    from interlace.cli.plans import read_files, require_same_model, simulated
     from interlace.ir.target import IDEAL
     from interlace.report.split import rows, split_text
     from interlace.report.timeline import write_trace
@@ -43,17 +42,18 @@ def main(args: argparse.Namespace) -> int:
     check_file("-o", args.output)
     check_file("--json", args.json)
     check_apart({"-o": args.output, "--json": args.json}, [*args.dumps, *args.beside, args.device])
-    setting = Setting.of(args.dumps, args, IDEAL)
+    files = read_files(args.dumps)
+    setting = Setting.of(files, args, IDEAL)
     try:
         mine, other = _labels(args.dumps, args.beside)
-        results = {other: simulated(args.beside, setting, args.p2p, partial=args.partial)} if args.beside else {}
-        results[mine] = simulated(args.dumps, setting, args.p2p, partial=args.partial)
+        results = {other: simulated(read_files(args.beside), setting, args.p2p, partial=args.partial)} if args.beside else {}
+        results[mine] = simulated(files, setting, args.p2p, partial=args.partial)
         if args.beside:
             require_same_model(results[mine].input.programs, results[other].input.programs)
     except Stall as stall:
         print(f"interlace timeline: {stall}", file=sys.stderr)
         return 1
-    setting = setting.of_plans(find_dumps(args.dumps))
+    setting = setting.of_plans(files)
     write_trace(results[mine], args.output, {other: results[other]} if args.beside else None)
     write_json(args.json, {"device": setting.profile, "target": setting.target.name, "ranks": rows(results[mine])})
     print(f"trace of {len(results[mine].ranks)} rank(s) in {args.output}; open it at https://ui.perfetto.dev\n")

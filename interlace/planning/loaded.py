@@ -23,7 +23,7 @@ from interlace.passes import Pipeline
 from interlace.planning.baseline import baseline_plan
 from interlace.planning.compare import Comparison, Member
 from interlace.planning.peers import Peers, gather
-from interlace.planning.plan import Plan, digest_of_set, read_record
+from interlace.planning.plan import Plan, Record, digest_of_set, read_record
 from interlace.planning.tasks import Programs
 from interlace.planning.worker import Worker, digest_of
 from interlace.planning.world import decide
@@ -111,7 +111,7 @@ def read_plan(folder: Path, rank: int) -> Plan:
     if not path.is_file():
         raise LoadError(f"{folder}: no plan of rank {rank}{_those_there(folder)}")
     record, program = read_record(path), load(path)
-    require_its_record(path, program)
+    require_its_record(path, program, record)
     captured = load(folder / "captured" / path.name)
     try:
         passes = record.passes(record.order)
@@ -134,10 +134,9 @@ def read_plan(folder: Path, rank: int) -> Plan:
     )
 
 
-def why_not_its_record(path: Path, program: Program) -> str:
-    """Why the program in a plan's file is not the one that the record beside it tells of; empty where it is. Raises PlanError where
-    the record cannot be read."""
-    if read_record(path).digest == digest_of(program):
+def why_not_its_record(path: Path, program: Program, record: Record) -> str:
+    """Why the program in a plan's file is not the one that the record beside it tells of; empty where it is."""
+    if record.digest == digest_of(program):
         return ""
     return (
         f"{path}: not the plan that its record in {path.parent / 'captured'} tells of: one of the two was changed or replaced, "
@@ -145,9 +144,9 @@ def why_not_its_record(path: Path, program: Program) -> str:
     )
 
 
-def require_its_record(path: Path, program: Program) -> None:
-    """Refuse a plan of which its record tells another thing, or that has none. Raises LoadError, PlanError."""
-    if fault := why_not_its_record(path, program):
+def require_its_record(path: Path, program: Program, record: Record) -> None:
+    """Refuse a plan of which its record tells another thing. Raises LoadError."""
+    if fault := why_not_its_record(path, program, record):
         raise LoadError(fault)
 
 
