@@ -172,21 +172,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return isinstance(self.memory_budget, (int, float))
 
 
-PLAIN_KINDS: dict[str, type] = {
-    "enable": bool,
-    "device": str,
-    "force_device": bool,
-    "force_paddle": bool,
-    "check": bool,
-    "dump": str,
-    "tune": str,
-    "capture": str,
-    "examine": str,
-    "plan": str,
-}
-PLAIN_CHOICES = {"tune": ("auto", "on", "off"), "examine": ("auto", "on", "off"), "capture": ("auto", "on", "off")}
-"""Options of their own that take one of a few words."""
 BUDGET = "memory_budget"
+_HINTS = {
+    name: hint for name, hint in typing.get_type_hints(Config).items() if name not in (BUDGET, "passes", "means", "in_graph", "source")
+}
+PLAIN_CHOICES = {name: typing.get_args(hint) for name, hint in _HINTS.items() if typing.get_origin(hint) is typing.Literal}
+"""Options of their own that take one of a few words."""
+PLAIN_KINDS: dict[str, type] = {name: str if name in PLAIN_CHOICES else hint for name, hint in _HINTS.items()}
 PLAIN_FIELDS = (*PLAIN_KINDS, BUDGET)
 
 

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from interlace import interrupts
-from interlace.cli import dump, main
+from interlace.cli import main
 from interlace.cli.outputs import staged
 from interlace.interrupts import as_interrupts, uninterrupted
 from interlace.ir import dump as ir_dump
 from interlace.ir import load, save
 from interlace.ir.dump import SUFFIX
-from interlace.local import launch
+from interlace.local import building, launch
 from tests.processes import alive, wait_until
 from tests.strategies import World, programs
 
@@ -141,7 +141,7 @@ def script(tmp_path: Path) -> Path:
 @pytest.mark.main_thread
 def test_an_interrupted_dump_ends_its_processes(script: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """One rank is done, the other still builds."""
-    monkeypatch.setattr(dump, "BUILDER", [sys.executable, "-c", BUILDER])
+    monkeypatch.setattr(building, "BUILDER", [sys.executable, "-c", BUILDER])
     monkeypatch.setenv("STARTED", str(tmp_path / "started"))
     first, second, made = tmp_path / "started0", tmp_path / "started1", tmp_path / "dumps"
 
@@ -160,11 +160,11 @@ def test_an_interrupted_dump_ends_its_processes(script: Path, tmp_path: Path, mo
 
 def test_a_script_that_ends_its_process_or_prints_at_its_end(script: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """One builder ends without a program or a word, another says something behind its line."""
-    monkeypatch.setattr(dump, "BUILDER", [sys.executable, "-c", "import os; os._exit(0)"])
+    monkeypatch.setattr(building, "BUILDER", [sys.executable, "-c", "import os; os._exit(0)"])
     assert main(["dump", str(script), "--world", "1", "-o", str(tmp_path / "dumps")]) == 2
     assert "script.py: rank 0 ended by itself before its program was built" in capsys.readouterr().err
     assert not (tmp_path / "dumps").exists()
-    monkeypatch.setattr(dump, "BUILDER", [sys.executable, "-c", BUILDER + "print('bye')"])
+    monkeypatch.setattr(building, "BUILDER", [sys.executable, "-c", BUILDER + "print('bye')"])
     monkeypatch.setenv("STARTED", str(tmp_path / "started"))
     assert main(["dump", str(script), "--world", "1", "-o", str(tmp_path / "dumps")]) == 0
     assert [path.name for path in (tmp_path / "dumps").iterdir()] == ["rank0" + SUFFIX]
@@ -172,7 +172,8 @@ def test_a_script_that_ends_its_process_or_prints_at_its_end(script: Path, tmp_p
 
 def test_a_killed_dump_leaves_no_process(script: Path, tmp_path: Path) -> None:
     """SIGKILL: the children notice that nobody waits for them; fails in `wait_until` where one lives on."""
-    code = f"import sys; from interlace.cli import dump, main; dump.BUILDER = [sys.executable, '-c', {BUILDER!r}]; sys.exit(main())"
+    imports = "import sys; from interlace.cli import main; from interlace.local import building"
+    code = f"{imports}; building.BUILDER = [sys.executable, '-c', {BUILDER!r}]; sys.exit(main())"
     words = ["dump", str(script), "--world", "2", "-o", str(tmp_path / "dumps")]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words], env={**os.environ, "STARTED": str(tmp_path / "started")}, stdout=subprocess.DEVNULL

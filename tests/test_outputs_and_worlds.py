@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from interlace.cli import dump, main
+from interlace.cli import main
 from interlace.cli.outputs import staged
 from interlace.config import parse_budget
 from interlace.cost_model import load_profile
@@ -25,6 +25,7 @@ from interlace.cost_model.profile import save_profile
 from interlace.errors import ConfigError, OutputError
 from interlace.ir import Program, load, save
 from interlace.ir.dump import Script, find_dumps, script_of
+from interlace.local import building
 from interlace.local import launch as launching
 from interlace.local.rank_report import RankReport, write_report
 from interlace.planning import plan as planning
@@ -165,9 +166,10 @@ def test_two_dumps_at_once_into_one_folder(tmp_path: Path, monkeypatch: Any, cap
     """One of them is refused at once, by each command that writes there; when the first has ended, the folder is free and whole."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "wait").write_text("")
-    monkeypatch.setattr(dump, "BUILDER", [sys.executable, "-c", BUILDER])
+    monkeypatch.setattr(building, "BUILDER", [sys.executable, "-c", BUILDER])
     monkeypatch.setenv("STARTED", str(tmp_path) + "/")
-    code = f"import sys; from interlace.cli import dump, main; dump.BUILDER = [sys.executable, '-c', {BUILDER!r}]; sys.exit(main())"
+    imports = "import sys; from interlace.cli import main; from interlace.local import building"
+    code = f"{imports}; building.BUILDER = [sys.executable, '-c', {BUILDER!r}]; sys.exit(main())"
     words = ["dump", str(tmp_path / "train.py"), "--world", "1", "-o", str(tmp_path / "new" / "dumps")]
     first = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.DEVNULL)
     wait_until((tmp_path / "0").exists)
@@ -521,8 +523,8 @@ def test_a_rank_that_cannot_report_is_told_of(tmp_path: Path, monkeypatch: Any) 
     monkeypatch.setattr(launching, "cpu_command", lambda *args: [sys.executable, "-c", "raise SystemExit(74)"])
     with pytest.raises(Exception, match=r"rank 0 failed: \S+/interlace-\S+: nothing could be written there; is its disk full\?"):
         launching.launch("train.py", [], 1, {}, None, tmp_path / "logs", 5.0)
-    (tmp_path / "rank0.partial").mkdir()
-    with pytest.raises(OutputError, match=r"rank0\.json: cannot be written \(Is a directory\)"):
+    (tmp_path / "rank0.json").mkdir()
+    with pytest.raises(OutputError, match=r"rank0\.json: cannot be written \(is a folder"):
         write_report(tmp_path, RankReport(0, 1))
 
 

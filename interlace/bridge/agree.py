@@ -74,7 +74,7 @@ def agree(peers: Peers, program: Program, options: str, comm: RankComm, target: 
     mine = PlanSummary(mark(options), comm.skeleton.mark, tuple((group.id, runs(group.ranks)) for group in comm.groups), comm.rings)
     summaries = [msgspec.msgpack.decode(each, type=PlanSummary) for each in peers.gather("the finished plan", msgspec.msgpack.encode(mine))]
     require_same_options(peers, program.rank, options, [each.options for each in summaries])
-    firsts = _firsts([each.skeleton for each in summaries])
+    firsts = {each.skeleton: rank for rank, each in reversed([*enumerate(summaries)])}
     own = comm.skeleton.packed if program.rank in firsts.values() else b""
     packed = peers.gather("orders of communication", own)
     skeletons = {mark: unpacked(packed[rank]) for mark, rank in firsts.items()}
@@ -84,14 +84,6 @@ def agree(peers: Peers, program: Program, options: str, comm: RankComm, target: 
     ]
     found = check_together(comms, target, _answers_of_ranks(peers, program, target))
     refuse(found, f"the plans of all ranks together are not safe on {target.name}")
-
-
-def _firsts(marks: Sequence[bytes]) -> dict[bytes, int]:
-    """Digest -> the first rank that has it."""
-    found: dict[bytes, int] = {}
-    for rank, each in enumerate(marks):
-        found.setdefault(each, rank)
-    return found
 
 
 def _answers_of_ranks(peers: Peers, program: Program, target: Target) -> AnswerQueries:

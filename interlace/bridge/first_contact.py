@@ -107,8 +107,7 @@ def _examined(device: Device, host: str, failed: list[Check]) -> Contact:
         return Contact(host, (*failed, *kept))
     found, unknown = _behaviour(device)
     if not unknown:
-        with suppress(OSError, OutputError):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OutputError):
             write_whole(path, msgspec.json.encode(found))
     return Contact(host, (*failed, *found), unknown)
 

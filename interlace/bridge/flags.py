@@ -110,18 +110,16 @@ class _PassFlags:
         object.__setattr__(self, "_key", key)
 
     def __getattr__(self, name: str) -> Any:
-        config = self._flags.config()
-        found = next((p for p in config.passes.values() if p.name.replace("-", "_") == self._key), None)
+        kind = REGISTRY[self._key.replace("_", "-")]
+        found = self._flags.config().passes.get(kind.name)
         if name == "enable":
             return found is not None
-        kind = REGISTRY[self._key.replace("_", "-")]
         if name not in kind.__struct_fields__:
             raise AttributeError(f"strategy.interlace.{self._key}: {unknown_option(kind, name)}")
         return getattr(found if found is not None else kind(), name)
 
     def __repr__(self) -> str:
-        config = self._flags.config()
-        found = next((p for p in config.passes.values() if p.name.replace("-", "_") == self._key), None)
+        found = self._flags.config().passes.get(self._key.replace("_", "-"))
         return repr(found) if found is not None else f"{self._key}: off"
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from interlace.errors import ConfigError
+from interlace.units import ranges
 
 _INSTALLED = "_interlace_requires_world"
 
@@ -53,22 +54,8 @@ def require_world(named: set[int], world: int) -> None:
 def _differences(named: set[int], world: int) -> list[str]:
     absent, idle = sorted(rank for rank in named if rank >= world), sorted(set(range(world)) - named)
     found = [f"{world} process{'es run' if world > 1 else ' runs'}"]
-    found += [f"the meshes also name rank(s) {_ranks(absent)}"] if absent else []
-    return found + ([f"no mesh names rank(s) {_ranks(idle)}"] if idle else [])
-
-
-def _ranks(ranks: list[int]) -> str:
-    """
-    >>> _ranks([4, 5, 6, 9])
-    '4-6, 9'
-    """
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    found += [f"the meshes also name rank(s) {ranges(absent)}"] if absent else []
+    return found + ([f"no mesh names rank(s) {ranges(idle)}"] if idle else [])
 
 
 def _named_ranks() -> set[int]:

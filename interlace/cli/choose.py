@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interlace.cli.dump import add_building, building_options, require_script
 from interlace.cli.target import DEFAULT_PROFILE
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--json", metavar="FILE", help="write the answer to FILE")
     parser.add_argument("--page", metavar="FILE", help="write the answer as a page (default: choose.html in -o)")
-    parser.add_argument("--materialize", action="store_true", help="allocate parameters, for scripts that need their values")
-    parser.add_argument("--force-paddle", action="store_true", help="try a Paddle that lacks names which dumps use")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="processes at once (default: all cores)")
+    add_building(parser, "processes")
     parser.set_defaults(script_args=[])
     return parser
 
@@ -88,8 +86,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.layout.store import Store
     from interlace.temporary import claimed
 
-    if not Path(args.script).is_file():
-        raise ConfigError(f"{args.script}: no such script")
+    require_script(args.script)
     for name, least in (("layouts", 0), ("finalists", 0), ("jobs", 1)):
         if getattr(args, name) < least:
             raise ConfigError(f"--{name} {getattr(args, name)}: expected {least} or more")
@@ -107,7 +104,6 @@ def main(args: argparse.Namespace) -> int:
     tries = {**(given.values if given else {}), **parse_tries(args.tries)}
     template = Template(args.script, tuple(args.script_args), given.environment if given else {})
     layouts = layouts_of(template, cluster, tries, given.layouts if given else ())
-    options = [name for name, is_set in (("--materialize", args.materialize), ("--force-paddle", args.force_paddle)) if is_set]
     with claimed(args.output.absolute()), Alive("choose", f"looking at {len(layouts)} layouts") as alive:
         profile, network = _profile(args, found, cluster)
 
@@ -118,7 +114,7 @@ def main(args: argparse.Namespace) -> int:
         store = Store(args.output, args.jobs, say)
         most = len(layouts) if args.all else args.layouts
         limits = Limits(memory, most, args.finalists, args.jobs)
-        search = Search(template, cluster.gpus, tuple(options), profile, args.config, limits, store, say, has_bounds=not args.all)
+        search = Search(template, cluster.gpus, building_options(args), profile, args.config, limits, store, say, has_bounds=not args.all)
         candidates = search.run(layouts)
         answer = answer_of(candidates, template, cluster, limits, Path(args.device).stem, network, args.tokens_a_step, store.built)
         write_whole(Path(page), page_html(answer).encode())

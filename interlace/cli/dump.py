@@ -5,20 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
-import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from interlace.interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from interlace.cli.progress import Alive
     from interlace.local.building import Build
-
-BUILDER = [sys.executable, "-m", "interlace.local.build_rank"]
-_POLL_S = 0.02
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -39,12 +33,33 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("dumps"), metavar="PATH", help="folder, or file with --rank (default: dumps)"
     )
-    parser.add_argument("--materialize", action="store_true", help="allocate parameters, for scripts that need their values")
-    parser.add_argument("--force-paddle", action="store_true", help="try a Paddle that lacks names which dumps use")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="ranks built at once (default: all cores)")
+    add_building(parser, "ranks built")
     parser.add_argument("--json", metavar="FILE", help="write operations, seconds and memory of each rank to FILE")
     parser.set_defaults(script_args=[])
     return parser
+
+
+def add_building(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the options of commands that build programs; `what` they do several of at once."""
+    parser.add_argument("--materialize", action="store_true", help="allocate parameters, for scripts that need their values")
+    parser.add_argument("--force-paddle", action="store_true", help="try a Paddle that lacks names which dumps use")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help=f"{what} at once (default: all cores)")
+
+
+def building_options(args: argparse.Namespace) -> tuple[str, ...]:
+    """What the builder of a rank's program is told of these options."""
+    return tuple(name for name, is_set in (("--materialize", args.materialize), ("--force-paddle", args.force_paddle)) if is_set)
+
+
+def require_script(name: str) -> None:
+    """Raises ConfigError where a name leads to no training script."""
+    from interlace.errors import ConfigError
+    from interlace.ir.dump import is_dump
+
+    if not Path(name).is_file():
+        raise ConfigError(f"{name}: no such script; expected the path of a training script")
+    if is_dump(name):
+        raise ConfigError(f"{name}: is a dump or a plan of Interlace; expected a training script")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -53,14 +68,10 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.progress import Alive
     from interlace.errors import ConfigError
     from interlace.installed import require_paddle
-    from interlace.ir.dump import is_dump
 
     if args.world < 1 or (args.rank is not None and not 0 <= args.rank < args.world):
         raise ConfigError(f"--world {args.world} --rank {args.rank}: expected a world of at least 1 and a rank inside it")
-    if not Path(args.script).is_file():
-        raise ConfigError(f"{args.script}: no such script")
-    if is_dump(args.script):
-        raise ConfigError(f"{args.script}: is a dump or a plan of Interlace; expected a training script")
+    require_script(args.script)
     if args.compare and not args.stages:
         raise ConfigError("--compare: compares the ranks of a stage that --stages leaves out; add --stages")
     require_paddle()
@@ -154,34 +165,20 @@ def build_ranks(
         before: Ranks that are built already.
         total: Of all that the command builds; None where it is not known yet (the stages are told by the first program).
     """
-    from interlace.local import processes
-    from interlace.local.building import Build
+    from interlace.local.processes import run_all
     from interlace.units import size
 
-    waiting, running = list(ranks), list[Build]()
     of = "" if total is None else f"/{total}"
-    try:
-        while waiting or running:
-            while waiting and len(running) < args.jobs:
-                with uninterrupted():
-                    running.append(_start(args, waiting.pop(0), folder))
-            done = [build for build in running if build.child.process.poll() is not None]
-            for build in done:
-                result = _result(args, build)
-                running.remove(build)
-                processes.end([build.child])
-                count = before + len(ranks) - len(waiting) - len(running)
-                print(
-                    f"[{count}{of}] rank {build.request.rank}: {result['ops']} ops, {result['seconds']:.1f} s, "
-                    f"{size(result['peak_rss_bytes'])} of memory, {size(result['file_bytes'])} file",
-                    flush=True,
-                )
-                alive.now(f"building; {count}{f' of {total}' if total else ''} rank(s) are done")
-                yield result
-            if not done:
-                time.sleep(_POLL_S)
-    finally:
-        processes.end(build.child for build in running)
+    ended = run_all([partial(_start, args, rank, folder) for rank in ranks], args.jobs)
+    for count, (_, build) in enumerate(ended, before + 1):
+        result = _result(args, build)
+        print(
+            f"[{count}{of}] rank {build.request.rank}: {result['ops']} ops, {result['seconds']:.1f} s, "
+            f"{size(result['peak_rss_bytes'])} of memory, {size(result['file_bytes'])} file",
+            flush=True,
+        )
+        alive.now(f"building; {count}{f' of {total}' if total else ''} rank(s) are done")
+        yield result
 
 
 def _is_file(args: argparse.Namespace) -> bool:
@@ -201,9 +198,8 @@ def _name(args: argparse.Namespace, rank: int) -> str:
 def _start(args: argparse.Namespace, rank: int, folder: Path) -> Build:
     from interlace.local.building import Build, Request
 
-    options = [name for name, is_set in (("--materialize", args.materialize), ("--force-paddle", args.force_paddle)) if is_set]
-    request = Request(args.script, tuple(args.script_args), rank, args.world, tuple(options))
-    return Build.start(request, folder / _name(args, rank), BUILDER)
+    request = Request(args.script, tuple(args.script_args), rank, args.world, building_options(args))
+    return Build.start(request, folder / _name(args, rank))
 
 
 def _result(args: argparse.Namespace, build: Build) -> dict[str, Any]:

@@ -151,8 +151,6 @@ def _move(made: Path, folder: Path) -> set[str]:
 def write_json(target: Name | None, document: Any) -> None:
     """Write the JSON output of a command; nothing if `target` is None."""
     if target is not None:
-        import msgspec
+        from interlace.ir import dump
 
-        from interlace.ir.dump import write_whole
-
-        write_whole(Path(target), msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+        dump.write_json(Path(target), document)

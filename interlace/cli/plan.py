@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlace.cli.plans import add_partial
+from interlace.cli.plans import add_budget, add_partial
 from interlace.cli.target import DEFAULT_PROFILE
 from interlace.user_passes import add_import, import_own
 
@@ -36,12 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_partial(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="folder for the plans (default: plan)")
     parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank to FILE")
-    parser.add_argument(
-        "--memory-budget",
-        metavar="SIZE",
-        help="device memory per rank, such as 70GB, a share of what Paddle's "
-        "baseline holds, such as 0.8 or 80%%, so much more than it, such as +8GB, or off; overrides that of --config",
-    )
+    add_budget(parser)
     parser.add_argument("--sweep", action="store_true", help="also plan for several budgets; writes step time against budget to sweep.json")
     parser.add_argument("--points", type=int, metavar="N", help=f"number of budgets for --sweep (default {POINTS})")
     return parser

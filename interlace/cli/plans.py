@@ -34,6 +34,16 @@ def add_partial(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_budget(parser: argparse.ArgumentParser, or_else: str = "") -> None:
+    """Add `--memory-budget` to a command; `or_else` ends its help."""
+    parser.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="device memory per rank, such as 70GB, a share of what Paddle's baseline holds, such as 0.8 or 80%%, so much more than it, "
+        f"such as +8GB, or off; overrides that of --config{or_else}",
+    )
+
+
 def read_files(paths: Sequence[str | Path]) -> list[PlanFile]:
     """The programs of files and folders, in the order of the names.
 

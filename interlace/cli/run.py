@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from interlace.cli.dump import require_script
+from interlace.cli.plans import add_budget
 from interlace.cli.progress import Alive
 from interlace.temporary import hold
 from interlace.units import ms, ranks_text
@@ -56,13 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "larger model with as many stages and micro-batches, even if they gain "
         "nothing here; --verify then compares them bit for bit",
     )
-    parser.add_argument(
-        "--memory-budget",
-        metavar="SIZE",
-        help="device memory per rank, such as 70GB, a share of what Paddle's "
-        "baseline holds, such as 0.8 or 80%%, so much more than it, such as +8GB, or off; overrides that of --config, or "
-        "else of the script",
-    )
+    add_budget(parser, ", or else of the script")
     add_import(parser)
     parser.add_argument(
         "--target",
@@ -124,14 +120,10 @@ def _check(args: argparse.Namespace) -> None:
     from interlace.cli.outputs import check_apart, check_file, check_folder
     from interlace.errors import ConfigError
     from interlace.installed import require_paddle
-    from interlace.ir.dump import is_dump
     from interlace.local.launch import require_target
     from interlace.outside import TARGET_VARIABLE
 
-    if not Path(args.script).is_file():
-        raise ConfigError(f"script {args.script!r} is not a file; expected the path of a training script")
-    if is_dump(args.script):
-        raise ConfigError(f"{args.script}: is a dump or a plan of Interlace; expected a training script")
+    require_script(args.script)
     if args.world < 1:
         raise ConfigError(f"--world {args.world}: expected a number of ranks, 1 or more")
     require_paddle()

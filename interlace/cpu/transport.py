@@ -18,6 +18,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -232,7 +233,8 @@ class Transport:
         for peer in self._peers.values():
             if not peer.lost:
                 self._write(peer, bye, None)
-            _shut_down(peer.sock)
+            with suppress(OSError):  # the peer may have closed first
+                peer.sock.shutdown(socket.SHUT_RDWR)
         for reader in self._readers:
             reader.join(_CLOSE_GRACE_S)
         for peer in self._peers.values():
@@ -505,7 +507,7 @@ def _read_message(sock: socket.socket) -> _Message:
     prefix, descriptors, _, _ = socket.recv_fds(sock, _PREFIX.size, 1)
     try:
         if len(prefix) < _PREFIX.size:
-            prefix += _read_exactly(sock, _PREFIX.size - len(prefix), started=bool(prefix))
+            prefix += _read_exactly(sock, _PREFIX.size - len(prefix))
         header_bytes, body_bytes = _PREFIX.unpack(prefix)
         call = msgspec.msgpack.decode(_read_exactly(sock, header_bytes), type=Call)
         if descriptors:
@@ -516,10 +518,8 @@ def _read_message(sock: socket.socket) -> _Message:
             os.close(descriptor)
 
 
-def _read_exactly(sock: socket.socket, size_bytes: int, started: bool = True) -> bytes:
+def _read_exactly(sock: socket.socket, size_bytes: int) -> bytes:
     """Read `size_bytes`. Raises EOFError where the stream ends before."""
-    if not started:
-        raise EOFError
     buffer = bytearray(size_bytes)
     view = memoryview(buffer)
     while view:
@@ -539,11 +539,3 @@ def _bind(listener: socket.socket, path: Path) -> None:
             f"cannot listen at {path}: {error}; expected an empty run directory with a path below 90 characters"
         ) from error
     listener.listen()
-
-
-def _shut_down(sock: socket.socket) -> None:
-    """End the stream both ways, which ends its reader; the peer may have closed first, which is no error here."""
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return

@@ -10,6 +10,7 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -185,6 +186,11 @@ def programs_in(folder: Path) -> list[Path]:
 def _number(path: Path) -> tuple[int, str]:
     digits = re.findall(r"\d+", path.name)
     return (int(digits[0]) if digits else -1, path.name)
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a document as JSON with line breaks. Raises OutputError."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(document)) + b"\n")
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -21,7 +21,7 @@ from interlace.cost_model.base import Row
 from interlace.errors import BudgetError, InterlaceError, LaunchError
 from interlace.garbage import rarely_collected
 from interlace.ir import Program, load
-from interlace.ir.dump import write_whole
+from interlace.ir.dump import write_json
 from interlace.ir.equivalent_ranks import representatives
 from interlace.ir.kinds import DATA
 from interlace.ir.target import target_of, with_paddles_jobs
@@ -118,7 +118,6 @@ class Judging:
 
     @classmethod
     def start(cls, asked: Asked, path: Path) -> Judging:
-        path.parent.mkdir(parents=True, exist_ok=True)
         err = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
         command = [sys.executable, "-m", "interlace.layout.judge", msgspec.json.encode(asked).decode(), os.fspath(path)]
         return cls(processes.start(command, os.environ, err, err), path, err)
@@ -240,7 +239,7 @@ def main(argv: Sequence[str]) -> int:
             found = plan(programs, costs, asked) if asked.memory_budget else draft(programs, costs, asked.profile)
         except InterlaceError as error:
             found = Planned(None, str(error)) if asked.memory_budget else Draft(None, str(error))
-    write_whole(path, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    write_json(path, found)
     return 0
 
 

@@ -22,8 +22,9 @@ from interlace.layout.floors import Reference
 from interlace.layout.judge import Asked, Draft, Judging, Planned, without_recomputation
 from interlace.layout.promise import Promise, Seen, guess, guess_held, guess_state, recomputes_nothing
 from interlace.layout.space import KNOWN, Layout, Number, Template
-from interlace.layout.store import Store, run_all
+from interlace.layout.store import Store
 from interlace.local.building import Request
+from interlace.local.processes import run_all
 from interlace.local.stages import stages_of
 from interlace.planning.baseline import baseline_plan
 from interlace.planning.budget import peak_bytes

@@ -5,29 +5,26 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
 from interlace.errors import LaunchError, ScriptError
 from interlace.installed import versions
-from interlace.interrupts import uninterrupted
 from interlace.ir import Program, load
-from interlace.ir.dump import SUFFIX, write_whole
-from interlace.local import processes
+from interlace.ir.dump import SUFFIX, write_json
 from interlace.local.building import Build, Request
+from interlace.local.processes import run_all
 from interlace.local.stage_forks import path_of
 
 PROGRAMS, FOUND = "programs", "found"
 """Folders of a store."""
 FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 """Signals that a process gets by what it does itself: Paddle fails so on some layouts."""
-_POLL_S = 0.02
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
@@ -45,35 +42,6 @@ class Built(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float = 0.0
     peak_rss_bytes: int = 0
     sources: dict[str, str] = {}
-
-
-class Task(Protocol):
-    """Work that a process does."""
-
-    child: processes.Child
-
-
-Start = TypeVar("Start", bound=Task)
-
-
-def run_all(starts: Sequence[Callable[[], Start]], at_once: int) -> Iterator[tuple[int, Start]]:
-    """Run processes, several at once; gives each with its number when it has ended, and ends the others if the caller stops."""
-    waiting, running = list(enumerate(starts)), list[tuple[int, Start]]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                number, start = waiting.pop(0)
-                with uninterrupted():
-                    running.append((number, start()))
-            done = [each for each in running if each[1].child.process.poll() is not None]
-            for each in done:
-                yield each
-                running.remove(each)
-                processes.end([each[1].child])
-            if not done:
-                time.sleep(_POLL_S)
-    finally:
-        processes.end(task.child for _, task in running)
 
 
 @dataclass(slots=True)
@@ -150,7 +118,7 @@ class Store:
         return _built(build.path, record)
 
     def _keep(self, request: Request, made: Built) -> None:
-        write_whole(self._record(request), msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+        write_json(self._record(request), made)
         self.built += not made.refused
 
     def _keep_others(self, build: Build) -> None:
@@ -178,7 +146,7 @@ class Store:
         apart.unlink(missing_ok=True)
         if not same:
             self.say("one build for all stages gives other programs than one for each: from here on each is built by itself")
-        write_whole(compared, msgspec.json.encode({"same": same}))
+        write_json(compared, {"same": same})
 
     def _key(self, request: Request) -> str:
         if request not in self._keys:

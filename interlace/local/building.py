@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -54,7 +54,6 @@ class Build:
         cls,
         request: Request,
         path: Path,
-        builder: Sequence[str] = BUILDER,
         more: Mapping[str, str] | None = None,
         *,
         has_stages: bool = False,
@@ -62,7 +61,7 @@ class Build:
         """Start it; `more` is set for the process too, and says nothing of what is built (numbers of threads). With `has_stages` the first
         ranks of the other stages are built with it (`interlace.local.stage_forks`)."""
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
-        command = [*builder, "--rank", str(request.rank), "--world", str(request.world), "--out", str(path), *request.options]
+        command = [*BUILDER, "--rank", str(request.rank), "--world", str(request.world), "--out", str(path), *request.options]
         command += ["--stages"] if has_stages else []
         environment = {**os.environ, **(more or {}), **dict(request.environment)}
         return cls(request, path, processes.start([*command, request.script, *request.arguments], environment, out, err), out, err)

@@ -7,16 +7,18 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol, TypeVar
 
+from interlace.interrupts import uninterrupted
 from interlace.notice import VARIABLE as SAY_VARIABLE
 from interlace.notice import heard
 
 PARENT_PIPE_VARIABLE = "INTERLACE_PARENT_FD"
 """Names the end of a pipe in a child; the pipe closes when the parent ends, killed or not (`interlace.local.rank.end_with_parent`)."""
 _TERMINATE_GRACE_S = 2.0
+_POLL_S = 0.02
 
 
 @dataclass(slots=True)
@@ -47,6 +49,35 @@ def start(command: Sequence[str], env: Mapping[str, str], stdout: IO[bytes], std
     finally:
         os.close(child_fd)
     return Child(process, alive_fd)
+
+
+class Task(Protocol):
+    """Work that a process does."""
+
+    child: Child
+
+
+T = TypeVar("T", bound=Task)
+
+
+def run_all(starts: Sequence[Callable[[], T]], at_once: int) -> Iterator[tuple[int, T]]:
+    """Run processes, several at once; gives each with its number when it has ended, and ends the others if the caller stops."""
+    waiting, running = list(enumerate(starts)), list[tuple[int, T]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                number, start = waiting.pop(0)
+                with uninterrupted():
+                    running.append((number, start()))
+            done = [each for each in running if each[1].child.process.poll() is not None]
+            for each in done:
+                yield each
+                running.remove(each)
+                end([each[1].child])
+            if not done:
+                time.sleep(_POLL_S)
+    finally:
+        end(task.child for _, task in running)
 
 
 def end(children: Iterable[Child]) -> None:

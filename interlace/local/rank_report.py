@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from interlace.files import writing
+from interlace.ir.dump import write_whole
 
 
 class StepLoss(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -120,11 +120,7 @@ def write_report(run_dir: str | os.PathLike[str], report: RankReport) -> None:
     Raises:
         OutputError: It cannot be written.
     """
-    path = report_path(run_dir, report.rank)
-    partial = path.with_suffix(".partial")
-    with writing(path):
-        partial.write_bytes(msgspec.json.encode(report))
-        partial.replace(path)
+    write_whole(report_path(run_dir, report.rank), msgspec.json.encode(report))
 
 
 def read_report(run_dir: str | os.PathLike[str], rank: int) -> RankReport | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from interlace.errors import OutputError
-from interlace.ir.dump import write_whole
+from interlace.ir.dump import write_json
 from interlace.planning.trial import Contender, Result
 
 
@@ -95,9 +95,8 @@ class Store:
 
 def _write(path: Path, content: object) -> bool:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
-    except (OSError, OutputError):
+        write_json(path, content)
+    except OutputError:
         return False
     return True
 

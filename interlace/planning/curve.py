@@ -17,7 +17,7 @@ import msgspec
 
 from interlace.errors import PlanError
 from interlace.files import read_file
-from interlace.ir.dump import write_whole
+from interlace.ir.dump import write_json
 
 SWEEP = "sweep.json"
 """The name of the file in a folder of plans."""
@@ -66,7 +66,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def write_sweep(sweep: Sweep, folder: Path) -> Path:
     """Leave the curve in a folder of plans; gives the file's path."""
-    write_whole(folder / SWEEP, msgspec.json.format(msgspec.json.encode(sweep)) + b"\n")
+    write_json(folder / SWEEP, sweep)
     return folder / SWEEP
 
 

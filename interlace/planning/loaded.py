@@ -23,7 +23,7 @@ from interlace.passes import Pipeline
 from interlace.planning.baseline import baseline_plan
 from interlace.planning.compare import Comparison, Member
 from interlace.planning.peers import Peers, gather
-from interlace.planning.plan import Plan, Record, digest_of_set, read_record
+from interlace.planning.plan import RECORDED, Plan, Record, digest_of_set, read_record
 from interlace.planning.tasks import Programs
 from interlace.planning.worker import Worker, digest_of
 from interlace.planning.world import decide
@@ -117,21 +117,8 @@ def read_plan(folder: Path, rank: int) -> Plan:
         passes = record.passes(record.order)
     except PlanError as error:
         raise LoadError(f"{path}: {error}") from error
-    return Plan(
-        captured,
-        program,
-        record.reports,
-        record.profile,
-        passes,
-        set_digest=record.set_digest,
-        loaded_from=os.fspath(folder),
-        outcome=record.outcome,
-        memory_budget=record.memory_budget,
-        memory_limit=record.memory_limit,
-        extra_bytes=record.extra_bytes,
-        beside_baseline=record.beside_baseline,
-        is_launched=record.is_launched,
-    )
+    recorded = {name: getattr(record, name) for name in RECORDED}
+    return Plan(captured, program, passes=passes, loaded_from=os.fspath(folder), **recorded)
 
 
 def why_not_its_record(path: Path, program: Program, record: Record) -> str:

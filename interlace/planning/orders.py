@@ -15,7 +15,7 @@ from interlace.planning.tasks import task
 from interlace.planning.worker import Worker
 from interlace.planning.world import World
 from interlace.scheduler.hazards.captured_calls import strays
-from interlace.scheduler.hazards.pass_orders import Calls, Change, History, breaks, calls_on, changes, first_difference, orders_of
+from interlace.scheduler.hazards.pass_orders import Call, Change, History, breaks, calls_on, changes, first_difference, orders_of
 from interlace.scheduler.hazards.skeleton import Channel
 
 
@@ -61,7 +61,7 @@ def order_history(worker: Worker) -> History:
 
 
 @task
-def calls_of_line(worker: Worker, ranks: tuple[int, int], channels: tuple[Channel | None, Channel | None]) -> Calls:
+def calls_of_line(worker: Worker, ranks: tuple[int, int], channels: tuple[Channel | None, Channel | None]) -> tuple[Call, ...]:
     """The calls of a rank of these on its channel; none of others."""
     planned, _ = worker.finished
-    return calls_on(planned, channels[ranks.index(planned.rank)]) if planned.rank in ranks else Calls()
+    return calls_on(planned, channels[ranks.index(planned.rank)]) if planned.rank in ranks else ()

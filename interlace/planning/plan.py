@@ -15,7 +15,7 @@ from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import PassError, PlanError
 from interlace.files import read_file
 from interlace.ir import Job, Program, load, save
-from interlace.ir.dump import MOST_BYTES, SUFFIX, find_dumps, write_whole
+from interlace.ir.dump import MOST_BYTES, SUFFIX, find_dumps, write_json
 from interlace.ir.equivalent_ranks import seats
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import is_built_in
@@ -152,7 +152,7 @@ class Plan:
             return []
         folder, name = Path(path), f"rank{self.program.rank}"
         record = folder / "captured" / f"{name}.json"
-        write_whole(record, msgspec.json.format(msgspec.json.encode(self._record())) + b"\n")
+        write_json(record, self._record())
         return [save(self.program, folder / f"{name}{SUFFIX}"), save(self.captured, folder / "captured" / f"{name}{SUFFIX}"), record]
 
     def costs(self) -> CostModel:
@@ -168,24 +168,21 @@ class Plan:
         return bool(self.jobs) and is_paddles_order(self.captured, self.program, CostModel(load_profile(self.profile)))
 
     def _record(self) -> Record:
-        options = {each.name: msgspec.to_builtins(each) for each in self.passes}
-        order = tuple(each.name for each in self.passes)
         return Record(
-            RECORD,
-            self.profile,
-            options,
-            order,
-            self.reports,
-            digest_of(self.program),
-            self.set_digest,
-            self.outcome,
-            self.memory_budget,
-            self.memory_limit,
-            self.extra_bytes,
-            self.beside_baseline,
-            captured_orders(self.captured),
-            self.is_launched,
+            version=RECORD,
+            options={each.name: msgspec.to_builtins(each) for each in self.passes},
+            order=tuple(each.name for each in self.passes),
+            digest=digest_of(self.program),
+            captured_orders=captured_orders(self.captured),
+            **{name: getattr(self, name) for name in RECORDED},
         )
+
+
+RECORDED = (
+    *("profile", "reports", "set_digest", "outcome", "memory_budget", "memory_limit"),
+    *("extra_bytes", "beside_baseline", "is_launched"),
+)
+"""What a plan and its record have under one name."""
 
 
 def costs_of(profile: str, is_launched: bool) -> CostModel:

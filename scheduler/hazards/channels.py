@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from interlace.ir.rings import RingName, RingNames
@@ -58,8 +58,13 @@ class World:
 
     def present(self, line: Line) -> list[int]:
         """The known ranks that take part."""
-        (ranks, _), source, target = line
-        return [rank for rank in ((source, target) if source != NOBODY else ranks) if rank in self.comms]
+        return present(line, self.comms)
+
+
+def present(line: Line, known: Container[int]) -> list[int]:
+    """The known ranks that share a line."""
+    (ranks, _), source, target = line
+    return [rank for rank in ((source, target) if source != NOBODY else ranks) if rank in known]
 
 
 def line_of(name: RingName, index: int, way: int) -> Line | None:

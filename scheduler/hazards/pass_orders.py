@@ -18,7 +18,7 @@ from interlace.ir.kinds import is_comm
 from interlace.ir.per_ops import once_per_items
 from interlace.ir.rings import RingNames
 from interlace.scheduler.hazards.captured_calls import ALONE, SAME_FLOW, Place, Stray
-from interlace.scheduler.hazards.channels import NOBODY, Line, line_of, line_text
+from interlace.scheduler.hazards.channels import NOBODY, Line, line_of, line_text, present
 from interlace.scheduler.hazards.finding import Finding, Kind
 from interlace.scheduler.hazards.flat_plan import item_lists
 from interlace.scheduler.hazards.skeleton import ROLES, Channel, place_text, places_of_calls, way_of
@@ -89,12 +89,6 @@ class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     text: str
 
 
-class Calls(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The calls of a rank on one channel, in its order."""
-
-    calls: tuple[Call, ...] = ()
-
-
 @dataclass(slots=True, frozen=True)
 class Break:
     """A pass after which two ranks no longer have one order of calls.
@@ -134,16 +128,16 @@ class Break:
         return Finding(kind, self.ranks, (), self.message(), self.remedy)
 
 
-def calls_on(program: Program, channel: Channel | None) -> Calls:
-    """The calls of a plan on one channel; without jobs those of its operations."""
+def calls_on(program: Program, channel: Channel | None) -> tuple[Call, ...]:
+    """The calls of a plan on one channel in its order; without jobs those of its operations."""
     places, ops = places_of_calls(program), {op.id: op for op in program.ops if is_comm(op) and (op.group, way_of(op)) == channel}
     items = [item for each in item_lists(program) for item in each if item[0] in ops]
-    return Calls(tuple(Call((ops[number].role, places[number], m), f"{describe(ops[number])} of micro-batch {m}") for number, m in items))
+    return tuple(Call((ops[number].role, places[number], m), f"{describe(ops[number])} of micro-batch {m}") for number, m in items)
 
 
-def first_difference(told: Sequence[Calls], ranks: Sequence[int]) -> str:
+def first_difference(told: Sequence[Sequence[Call]], ranks: Sequence[int]) -> str:
     """Where the calls of two ranks differ first, by name; empty where they do not."""
-    for index, pair in enumerate(zip_longest(*(each.calls for each in told))):
+    for index, pair in enumerate(zip_longest(*told)):
         if len({None if each is None else each.same for each in pair}) > 1:
             words = (f"{each.text if each else 'none'} on rank {rank}" for each, rank in zip(pair, ranks, strict=True))
             return f"number {index} is {', '.join(words)}"
@@ -233,7 +227,7 @@ def _exchanged(
 ) -> Break | None:
     """Calls of one place that stand for different captured calls, though all orders are alike: each rank left out another one, or gave one
     another partner, or other operands; or calls of which that cannot be told."""
-    first, *others = _present(line, histories)
+    first, *others = present(line, histories)
     for other in others:
         mine, theirs, pair = strays[first], strays[other], (first, other)
         has_own = any(histories[rank].own for rank in pair)
@@ -281,14 +275,8 @@ def _who(histories: Mapping[int, History], channels: Mapping[int, Channel], rank
     return "' or '".join(touched[-1:] or dict.fromkeys([name for name, _, _ in own] or histories[ranks[0]].names()))
 
 
-def _present(line: Line, histories: Mapping[int, History]) -> list[int]:
-    """The known ranks that share a line."""
-    (ranks, _), source, target = line
-    return [rank for rank in ((source, target) if source != NOBODY else ranks) if rank in histories]
-
-
 def _break(line: Line, channels: dict[int, Channel], histories: dict[int, History]) -> Break | None:
-    first, *others = _present(line, histories)
+    first, *others = present(line, histories)
     for other in others:
         one, two = (histories[rank].digests(channels.get(rank)) for rank in (first, other))
         if histories[first].names() == histories[other].names() and one[0] == two[0] and one[-1] != two[-1]:

@@ -15,7 +15,7 @@ from interlace.errors import LaunchError
 from interlace.interrupts import as_interrupts
 from interlace.layout.store import Store
 from interlace.local import building
-from interlace.local.building import Build, Request
+from interlace.local.building import Request
 from tests.processes import wait_until
 
 BUILDER = """
@@ -47,13 +47,7 @@ build(rank, out, open(script).read() + rank)
 
 @pytest.fixture(autouse=True)
 def builder(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Build.start.__func__  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        Build,
-        "start",
-        classmethod(lambda kind, request, path, **more: start(kind, request, path, [sys.executable, "-c", BUILDER], **more)),
-    )
-    assert building.BUILDER[0] == sys.executable
+    monkeypatch.setattr(building, "BUILDER", [sys.executable, "-c", BUILDER])
 
 
 @pytest.fixture

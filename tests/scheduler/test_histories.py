@@ -13,7 +13,6 @@ from interlace.scheduler.hazards.pass_orders import (
     UNKNOWN,
     Break,
     Call,
-    Calls,
     Change,
     History,
     breaks,
@@ -208,10 +207,10 @@ def test_what_is_sent_and_what_a_receive_gives_are_not_compared() -> None:
 
 
 def test_the_first_call_that_differs_is_told() -> None:
-    calls = [Calls((Call(("forward", k, 0), f"call {k}"), Call(("forward", more, 0), f"call {more}"))) for k, more in ((0, 1), (0, 2))]
+    calls = [(Call(("forward", k, 0), f"call {k}"), Call(("forward", more, 0), f"call {more}")) for k, more in ((0, 1), (0, 2))]
     assert first_difference((calls[0], calls[0]), (3, 5)) == ""
     assert first_difference((calls[0], calls[1]), (3, 5)) == "number 1 is call 1 on rank 3, call 2 on rank 5"
-    assert first_difference((calls[0], Calls()), (3, 5)) == "number 0 is call 0 on rank 3, none on rank 5"
+    assert first_difference((calls[0], ()), (3, 5)) == "number 0 is call 0 on rank 3, none on rank 5"
 
 
 def test_changes_are_those_of_channels_with_another_order() -> None:
