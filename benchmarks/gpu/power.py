@@ -19,7 +19,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -104,15 +104,15 @@ class Bench:
 
     def chunk(self, steps: Sequence[Step], ms: float = CHUNK_MS) -> tuple[Callable[[], None], int, float]:
         """A CUDA graph of the steps in turn that takes about `ms`: its replay, how many steps it has, and one step's microseconds."""
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.stream(self.stream):
-            for _ in range(2):
-                for step in steps:
-                    step()
-            start.record()
+
+        def each() -> None:
             for step in steps:
                 step()
-            stop.record()
+
+        with torch.cuda.stream(self.stream):
+            each()
+            each()
+            start, stop = timed(each)
         torch.cuda.synchronize()
         one = max(1e-3, start.elapsed_time(stop) / len(steps))
         count = max(1, min(2000, round(ms / one)))
@@ -130,45 +130,62 @@ class Bench:
         torch.cuda.synchronize()
         return replay, count, one * 1e3
 
-    def window(self, run: Callable[[], None], gap_ns: int = 0, seconds: float = WINDOW_S) -> dict[str, Any]:
-        """Repeat chunks, with gaps, and say what was read after the card has settled: durations of chunks in ms, clocks, power."""
-        spans: list[tuple[Any, Any]] = []
+    def repeat(self, run: Callable[[], list[Any]], turns: Iterable[object], gap_ns: int = 0) -> tuple[list[list[Any]], list[int]]:
+        """Run chunks, each with a reading of the clock and a gap behind it: the events that each gave, and where its reading will stand."""
+        marks: list[list[Any]] = []
         probes: list[int] = []
-        settled, begin = 0, time.perf_counter()
-        since = begin + SETTLE_S
         with self.on_stream():
-            while time.perf_counter() - begin < seconds:
-                if len(spans) >= DEPTH:
-                    spans[-DEPTH][1].synchronize()
-                if time.perf_counter() < since:
-                    settled = len(spans)
-                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                run()
-                stop.record()
-                spans.append((start, stop))
+            for _ in turns:
+                if len(marks) >= DEPTH:
+                    marks[-DEPTH][-1].synchronize()
+                marks.append(run())
                 probes.append(self.probe())
                 if gap_ns:
                     self.sleep(gap_ns)
         torch.cuda.synchronize()
-        end = time.perf_counter()
-        spans, probes = spans[settled:], probes[settled:]
-        times = sorted(start.elapsed_time(stop) for start, stop in spans)
-        clocks = sorted(self.read(probes))
-        every = spans[0][0].elapsed_time(spans[-1][0]) / max(1, len(spans) - 1)
+        return marks, probes
+
+    def window(self, run: Callable[[], None], gap_ns: int = 0) -> dict[str, Any]:
+        """Repeat chunks, with gaps, and say what was read after the card has settled: durations of chunks in ms, clocks, power."""
+        begin = time.perf_counter()
+        since, settled = begin + SETTLE_S, 0
+
+        def turns() -> Iterator[None]:
+            nonlocal settled
+            while (now := time.perf_counter()) - begin < WINDOW_S:
+                settled += now < since
+                yield
+
+        marks, probes = self.repeat(partial(timed, run), turns(), gap_ns)
+        end, marks = time.perf_counter(), marks[settled:]
         return {
-            "chunk_ms": round(median(times), 4),
-            "chunk_ms_p10_p90": _ends(times),
-            "every_ms": round(every, 4),
-            "mhz": round(median(clocks), 1),
-            "mhz_p10_p90": _ends(clocks),
-            "chunks": len(spans),
+            **_spread("chunk_ms", (start.elapsed_time(stop) for start, stop in marks)),
+            "every_ms": _every(marks),
+            **_spread("mhz", self.read(probes[settled:])),
+            "chunks": len(marks),
             **self.sampler.between(since, end),
         }
 
 
-def _ends(ordered: Sequence[float]) -> list[float]:
-    return [round(ordered[len(ordered) // 10], 4), round(ordered[len(ordered) * 9 // 10], 4)]
+def timed(run: Callable[[], object]) -> list[Any]:
+    """Events around what `run` queues on the current stream."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    stop.record()
+    return [start, stop]
+
+
+def _spread(name: str, found: Iterable[float]) -> dict[str, Any]:
+    """Median, and tenth and ninetieth percentile."""
+    ordered = sorted(found)
+    ends = [round(ordered[len(ordered) * tenths // 10], 4) for tenths in (1, 9)]
+    return {name: round(median(ordered), 4), f"{name}_p10_p90": ends}
+
+
+def _every(marks: Sequence[Sequence[Any]]) -> float:
+    """Milliseconds from a chunk's begin to the next one's, in the mean."""
+    return round(marks[0][0].elapsed_time(marks[-1][0]) / max(1, len(marks) - 1), 4)
 
 
 # -- kinds ------------------------------------------------------------------------------------------------------------
@@ -348,11 +365,7 @@ def follow(bench: Bench) -> list[dict[str, Any]]:
                     for _ in range(load):
                         heavy()
                     bench.sleep(max(20_000, (9 - load) * 1_500_000))
-                    before, start, stop = bench.probe(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
-                    start.record()
-                    run()
-                    stop.record()
-                    marks.append((before, start, stop, bench.probe()))
+                    marks.append((bench.probe(), *timed(run), bench.probe()))
                     if turn >= DEPTH:
                         marks[-DEPTH][2].synchronize()
             torch.cuda.synchronize()
@@ -360,16 +373,8 @@ def follow(bench: Bench) -> list[dict[str, Any]]:
             clocks = [
                 sum(pair) / 2 for pair in zip(bench.read([each[0] for each in marks]), bench.read([each[3] for each in marks]), strict=True)
             ]
-            times = [each[1].elapsed_time(each[2]) / count * 1e3 for each in marks]
-            found.append(
-                {
-                    "kind": kind,
-                    "load": load,
-                    "mhz": round(median(clocks), 1),
-                    "us": round(median(times), 3),
-                    "us_p10_p90": _ends(sorted(times)),
-                }
-            )
+            times = _spread("us", (each[1].elapsed_time(each[2]) / count * 1e3 for each in marks))
+            found.append({"kind": kind, "load": load, "mhz": round(median(clocks), 1), **times})
         print(found[-5:], flush=True)
         del run, steps
         torch.cuda.empty_cache()
@@ -419,11 +424,7 @@ def steps_of_load(bench: Bench) -> list[dict[str, Any]]:
         with bench.on_stream():
             zero.record()
             while time.perf_counter() - begin < 2.0:
-                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                run()
-                stop.record()
-                marks.append((start, stop, bench.probe()))
+                marks.append((*timed(run), bench.probe()))
                 if len(marks) > DEPTH:
                     marks[-DEPTH][1].synchronize()
             ends = torch.cuda.Event(enable_timing=True)
@@ -589,12 +590,8 @@ def beside(bench: Bench, rank: int, world: int) -> list[dict[str, Any]]:
         part = big[: mib << 19]
         for _ in range(3):
             dist.all_reduce(part)
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         dist.barrier()
-        start.record()
-        for _ in range(20):
-            dist.all_reduce(part)
-        stop.record()
+        start, stop = timed(lambda part=part: [dist.all_reduce(part) for _ in range(20)])
         torch.cuda.synchronize()
         one = torch.tensor([start.elapsed_time(stop) / 20], device="cuda")
         dist.all_reduce(one, op=dist.ReduceOp.MAX)
@@ -616,66 +613,47 @@ def beside(bench: Bench, rank: int, world: int) -> list[dict[str, Any]]:
 
 def _both(bench: Bench, side: Any, run: Step | None, part: Any, count: int, gap_ns: int) -> dict[str, Any]:
     """Chunks of `run` and of `count` all_reduces of `part`, begun together, with a gap behind whatever ends last."""
-    chunks, begin = round(WINDOW_S / (gap_ns * 1e-9 + 1.4e-3 * CHUNK_MS)), time.perf_counter()
-    marks: list[list[Any]] = []
-    probes: list[int] = []
-    with bench.on_stream():
-        for k in range(chunks):
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-            events[0].record()
-            side.wait_stream(bench.stream)
-            if run:
-                run()
-            events[1].record()
-            with torch.cuda.stream(side):
-                for _ in range(count):
-                    dist.all_reduce(part)
-                events[2].record()
-            bench.stream.wait_stream(side)
-            probes.append(bench.probe())
-            bench.sleep(gap_ns)
-            marks.append(events)
-            if k >= DEPTH:
-                marks[-DEPTH][2].synchronize()
-    torch.cuda.synchronize()
-    end, skip = time.perf_counter(), chunks // 3
-    took = [sorted(each[0].elapsed_time(each[k]) for each in marks[skip:]) for k in (1, 2)]
-    clocks = sorted(bench.read(probes[skip:]))
+
+    def both() -> list[Any]:
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        events[0].record()
+        side.wait_stream(bench.stream)
+        if run:
+            run()
+        events[1].record()
+        with torch.cuda.stream(side):
+            for _ in range(count):
+                dist.all_reduce(part)
+            events[2].record()
+        bench.stream.wait_stream(side)
+        return events
+
+    marks, clocks, power = _later(bench, both, round(WINDOW_S / (gap_ns * 1e-9 + 1.4e-3 * CHUNK_MS)), gap_ns)
     return {
-        "kernels_ms": round(median(took[0]), 4),
-        "kernels_ms_p10_p90": _ends(took[0]),
-        "all_reduces_ms": round(median(took[1]), 4),
-        "all_reduces_ms_p10_p90": _ends(took[1]),
-        "every_ms": round(marks[skip][0].elapsed_time(marks[-1][0]) / (chunks - 1 - skip), 4),
-        "mhz": round(median(clocks), 1),
-        "mhz_p10_p90": _ends(clocks),
-        **bench.sampler.between(begin + (end - begin) / 3, end),
+        **_spread("kernels_ms", (each[0].elapsed_time(each[1]) for each in marks)),
+        **_spread("all_reduces_ms", (each[0].elapsed_time(each[2]) for each in marks)),
+        "every_ms": _every(marks),
+        **_spread("mhz", clocks),
+        **power,
     }
 
 
 def _fixed(bench: Bench, run: Callable[[], None], chunks: int, count: int) -> dict[str, Any]:
     """As `Bench.window`, with a number of chunks that is the same on all ranks."""
-    spans, probes, begin = [], [], time.perf_counter()
-    with bench.on_stream():
-        for k in range(chunks):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            stop.record()
-            spans.append((start, stop))
-            probes.append(bench.probe())
-            if k >= DEPTH:
-                spans[-DEPTH][1].synchronize()
-    torch.cuda.synchronize()
-    end = time.perf_counter()
-    times = sorted(start.elapsed_time(stop) / count * 1e3 for start, stop in spans[chunks // 3 :])
-    clocks = sorted(bench.read(probes[chunks // 3 :]))
+    marks, clocks, power = _later(bench, partial(timed, run), chunks)
     return {
-        "us": round(median(times), 2),
-        "us_p10_p90": _ends(times),
+        **_spread("us", (start.elapsed_time(stop) / count * 1e3 for start, stop in marks)),
         "mhz": round(median(clocks), 1),
-        **bench.sampler.between(begin + (end - begin) / 3, end),
+        **power,
     }
+
+
+def _later(bench: Bench, run: Callable[[], list[Any]], chunks: int, gap_ns: int = 0) -> tuple[list[list[Any]], list[float], dict[str, Any]]:
+    """Repeat so many chunks; of the last two thirds, their events, clocks and power."""
+    begin = time.perf_counter()
+    marks, probes = bench.repeat(run, range(chunks), gap_ns)
+    end, skip = time.perf_counter(), chunks // 3
+    return marks[skip:], bench.read(probes[skip:]), bench.sampler.between(begin + (end - begin) / 3, end)
 
 
 def _is_asked(part: str) -> bool:
