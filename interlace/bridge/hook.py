@@ -586,8 +586,13 @@ def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[A
         device, program = choose_device(), fetching(mode.report.plan.program, ids)
         if check:
             require_safe([program], device.target)
+        measured = mode.report.measured
+        has_lead = mode.lowered.is_read_early or measured.late_fetches > 0  # without fetches
         mode.lowered = lower(mode.captured, program, device)
         mode.fetches = ids
+        measured.late_fetches = len(ids) if has_lead and not mode.lowered.is_read_early else 0
+        if measured.late_fetches:
+            say_once(measured.late_line())
     return [mode.lowered.fetched[value] for value in ids]
 
 

@@ -68,6 +68,7 @@ class Lowered:
         num_micro_batches: Number of micro-batches in a batch.
         has_p2p: Whether there are sends and receives, which fix the sizes of values.
         on_host: Names of variables that are in host memory between steps.
+        is_read_early: Whether outputs are read behind what writes them, so that the host prepares the next step beside this one's end.
     """
 
     jobs: list[JobProgram]
@@ -78,6 +79,7 @@ class Lowered:
     num_micro_batches: int = 1
     has_p2p: bool = False
     on_host: frozenset[str] = frozenset()
+    is_read_early: bool = False
     interlace_prepared: bool = True
 
     def ir_program(self, job_type: str) -> Any:
@@ -171,8 +173,9 @@ class _Lowering:
         jobs = [job for job in found if job is not None]
         for job in jobs:
             self.device.finish(job.program, job.name)
-        has_p2p = any(is_p2p(op) for op in self.program.ops)
-        return Lowered(jobs, outputs, fetched, make_plan(jobs, self.device), self.fed, self.count, has_p2p, names_on_host(self.program))
+        has_p2p, is_read_early = any(is_p2p(op) for op in self.program.ops), self.stacks_are_read or self.each_is_read
+        plan, on_host = make_plan(jobs, self.device), names_on_host(self.program)
+        return Lowered(jobs, outputs, fetched, plan, self.fed, self.count, has_p2p, on_host, is_read_early)
 
     def resolve(self, value: int, micro_batch: int) -> int:
         """The value itself, or, for the result of a copy that no job runs for this micro-batch, the copied value."""

@@ -28,6 +28,7 @@ class Measured:
         energy_mj: The energy counter of the rank's device before the steps that count, and after them; empty where the driver gives none.
         run_joules: Energy of a step that counts, of the devices of all ranks; 0 where one of them was not read.
         tokens: That all ranks together compute in a step; 0 where that is not known.
+        late_fetches: Values that are fetched besides the losses, for which all outputs are read at the end of the step, or 0.
     """
 
     device: str = ""
@@ -38,6 +39,7 @@ class Measured:
     energy_mj: list[int] = field(default_factory=list)
     run_joules: float = 0.0
     tokens: int = 0
+    late_fetches: int = 0
 
     @property
     def joules(self) -> float | None:
@@ -53,6 +55,17 @@ class Measured:
     def tokens_per_joule(self) -> float | None:
         """Of a step that counts, over all ranks; None where tokens or a device's energy are not known."""
         return self.tokens / self.run_joules if self.tokens and self.run_joules else None
+
+    def late_line(self) -> str:
+        """For the log, where values are fetched that cost the host its lead.
+
+        >>> Measured(late_fetches=2).late_line()
+        '2 value(s) are fetched besides the losses: all outputs are read at the end of the step, and the next is prepared only then'
+        """
+        return (
+            f"{self.late_fetches} value(s) are fetched besides the losses: all outputs are read at the end of the step, "
+            "and the next is prepared only then"
+        )
 
     def energy_line(self, predicted: float, predicted_run: float = 0.0) -> str:
         """For the log: the measured joules of a step beside the predicted ones of this rank and of all (0: not known), and tokens per

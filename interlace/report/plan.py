@@ -113,6 +113,7 @@ class PlanReport:
             "measured_step_ns": self.measured.step_ns,
             "trial": trial_lines(self.measured.trial),
             "launches": self.measured.launches,
+            "late_fetches": self.measured.late_fetches,
             "measured_joules": self.measured.joules,
             "measured_tokens_per_joule": self.measured.tokens_per_joule,
             "sentence": self.sentence(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,7 +10,10 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
-from interlace.bridge import calibrate  # noqa: E402
+from paddle.base.libpaddle import pir  # noqa: E402
+
+from interlace import notice  # noqa: E402
+from interlace.bridge import calibrate, hook  # noqa: E402
 from interlace.bridge.capture import Captured, capture  # noqa: E402
 from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, STACK_JOB, Lowered, Names, kept_names, lower  # noqa: E402
 from interlace.bridge.targets.base import PINNED_PREFIX  # noqa: E402
@@ -17,6 +21,7 @@ from interlace.ir import Graph, Op, Pipeline, Program, Value  # noqa: E402
 from interlace.ir.kinds import is_comm, is_copy  # noqa: E402
 from interlace.ir.storage import with_fetches  # noqa: E402
 from interlace.passes import ThrottleHost  # noqa: E402
+from interlace.report.measured import Measured  # noqa: E402
 from tests.bridge.lowered import DEVICES, attrs_of, copies, job, ops_of  # noqa: E402
 from tests.bridge.small import ACCUMULATE, captured_small, planned  # noqa: E402
 
@@ -287,6 +292,23 @@ def test_the_host_waits_for_losses_and_not_for_what_comes_behind_them(target: st
     assert (copied.attrs()["events_to_wait"], copied.attrs()["execution_stream"]) == (["interlace_stacked"], "auto_parallel_host_wait")
     assert copied.operand_source(0).name == stack.result(0).name
     assert lowered.outputs["loss"].is_same(copied.result(0))
+    assert lowered.is_read_early
+
+
+def test_fetches_for_which_outputs_are_read_late_are_said(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Once, and how many there are among what was measured; without fetches the step is as before."""
+    made, measured, values = case("testbed"), Measured(), pir.IrMapping()
+    value = next(op.results[0] for op in made.program.ops if op.name == "pd_op.matmul")
+    source = made.captured.source_ops[Graph(made.program).producer_op(value).origin].result(0)  # type: ignore[union-attr]
+    values.add(source, source)
+    monkeypatch.setattr(hook, "choose_device", lambda: made.device)
+    monkeypatch.setattr(notice, "SAID", set())
+    report: Any = SimpleNamespace(plan=SimpleNamespace(program=made.program), measured=measured)
+    mode = hook.Mode(report, made.captured, made.lowered, values)
+    for asked in ([source], [], [source]):
+        assert len(hook._translate(None, mode, asked, check=False)) == len(asked)
+        assert (mode.lowered.is_read_early, measured.late_fetches) == (not asked, len(asked))
+    assert capfd.readouterr().err == f"interlace: {Measured(late_fetches=1).late_line()}\n"
 
 
 @pytest.mark.parametrize("is_graph", [False, True])
