@@ -11,6 +11,8 @@ from functools import lru_cache
 from math import exp, log
 from statistics import median
 
+from interlace.grouping import grouped
+
 FEW_POINTS_ERROR = 0.5
 """Expected error of a curve through fewer than three points, which cannot be checked against itself."""
 
@@ -72,9 +74,7 @@ class Surface:
     """
 
     def __init__(self, points: Iterable[tuple[float, float, float]], floor_ns: float = 0.0) -> None:
-        by_depth: dict[float, list[tuple[float, float]]] = {}
-        for depth, size, dur_ns in points:
-            by_depth.setdefault(depth, []).append((size, dur_ns))
+        by_depth = grouped((depth, (size, dur_ns)) for depth, size, dur_ns in points)
         self.whole = Curve([point for found in by_depth.values() for point in found], floor_ns)
         self._depths = sorted(by_depth)
         self._curves = [Curve(by_depth[depth], floor_ns) for depth in self._depths]

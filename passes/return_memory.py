@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from interlace.grouping import grouped
 from interlace.ir import Edit, Graph, Job, Op, OpInstance, Program, TensorType
 from interlace.ir.kinds import COMBINE, SPLIT, is_copy, is_receive, is_send, stream_of
 from interlace.ir.storage import Storages, storages_of
@@ -64,9 +65,7 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
         found, left = _Walk(program, self.min_bytes, self._times(program, context)).returns()
         if left.num_blocks:
             context.declined("returned-by-the-host", blocks=left.num_blocks, size_bytes=left.size_bytes)
-        by_value: dict[tuple[int, str], list[Return]] = {}
-        for each in found:
-            by_value.setdefault((each.value, each.stream), []).append(each)
+        by_value = grouped(((each.value, each.stream), each) for each in found)
         edit, graph, made = Edit(program), Graph(program), 0
         there = {item for job in program.jobs for item in job.items}
         added: dict[OpInstance, list[OpInstance]] = {}
@@ -180,9 +179,7 @@ class _Walk:
         home, last = self._uses()
         far = [(variable, use) for variable, use in last.items() if self.streams[use.index] != home[variable]]
         job_ends = self._job_ends()
-        waited, of_stream = self._waited(), dict[str, list[int]]()
-        for k, name in enumerate(self.streams):
-            of_stream.setdefault(name, []).append(k)
+        waited, of_stream = self._waited(), grouped((name, k) for k, name in enumerate(self.streams))
         may, joins, left = list[tuple[int, int, Return]](), list[Return](), list[int]()
         for (variable, m), use in far:
             own, other = home[variable, m], self.streams[use.index]

@@ -40,6 +40,7 @@ LEAVES = {
     "interlace.registration",
     "interlace.notice",
     "interlace.garbage",
+    "interlace.grouping",
     "interlace.temporary",
 }
 """What all may import."""

@@ -44,6 +44,7 @@ from interlace.cost_model.profile import (
 )
 from interlace.cost_model.work import Part, attention_part, dims_of, gemm_part
 from interlace.errors import ConfigError
+from interlace.grouping import grouped
 from interlace.installed import require_paddle, versions
 from interlace.ir.kinds import NO_KERNEL
 from interlace.ir.program import DTYPE_BYTES
@@ -232,9 +233,8 @@ def power_of(bench: Bench) -> tuple[Power | None, str]:
     gpu, why = find_gpu(0)
     if gpu is None:
         return None, why
-    by_kind: dict[str, list[Case]] = {}
-    for case in sorted(cases(bench.device, quick=False), key=lambda case: case.part.flops or case.part.size_bytes):
-        by_kind.setdefault(case.part.kind, []).append(case)
+    ordered = sorted(cases(bench.device, quick=False), key=lambda case: case.part.flops or case.part.size_bytes)
+    by_kind = grouped((case.part.kind, case) for case in ordered)
     return power_part([_load(bench, case) for kind, most in LOADS.items() for case in by_kind.get(kind, ())[-most:]], gpu), ""
 
 

@@ -26,6 +26,7 @@ from interlace.bridge.newops import BUILDERS
 from interlace.bridge.targets import Device
 from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
+from interlace.grouping import grouped
 from interlace.ir import ABSENT, Event, Graph, Job, Op, OpInstance, Program, describe
 from interlace.ir.copies import is_copy_into, omitted_copies
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p, stream_of, takes_events
@@ -285,9 +286,7 @@ class _Lowering:
         ends this one. One job would not do: the `builtin.combine` in front of a stack always runs on the compute stream, which at the end
         is behind the whole step. With one micro-batch nothing is stacked.
         """
-        items: dict[int, list[OpInstance]] = {}
-        for item in self.collected:
-            items.setdefault(item[0], []).append(item)
+        items = grouped((item[0], item) for item in self.collected)
         if not items:
             return None, None, {}, {}
         made, stacker = JobProgram(COLLECT_JOB, paddle.static.Program()), None

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from interlace.grouping import grouped
 from interlace.ir.kinds import is_copy
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
 from interlace.ir.program import Op, OpInstance, Program, Value
@@ -96,9 +97,7 @@ def variants(program: Program) -> list[Variant]:
     absent: dict[int, list[int]] = {m: [] for m in range(program.pipeline.num_micro_batches)}
     for op_id, micro_batch in omitted_copies(program):
         absent[micro_batch].append(op_id)
-    groups: dict[frozenset[int], list[int]] = {}
-    for micro_batch, op_ids in absent.items():
-        groups.setdefault(frozenset(op_ids), []).append(micro_batch)
+    groups = grouped((frozenset(op_ids), micro_batch) for micro_batch, op_ids in absent.items())
     return [Variant(program, absent, members) for absent, members in groups.items()]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from interlace.config import NO_LIMIT, Beyond
 from interlace.errors import BudgetError, PlanError
+from interlace.planning.peers import first_other
 from interlace.planning.tasks import baseline_peak
 from interlace.planning.world import World
 from interlace.scheduler.whole_step.search import Numbers
@@ -39,7 +40,7 @@ def budget_bytes(world: World) -> int:
     sizes = [each for each in asked if isinstance(each, int)]
     if len(sizes) == len(asked):
         return min(sizes)
-    first, other = asked[0], next((rank for rank, each in enumerate(asked) if each != asked[0]), None)
+    first, other = asked[0], first_other(asked)
     if other is not None:
         raise PlanError(
             f"ranks 0 and {other} planned with different options: memory_budget {first} and {asked[other]}; "

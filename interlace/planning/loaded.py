@@ -22,7 +22,7 @@ from interlace.ir.equivalent_ranks import equivalence_key
 from interlace.passes import Pipeline
 from interlace.planning.baseline import baseline_plan
 from interlace.planning.compare import Comparison, Member
-from interlace.planning.peers import Peers, gather
+from interlace.planning.peers import Peers, first_other, gather
 from interlace.planning.plan import RECORDED, Plan, Record, digest_of_set, read_record
 from interlace.planning.tasks import Programs
 from interlace.planning.worker import Worker, digest_of
@@ -198,7 +198,7 @@ def _why_not(plan: Plan, captured: Program, folder: str | Path) -> str:
 def _require_one_set(said: Sequence[Said], folder: str | Path) -> None:
     """Raise LoadError where a rank has no plan, or the plans are of different sets."""
     _require_no_fault([each.fault for each in said])
-    other = next((rank for rank, each in enumerate(said) if each.set_digest != said[0].set_digest), None)
+    other = first_other([each.set_digest for each in said])
     if other is not None:
         raise LoadError(f"{folder}: the plans of ranks 0 and {other} were not made together; expected those of one `interlace plan`")
     if said[0].set_digest != digest_of_set([each.digest for each in said]):

@@ -47,9 +47,14 @@ def decoded(packed: bytes, kind: Any, hook: Callable[[type, Any], Any] | None = 
     return msgspec.msgpack.decode(packed, type=kind, dec_hook=hook)
 
 
+def first_other(said: Sequence[Any]) -> int | None:
+    """The first rank that says something else than rank 0."""
+    return next((rank for rank, each in enumerate(said) if each != said[0]), None)
+
+
 def require_one_topic(topics: Sequence[str]) -> None:
     """Raises PlanError where ranks speak of different things."""
-    other = next((rank for rank, topic in enumerate(topics) if topic != topics[0]), None)
+    other = first_other(topics)
     if other is not None:
         raise TopicError(
             f"ranks 0 and {other} planned with different options: one is at {topics[0]!r}, the other at {topics[other]!r}; "
@@ -64,7 +69,7 @@ def mark(text: str) -> bytes:
 
 def require_same_options(peers: Peers, rank: int, options: str, marks: Sequence[bytes]) -> None:
     """Raises PlanError on every rank alike, with the options of two ranks, where the marks of ranks differ."""
-    other = next((each for each, found in enumerate(marks) if found != marks[0]), None)
+    other = first_other(marks)
     if other is not None:
         texts = peers.gather("options that differ", options.encode() if rank in (0, other) else b"")
         raise PlanError(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from interlace.grouping import grouped
 from interlace.ir.kinds import is_collective, is_p2p
 from interlace.scheduler.memory.live import LiveBytes
 from interlace.scheduler.simulate.arrays import Ints
@@ -174,9 +175,7 @@ def group_text(ranks: Sequence[int]) -> str:
 
 def held(live: Iterable[LiveBytes]) -> list[LiveBytes]:
     """Live bytes summed over layers with one name, largest first."""
-    found: dict[tuple[str, str], list[LiveBytes]] = {}
-    for each in live:
-        found.setdefault((layer_pattern(each.layer), each.kind), []).append(each)
+    found = grouped(((layer_pattern(each.layer), each.kind), each) for each in live)
     rows = [LiveBytes(layer, kind, sum(h.size_bytes for h in group), sum(h.count for h in group)) for (layer, kind), group in found.items()]
     return sorted(rows, key=lambda row: (-row.size_bytes, row.layer, row.kind))
 

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from interlace.grouping import grouped
+
 Verdict = Literal["holds", "fails", "not checked"]
 WIDTHS = (11, 34, 38, 44, 40)
 """Columns of the table: verdict, rule, expected, found, what rests on it."""
@@ -118,11 +120,7 @@ class Examination(msgspec.Struct, frozen=True):
 
     def features(self) -> dict[Feature, list[str]]:
         """What relies on rules that do not hold, and on which."""
-        found: dict[Feature, list[str]] = {}
-        for each in self.failed:
-            for feature in each.rests:
-                found.setdefault(feature, []).append(each.rule)
-        return found
+        return grouped((feature, each.rule) for each in self.failed for feature in each.rests)
 
 
 def table(found: Examination) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from interlace.cost_model.base import HOWS, Row
+from interlace.grouping import grouped
 from interlace.report.causes import layer_pattern
 from interlace.units import ms_figure
 
@@ -44,11 +45,8 @@ def by_layer(rows: Sequence[Row]) -> list[CostSum]:
 
 
 def _sums(rows: Sequence[Row], name: Callable[[Row], str]) -> list[CostSum]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(name(row), []).append(row)
     sums = []
-    for each, group in found.items():
+    for each, group in grouped((name(row), row) for row in rows).items():
         whole, exact, between = _time(group), _time(group, EXACT), _time(group, BETWEEN)
         sums.append(CostSum(each, len(group), sum(row.runs for row in group), whole, exact, between, whole - exact - between))
     return sorted(sums, key=lambda each: (-each.dur_ns, each.name))

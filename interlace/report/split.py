@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
+from interlace.grouping import grouped
 from interlace.scheduler.simulate.simulator import RankTime, Result
 from interlace.units import Unit, ranges
 
@@ -37,10 +38,7 @@ def merged(lines: Mapping[int, Hashable]) -> list[tuple[str, int]]:
     >>> merged({0: "a", 1: "a", 2: "b", 3: "a"})
     [('0-1, 3', 0), ('2', 2)]
     """
-    groups: dict[Hashable, list[int]] = {}
-    for rank in sorted(lines):
-        groups.setdefault(lines[rank], []).append(rank)
-    return [(ranges(ranks), ranks[0]) for ranks in groups.values()]
+    return [(ranges(ranks), ranks[0]) for ranks in grouped((lines[rank], rank) for rank in sorted(lines)).values()]
 
 
 def split_text(results: Mapping[str, Result]) -> str:

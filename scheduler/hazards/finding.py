@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from interlace.grouping import grouped
 from interlace.ir import Op, describe
 from interlace.ir.kinds import COMPUTE_STREAMS, is_boundary
 from interlace.units import ranks_text
@@ -81,10 +82,7 @@ def findings_text(findings: Sequence[Finding], in_full: bool = False) -> list[st
     """
     if in_full or len(findings) <= IN_FULL:
         return [str(finding) for finding in findings]
-    kinds: dict[str, list[Finding]] = {}
-    for finding in findings:
-        kinds.setdefault(finding.kind, []).append(finding)
-    return [_class_text(found) for found in kinds.values()]
+    return [_class_text(found) for found in grouped((finding.kind, finding) for finding in findings).values()]
 
 
 def _class_text(found: Sequence[Finding]) -> str:

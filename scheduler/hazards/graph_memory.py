@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 
 import numpy as np
 
+from interlace.grouping import grouped
 from interlace.ir import Program
 from interlace.ir.copies import items_of
 from interlace.ir.target import GPU
@@ -34,9 +35,7 @@ def graph_memory(program: Program) -> Profile:
 
 def _hold(lives: Lives, first: np.ndarray, rows: list[int], readers: list[int], trace: Trace, place: list[int]) -> None:
     stream = trace.plan.stream
-    mine: dict[int, list[int]] = {}
-    for index, item in enumerate(place):
-        mine.setdefault(stream[item], []).append(index)
+    mine = grouped((stream[item], index) for index, item in enumerate(place))
     known: dict[tuple[int, int], int] = {}
     for row, reader in zip(rows, readers, strict=True):
         own = stream[place[int(first[row])]]

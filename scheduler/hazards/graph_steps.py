@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from interlace.grouping import grouped
 from interlace.ir import Op, Program
 from interlace.ir.effects import is_ordered, is_random, why_ordered
 from interlace.ir.kinds import is_copy
@@ -24,17 +25,10 @@ def kept_from_graph(program: Program, target: Target) -> list[Finding]:
         return []
     ops = {op.id: op for op in program.ops}
     found: list[Finding] = []
-    waits: dict[int, list[int]] = {}
-    for job in program.jobs:
-        for (after, micro_batch), _ in job.host_waits:
-            waits.setdefault(after, []).append(micro_batch)
-    for after, micro_batches in waits.items():
+    for after, micro_batches in grouped(after for job in program.jobs for after, _ in job.host_waits).items():
         why = "the host waits for the device behind it"
         found.append(_finding("host-in-graph", program, ops[after], micro_batches, why, "leave the waits out (throttle_host: off)"))
-    issued: dict[int, list[int]] = {}
-    for job in program.jobs:
-        for op_id, micro_batch in job.items:
-            issued.setdefault(op_id, []).append(micro_batch)
+    issued = grouped(item for job in program.jobs for item in job.items)
     on_host = {value.id for value in program.values if value.memory == "host"}
     to_host = {op.id for op in program.ops if not on_host.isdisjoint(op.results)}
     for op in program.ops:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
+from interlace.grouping import grouped
 from interlace.ir import Graph, Op
 from interlace.ir.graph import written_operands
 
@@ -68,10 +69,7 @@ def _units(graph: Graph, weights: Sequence[Op]) -> list[list[Op]]:
         for storage in _shared(graph, op):
             a, b = sorted((find(first.setdefault(storage, k)), find(k)))
             root[b] = a
-    units: dict[int, list[Op]] = {}
-    for k, op in enumerate(weights):
-        units.setdefault(find(k), []).append(op)
-    return list(units.values())
+    return list(grouped((find(k), op) for k, op in enumerate(weights)).values())
 
 
 def _shared(graph: Graph, op: Op) -> set[int]:

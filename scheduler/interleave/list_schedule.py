@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from interlace.grouping import grouped
 from interlace.scheduler.interleave.clock import find_heads, is_blocked, run_node
 from interlace.scheduler.interleave.columns import Columns, Places, Times, Whole, rows
 from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
@@ -51,9 +52,7 @@ def task_of(columns: Columns, sides: Sequence[str], table: PairBytes, hides: Seq
         for before in dep[dep_first[k] : dep_first[k + 1]]:
             users[before].append(k)
     forward, filler = (columns.part(name, len(count)) for name in ("forward", "filler"))
-    lines: dict[str, list[int]] = {}
-    for k in sorted((k for k in count if not filler[k]), key=lambda k: forward[k]):
-        lines.setdefault(sides[k], []).append(k)
+    lines = grouped((sides[k], k) for k in sorted((k for k in count if not filler[k]), key=lambda k: forward[k]))
     peaks, largest = _plain_backward(forward, filler, table)
     of_storages = [0] * len(table.size)
     whole: dict[str, Sequence[int]] = {

@@ -24,6 +24,7 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
 from interlace.errors import PlanError
+from interlace.grouping import grouped
 from interlace.ir import ABSENT, Graph, Group, Op, Program, dependencies, describe
 from interlace.ir.effects import is_ordered
 from interlace.ir.graph import written_operands
@@ -238,10 +239,8 @@ class Pair:
 
     def _shared_state(self, first: Sequence[Op], second: Sequence[Op]) -> Iterable[tuple[int, int]]:
         """Pairs (later, before): operations of both parts that access the same persistable state, where at least one writes it."""
-        states, touched = _states(self.graph.program), dict[int, list[tuple[int, bool]]]()
-        for op in first:
-            for storage, writes in states[op.id].items():
-                touched.setdefault(storage, []).append((op.id, writes))
+        states = _states(self.graph.program)
+        touched = grouped((storage, (op.id, writes)) for op in first for storage, writes in states[op.id].items())
         for op in second:
             for storage, writes in states[op.id].items():
                 yield from ((op.id, other) for other, wrote in touched.get(storage, ()) if writes or wrote)
@@ -533,10 +532,7 @@ def _sent_together(part: PartOps, after: dict[PairOp, set[PairOp]]) -> list[tupl
     The neighbour's part begins when it has all of them, and one that leaves early makes forward's receives, which it has to come after,
     wait for longer.
     """
-    sends: dict[int, list[PairOp]] = {}
-    for op in part.ops:
-        if is_send(op):
-            sends.setdefault(op.group, []).append((part.label, op.id))
+    sends = grouped((op.group, (part.label, op.id)) for op in part.ops if is_send(op))
     return [(send, after[last] - set(earlier)) for *earlier, last in sends.values() for send in earlier]
 
 

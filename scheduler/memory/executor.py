@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from interlace.grouping import grouped
 from interlace.ir import ABSENT, Graph, Op, Program, Value
 from interlace.ir.copies import Variant, variants
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_comm
@@ -102,9 +103,7 @@ def feed_bytes(program: Program, target: Target) -> int:
 def _variants_of(variant: Variant, issued: Mapping[int, dict[int, tuple[int, int]]], target: Target) -> list[ExecutorVariant]:
     graph = Graph(variant.program)
     alike: dict[tuple[frozenset[int], frozenset[int], frozenset[int]], list[int]] = {}
-    runs: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    for micro_batch in variant.micro_batches:
-        runs.setdefault(_shape(issued.get(micro_batch, {})), []).append(micro_batch)
+    runs = grouped((_shape(issued.get(micro_batch, {})), micro_batch) for micro_batch in variant.micro_batches)
     for shape, members in runs.items():
         run = _Run(graph, {op_id: (job, index) for index, (op_id, job) in enumerate(shape)})
         lasting = run.lasting() if target.keeps_shapes else frozenset()

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from interlace.cost_model import Costs
 from interlace.errors import ConfigError
+from interlace.grouping import grouped
 from interlace.ir import Graph, Op, OpInstance, Program, Value
 from interlace.ir.kinds import KEYWORD, PARAMETER, is_boundary, is_comm
 from interlace.ir.per_ops import once_per_ops
@@ -388,9 +389,7 @@ class _Planner:
 
     def _groups(self, states: Sequence[State]) -> list[_Group]:
         """Values that one operation uses first, in the order of these."""
-        found: dict[int, list[State]] = {}
-        for state in states:
-            found.setdefault(min(self.index[op_id, 0] for op_id in state.users), []).append(state)
+        found = grouped((min(self.index[op_id, 0] for op_id in state.users), state) for state in states)
         return [
             _Group(tuple(group), at, 1 + max(self.index[op_id, 0] for state in group for op_id in state.users))
             for at, group in sorted(found.items())

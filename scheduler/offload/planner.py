@@ -9,6 +9,7 @@ from copy import copy
 import numpy as np
 
 from interlace.errors import BudgetError, ConfigError, PlanError
+from interlace.grouping import grouped
 from interlace.ir import Graph, Program
 from interlace.ir.program import FLOAT_DTYPES
 from interlace.ir.remarks import Place, Remark, remark
@@ -150,9 +151,7 @@ class Planner:
 
     def _within(self, transfers: list[OpenTransfer], keep_bytes: int) -> list[OpenTransfer]:
         """The transfers within `fraction` and `keep_bytes`; values with the highest product of bytes and idle time come first."""
-        by_value: dict[int, list[OpenTransfer]] = {}
-        for transfer in transfers:
-            by_value.setdefault(transfer.saved.value, []).append(transfer)
+        by_value = grouped((transfer.saved.value, transfer) for transfer in transfers)
         eligible = sum(group[0].saved.size_bytes for group in by_value.values())
         share = eligible if self.choice.fraction is None else int(eligible * self.choice.fraction)
         room = min(share, eligible - keep_bytes)
@@ -228,9 +227,7 @@ class Planner:
     def _plan(self, placed: Placement) -> OffloadPlan:
         for transfer, reason in placed.refused:
             self._keep_transfers([transfer], reason)
-        by_value: dict[int, list[OpenTransfer]] = {}
-        for transfer in placed.transfers:
-            by_value.setdefault(transfer.saved.value, []).append(transfer)
+        by_value = grouped((transfer.saved.value, transfer) for transfer in placed.transfers)
         moves = [
             Move(group[0].saved, tuple(self._frozen(t) for t in sorted(group, key=lambda t: t.micro_batch))) for group in by_value.values()
         ]
