@@ -17,8 +17,8 @@ from interlace.local import processes
 from interlace.passes import REGISTRY
 from interlace.scheduler.interleave import planner
 from interlace.user_passes import imported
+from tests import engines, proofs
 from tests import forked as forked_module
-from tests import proofs
 
 pytest.register_assert_rewrite("tests.golden")  # so that a difference is shown
 
@@ -94,8 +94,16 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the engines beside the workers' collection of tests."""
+    if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
+        compiling = engines.Compiling()
+        session.config.add_cleanup(compiling.end)
+
+
 def pytest_collection_finish() -> None:
-    """Look for garbage less often, as commands do."""
+    """Wait for the engines; look for garbage less often, as commands do."""
+    engines.wait_for_engines()
     gc.collect()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS, 20, 20)

@@ -19,7 +19,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import traceback
 import types
@@ -33,6 +32,7 @@ from interlace.notice import heard
 from interlace.outside import TARGET_VARIABLE
 from interlace.scheduler.interleave import planner
 from testbed import device
+from tests import engines
 
 ROOT = Path(__file__).parents[1]
 PRELOADED = (
@@ -54,10 +54,6 @@ LOADED = (device.ROOT_VARIABLE,)
 """What Paddle's import, or the testbed's plugin, leaves in the environment."""
 SEARCH_WORK = 500
 """A two-hundredth of what the search for a pair's order may spend: what it finds is as legal, and takes less than the training."""
-COMPILED = ("interlace.scheduler.simulate.compiled", "interlace.scheduler.interleave.compiled")
-"""Engines that a process takes for small plans too once it has them; their results are those of the plain ones."""
-WARM = "pp2, half offload, pp micro-batches"
-"""The stored case that a server plans before it forks."""
 START_S = 120.0
 START = processes.start
 
@@ -168,7 +164,8 @@ def serve(target: str, address: str, ready: int, owner: int) -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     planner.SEARCH_WORK = SEARCH_WORK
-    make_planning_cheap()
+    engines.wait_for_engines()
+    engines.plan()
     make_building_cheap()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{address}.new")
@@ -200,22 +197,6 @@ def _is_alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def make_planning_cheap() -> None:
-    """In this process and its forks: plan a model once, so that its forks have the compiled engines, errors of the profile's curves and
-    modules that are imported late."""
-    from interlace.config import make_config
-    from interlace.cost_model import CostModel, load_profile
-    from interlace.planning.plan import make_plans
-    from tests.captured.stored import programs_of
-
-    with (Path(tempfile.gettempdir()) / f"interlace-tests-{os.getuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # what numba compiles for the first one is stored for the others
-        for name in COMPILED:
-            importlib.import_module(name)
-        named = make_config({"schedule_1f1b": {"interleave": "mixed"}})  # a search would load nothing else
-        make_plans(programs_of(WARM), named, CostModel(load_profile("h200")), "h200", 1)
 
 
 def make_building_cheap() -> None:
