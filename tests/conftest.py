@@ -40,6 +40,8 @@ APART = (
 )
 """Where each test takes seconds of its own: with several workers they are spread."""
 LONG = (
+    "tests/report/test_accuracy.py",
+    "tests/benchmarks/test_zoo.py",
     "tests/testbed/",
     "tests/training/test_guides_run.py",
     "tests/training/test_tuning.py",

@@ -6,8 +6,6 @@ import ast
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from interlace.passes import REGISTRY
 from interlace.passes.base import is_built_in
 from tests.modules import package_modules
@@ -82,26 +80,27 @@ def imported(path: Path, top_level_only: bool = False) -> frozenset[str]:
     return frozenset(found)
 
 
-@pytest.mark.parametrize("name", package_modules())
-def test_only_the_outer_rooms_import_paddle(name: str) -> None:
-    known = {module.partition(".")[0] for module in imported(package_modules()[name])}
-    assert "paddle" not in known or layer(name) in KNOW_PADDLE
+def test_only_the_outer_rooms_import_paddle() -> None:
+    assert {name for name in package_modules() if "paddle" in packages(name) and layer(name) not in KNOW_PADDLE} == set()
 
 
-@pytest.mark.parametrize("name", package_modules())
-def test_nothing_imports_what_is_not_installed_with_it(name: str) -> None:
+def test_nothing_imports_what_is_not_installed_with_it() -> None:
     """The testbed, the tests and the benchmarks know Interlace, and are no part of it."""
-    known = {module.partition(".")[0] for module in imported(package_modules()[name])}
-    assert not known & {"testbed", "tests", "benchmarks"}
+    assert {name for name in package_modules() if packages(name) & {"testbed", "tests", "benchmarks"}} == set()
 
 
-@pytest.mark.parametrize("name", [name for name in package_modules() if layer(name) in LAYERS])
-def test_layers_import_inwards(name: str) -> None:
-    order, files = list(LAYERS), package_modules()
-    mine = order.index(layer(name) or "")
-    others = {module: layer(module) for module in imported(files[name]) if module in files and layer(module) in LAYERS}
-    outward = sorted(f"{name} ({layer(name)}) -> {module} ({where})" for module, where in others.items() if order.index(where or "") > mine)
-    assert outward == []
+def packages(name: str) -> set[str]:
+    """What a module imports, by the first word."""
+    return {module.partition(".")[0] for module in imported(package_modules()[name])}
+
+
+def test_layers_import_inwards() -> None:
+    order, files, outward = list(LAYERS), package_modules(), []
+    layers = {name: where for name in files if (where := layer(name)) in LAYERS}
+    for name, mine in layers.items():
+        others = {module: layers[module] for module in imported(files[name]) if module in layers}
+        outward += [f"{name} ({mine}) -> {each} ({where})" for each, where in others.items() if order.index(where) > order.index(mine)]
+    assert sorted(outward) == []
 
 
 def test_no_pass_knows_another() -> None:
@@ -124,13 +123,11 @@ def test_no_pass_is_asked_for_its_class_outside_of_the_passes() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("name", package_modules())
-def test_every_module_is_in_a_layer(name: str) -> None:
+def test_every_module_is_in_a_layer() -> None:
     """A module outside of them would be held to nothing; one that all may import imports no layer."""
-    assert layer(name) in (None, *LAYERS)
-    if name in LEAVES:
-        files = package_modules()
-        assert {module for module in imported(files[name]) if module in files} <= LEAVES
+    files = package_modules()
+    assert {name: layer(name) for name in files if layer(name) not in (None, *LAYERS)} == {}
+    assert {name: beyond for name in LEAVES if (beyond := (imported(files[name]) & files.keys()) - LEAVES)} == {}
 
 
 def test_the_scheduler_has_no_loose_files() -> None:

@@ -61,7 +61,7 @@ def bounds_of(pp: int, micro_batches: int, costs: GivenCosts) -> Bounds:
 
 @pytest.mark.parametrize("costs", [COSTS, AT_THE_LIMIT], ids=["full-clock", "limited"])
 @pytest.mark.parametrize("form", ["stock", "dx-first", "mixed", "zb-h1", "auto"])
-@pytest.mark.parametrize(("pp", "micro_batches"), [(2, 4), (3, 6)])
+@pytest.mark.parametrize(("pp", "micro_batches"), [(2, 4), pytest.param(3, 6, marks=pytest.mark.slow)])
 def test_no_plan_passes_a_bound(form: str, pp: int, micro_batches: int, costs: GivenCosts) -> None:
     known = bounds_of(pp, micro_batches, costs)
     config = {"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -26,10 +27,10 @@ RENDERER = ROOT / "interlace" / "report" / "remarks.py"
 CONSTANTS = {"BASELINE_KEPT": "baseline-kept", "FORM_TAKEN": "form-taken"}
 
 
-def sources() -> Iterator[tuple[Path, ast.Module]]:
-    for folder in ("interlace", "passes", "scheduler", "cost_model"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path, ast.parse(path.read_text())
+@cache
+def sources() -> list[tuple[Path, ast.Module]]:
+    folders = ("interlace", "passes", "scheduler", "cost_model")
+    return [(path, ast.parse(path.read_text())) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def emissions() -> Iterator[tuple[Path, ast.Call, str]]:
