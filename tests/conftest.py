@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--update-golden` rewrites expected texts; review the difference before you commit it. `--long`: see the mark of that name."""
     parser.addoption("--update-golden", action="store_true", help="rewrite expected texts instead of comparing with them")
     parser.addoption("--long", action="store_true", help="run tests marked long too")
-    parser.addoption("--examples", type=int, default=1, help="run random tests with so many times their examples")
+    parser.addoption("--examples", type=float, default=1, help="run random tests with so many times their examples, 0.3 for fewer")
 
 
 APART = (
@@ -67,8 +67,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Before pytest-xdist's own hook, which writes the groups into the names of tests.
     """
-    if config.getoption("--examples") > 1:
-        _give_more_examples(items, config.getoption("--examples"))
+    if config.getoption("--examples") != 1:
+        _give_examples(items, config.getoption("--examples"))
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
@@ -111,11 +111,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(NEW_OBJECTS, 20, 20)
 
 
-def _give_more_examples(items: Sequence[pytest.Item], times: int) -> None:
+def _give_examples(items: Sequence[pytest.Item], times: float) -> None:
     """Random tests take their number of examples from their settings, which no profile changes."""
     for test in {item.function for item in items if isinstance(item, pytest.Function) and is_hypothesis_test(item.function)}:
         asked = test._hypothesis_internal_use_settings
-        test._hypothesis_internal_use_settings = settings(asked, max_examples=times * asked.max_examples)
+        test._hypothesis_internal_use_settings = settings(asked, max_examples=max(1, round(times * asked.max_examples)))
 
 
 @pytest.fixture(scope="session")

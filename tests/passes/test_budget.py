@@ -62,7 +62,7 @@ def test_without_a_budget_nothing_is_said() -> None:
     assert say_budget(run_ahead_program(), (), [EMPTY], 0, 1) == [EMPTY]
 
 
-@pytest.mark.parametrize("world", [SMALL, ALONE])
+@pytest.mark.parametrize("world", [pytest.param(SMALL, marks=pytest.mark.slow), ALONE])
 def test_a_refusal_names_the_least_that_can_be_kept_and_what_holds_it(world: World) -> None:
     """Not always what moves and recomputes everything: a value that is recomputed cannot move, and copies back take room."""
     plain = programs(world)

@@ -108,15 +108,15 @@ def test_one_more_draft_is_made_where_none_says_it() -> None:
     ("options", "whose"),
     [
         ({}, "baseline"),
-        ({"memory_budget": "+1KB"}, "beyond"),
+        pytest.param({"memory_budget": "+1KB"}, "beyond", marks=pytest.mark.slow),
         ({"memory_budget": 0.9}, "budget"),
-        ({"memory_budget": "1GB"}, "budget"),
+        pytest.param({"memory_budget": "1GB"}, "budget", marks=pytest.mark.slow),
         ({"memory_budget": "off"}, None),
-        ({"schedule_1f1b": {"interleave": "mixed"}}, None),
+        pytest.param({"schedule_1f1b": {"interleave": "mixed"}}, None, marks=pytest.mark.slow),
         ({"capture": "on"}, None),
     ],
 )
-def test_which_limit_held_is_told(options: dict[str, Any], whose: str | None) -> None:
+def test_which_limit_held_is_told(short_search: None, options: dict[str, Any], whose: str | None) -> None:
     plans = make_plans(
         TWO, make_config({"offload_activations": {"min_bytes": 1}, **options} if whose == "budget" else options), COSTS, "h200"
     )
