@@ -21,6 +21,8 @@ from tests import engines, proofs
 from tests import forked as forked_module
 
 pytest.register_assert_rewrite("tests.golden")  # so that a difference is shown
+settings.register_profile("any machine", deadline=None)  # others may use it, too
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
