@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from interlace.ir.remarks import Fact
 from interlace.passes import Pass, Pipeline, Schedule1F1B
@@ -22,15 +21,6 @@ SHRINKS = 0.75
 """A form is given up where a plan with less room exceeds the budget by more than this part of what the one before did."""
 FAR = 0.25
 """What exceeds the budget by more than this part of it is not drafted again with less room."""
-
-
-class Asked(NamedTuple):
-    """What is drafted: what each stage recomputes, the form, the passes after it, and the part of the room that they start from."""
-
-    recomputed: Numbers | None
-    form: Schedule1F1B
-    later: tuple[Pass, ...]
-    part: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +83,13 @@ class Drafts:
         self.fastest_ns: int | None = make.beaten.step_ns or None
         """Simulated step of the fastest draft so far that keeps the memory, and no more than leaves something to win (`Making.beaten`)."""
 
-    def drafts(self, asked: Sequence[Asked], limit: int) -> list[Judged]:
-        """A draft of each of these."""
-        self.look_at(asked, limit)
-        return [self.draft(each, limit) for each in asked]
-
-    def look_at(self, asked: Sequence[Asked], limit: int) -> None:
-        """Where several processes of this machine plan, make the first plans of these drafts and let each simulate a part of their steps,
-        which `draft` then knows."""
-        if not self.world.near:
-            return
-        first = []
-        for each in asked:
-            made = self._made(each, self._limits(each))
-            over = max(self.peaks(made)) - limit
-            if over <= 0 or over > FAR * limit or not self.offloads or self.fastest_ns is not None:
-                first.append(Draft(made, each.later))
-        self.world.look_at_steps(first)
-
-    def draft(self, asked: Asked, limit: int) -> Judged:
+    def draft(self, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float = 1.0) -> Judged:
         """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back, and where it is
-        not slower already than what keeps the budget."""
-        (recomputed, form, later, _), memory_limits, last = asked, self._limits(asked), 0
+        not slower already than what keeps the budget. It starts from a part of the room."""
+        before, last = self.before(recomputed), 0
+        memory_limits = tuple(int(part * room) if room else None for room in self.memory_limits)
         for _ in range(ROUNDS):
-            made = self._made(asked, memory_limits)
+            made = self.world.run(drafted(Pipeline((form, *later))), memory_limits, before, self.ranks, self.make.memo)
             peaks = self.peaks(made)
             over, took = max(peaks) - limit, None
             if over <= 0 or over > FAR * limit or not self.offloads or (last and over > last * SHRINKS):
@@ -131,13 +104,6 @@ class Drafts:
             self.fastest_ns = min(took, self.fastest_ns or took)
         self.world.drafts.append(Draft(made, later))
         return Judged(form, later, recomputed, memory_limits, took, max(peaks), self.world.joules(made, later))
-
-    def _limits(self, asked: Asked) -> MemoryLimits:
-        return tuple(int(asked.part * room) if room else None for room in self.memory_limits)
-
-    def _made(self, asked: Asked, memory_limits: MemoryLimits) -> Made:
-        passes = drafted(Pipeline((asked.form, *asked.later)))
-        return self.world.run(passes, memory_limits, self.before(asked.recomputed), self.ranks, self.make.memo)
 
     def before(self, recomputed: Numbers | None) -> Made:
         """The programs up to the schedule with so much recomputed."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from interlace.ir.remarks import Fact, Remark
 from interlace.planning.coarse import Coarse
-from interlace.planning.drafts import Asked, Drafts, Judged, fitting, nearest
+from interlace.planning.drafts import Drafts, Judged, fitting, nearest
 from interlace.planning.limits import beyond_baseline, is_unlimited
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, said
 from interlace.planning.proposals import PROPOSALS, Tried
@@ -59,7 +59,7 @@ def best_level(drafts: Drafts) -> Judged:
     what exceeds the budget least."""
     assert drafts.given is not None
     limit, form = drafts.given.budget, without_search(drafts.asked)
-    judged = drafts.drafts([Asked(each, form, drafts.later) for each in dict.fromkeys(drafts.given.levels)], limit)
+    judged = [drafts.draft(each, form, drafts.later, limit) for each in dict.fromkeys(drafts.given.levels)]
     return min(judged, key=lambda each: (max(0, each.peak_bytes - limit), each.step_ns is None, each.step_ns or 0))
 
 

@@ -45,7 +45,7 @@ def world_of(workers: Sequence[Worker], seats: Sequence[int], processes: Sequenc
             for number in sorted({*where} - {0}):
                 theirs = {place: each for place, each in enumerate(workers) if where[place] == number}
                 others.append(_Other(theirs, [rank for rank, place in enumerate(seats) if place in theirs], others))
-        yield World(mine, seats, _Others(others) if others else None, near=[min(other.places) for other in others])
+        yield World(mine, seats, _Others(others) if others else None)
     finally:
         for other in others:
             other.end()

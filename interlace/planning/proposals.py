@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from interlace.passes import Schedule1F1B
 from interlace.planning.coarse import COARSE_SCHEDULES, PAYS, Coarse
-from interlace.planning.drafts import ROUNDS, Asked, Drafts, Judged, fitting, nearest
+from interlace.planning.drafts import ROUNDS, Drafts, Judged, fitting, nearest
 from interlace.planning.making import SOONER
 from interlace.planning.variants import alternatives, deciding, paddles_jobs, without_search
 from interlace.scheduler.whole_step.search import Numbers
@@ -58,7 +58,7 @@ class Tried:
         """Drafts of forms with what each stage recomputes, but for those that were judged already."""
         known = {(each.recomputed, each.form) for each in self.judged}
         first = dict.fromkeys((recomputed, without_search(form)) for recomputed, form in forms)
-        return self.drafts.drafts([Asked(*each, self.drafts.later) for each in first if each not in known], self.limit)
+        return [self.drafts.draft(*each, self.drafts.later, self.limit) for each in first if each not in known]
 
     def named(self, forms: Iterable[Schedule1F1B]) -> list[Judged]:
         """Drafts of forms by name, but for those that a run beats which there is already."""
@@ -71,7 +71,7 @@ class Tried:
     def draft_in(self, limit: int) -> None:
         """One more draft, of the schedule that the coarse model finds best in so many bytes; none where forms have no place."""
         for recomputed, form in self.coarse.best_in(limit) if self.by_name else ():
-            self.drafts.draft(Asked(recomputed, form, self.drafts.later), limit)
+            self.drafts.draft(recomputed, form, self.drafts.later, limit)
 
 
 def baseline_jobs(tried: Tried) -> list[Judged]:
@@ -111,22 +111,17 @@ def tighter(tried: Tried) -> list[Judged]:
             more = [tuple(map(max, each.recomputed, level)) if each.recomputed else level for level in needed]
             found |= {(level, each.form, part): None for level in (each.recomputed, *more)}
     near = [each for each in over[:MOST_TIGHTER] if drafts.offloads and each.peak_bytes - limit <= LITTLE * limit]
-    tight = [Asked(more, form, drafts.later, part) for more, form, part in found]
-    drafts.look_at([*(_with_less_room(each, limit, SOONER[1]) for each in near), *tight], limit)
     closest = [drafted for each in near for drafted in _with_little_less_room(drafts, each, limit)]
-    return [*closest, *drafts.drafts(tight, limit)]
+    return [*closest, *(drafts.draft(more, form, drafts.later, limit, part) for more, form, part in found)]
 
 
 def _with_little_less_room(drafts: Drafts, missed: Judged, limit: int) -> Iterator[Judged]:
     """A form that exceeds the budget by little, drafted as if the budget were less by several times that excess."""
     for times in SOONER[1:]:
-        yield (found := drafts.draft(_with_less_room(missed, limit, times), limit))
+        part = 1 - times * (missed.peak_bytes - limit) / limit
+        yield (found := drafts.draft(missed.recomputed, missed.form, missed.later, limit, part))
         if found.peak_bytes <= limit:
             return
-
-
-def _with_less_room(missed: Judged, limit: int, times: int) -> Asked:
-    return Asked(missed.recomputed, missed.form, missed.later, 1 - times * (missed.peak_bytes - limit) / limit)
 
 
 def less_recomputed(tried: Tried) -> list[Judged]:
@@ -137,24 +132,15 @@ def less_recomputed(tried: Tried) -> list[Judged]:
     if not drafts.given or best is None or best.recomputed is None or not drafts.chooses or not drafts.offloads:
         return found
     fewer = [drafts.make.levels.within(limit, (-part,))[-1] for part in LESS]
-    stages = range(len(best.recomputed))
-    for stage in reversed(stages):
-        asked = [_with_fewer(best, fewer, each) for each in reversed(stages[: stage + 1])]
-        if not found or best is found[-1]:
-            drafts.look_at([first for first, *_ in filter(None, asked)], limit)
-        for each in asked[0]:
-            found.append(drafts.draft(each, limit))
-            if found[-1].peak_bytes <= limit:
-                break
+    for stage in reversed(range(len(best.recomputed))):
+        for levels in fewer:
+            if levels[stage] < best.recomputed[stage]:
+                recomputed = (*best.recomputed[:stage], levels[stage], *best.recomputed[stage + 1 :])
+                found.append(drafts.draft(recomputed, best.form, best.later, limit))
+                if found[-1].peak_bytes <= limit:
+                    break
         best = fitting((best, *found), limit)[0]
     return found
-
-
-def _with_fewer(best: Judged, fewer: Sequence[Numbers], stage: int) -> list[Asked]:
-    """A form with as much recomputed on a stage as at each of these levels that recomputes less there."""
-    recomputed = best.recomputed or ()
-    levels = (each[stage] for each in fewer if each[stage] < recomputed[stage])
-    return [Asked((*recomputed[:stage], level, *recomputed[stage + 1 :]), best.form, best.later) for level in levels]
 
 
 def in_less_memory(tried: Tried) -> list[Judged]:
@@ -176,8 +162,9 @@ def in_less_memory(tried: Tried) -> list[Judged]:
             break
         within = limit - max(each.peak_bytes - coarse.expected[each.recomputed, each.form] for each in over)
         found = coarse.as_forms(coarse.find(within, COARSE_SCHEDULES), levels)
-        forms = dict.fromkeys((level, without_search(form)) for level, form in found)
-        newest = drafts.drafts([Asked(*each, drafts.later) for each in forms], limit)
+        newest = [
+            drafts.draft(*each, drafts.later, limit) for each in dict.fromkeys((level, without_search(form)) for level, form in found)
+        ]
         more += newest
     return more
 
@@ -188,8 +175,7 @@ def in_paddles_order(tried: Tried) -> list[Judged]:
     drafts, limit = tried.drafts, tried.limit
     judged, within = list[Judged](), limit
     for _ in range(ROUNDS if tried.by_name and drafts.recomputes and drafts.chooses and not drafts.given else 0):
-        level = drafts.make.levels.within(within, (0.0,))[-1]
-        judged.append(drafts.draft(Asked(level, paddles_jobs(drafts.asked), drafts.later), limit))
+        judged.append(drafts.draft(drafts.make.levels.within(within, (0.0,))[-1], paddles_jobs(drafts.asked), drafts.later, limit))
         if judged[-1].peak_bytes <= limit:
             break
         within -= 2 * (judged[-1].peak_bytes - limit)
@@ -201,13 +187,12 @@ def with_other_waits(tried: Tried) -> list[Judged]:
     drafts, limit = tried.drafts, tried.limit
     few = drafts.given or deciding(drafts.later, "transfers") is not None
     finalists = fitting(tried.judged, limit) or (nearest(tried.judged) if drafts.given else [])
-    asked = [
-        Asked(final.recomputed, final.form, (*drafts.later[:k], other, *drafts.later[k + 1 :]))
+    return [
+        drafts.draft(final.recomputed, final.form, (*drafts.later[:k], other, *drafts.later[k + 1 :]), limit)
         for final in finalists[: FINALISTS if few else None]
         for k, each in enumerate(drafts.later)
         for other in alternatives(each)
     ]
-    return drafts.drafts(asked, limit)
 
 
 PROPOSALS: tuple[Callable[[Tried], list[Judged]], ...] = (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.equivalent_ranks import equivalence_key
 from interlace.ir.kinds import is_copy
@@ -20,7 +18,7 @@ from interlace.passes.choose_recompute import choices, recomputation
 from interlace.passes.pipeline import PassReport, Pipeline, errors_named
 from interlace.planning.baseline import BASELINE, baseline_plan
 from interlace.planning.budget import peak_bytes, say_budget
-from interlace.planning.variants import decided_for_all, send_weight
+from interlace.planning.variants import send_weight
 from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, digest_of
 from interlace.scheduler.hazards.pass_orders import changes, orders_of
 from interlace.scheduler.interleave.planner import Form
@@ -30,7 +28,6 @@ from interlace.scheduler.jobs.parts import baseline_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once, order_peak
 from interlace.scheduler.offload.optimizer_state import StateOptions, state_bytes
 from interlace.scheduler.whole_step.equivalent_stages import work_key
-from interlace.scheduler.whole_step.orders import simulation, with_orders
 from interlace.scheduler.whole_step.search import INLINE_SHARES, Numbers, kinds_of
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, changed_by
 from interlace.units import size
@@ -126,51 +123,6 @@ def same_jobs(worker: Worker, one: Programs, other: Programs) -> bool:
 def moves_states(worker: Worker, programs: Programs) -> bool:
     """Whether a plan moves optimizer state to the host."""
     return any(is_copy(op) and op.role == "optimize" for op in worker.program(programs).ops)
-
-
-@task
-def same_step(worker: Worker, programs: Programs) -> bytes:
-    """Equal for plans of this rank that are simulated alike, whatever passes made them."""
-    key = "step", programs[worker.seat]
-    if key not in worker.memo:
-        plan = msgspec.structs.replace(worker.program(programs), passes=())
-        worker.memo[key] = hashlib.blake2b(msgspec.msgpack.encode(plan), digest_size=16).digest()
-    found: bytes = worker.memo[key]
-    return found
-
-
-Step = tuple[int, float]
-"""Simulated time of a step in nanoseconds, and its energy, of one rank of each sort; 0 where that is not known."""
-
-
-class Whole(msgspec.Struct, frozen=True):
-    """The plan of one rank of each stage, and the passes among those that follow which delay transfers."""
-
-    plans: tuple[Sent, ...]
-    deciding: tuple[Spec, ...]
-
-
-@task
-def simulated_steps(
-    worker: Worker, of_all: tuple[Whole, ...], which: tuple[Numbers, ...], representative: dict[int, int]
-) -> list[Step | None]:
-    """The steps of those plans that are this rank's to simulate, `which` by rank; None for one that would never end."""
-    return [simulated_step(worker, of_all[k], representative) for k in which[worker.seat]]
-
-
-def simulated_step(worker: Worker, whole: Whole, representative: dict[int, int]) -> Step | None:
-    """As `simulated_steps`, of one."""
-    run, plans = simulation(worker.cost, representative), [each.program for each in whole.plans]
-    try:
-        if not whole.deciding:
-            result = run(plans)
-            return result.step_ns, sum(result.joules)
-        for each in map(worker.pass_of, whole.deciding):
-            orders = decided_for_all(each, plans, run)
-            plans = [with_orders(plan, mine) for plan, mine in zip(plans, orders.of_plans, strict=True)]
-        return orders.step_ns, orders.joules
-    except PlanError:
-        return None
 
 
 # ------------------------------------------------------------------------------------------------------------------- memory

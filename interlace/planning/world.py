@@ -28,24 +28,19 @@ from interlace.planning.tasks import (
     Passes,
     Programs,
     Ran,
-    Step,
-    Whole,
     peak_in_order,
     peak_on_gpu,
     program_equivalence_key,
     rank_facts,
     run_passes,
-    same_step,
     show_plan,
     show_simulated,
-    simulated_step,
-    simulated_steps,
 )
 from interlace.planning.variants import decided_for_all
-from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, packed, spec_of, unpacked
+from interlace.planning.worker import Decision, RankFacts, Worker, packed, spec_of, unpacked
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
-from interlace.scheduler.whole_step.orders import Orders, simulation
+from interlace.scheduler.whole_step.orders import Orders, simulation, with_orders
 
 T = TypeVar("T")
 PLANS_KEPT = 16
@@ -160,7 +155,6 @@ class World:
         of_rank: For each rank the place of the worker that speaks for it.
         link: The way to the other places, if there are any.
         facts: What each rank tells of itself; without them they are asked.
-        near: Of each other process on this machine one of its places, in the order of processes.
 
     Attributes:
         representative: Rank -> the first rank that is like it, which is simulated in its place; empty where a rank is alone.
@@ -170,21 +164,16 @@ class World:
     """
 
     def __init__(
-        self,
-        workers: Mapping[int, Worker],
-        of_rank: Sequence[int],
-        link: Link | None = None,
-        facts: Sequence[RankFacts] = (),
-        near: Sequence[int] = (),
+        self, workers: Mapping[int, Worker], of_rank: Sequence[int], link: Link | None = None, facts: Sequence[RankFacts] = ()
     ) -> None:
-        self.workers, self.of_rank, self.link, self.near = workers, tuple(of_rank), link, near
+        self.workers, self.of_rank, self.link = workers, tuple(of_rank), link
         one = workers[min(workers)]
         self.captured, self.cost, self.is_whole = one.captured, one.cost, one.is_whole
         self.all = range(len(self.of_rank))
         self.start = Made(Pipeline(()), (0,) * len(self.all), ((),) * len(self.all), self.memory_limits(None))
         self._answers: dict[Any, list[Any]] = {}
         self._made: dict[Any, tuple[Programs, tuple[tuple[int, ...], ...]]] = {}
-        self._steps: dict[Any, Step | None] = {}
+        self._steps: dict[Any, tuple[int, float] | None] = {}
         self.drafts: list[Draft] = []
         self._memos = count(1)
         self._plans: OrderedDict[tuple[int, int], Program] = OrderedDict()
@@ -340,30 +329,25 @@ class World:
         found = self._step(made, passes)
         return found[1] if found else 0.0
 
-    def look_at_steps(self, drafts: Iterable[Draft]) -> None:
-        """Simulate steps that are asked for next, those of other processes of this machine at the same time."""
-        by_key = {self._step_key(*draft): draft for draft in drafts}
-        new = [draft for key, draft in by_key.items() if key not in self._steps]
-        if len(new) < 2:
-            return
-        keys, count = [self._step_key(*draft) for draft in new], 1 + len(self.near)
-        places = [next(place for place in dict.fromkeys(self.of_rank) if place in self.workers), *self.near]
-        which = tuple(tuple(range(places.index(place), len(new), count)) if place in places else () for place in self.of_rank)
-        ranks = [self.of_rank.index(place) for place in places]
-        found = self.map(simulated_steps, tuple(self._whole(*draft) for draft in new), which, self.representative, ranks=ranks)
-        self._steps |= {keys[k]: step for rank in ranks for k, step in zip(which[rank], found[rank], strict=True)}
-
-    def _step(self, made: Made, passes: Sequence[Pass]) -> Step | None:
-        key = self._step_key(made, passes)
+    def _step(self, made: Made, passes: Sequence[Pass]) -> tuple[int, float] | None:
+        deciding = [each for each in passes if each.decides == "transfers"]
+        key = tuple(made.programs[rank] for rank in self.firsts), tuple(map(spec_of, deciding))
         if key not in self._steps:
-            self._steps[key] = simulated_step(next(iter(self.workers.values())), self._whole(made, passes), self.representative)
+            self._steps[key] = self._simulated(self.plans(made), deciding)
         return self._steps[key]
 
-    def _step_key(self, made: Made, passes: Sequence[Pass]) -> Any:
-        return tuple(self.known(same_step, made.programs, ranks=self.firsts)), _delaying(passes)
-
-    def _whole(self, made: Made, passes: Sequence[Pass]) -> Whole:
-        return Whole(tuple(map(Sent, self.plans(made))), _delaying(passes))
+    def _simulated(self, plans: Sequence[Program], deciding: Sequence[Pass]) -> tuple[int, float] | None:
+        run = simulation(self.cost, self.representative)
+        try:
+            if not deciding:
+                result = run(plans)
+                return result.step_ns, sum(result.joules)
+            for each in deciding:
+                orders = decided_for_all(each, plans, run)
+                plans = [with_orders(plan, mine) for plan, mine in zip(plans, orders.of_plans, strict=True)]
+            return orders.step_ns, orders.joules
+        except PlanError:
+            return None
 
     def order_peaks(self, made: Made, by_paddle: bool = False) -> list[int]:
         """Device bytes of each rank at its peak where operations run one after another; 0 where a rank has no jobs.
@@ -392,11 +376,6 @@ class World:
 
     def _with_programs(self, made: Made) -> tuple[int, ...]:
         return tuple(rank for rank, number in enumerate(made.programs) if number >= 0)
-
-
-def _delaying(passes: Sequence[Pass]) -> tuple[Spec, ...]:
-    """Those that delay transfers."""
-    return tuple(spec_of(each) for each in passes if each.decides == "transfers")
 
 
 def _representatives(kinds: Sequence[bytes]) -> dict[int, int]:

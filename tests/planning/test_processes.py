@@ -18,17 +18,15 @@ import pytest
 from interlace.config import make_config
 from interlace.errors import BudgetError, PassError, PlanError
 from interlace.interrupts import as_interrupts
-from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context, Pass
 from interlace.passes.pipeline import Pipeline
-from interlace.planning import tasks
 from interlace.planning import world as planning_world
 from interlace.planning.peers import Peers
 from interlace.planning.plan import make_plan, make_plans
 from interlace.planning.processes import usable_processes, world_of
 from interlace.planning.tasks import task
 from interlace.planning.worker import Worker, digest_of
-from interlace.planning.world import Draft, LinkError, decide
+from interlace.planning.world import LinkError, decide
 from tests.planning.ranks import COSTS, DONE, RANKS, collected, ranks, who_am_i
 from tests.processes import alive, wait_until
 from tests.strategies import World as Shape
@@ -169,43 +167,6 @@ def test_plans_of_several_processes_are_those_of_one(budget: float | None) -> No
         assert [plan.passes for plan in other] == [plan.passes for plan in one]
         assert [plan.compared is not None for plan in other] == [True, *[False] * (len(given) - 1)]
         assert [[each.remarks for each in plan.reports] for plan in other] == [[each.remarks for each in plan.reports] for plan in one]
-
-
-class Idle(Pass):
-    """Changes nothing."""
-
-    name = "idle"
-
-    def run(self, program: Any, context: Context) -> Any:
-        """As it is."""
-        return program
-
-
-def test_every_process_simulates_a_part_of_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five drafts two are one plan: of four steps this process simulates two, and finds what it finds of all where it is alone."""
-    given = programs(Shape(pp=2, micro_batches=4))
-    forms = [(Schedule1F1B(interleave=name),) for name in ("off", "dx-first", "mixed", "zb-h1")]
-    pipelines = [*forms, (*forms[0], Idle())]
-    here, simulated = list[Any](), tasks.simulated_step
-
-    def watched(*given: Any) -> Any:
-        here.append(given)
-        return simulated(*given)
-
-    def steps(where: Sequence[int]) -> list[tuple[int | None, float]]:
-        passes = [each for pipeline in pipelines for each in pipeline]
-        with world_of([Worker(program, COSTS, passes) for program in given], [0, 1], where) as world:
-            drafts = [Draft(world.run(Pipeline(each), world.memory_limits(None))) for each in pipelines]
-            here.clear()
-            world.look_at_steps(drafts)
-            return [(world.step_ns(*each), world.joules(*each)) for each in drafts]
-
-    for module in (tasks, planning_world):
-        monkeypatch.setattr(module, "simulated_step", watched)
-    alone, (spread, mine) = (steps([0, 0]), len(here)), (steps([0, 1]), len(here))
-    assert spread == alone[0]
-    assert (alone[1], mine) == (4, 2)
-    assert len({step for step, _ in spread}) > 1
 
 
 class Picky(Pass):

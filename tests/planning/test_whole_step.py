@@ -19,10 +19,10 @@ from interlace.errors import BudgetError
 from interlace.ir import Program, parse
 from interlace.ir.remarks import Remark
 from interlace.ir.target import CPU, CUSTOM, GPU
-from interlace.passes import ChooseRecompute, Pipeline, Schedule1F1B
+from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B
 from interlace.planning import budget, coarse, tasks
 from interlace.planning.budget import baseline_peak_bytes, peak_bytes
-from interlace.planning.drafts import Asked, Drafts, Judged
+from interlace.planning.drafts import Drafts, Judged
 from interlace.planning.limits import Limit
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, Beaten, Making
 from interlace.planning.plan import Plan, make_plans
@@ -287,9 +287,9 @@ def test_schedules_are_looked_for_in_less_memory_where_all_exceed_it_by_a_little
             asked[limit] = found
         return found
 
-    def draft(self: Drafts, each: Asked, limit: int) -> Judged:
-        found = drafts(self, each, limit)
-        is_over = over and each.form.weight_delay and min(asked) == limit
+    def draft(self: Drafts, recomputed: Any, form: Schedule1F1B, later: Any, limit: int) -> Judged:
+        found = drafts(self, recomputed, form, later, limit)
+        is_over = over and form.weight_delay and min(asked) == limit
         return dataclasses.replace(found, step_ns=1, peak_bytes=limit + over) if is_over else found
 
     monkeypatch.setattr(coarse, "find_schedules", watched)
@@ -310,10 +310,10 @@ def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypa
     steps = {471: (9, 70), 393: (5, 70), 314: (1, 90), 236: (7, 70), 79: (7, 70), 0: (7, 70)}
     tried = []
 
-    def draft(self: Drafts, each: Asked, limit: int) -> Judged:
-        tried.append((each.recomputed or ())[0])
-        step, held = steps[tried[-1]]
-        return Judged(each.form, each.later, each.recomputed, (limit,), step, held << 20)
+    def draft(self: Drafts, recomputed: tuple[int], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        tried.append(recomputed[0])
+        step, held = steps[recomputed[0]]
+        return Judged(form, later, recomputed, (limit,), step, held << 20)
 
     def judged(self: Search, pipeline: Pipeline, *given: Any) -> Any:
         taken.append(next(each.level for each in pipeline.passes if isinstance(each, ChooseRecompute)))
@@ -336,14 +336,13 @@ def test_what_exceeds_a_budget_by_little_is_drafted_with_a_little_less_room(over
     """With 8 and 32 times what it exceeds a budget of 1000 by less, until it fits; above a hundredth, with twentieths less alone."""
     tried = []
 
-    def draft(each: Asked, limit: int) -> Judged:
-        tried.append(each.part)
-        held = limit if each.part <= fits_with else limit + 1
-        return Judged(each.form, each.later, each.recomputed, (limit,), int(100 / each.part), held)
+    def draft(recomputed: None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float) -> Judged:
+        tried.append(part)
+        return Judged(form, later, recomputed, (limit,), int(100 / part), limit if part <= fits_with else limit + 1)
 
     kept = Judged(Schedule1F1B(), (), None, (1000,), 110, 1000)
     missed = dataclasses.replace(kept, form=Schedule1F1B(interleave="mixed"), step_ns=100, peak_bytes=1000 + over)
-    drafts = Made(
+    drafts = SimpleNamespace(
         make=SimpleNamespace(levels=SimpleNamespace(states=None)), draft=draft, chooses=False, offloads=True, given=True, later=()
     )
     found = tighter(tried_so_far(drafts, 1000, kept, missed))
@@ -355,16 +354,6 @@ def test_what_exceeds_a_budget_by_little_is_drafted_with_a_little_less_room(over
     assert len(tried) == len(parts)
     drafts.offloads = False
     assert len(tighter(tried_so_far(drafts, 1000, kept, missed))) == 2  # less room moves nothing
-
-
-class Made(SimpleNamespace):
-    """Stands for `Drafts`, with a `draft` of a test's own."""
-
-    def drafts(self, asked: Sequence[Asked], limit: int) -> list[Judged]:
-        return [self.draft(each, limit) for each in asked]
-
-    def look_at(self, asked: Sequence[Asked], limit: int) -> None:
-        """Nothing is known in advance."""
 
 
 def tried_so_far(drafts: Any, limit: int, *judged: Judged) -> Tried:
@@ -385,24 +374,23 @@ def tried_so_far(drafts: Any, limit: int, *judged: Judged) -> Tried:
 def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[int, ...]], taken: tuple[int, ...]) -> None:
     """The last first, by half as much less where that holds too much; what is no faster, or holds too much, is not gone on from. Not where
     nothing moves in its place."""
-    steps: dict[tuple[int, ...], int] = {
-        (first, 0, last): 70 + (first + last - 600) // 10 for first in (400, 450, 500) for last in (200, 250, 300)
-    }
+    steps = {(first, 0, last): 70 + (first + last - 600) // 10 for first in (400, 450, 500) for last in (200, 250, 300)}
     fewer = {-0.03: (400, 0, 200), -0.015: (450, 0, 250)}
     tried = []
 
-    def draft(each: Asked, limit: int) -> Judged:
-        recomputed = each.recomputed or ()
+    def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
         tried.append(recomputed)
-        return Judged(each.form, each.later, recomputed, (limit,), steps[recomputed], limit + 1 if recomputed in over else limit)
+        return Judged(form, later, recomputed, (limit,), steps[recomputed], limit + 1 if recomputed in over else limit)
 
     def levels(limit: int, beyond: Sequence[float]) -> list[tuple[int, ...]]:
         assert limit == 7
         return [(0, 0, 0), fewer[beyond[0]]]
 
-    start = draft(Asked((500, 0, 300), Schedule1F1B(), ()), 7)
+    start = draft((500, 0, 300), Schedule1F1B(), (), 7)
     slower = dataclasses.replace(start, recomputed=(0, 0, 1), step_ns=(start.step_ns or 0) + 1)
-    drafts = Made(make=SimpleNamespace(levels=SimpleNamespace(within=levels)), draft=draft, chooses=True, offloads=True, given=True)
+    drafts = SimpleNamespace(
+        make=SimpleNamespace(levels=SimpleNamespace(within=levels)), draft=draft, chooses=True, offloads=True, given=True
+    )
     found = [start, *less_recomputed(tried_so_far(drafts, 7, slower, start))]
     assert min((each for each in found if each.peak_bytes <= 7), key=lambda each: each.step_ns or 0).recomputed == taken
     assert len(tried) == 3 + bool(over)
@@ -419,20 +407,21 @@ def test_a_draft_that_is_slower_already_is_not_made_again(fastest_ns: int | None
         simulated.append(plan.round)
         return (30, 60, 80)[plan.round]
 
-    def run(memory_limits: MemoryLimits) -> Any:
+    def run(passes: Pipeline, memory_limits: MemoryLimits, *_: Any) -> Any:
         made.append(memory_limits)
         return SimpleNamespace(round=len(made) - 1)
 
     choice = SimpleNamespace(
-        _limits=lambda asked: (100,),
-        _made=lambda asked, memory_limits: run(memory_limits),
+        before=lambda recomputed: None,
+        memory_limits=(100,),
         fastest_ns=fastest_ns,
+        ranks=(0,),
         offloads=True,
-        world=SimpleNamespace(step_ns=simulated_ns, joules=lambda *_: 0.0, drafts=[]),
+        world=SimpleNamespace(run=run, step_ns=simulated_ns, joules=lambda *_: 0.0, drafts=[]),
         peaks=lambda plan: [(120, 110, 100)[plan.round]],
-        make=SimpleNamespace(lower_limits=lambda plan, memory_limits, over: (memory_limits[0] - over[0],)),
+        make=SimpleNamespace(memo=0, lower_limits=lambda plan, memory_limits, over: (memory_limits[0] - over[0],)),
     )
-    found = Drafts.draft(choice, Asked(None, Schedule1F1B(), ()), 100)  # type: ignore[arg-type]
+    found = Drafts.draft(choice, None, Schedule1F1B(), (), 100)  # type: ignore[arg-type]
     assert made == [(100,), (80,), (70,)][:rounds]
     assert len(made) == rounds
     assert simulated == list(range(rounds))[-rounds if fastest_ns else -1 :]
@@ -447,16 +436,16 @@ def test_paddles_order_recomputes_more_where_it_holds_more_than_it_should(held: 
     """By twice what it is over, until it fits or four were tried: the levels say that 0.5 holds 100 bytes, and each 0.001 more one less."""
     asked = Schedule1F1B()
 
-    def draft(each: Asked, limit: int) -> Judged:
-        assert each.form == paddles_jobs(asked)
-        return Judged(each.form, each.later, each.recomputed, (limit,), 1, held.get((each.recomputed or ())[0], 110))
+    def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        assert form == paddles_jobs(asked)
+        return Judged(form, later, recomputed, (limit,), 1, held.get(recomputed[0], 110))
 
     def levels(limit: int, beyond: Sequence[float]) -> list[tuple[int, ...]]:
         assert tuple(beyond) == (0.0,)
         return [(0,), (600 - limit,)]
 
     make = SimpleNamespace(levels=SimpleNamespace(within=levels))
-    drafts = Made(make=make, draft=draft, asked=asked, later=(), recomputes=True, chooses=True, given=None)
+    drafts = SimpleNamespace(make=make, draft=draft, asked=asked, later=(), recomputes=True, chooses=True, given=None)
     assert [each.recomputed for each in in_paddles_order(tried_so_far(drafts, 100))] == [(level,) for level in tried]
     drafts.recomputes = False
     assert in_paddles_order(tried_so_far(drafts, 100)) == []
@@ -466,12 +455,12 @@ def test_what_was_judged_is_not_drafted_again_and_each_proposal_knows_those_befo
     """Of a form by name and of the same one of the coarse model there is one draft."""
     drafted = list[str]()
 
-    def draft(each: Asked, limit: int) -> Judged:
-        drafted.append(each.form.form_text())
-        return Judged(each.form, each.later, each.recomputed, (limit,), 1, limit)
+    def draft(recomputed: None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        drafted.append(form.form_text())
+        return Judged(form, later, recomputed, (limit,), 1, limit)
 
     make = SimpleNamespace(beaten=Beaten(), by_name={})
-    drafts = Made(draft=draft, asked=Schedule1F1B(), later=(), needed=None, given=None, make=make)
+    drafts = SimpleNamespace(draft=draft, asked=Schedule1F1B(), later=(), needed=None, given=None, make=make)
     tried = tried_so_far(drafts, 100)
     tried.coarse = SimpleNamespace(schedules=lambda peaks, limit: [(None, Schedule1F1B(interleave=name)) for name in ("mixed", "zb-h1")])  # type: ignore[assignment]
     tried.by_name = [Schedule1F1B(interleave=name) for name in ("dx-first", "mixed")]
