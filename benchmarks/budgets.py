@@ -102,12 +102,10 @@ def planned(programs: Sequence[Program], cost: CostModel, options: dict[str, Any
 
 
 def gaps(program: Program) -> list[dict[str, float]]:
-    """What the choice of recomputed values takes, of the first stage, beside the cheapest one within the same peak; without
-    OR-tools (extra `solve`) nothing, and without `exact_ms` what it did not prove in its time."""
+    """What the choice of recomputed values takes, of the first stage, beside the cheapest one within the same peak; without `exact_ms`
+    where that was not proved in its time."""
     from benchmarks.exact_recompute import cheapest
 
-    if find_spec("ortools") is None:
-        return []
     found = choices(program, CostModel(load_profile("h200")), {})
     most, least, rows = found.peaks[0], min(found.peaks), []
     for part in FREED:
@@ -161,7 +159,7 @@ def measured(models: dict[str, dict[str, list[Program]]]) -> list[dict[str, Any]
             {
                 "model": model,
                 "by_hand": hand[model],
-                "exact": gaps(models[model]["none"][0]),
+                "exact": gaps(models[model]["none"][0]) if find_spec("ortools") else [],
                 "budgets": [
                     {"fraction": fraction, **{name: ours[model, name].result()[k] for name in OURS}}
                     for k, fraction in enumerate(fractions_of(hand[model]))
@@ -183,6 +181,8 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument("--model", action="append", choices=MODELS, help="only these")
     args = parse(options, argv)
     names, out = args.model or list(USUAL), args.out or RESULTS / "budgets.json"
+    if not args.quick and find_spec("ortools") is None:
+        options.error('what is cheapest at least is found by OR-tools, which are not installed: pip install ".[solve]"')
     models = (
         {"tiny": {"none": small()}}
         if args.quick

@@ -199,13 +199,26 @@ def losses_early() -> str:
 
 
 @claim
+def sums_late_and_early() -> str:
+    """Steps of plans of dp 2 and of the baseline beside them, that fetch sums of losses late and early."""
+    steps: dict[tuple[str, str], list[str]] = {}
+    for row in raw("h200/testbed_losses_early.json")["runs"]:
+        if "-dp2" in row["case"]:
+            steps.setdefault((row["case"].partition("-")[0], row["plan"]), []).append(f"{median_ms(row):.1f}")
+    told = {"gpt": "GPT", "llama": "Llama"}
+    return "; ".join(f"{told[model]} {plan} {' and '.join(each)} ms" for (model, plan), each in sorted(steps.items()))
+
+
+@claim
 def pauses_between_steps() -> str:
-    """How long the stream of computation stood still between traced steps without a pipeline, of plans that fetch their losses early."""
-    runs = [row for runs in _of_losses_early().values() for row in runs]
+    """How long computation stood still between traced steps without a pipeline, in plans that fetch their losses early."""
+    runs = [row for runs in _of_losses_early().values() for row in runs if not row["plan"].startswith("stock")]
     pauses = sorted(each for row in runs for each in row["traced_step"]["still_between_us"])
     short = [each for each in pauses if each < SHORT_PAUSE_US]
     others = " and ".join(f"{each / 1e3:.1f}" for each in pauses[len(short) :])
-    return f"{len(short)} of {len(pauses)} pauses between traced steps took {short[0]:.0f} to {short[-1]:.0f} us, the others {others} ms"
+    return (
+        f"{len(short)} of {len(pauses)} pauses between their traced steps took {short[0]:.0f} to {short[-1]:.0f} us, the others {others} ms"
+    )
 
 
 def _range_of_gains(runs: Sequence[Row], has_stages: bool) -> str:

@@ -270,6 +270,8 @@ def exact() -> str:
             least = row.get("exact_ms")
             found = [f"{least:.2f}", f"{100 * (row['greedy_ms'] / least - 1):.0f} %"] if least else ["not proved", "-"]
             rows.append([model["model"], f"{row['groups']}", f"{row['part']:.0%}", f"{row['greedy_ms']:.2f}", *found])
+    if not rows:
+        raise ValueError("budgets.json has no rows of `exact`; run benchmarks/budgets.py")
     return table(["", "groups", "freed", "chosen, ms", "exact, ms", "gap"], rows)
 
 
@@ -332,10 +334,10 @@ def budgets_in_short() -> str:
             dearer.append(row_of[0.8]["step_ms"] / free - 1)
         else:
             cannot += 1
+    kept = f"{cannot} cannot keep it" if cannot else "all keep it"
     return (
         f"0.8 of the baseline's peak costs {100 * min(dearer):.1f} to {100 * max(dearer):.1f} % of the step ({len(dearer)} models; "
-        f"{cannot} cannot keep it); at the peak of full recomputation by hand {100 * min(won):.0f} to {100 * max(won):.0f} % of its "
-        "price is won back"
+        f"{kept}); at the peak of full recomputation by hand {100 * min(won):.0f} to {100 * max(won):.0f} % of its price is won back"
     )
 
 

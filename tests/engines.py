@@ -4,11 +4,13 @@ time, which each worker of pytest-xdist, and each process that forks ranks, woul
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import importlib
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from tests.captured.stored import programs_of
 ROOT = Path(__file__).parents[1]
 MODULES = ("interlace.scheduler.simulate.compiled", "interlace.scheduler.interleave.compiled")
 """Engines that a process takes for small plans too once it has them; their results are those of the plain ones."""
+MOST_S = 180.0
+"""Who has waited so long for an engine compiles it itself."""
 WARM = "pp2, half offload, pp micro-batches"
 """The stored case that is planned."""
 
@@ -78,18 +82,25 @@ class Compiling:
 
 
 def wait_for_engines() -> None:
-    """Until nobody compiles them."""
+    """Until nobody compiles them, or for `MOST_S`."""
     for part in PARTS:
         _wait_for(part)
 
 
 def _wait_for(part: str) -> None:
+    until = time.monotonic() + MOST_S
     with _lock(part).open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
 
 
 def _lock(part: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"interlace-tests-{os.getuid()}-{part}.lock"
+    checkout = hashlib.sha256(os.fsencode(ROOT)).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"interlace-tests-{checkout}-{part}.lock"
 
 
 if __name__ == "__main__":

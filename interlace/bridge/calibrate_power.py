@@ -91,7 +91,8 @@ def power_part(
         response_ns=RESPONSE_NS,
         energy_exponent=round(exponent, 2),
         samples=tuple(sorted(samples, key=lambda each: (each.kind, each.size))),
-        note="one device; limit as the driver tells it; response, step of clocks, lowest clock and what waits draw as on H100 and H200"
+        note="one device; limit as the driver tells it; response, step of clocks, lowest clock and what waits draw as on H100 and H200; "
+        "what communication adds beside computation is not known"
         + ("" if apart else "; no kernel reached the limit: energy follows the clock as on the H100"),
     )
 

@@ -69,7 +69,8 @@ class Lowered:
         num_micro_batches: Number of micro-batches in a batch.
         has_p2p: Whether there are sends and receives, which fix the sizes of values.
         on_host: Names of variables that are in host memory between steps.
-        is_read_early: Whether outputs are read behind what writes them, so that the host prepares the next step beside this one's end.
+        is_read_early: Whether outputs of issued steps are read behind what writes them, so that the host prepares the next step beside this
+            one's end.
     """
 
     jobs: list[JobProgram]
@@ -162,6 +163,8 @@ class _Lowering:
         is_stacked = len(self.collected) > len({op_id for op_id, _ in self.collected})
         self.stacks_are_read = self.writers is not None and not is_graph and is_stacked
         self.each_is_read = self.writers is not None and not is_graph and not is_stacked
+        if self.each_is_read and self._awaits_others():
+            self.writers, self.each_is_read = None, False
         for writer, item in self._last_writers():
             if self.each_is_read or stream_of(self.graph.ops[writer[0]]):
                 self.events.order(writer, item)
@@ -174,7 +177,8 @@ class _Lowering:
         jobs = [job for job in found if job is not None]
         for job in jobs:
             self.device.finish(job.program, job.name)
-        has_p2p, is_read_early = any(is_p2p(op) for op in self.program.ops), self.stacks_are_read or self.each_is_read
+        has_p2p = any(is_p2p(op) for op in self.program.ops)
+        is_read_early = (self.stacks_are_read or self.each_is_read) and self._last_output() < len(self.program.jobs)
         plan, on_host = make_plan(jobs, self.device), names_on_host(self.program)
         return Lowered(jobs, outputs, fetched, plan, self.fed, self.count, has_p2p, on_host, is_read_early)
 
@@ -253,8 +257,8 @@ class _Lowering:
 
         Plans are proved with outputs that the compute stream reads at the end. It may read them earlier: nothing overwrites an output
         behind its last writer, for which it waits where that runs on another stream, and where no other stream uses the output's memory
-        besides, none does when it is given back. What the user fetches besides outputs may be large, and is not held in two copies through
-        backward.
+        besides, none does when it is given back. A writer was issued earlier on every rank, so such a wait closes no circle. What the user
+        fetches besides outputs may be large, and is not held in two copies through backward.
         """
         flat, found = flatten(self.program), {}
         for item in self.collected:
@@ -264,6 +268,12 @@ class _Lowering:
             found[item] = writers
         outputs = {item[0]: item for item in found}
         return None if any(FETCH in self.graph.ops[each].attrs or is_used_beside(flat, outputs[each]) for each in outputs) else found
+
+    def _awaits_others(self) -> bool:
+        """Whether the plan lets an output wait for more than what writes it: for what the next step's computation must come behind, which
+        is the compute stream's to wait for."""
+        written = {item: {self.events.records.get(each) for each in writers} for item, writers in (self.writers or {}).items()}
+        return any(not written[item].issuperset(self.events.waits.get(item, ())) for item in written)
 
     def _last_writers(self) -> Iterator[tuple[OpInstance, OpInstance]]:
         """What writes outputs that are collected early, and an output that it writes: of each operation what runs last, as all of them are

@@ -17,7 +17,7 @@ from interlace.bridge import calibrate, hook  # noqa: E402
 from interlace.bridge.capture import Captured, capture  # noqa: E402
 from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, STACK_JOB, Lowered, Names, kept_names, lower  # noqa: E402
 from interlace.bridge.targets.base import PINNED_PREFIX  # noqa: E402
-from interlace.ir import Graph, Op, Pipeline, Program, Value  # noqa: E402
+from interlace.ir import Event, Graph, Op, Pipeline, Program, Value  # noqa: E402
 from interlace.ir.kinds import is_comm, is_copy  # noqa: E402
 from interlace.ir.storage import with_fetches  # noqa: E402
 from interlace.passes import ThrottleHost  # noqa: E402
@@ -375,6 +375,36 @@ def test_a_loss_that_is_not_stacked_is_read_beside_computation() -> None:
     (read,) = ops_of(lowered.jobs[-1], "pd_op.assign")
     recorded = [op.attrs()["event_to_record"] for each in lowered.jobs for op in ops_of(each) if "event_to_record" in op.attrs()]
     assert (read.attrs()["events_to_wait"], read.attrs()["execution_stream"]) == (recorded, "auto_parallel_host_wait")
+
+
+def test_a_loss_that_is_not_stacked_and_awaits_more_is_read_at_the_end() -> None:
+    """One micro-batch, and an order into the next step on the last of the compute stream, which must wait for it there."""
+    made = case("testbed")
+    one = msgspec.structs.replace(
+        made.program,
+        pipeline=msgspec.structs.replace(made.program.pipeline, num_micro_batches=1),
+        jobs=tuple(each for each in made.program.jobs if each.micro_batch == 0),
+    )
+    (output,) = (op.id for op in one.ops if op.name == "builtin.shadow_output")
+    late = Event("late", one.jobs[-1].items[-1], ((output, 0),))
+    lowered = lower(made.captured, msgspec.structs.replace(one, events=(late,)), made.device)
+    (read,) = ops_of(lowered.jobs[-1], "pd_op.assign")
+    assert "execution_stream" not in read.attrs()
+    assert read.attrs()["events_to_wait"] == ["late"]
+    assert not lowered.is_read_early
+
+
+def test_of_two_outputs_one_is_written_by_another_stream() -> None:
+    """Each stack waits for what writes it on another stream; both are stacked behind the last output."""
+    made = case("testbed")
+    more = Op(90, "builtin.shadow_output", (16,), (), "forward", attrs={"output_name": "more"})
+    (loss,) = (op.operands[0] for op in made.program.ops if op.name == "builtin.shadow_output")
+    beside = [msgspec.structs.replace(op, stream="side") if loss in op.results else op for op in made.program.ops]
+    lowered = lower(made.captured, made.program.with_ops([*beside, more]), made.device)
+    names = [each.name for each in lowered.jobs]
+    stacker = lowered.jobs[names.index(STACK_JOB)]
+    assert names[names.index(STACK_JOB) - 1] == "backward_2"
+    assert sorted(len(op.attrs().get("events_to_wait", ())) for op in ops_of(stacker, "pd_op.stack")) == [0, 1]
 
 
 def test_a_captured_step_copies_its_losses_to_the_host_before_it_goes_on() -> None:
