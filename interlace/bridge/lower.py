@@ -257,13 +257,18 @@ class _Lowering:
 
         Plans are proved with outputs that the compute stream reads at the end. It may read them earlier: nothing overwrites an output
         behind its last writer, for which it waits where that runs on another stream, and where no other stream uses the output's memory
-        besides, none does when it is given back. A writer was issued earlier on every rank, so such a wait closes no circle. What the user
-        fetches besides outputs may be large, and is not held in two copies through backward.
+        besides, none does when it is given back. Between stages such a wait could close a circle: a rank that waits for what another one
+        broadcasts would not yet have posted what that one waits for. Without stages all ranks issue the same. What the user fetches
+        besides outputs may be large, and is not held in two copies through backward.
         """
+        has_stages = self.program.pipeline.num_stages > 1 or any(is_p2p(op) for op in self.program.ops)
         flat, found = flatten(self.program), {}
         for item in self.collected:
             writers = writers_of(flat, item)
-            if writers is None or not all(each in self.job_of and takes_events(self.graph.ops[each[0]]) for each in writers):
+            if writers is None or not all(each in self.job_of for each in writers):
+                return None
+            ops = [self.graph.ops[op_id] for op_id, _ in writers]
+            if not all(map(takes_events, ops)) or (has_stages and any(map(stream_of, ops))):
                 return None
             found[item] = writers
         outputs = {item[0]: item for item in found}

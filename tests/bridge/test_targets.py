@@ -312,17 +312,20 @@ def test_fetches_for_which_outputs_are_read_late_are_said(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("is_graph", [False, True])
-@pytest.mark.parametrize("use", ["read", "fetched", "fed"])
+@pytest.mark.parametrize("use", ["read", "written between stages", "fetched", "fed"])
 def test_losses_that_another_stream_uses_are_collected_at_the_end(use: str, is_graph: bool) -> None:
-    """There the plan is proved: behind the last loss nothing orders that stream's work, and its memory may be given back under a reader.
-    So is what the user fetches, which may be large, and what no job writes."""
+    """There the plan is proved: behind the last loss nothing orders that stream's work, its memory may be given back under a reader, and
+    between stages ranks would wait for each other. So is what the user fetches, which may be large, and what no job writes."""
     made = case("testbed")
     program = with_fetches(made.program, (5,)) if use == "fetched" else made.program
     if use == "fed":
         program = program.with_ops([*program.ops, Op(90, "builtin.shadow_output", (2,), (), "forward", attrs={"output_name": "x"})])
+    (loss,) = (op.operands[0] for op in made.program.ops if op.name == "builtin.shadow_output")
     if use == "read":
-        (loss,) = (op.operands[0] for op in program.ops if op.name == "builtin.shadow_output")
         program = program.with_ops([*program.ops, Op(90, "pd_op.print", (loss,), (), "forward", stream="side")])
+    if use == "written between stages":
+        program = program.with_ops([msgspec.structs.replace(op, stream="side") if loss in op.results else op for op in program.ops])
+        program = msgspec.structs.replace(program, pipeline=msgspec.structs.replace(program.pipeline, num_stages=2))
     lowered = lower(made.captured, program, made.device, is_graph)
     names = [each.name for each in lowered.jobs]
     assert (names.count(STACK_JOB), names[-1]) == (0, COLLECT_JOB)

@@ -203,7 +203,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 USER_ERRORS: dict[str, tuple[list[object], str]] = {
-    "script": (["absent.py", "--world", "2"], "script 'absent.py' is not a file"),
+    "script": (["absent.py", "--world", "2"], "absent.py: no such script; expected the path of a training script"),
     "world": ([TINY, "--world", "0"], "--world 0: expected a number of ranks"),
     "config": ([TINY, "--world", "1", "--config", "absent.yaml"], "absent.yaml: no such file"),
     "timeout": ([TINY, "--world", "1", "--timeout", "0"], "expected seconds above 0"),

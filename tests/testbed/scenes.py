@@ -870,11 +870,13 @@ def the_batch_is_cut_late() -> dict[str, Any]:
 
 @scene
 def an_output_comes_late() -> dict[str, Any]:
-    """An output is made on a side stream; the job that collects the outputs runs on compute."""
+    """An output is made and read on a side stream; the job that collects the outputs runs on compute."""
     x = random(2 * N, N)
 
     def build() -> None:
-        paddle._C_ops.set_persistable_value(on(paddle.tanh(data("x", N, N) * 2.0), "side"), "out")
+        made = on(paddle.tanh(data("x", N, N) * 2.0), "side")
+        on(paddle.nn.functional.silu(made), "side")
+        paddle._C_ops.set_persistable_value(made, "out")
 
     expected = {"out": np.tanh(2 * x).reshape(2, N, N)}
     return _sequential(lambda: _with_and_without_events(_planned(build, 2), {"x": x}, "tanh", expected))
