@@ -364,16 +364,17 @@ def test_several_outputs_are_stacked_behind_the_last_of_them(value: int, behind:
     assert {name: list(found.shape) for name, found in lowered.outputs.items()} == {"loss": [3], "more": [3, 2, 4]}
 
 
+def of_one_micro_batch(program: Program, *events: Event) -> Program:
+    """The first micro-batch alone, with these events."""
+    pipeline = msgspec.structs.replace(program.pipeline, num_micro_batches=1)
+    jobs = tuple(each for each in program.jobs if each.micro_batch == 0)
+    return msgspec.structs.replace(program, pipeline=pipeline, jobs=jobs, events=events)
+
+
 def test_a_loss_that_is_not_stacked_is_read_beside_computation() -> None:
     """One micro-batch."""
     made = case("testbed")
-    program = msgspec.structs.replace(
-        made.program,
-        pipeline=msgspec.structs.replace(made.program.pipeline, num_micro_batches=1),
-        jobs=tuple(each for each in made.program.jobs if each.micro_batch == 0),
-        events=(),
-    )
-    lowered = lower(made.captured, program, made.device)
+    lowered = lower(made.captured, of_one_micro_batch(made.program), made.device)
     assert STACK_JOB not in [each.name for each in lowered.jobs]
     (read,) = ops_of(lowered.jobs[-1], "pd_op.assign")
     recorded = [op.attrs()["event_to_record"] for each in lowered.jobs for op in ops_of(each) if "event_to_record" in op.attrs()]
@@ -383,14 +384,9 @@ def test_a_loss_that_is_not_stacked_is_read_beside_computation() -> None:
 def test_a_loss_that_is_not_stacked_and_awaits_more_is_read_at_the_end() -> None:
     """One micro-batch, and an order into the next step on the last of the compute stream, which must wait for it there."""
     made = case("testbed")
-    one = msgspec.structs.replace(
-        made.program,
-        pipeline=msgspec.structs.replace(made.program.pipeline, num_micro_batches=1),
-        jobs=tuple(each for each in made.program.jobs if each.micro_batch == 0),
-    )
-    (output,) = (op.id for op in one.ops if op.name == "builtin.shadow_output")
-    late = Event("late", one.jobs[-1].items[-1], ((output, 0),))
-    lowered = lower(made.captured, msgspec.structs.replace(one, events=(late,)), made.device)
+    (output,) = (op.id for op in made.program.ops if op.name == "builtin.shadow_output")
+    last = of_one_micro_batch(made.program).jobs[-1].items[-1]
+    lowered = lower(made.captured, of_one_micro_batch(made.program, Event("late", last, ((output, 0),))), made.device)
     (read,) = ops_of(lowered.jobs[-1], "pd_op.assign")
     assert "execution_stream" not in read.attrs()
     assert read.attrs()["events_to_wait"] == ["late"]
