@@ -148,7 +148,7 @@ class _Lowering:
     def __init__(self, captured: Captured, program: Program, device: Device, is_graph: bool) -> None:
         self.captured, self.program, self.device, self.is_graph = captured, program, device, is_graph
         self.graph = Graph(program)
-        self.count = program.pipeline.num_micro_batches
+        self.count, self.has_p2p = program.pipeline.num_micro_batches, any(is_p2p(op) for op in program.ops)
         self.omitted = omitted_copies(program)
         self.job_of = {item: job.name for job in program.jobs for item in job.items}
         self.names = Names(self.graph)
@@ -177,10 +177,9 @@ class _Lowering:
         jobs = [job for job in found if job is not None]
         for job in jobs:
             self.device.finish(job.program, job.name)
-        has_p2p = any(is_p2p(op) for op in self.program.ops)
         is_read_early = (self.stacks_are_read or self.each_is_read) and self._last_output() < len(self.program.jobs)
         plan, on_host = make_plan(jobs, self.device), names_on_host(self.program)
-        return Lowered(jobs, outputs, fetched, plan, self.fed, self.count, has_p2p, on_host, is_read_early)
+        return Lowered(jobs, outputs, fetched, plan, self.fed, self.count, self.has_p2p, on_host, is_read_early)
 
     def resolve(self, value: int, micro_batch: int) -> int:
         """The value itself, or, for the result of a copy that no job runs for this micro-batch, the copied value."""
@@ -261,7 +260,7 @@ class _Lowering:
         broadcasts would not yet have posted what that one waits for. Without stages all ranks issue the same. What the user fetches
         besides outputs may be large, and is not held in two copies through backward.
         """
-        has_stages = self.program.pipeline.num_stages > 1 or any(is_p2p(op) for op in self.program.ops)
+        has_stages = self.program.pipeline.num_stages > 1 or self.has_p2p
         flat, found = flatten(self.program), {}
         for item in self.collected:
             writers = writers_of(flat, item)

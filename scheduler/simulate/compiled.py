@@ -31,7 +31,7 @@ CONCERNS = UNBLOCKS | BLOCKS | TOGETHER
 for helper in simulator.SPLIT_HELPERS:
     numba.extending.register_jitable(helper)
 numba.extending.register_jitable(power.level_at)
-_limiter = _jit(power.limiter)
+_limiter, _at_clock = _jit(power.limiter), _jit(power.at_clock)
 split_rank = _jit(simulator.split_rank)
 """The one definition of `simulator.split_rank`, compiled."""
 
@@ -206,13 +206,7 @@ def _spend(at: int, charge: Ints, spent: Ints) -> int:
 @_jit
 def _energy(work: int, draw: int, factor: int) -> int:
     """Of so much work at a clock; as in `Simulation._charge`."""
-    return ((((work >> 10) * draw) >> 14) * factor) >> 16
-
-
-@_jit
-def _dear(highest: int, factor: int) -> int:
-    """Energy at a clock, of so much at the highest."""
-    found: int = ((highest >> 4) * factor) >> 16
+    found: int = _at_clock(((work >> 10) * draw) >> 10, factor)
     return found
 
 
@@ -450,7 +444,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
         if now >= NEVER:
             if powered:
                 for at in range(num_ranks):
-                    charge[at] += _dear(beside_mw * both_ns[at], energy[level[at]])
+                    charge[at] += _at_clock(beside_mw * both_ns[at], energy[level[at]])
                     _spend(at, charge, spent)
             return changes[:num_changes]
         if left_in_step and next_tick <= now:
@@ -465,9 +459,9 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                     charged[s] = done
             for at in range(num_ranks):
                 _count_both(at, now, running, first_stream, moves, side, both_since, both_ns)
-                charge[at] += _dear(beside_mw * both_ns[at], energy[level[at]])
+                charge[at] += _at_clock(beside_mw * both_ns[at], energy[level[at]])
                 both_ns[at] = 0
-                charge[at] += _dear(waiting_mw * num_blocked[at] * TICK_NS, energy[level[at]])
+                charge[at] += _at_clock(waiting_mw * num_blocked[at] * TICK_NS, energy[level[at]])
                 mean[at], chosen = _limiter(mean[at], level[at], _spend(at, charge, spent), response, room_mw, load)
                 if chosen != level[at]:
                     level[at] = chosen

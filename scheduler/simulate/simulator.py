@@ -53,7 +53,7 @@ from interlace.scheduler.memory import live as memory
 from interlace.scheduler.simulate.arrays import ONE, Ints, Options, SimInput
 from interlace.scheduler.simulate.circular_wait import explain_stall
 from interlace.scheduler.simulate.lower import lower
-from interlace.scheduler.simulate.power import TICK_NS, PowerInput, PowerTrace, limiter, steady_mean
+from interlace.scheduler.simulate.power import TICK_NS, PowerInput, PowerTrace, at_clock, limiter, steady_mean
 
 NEVER = 1 << 62
 """Later than any time."""
@@ -501,7 +501,7 @@ class Simulation:
         """Count the energy of work that was done since the last count, at the clock that it had."""
         at = self.rank[item]
         highest = (((done - self.charged[item]) >> 10) * self.draw[item]) >> 10
-        self.charge[at] += ((highest >> 4) * self.energy[max(self.own[item], self.level[at])]) >> 16
+        self.charge[at] += at_clock(highest, self.energy[max(self.own[item], self.level[at])])
         self.charged[item] = done
 
     def _count_both(self, at: int) -> None:
@@ -515,7 +515,7 @@ class Simulation:
         """Count what that time has cost, at the clock that it had."""
         assert self.power is not None
         self._count_both(at)
-        self.charge[at] += (((self.power.beside_mw * self.both_ns[at]) >> 4) * self.energy[self.level[at]]) >> 16
+        self.charge[at] += at_clock(self.power.beside_mw * self.both_ns[at], self.energy[self.level[at]])
         self.both_ns[at] = 0
 
     def _spend(self, at: int) -> int:
@@ -538,7 +538,7 @@ class Simulation:
                     self._charge(item, self.work[item] - min(self.work[item], max(0, left)))
             self._charge_both(at)
             waited = self.power.waiting_mw * len(self.blocked[at]) * TICK_NS
-            self.charge[at] += ((waited >> 4) * self.energy[self.level[at]]) >> 16
+            self.charge[at] += at_clock(waited, self.energy[self.level[at]])
             room = self.power.limit_mw - self.power.static_mw
             self.mean[at], level = limiter(self.mean[at], self.level[at], self._spend(at), self.power.response, room, self.load)
             if level != self.level[at]:
