@@ -211,19 +211,6 @@ def _energy(work: int, draw: int, factor: int) -> int:
 
 
 @_jit
-def _count_both(at: int, now: int, running: Ints, first_stream: Ints, moves: Flags, side: Flags, both_since: Ints, both_ns: Ints) -> None:
-    """As `Simulation._count_both`."""
-    if both_since[at] != NEVER:
-        both_ns[at] += now - both_since[at]
-    is_moving = is_computing = False
-    for s in range(first_stream[at], first_stream[at + 1]):
-        if running[s] >= 0:
-            is_moving = is_moving or moves[running[s]]
-            is_computing = is_computing or not side[running[s]]
-    both_since[at] = now if is_moving and is_computing else NEVER
-
-
-@_jit
 def _clock_stretch(share: int, own: int, level: int, slower: Ints) -> int:
     """By how much a clock below its own stretches an op instance."""
     found: int = (share * (slower[max(own, level)] - slower[own])) >> 20
@@ -379,18 +366,23 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
             at = changed[n]
             low, high = first_stream[at], first_stream[at + 1]
             alone = num_running[at] == 1
-            if powered:
-                _count_both(at, now, running, first_stream, moves, side, both_since, both_ns)
+            is_moving = is_computing = False
             for s in range(low, high):
                 if running[s] >= 0:
                     total = ONE + (blocked_excess[running_kind[s]] if num_blocked[at] else 0)
                     if not alone:
+                        if powered:
+                            is_moving |= moves[running[s]]
+                            is_computing |= not side[running[s]]
                         for other in range(low, high):
                             if running[other] >= 0 and other != s:
                                 total += excess[running_kind[s], running_kind[other]]
                     if powered:
                         total += _clock_stretch(share[running[s]], own[running[s]], level[at], slower)
                     stretch[s] = total
+            if both_since[at] != NEVER:
+                both_ns[at] += now - both_since[at]
+            both_since[at] = now if is_moving and is_computing else NEVER
         for n in range(num_changed):
             at = changed[n]
             is_changed[at] = False
@@ -458,7 +450,9 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                     charge[at] += _energy(done - charged[s], draw[running[s]], energy[max(own[running[s]], level[at])])
                     charged[s] = done
             for at in range(num_ranks):
-                _count_both(at, now, running, first_stream, moves, side, both_since, both_ns)
+                if both_since[at] != NEVER:
+                    both_ns[at] += now - both_since[at]
+                    both_since[at] = now
                 charge[at] += _at_clock(beside_mw * both_ns[at], energy[level[at]])
                 both_ns[at] = 0
                 charge[at] += _at_clock(waiting_mw * num_blocked[at] * TICK_NS, energy[level[at]])
