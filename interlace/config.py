@@ -96,8 +96,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             operations in a job holds no more than its parts one after another (1 % more is ignored), with `+8GB` that much more, with `off`
             as much as it likes. Some GB more allow more communication to be hidden.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
-        means: Passes of which nothing was said, for planning to use where that makes a plan hold no more on a GPU than Paddle's baseline;
-            none under a memory budget, which turns on those that follow it.
+        means: Passes of which nothing was said, for planning to use where a plan then keeps its memory, or keeps it in less time; under a
+            memory budget, which itself turns on those that follow it, the others.
         check: Prove every plan before it is lowered. When: leave it on; off saves the time of the proof if the same plan was proved
             before.
         dump: Folder for the dumps of every rank; empty for none. When: you want to inspect the plan of a training run, or load it in later
@@ -242,7 +242,7 @@ def make_config(
     _check_names(chosen, where)
     _check_together(chosen, options, where)
     _check_values(chosen, where, whole, has_budget)
-    open_ = (*follow, ReturnMemory.name) if not has_budget and plain.get("capture") != "on" else ()
+    open_ = (*(() if has_budget else follow), ReturnMemory.name) if plain.get("capture") != "on" else ()
     means = {name: REGISTRY[name]() for name in open_ if option_name(name) not in options}
     return Config(**plain, passes=chosen, means=means, in_graph=in_graph, source=source)
 

@@ -269,14 +269,14 @@ def worker_of(program: Program, config: Config, cost: Costs, profile: str, is_wh
 
 def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, Comparison | None]:
     """The decision, with the plans that it is about finished on each rank, and what was simulated for its outcome."""
-    asked, search = budget_bytes(world), Search(world, config.pipeline())
+    asked, search, means = budget_bytes(world), Search(world, config.pipeline()), tuple(config.means.values())
     budget = asked
     if asked:
-        made = search.within(asked)
+        made = search.within(asked, means)
     elif config.capture == "on":
         made = search.unlimited()
     else:
-        made = search.beside_baseline(tuple(config.means.values()))
+        made = search.beside_baseline(means)
         budget = search.limit_of_baseline if any(made.memory_limits) else 0
     memory = _memory_limit(search, made, asked or (0 if config.capture == "on" else search.limit_of_baseline), config)
     specs = tuple(map(spec_of, made.passes.passes))

@@ -47,6 +47,9 @@ from interlace.planning.world import Made, World
 EXCESS_PARTS = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
 """Parts of the bytes over the budget that recomputation gives back beside a form by name; offload gives the rest."""
 
+HELD = 1.005
+"""Times the step of a host that waits nowhere from which its waits are worth another search, for plans that need fewer of them."""
+
 
 class Search:
     """The decision for a world.
@@ -68,37 +71,38 @@ class Search:
         """Run the passes without a budget: where the form of the schedule is open, the fastest run found with which a GPU holds no more
         than with Paddle's baseline (`beyond_baseline`); else the form that was asked for, whatever it holds.
 
-        Compared are the run that holds no more with operations in turn; where it holds more on a GPU, the same with memory given back and
-        with waits of the host at its peaks; the run within that limit as a budget, and, where that moves optimizer state or gains nothing,
-        the one that keeps it; and Paddle's baseline.
+        Compared are the run that holds no more with operations in turn; where it holds more on a GPU, or its host waits to hold no more
+        and that costs time, the same with memory given back and with waits of the host at its peaks; the run within that limit as a
+        budget, and, where that moves optimizer state or gains nothing, the one that keeps it; and Paddle's baseline.
 
         Args:
-            means: Passes that were not asked for and may be used to hold less: those that follow a budget, and others where a GPU would
-                hold more.
+            means: Passes that were not asked for and may be used to hold less: those that follow a budget, and in those cases others.
 
         Raises:
             PassError: As `Pipeline.run`.
         """
         found, limit, world = self.unlimited(), self.limit_of_baseline, self.world
-        if not limit or world.step_ns(found) is None:
+        if not limit or (took := world.step_ns(found)) is None:
             return found
         baseline = world.run(paddles_own(self.asked, False), world.memory_limits(None))
         over = max(world.bytes_over_in_step(found, limit))
         over = 0 if over <= ROUNDED else over
-        runs, others = [] if over else [found], tuple(each for each in means if over and not each.follows_budget)
-        if over:
-            again = self.make.made(ordered((*found.passes.passes, *others)), world.memory_limits(limit))
-            runs += [again.noted(*found.notes)] if not any(world.bytes_over_in_step(again, limit)) else []
+        runs, others, again = [] if over else [found], tuple(each for each in means if not each.follows_budget), None
+        if not over and not self._is_held(found, took):
+            others = ()
+        if over or others:
+            again = self.make.made(ordered((*found.passes.passes, *others)), world.memory_limits(limit)).noted(*found.notes)
+            runs += [again] if not any(world.bytes_over_in_step(again, limit)) else []
         if not any(each.follows_budget and not each.is_default for each in self.asked.passes):  # what is moved was not said by hand
             following = (each for each in means if each.follows_budget)
             # what was found of jobs serves here too: all ranks ask in one order, and both take a sixth less time
             search = Search(world, ordered((*self.asked.passes, *following, *others)), self.make.memo)
-            if took := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
-                search.make.beaten = self.make.beaten_by(took[0])
+            if steps := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
+                search.make.beaten = self.make.beaten_by(min(steps))
             within = search.fitting_beside(baseline, limit)
             runs += [within] if within is not None and not any(world.bytes_over_in_step(within, limit)) else []
-        steps = [(step_ns, run) for run in (*runs, baseline) if (step_ns := world.step_ns(run)) is not None]
-        best_ns, best = min(steps, key=lambda each: each[0], default=(0, found))
+        judged = [(step_ns, run) for run in (*runs, baseline) if (step_ns := world.step_ns(run)) is not None]
+        best_ns, best = min(judged, key=lambda each: each[0], default=(0, found))
         if best is found:
             return found
         facts: dict[str, Fact] = {"limit_bytes": limit, "step_ns": best_ns, "other_ns": world.step_ns(found) or 0}
@@ -109,6 +113,8 @@ class Search:
             return best.noted(kept, said("declined", "more-than-the-baseline", **facts))
         if over:
             return best.noted(said("decided", "baseline-memory-kept", **facts))
+        if best is again:
+            return best.noted(_memory_returned(best_ns, took))
         return best.noted(said("decided", "within-baseline-faster", **facts))
 
     @property
@@ -130,14 +136,18 @@ class Search:
         """
         return self.chosen(self.asked, None)
 
-    def within(self, budget: int) -> Made:
+    def within(self, budget: int, means: Sequence[Pass] = ()) -> Made:
         """Run the passes within a memory budget. Where the run without one keeps it and is faster it is taken, with memory_limits of 0.
+
+        Args:
+            budget: Device bytes that no rank may pass on a GPU.
+            means: Passes that were not asked for and may be used where waits of the host cost time (`or_with`).
 
         Raises:
             BudgetError: No plan keeps the budget; with the least feasible one, and what holds it.
             PassError: As `Pipeline.run`.
         """
-        found = self.or_with_states_kept(self.fitting(budget), budget)
+        found = self.or_with(means, self.or_with_states_kept(self.fitting(budget), budget), budget)
         found = self.or_without_budget(found, budget) if found else least_memory(self.make)
         if any(self.world.bytes_over(found, budget)):
             refuse(self.make, found, budget)
@@ -255,6 +265,27 @@ class Search:
             return staying.noted(said("decided", "states-stay", step_ns=other or 0, leaving_ns=took or 0))
         return leaving.noted(said("decided", "states-leave", step_ns=took, staying_ns=other or 0))
 
+    def or_with(self, means: Sequence[Pass], without: Made | None, budget: int) -> Made | None:
+        """A run within a budget, or, where it is slower since its host waits for the device, one with other means to hold less, where
+        that keeps the budget and is faster."""
+        took = self.world.step_ns(without) if without is not None else None
+        if not means or (without is not None and not self._is_held(without, took)):
+            return without
+        search = Search(self.world, ordered((*self.asked.passes, *means)), self.make.memo)
+        search.make.beaten = self.make.beaten_by(took) if took else search.make.beaten
+        found = search.or_with_states_kept(search.fitting(budget), budget)
+        if found is None or without is None or took is None:
+            return without or found
+        other = self.world.step_ns(found)
+        if other is None or other >= took:
+            return without
+        return found.noted(_memory_returned(other, took))
+
+    def _is_held(self, run: Made, took: int | None) -> bool:
+        """Whether waits of its host make a run slower."""
+        unheld = self.world.step_ns_unheld(run)
+        return took is not None and unheld is not None and took > HELD * unheld
+
     def or_without_budget(self, within: Made, budget: int) -> Made:
         """A run within a budget, or the run without one where that keeps the budget and is faster.
 
@@ -303,3 +334,7 @@ class Search:
         freed = [(part, 0) for part in parts]
         beside = self.make.levels.to_free(budget, freed, beside_states=True) if self.make.levels.states is not None else ()
         return Limit(budget, (*beside, *self.make.levels.to_free(budget, freed)))
+
+
+def _memory_returned(step_ns: int, without_ns: int) -> Remark:
+    return said("decided", "memory-returned-faster", step_ns=step_ns, without_ns=without_ns)

@@ -38,6 +38,7 @@ from interlace.planning.tasks import (
 )
 from interlace.planning.variants import decided_for_all
 from interlace.planning.worker import Decision, RankFacts, Worker, packed, spec_of, unpacked
+from interlace.scheduler.memory.throttle import without_host_syncs
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.whole_step.orders import Orders, simulation, with_orders
@@ -322,6 +323,11 @@ class World:
         """Simulated time of a step of the whole pipeline; None if it would never end. Of `passes` those that delay
         transfers, which the plan was drafted without, are counted in."""
         found = self._step(made, passes)
+        return found[0] if found else None
+
+    def step_ns_unheld(self, made: Made) -> int | None:
+        """The same of a host that waits nowhere for the device, whatever that holds; None if it would never end."""
+        found = self._simulated([without_host_syncs(each) for each in self.plans(made)], ())
         return found[0] if found else None
 
     def joules(self, made: Made, passes: Sequence[Pass] = ()) -> float:

@@ -142,6 +142,9 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     "without-budget-faster": (
         "planned as without a budget: whole step simulated {step_ns:ms}, which keeps it; planned within it {within_ns:ms}",
     ),
+    "memory-returned-faster": (
+        "with memory given back in the order of streams the host waits less: whole step simulated {step_ns:ms}, {without_ns:ms} without",
+    ),
     "made-again": ("made again with less room: the plan held {over_bytes:size} more than the limit",),
     "no-form-judged": ("auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it",),
     "baseline-kept": (

@@ -157,12 +157,14 @@ class Beside:
         held: int = 10 * GB,
         asked: Pipeline = OPEN,
         budget: Beyond | None = None,
+        unheld: dict[int, int | None] | None = None,
     ) -> None:
         self.limits, self.means = list[object](), list[list[str]]()
         world = Told(
             {tasks.baseline_peak: [held]},
             num_ranks=1,
             step_ns=lambda made, *_: steps[made.programs[0]],
+            step_ns_unheld=lambda made: (unheld or steps)[made.programs[0]],
             bytes_over_in_step=lambda run, limit: [max(0, 10 * GB + more.get(run.programs[0], 0) - limit)],
             run=lambda *_: made(BASELINE, MOVING, None),
             facts=[SimpleNamespace(stage=0, draws=False, recomputes=False, memory_budget=budget)],
@@ -219,6 +221,57 @@ def test_without_a_budget_what_keeps_the_baselines_memory_and_is_fastest_is_take
     assert (better.taken, better.told) == (WITHIN, ["within-baseline-faster"])
     assert Beside(monkeypatch, EVERY | {WITHIN: 50}, {}).taken == UNLIMITED  # of equal ones what needs nothing more
     assert Beside(monkeypatch, EVERY | {UNLIMITED: 101, WITHIN: 102}, {}).taken == BASELINE
+
+
+def test_where_waits_of_the_host_cost_time_memory_is_given_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a budget: what waits for longer than a two-hundredth of the step is made again so, and searches have that means too."""
+    held = Beside(monkeypatch, EVERY | {UNLIMITED: 1010, LIGHTER: 1006, WITHIN: 1007, BASELINE: 2000}, {}, unheld={UNLIMITED: 1004})
+    assert (held.taken, held.told) == (LIGHTER, ["form-taken", "memory-returned-faster"])
+    assert held.means == [["offload-activations", "return-memory"]]
+    little = Beside(monkeypatch, EVERY | {UNLIMITED: 1010, LIGHTER: 1006}, {}, unheld={UNLIMITED: 1005})
+    assert (little.taken, little.means) == (WITHIN, [["offload-activations"]])
+    never = Beside(monkeypatch, EVERY | {UNLIMITED: 60}, {}, unheld={UNLIMITED: None})
+    assert (never.taken, never.means) == (UNLIMITED, [["offload-activations"]])
+
+
+@pytest.mark.parametrize(
+    ("steps", "unheld", "taken", "asked"),
+    [
+        ((1006, 900), 1000, True, 2),  # it waits for longer than a two-hundredth of the step
+        ((1004, 900), 1000, False, 1),
+        ((1006, 1006), 1000, False, 2),  # no faster
+        ((1006, None), 1000, False, 2),
+        ((None, 900), 1000, False, 1),
+        ((1006, 900), None, False, 1),
+    ],
+)
+def test_within_a_budget_memory_is_given_back_where_waits_of_the_host_cost_time(
+    monkeypatch: pytest.MonkeyPatch, steps: tuple[int | None, int | None], unheld: int | None, taken: bool, asked: int
+) -> None:
+    searches = list[Search]()
+
+    def fitting(search: Search, _: int) -> Made:
+        searches.append(search)
+        return made(len(searches), search.asked, 7)
+
+    world = Told(
+        {tasks.baseline_peak: [101]},
+        num_ranks=1,
+        step_ns=lambda run, *_: steps[run.programs[0] - 1],
+        step_ns_unheld=lambda _: unheld,
+        bytes_over=lambda *_: [0],
+    )
+    monkeypatch.setattr(Search, "fitting", fitting)
+    found = search(world).within(100, (ReturnMemory(),))
+    assert (len(searches), found.programs[0]) == (asked, 2 if taken else 1)
+    assert rules_of(found.notes) == ["memory-returned-faster"] * taken
+    assert [each.name for each in found.passes.passes if each not in OPEN.passes] == ["return-memory"] * taken
+
+
+def test_where_nothing_keeps_a_budget_it_is_tried_with_memory_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Search, "fitting", lambda search, _: made(1, search.asked, 7) if search.asked != OPEN else None)
+    world = Told({tasks.baseline_peak: [101]}, num_ranks=1, step_ns=lambda *_: 1, bytes_over=lambda *_: [0])
+    assert ReturnMemory() in search(world).within(100, (ReturnMemory(),)).passes.passes
 
 
 def test_without_a_budget_what_holds_more_than_the_baseline_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
