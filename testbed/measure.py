@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from testbed import device
-from testbed.trace import Planned, RankTrace, between_steps, since, summary, write_rank
+from testbed.trace import Planned, RankTrace, between_steps, host_around, since, summary, write_rank
 
 FOLDER_VARIABLE, GATE_VARIABLE, STEPS_VARIABLE, TRACE_VARIABLE = "TESTBED_MEASURE", "TESTBED_GATE", "TESTBED_STEPS", "TESTBED_TRACE"
 _POLL_S = 0.005
@@ -120,11 +120,13 @@ class Measurer:
 
         found = device.Trace([], [], [])
         device.end_trace(found)
-        begins_us = [1e6 * step["begin_s"] for step in self.steps if step["traced"]]
+        steps_us = [(1e6 * step["begin_s"], 1e6 * step["end_s"]) for step in self.steps if step["traced"]]
+        begins_us = [begin_us for begin_us, _ in steps_us]
         jobs, rows = planned_ops(engine._job_plan) if engine._job_plan is not None else ([], [])
         last = since(found, begins_us[-1])
         kept = RankTrace(self.rank, last, jobs, [Planned(*row) for row in rows], before.allocated, before.pinned)
-        self.trace = {**summary(kept), "still_between_us": between_steps(found, begins_us[1:])}
+        between = {"still_between_us": between_steps(found, begins_us[1:]), "host_around_us": host_around(found, steps_us)}
+        self.trace = {**summary(kept), **between}
         write_rank(self.folder / f"trace{self.rank}.msgpack", kept)
 
 

@@ -91,6 +91,19 @@ def between_steps(trace: Trace, begins_us: Sequence[float]) -> list[float]:
     return found
 
 
+def host_around(trace: Trace, steps_us: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of each step, when it was called and when it returned: microseconds from the call to its first issue, and from the last to the return.
+
+    The latter holds what the host waited for at the end, such as losses. Nothing of launched steps.
+    """
+    found = []
+    for begin_us, end_us in steps_us:
+        at_us = [each.at_us for each in trace.issues if begin_us <= each.at_us <= end_us]
+        if at_us:
+            found.append((round(at_us[0] - begin_us, 1), round(end_us - at_us[-1], 1)))
+    return found
+
+
 def align(planned: Sequence[Planned], issues: Sequence[Issue]) -> dict[int, Planned]:
     """Number of an issued operation -> the planned one it is; both lists are in host order, and either may have extras.
 

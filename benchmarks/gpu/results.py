@@ -194,7 +194,7 @@ def rows(cases: Sequence[Row], sitting: str, simulated: dict[str, Row]) -> Itera
 def _measured(found: Row, all_losses: bool) -> Row:
     step = {key: round(value, 2) for key, value in found["step_ms"].items() if key != "all"}
     longest = max(found["traced_step"], key=lambda each: each.get("device_us", 0))
-    kept = ("device_us", "busy_us", "comm_alone_us", "idle_us", "host_us", "ops_issued", "still_between_us")
+    kept = ("device_us", "busy_us", "comm_alone_us", "idle_us", "host_us", "ops_issued", "still_between_us", "host_around_us")
     buffers = found["pinned_buffers_by_step"]
     return {
         "gpus": found["gpus"],
