@@ -93,6 +93,10 @@ class Costs(ABC):
     def job_ns(self) -> int:
         """Time the host spends on one job beyond its operations."""
 
+    def between_steps_ns(self) -> int:
+        """Time the host spends between the last operation of a step and the first of the next; 0 where it is not known."""
+        return 0
+
     def for_world(self, world: int) -> Costs:
         """The same in a job of so many devices: those of a host copy at once, and share its memory."""
         return self
@@ -270,12 +274,13 @@ class GivenCosts(Costs):
         stretch: Mapping[tuple[str, str], tuple[float, float]] | None = None,
         host_ns: int = 0,
         job_ns: int = 0,
+        between_steps_ns: int = 0,
     ) -> None:
         for key, dur_ns in table.items():
             if not isinstance(dur_ns, int) or dur_ns < 0:
                 raise ConfigError(f"cost table: {key!r} is {dur_ns!r}, expected a whole number of nanoseconds >= 0")
         self._table, self._stretch = dict(table), dict(stretch or {})
-        self._host_ns, self._job_ns = host_ns, job_ns
+        self._host_ns, self._job_ns, self._between_steps_ns = host_ns, job_ns, between_steps_ns
 
     def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
         """The table's entry. Raises ConfigError where none fits and there is no `default`."""
@@ -311,6 +316,10 @@ class GivenCosts(Costs):
     def job_ns(self) -> int:
         """As given."""
         return self._job_ns
+
+    def between_steps_ns(self) -> int:
+        """As given."""
+        return self._between_steps_ns
 
 
 def _widening(category: str) -> tuple[str, ...]:

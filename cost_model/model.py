@@ -180,6 +180,10 @@ class CostModel(Costs):
         """Time the host spends on one job beyond its operations."""
         return 0 if self.is_launched else self.profile.host.job_ns
 
+    def between_steps_ns(self) -> int:
+        """As the profile says, of steps that are launched too."""
+        return self.profile.host.between_steps_ns
+
     def power(self) -> Power | None:
         """The profile's power part."""
         return self.profile.power

@@ -140,12 +140,18 @@ class Interference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, fo
 
 
 class HostCosts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """What the executor's host thread spends on issuing one operation, and on one job beyond its operations."""
+    """What the host spends.
+
+    Attributes:
+        op_ns, job_ns: The executor's thread on issuing one operation, and on one job beyond its operations.
+        between_steps_ns: From the last operation of a step to the first of the next, without what it waits for; 0: not known.
+    """
 
     op_ns: Count
     job_ns: Count
     source: Source
     note: str = ""
+    between_steps_ns: Count = 0
 
 
 class PowerSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):

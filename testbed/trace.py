@@ -92,9 +92,8 @@ def between_steps(trace: Trace, begins_us: Sequence[float]) -> list[float]:
 
 
 def host_around(trace: Trace, steps_us: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of each step, when it was called and when it returned: microseconds from the call to its first issue, and from the last to the return.
-
-    The latter holds what the host waited for at the end, such as losses. Nothing of launched steps.
+    """Of each step, which was called and returned at these times: microseconds from the call to its first issue, and from the last to the
+    return, with what the host waited for there, such as losses. Nothing of launched steps.
     """
     found = []
     for begin_us, end_us in steps_us:

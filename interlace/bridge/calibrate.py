@@ -376,7 +376,7 @@ def _op_samples(bench: Bench, quick: bool, op_ns: float) -> list[OpSample]:
 
 
 def _host_costs(bench: Bench, quick: bool) -> HostCosts:
-    """Of an operation, and of a job beyond its operations: one program against the same cut into 16.
+    """Of an operation, of a job beyond its operations, and of a run beyond its jobs: one program against the same cut into 16.
 
     Where the host executes operations itself, of one on almost nothing. Where it runs ahead, of those of training steps on almost nothing:
     such an operation has several operands, keeps results for backward and gives memory back, which costs the host more.
@@ -394,12 +394,14 @@ def _host_costs(bench: Bench, quick: bool) -> HostCosts:
     cut = median(bench.seconds(lambda: _fill(tiny, each), num_jobs, runs))
     op_s = max(0.0, (long - short) / (each * (num_jobs - 1)))
     job_s = max(0.0, (cut - short) / (num_jobs - 1) - each * op_s)
+    run_s = max(0.0, short - each * op_s - job_s)
     note = f"an operation on {TINY} elements"
     if not bench.is_serial:
         few, many = (_training_step(layers, bench, runs) for layers in TRAINED_LAYERS)
         op_s = max(0.0, (many[1] - few[1]) / (many[0] - few[0]))
         note = f"an operation of training steps on {TINY} x {TINY} elements, {many[0]} of them against {few[0]}"
-    return HostCosts(round(op_s * 1e9), round(job_s * 1e9), "measured", f"{note}; a job beyond its operations")
+    note = f"{note}; a job beyond its operations; between steps what the executor spends on a run beyond its jobs, and no script"
+    return HostCosts(round(op_s * 1e9), round(job_s * 1e9), "measured", note, round(run_s * 1e9))
 
 
 TRAINED_LAYERS = (2, 12)

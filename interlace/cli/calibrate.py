@@ -50,7 +50,12 @@ def main(args: argparse.Namespace) -> int:
     counts = f"{len(profile.ops)} operations, {len(profile.collectives)} collectives, {len(profile.copies)} copies"
     print(f"{profile.device}: {counts}")
     print(f"  matrix products {rates}; memory {profile.memory_rate.per_s / 1e9:.1f} GB/s")
-    print(f"  host {profile.host.op_ns / 1e3:.1f} us an operation, {profile.host.job_ns / 1e3:.1f} us a job")
+    host = profile.host
+    times = (
+        f"{ns / 1e3:.1f} us {of}"
+        for ns, of in ((host.op_ns, "an operation"), (host.job_ns, "a job"), (host.between_steps_ns, "between steps"))
+    )
+    print(f"  host {', '.join(times)}")
     print("  " + _power_line(profile.power, no_power))
     print(f"  written to {path}")
     return 0
@@ -98,4 +103,5 @@ def _summary(path: str, profile: DeviceProfile) -> dict[str, Any]:
         "memory_bytes_per_s": profile.memory_rate.per_s,
         "host_op_ns": profile.host.op_ns,
         "host_job_ns": profile.host.job_ns,
+        "host_between_steps_ns": profile.host.between_steps_ns,
     }

@@ -106,7 +106,7 @@ class SimInput:
         meet_first, mates: Op instances of each rendezvous. `[meets + 1]`, `[mates]`
         meet_size: How many must arrive. `[meets]`
         follow: The send whose message a buffered receive waits for, or -1.
-        host_end: When the host of each rank has issued all of its jobs if it never waits. `[num_ranks]`
+        host_end: When the host of each rank could begin the next step if it never waits. `[num_ranks]`
         job_first: Of each rank, `(job name, first op instance)`.
         absent: Rendezvous -> text that says which rank does not issue its part.
         power: What op instances draw, and the device's limit; None where clocks are constant.

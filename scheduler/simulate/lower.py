@@ -246,9 +246,12 @@ def wait_ns(program: Program, cost: Costs) -> int:
 
 
 def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[tuple[str, int]]]:
-    """Issue time of every op instance, end of the host's work, and the first op instance of each job."""
+    """Issue time of every op instance, end of the host's work, and the first op instance of each job.
+
+    The work ends where the host could begin the next step: a step takes no less time than the host needs from one to the next.
+    """
     charge = op_ns.copy()
-    job_first, at, trailing = [], 0, 0
+    job_first, at, trailing = [], 0, cost.between_steps_ns()
     following = [item + 1 for item, _ in _host_waits(program)]
     each_ns = wait_ns(program, cost) if following else 0
     for item in following:

@@ -19,14 +19,14 @@ stretched besides.
 
 `simulate/compiled.py` implements this clock exactly; `interleave/clock.py` simplifies it for one rank, for planners.
 
-The step of every rank lasts until the last op instance and the last host have finished. Each moment of it belongs to one part
-(`split_rank`):
+The step of every rank lasts until the last op instance has ended and the last host could begin the next step. Each moment of it
+belongs to one part (`split_rank`):
 
 - *compute*: a compute op runs on the rank.
 - *exposed*: none runs, and a communication or copy runs that the rank's next compute op waits for (through data, events,
   streams, or a host that it blocks); after the last compute op, any communication or copy.
 - *host*: neither, nothing that the next compute op waits for is blocked at a rendezvous, and the host is busy on the way to
-  issuing that op (after the last one: to the end of its jobs).
+  issuing that op (after the last one: to the next step).
 - *bubble*: the rest: the rank waits for other ranks.
 
 Independent of these parts, *hidden* is the time in which a communication or copy runs beside a compute op, and *idle* the time
@@ -110,7 +110,7 @@ class Result:
 
     Attributes:
         memory: Of each rank, if it was asked for.
-        host_end: When the host of each rank has issued all of its jobs. `[num_ranks]`
+        host_end: When the host of each rank has issued all of its jobs and could begin the next step. `[num_ranks]`
         power: Clock and energy of each rank; of use where `input.power` is known.
     """
 
@@ -576,7 +576,7 @@ def _waits(sim: SimInput, at: int) -> Ints:
 
 
 def host_ends(sim: SimInput, times: Times) -> Ints:
-    """When the host of each rank has issued all of its jobs. `[num_ranks]`"""
+    """When the host of each rank has issued all of its jobs and could begin the next step. `[num_ranks]`"""
     ends = sim.host_end.copy()
     for at in range(len(sim.ranks)):
         waits = _waits(sim, at)

@@ -10,7 +10,7 @@ from interlace.ir import Program
 from interlace.ir.copies import variants
 from interlace.scheduler.simulate.arrays import ONE, Options
 from interlace.scheduler.simulate.lower import lower
-from interlace.scheduler.simulate.simulator import host_ends, run, simulate
+from interlace.scheduler.simulate.simulator import Engine, host_ends, run, simulate
 from tests.scheduler.plans import Shape, rank, world
 
 ALONE = Options(peers_ready=True)
@@ -151,6 +151,16 @@ def test_a_wait_costs_the_host_what_stands_behind_it() -> None:
     assert (free.issue.tolist(), free.host_end.tolist()) == ([101, 102, 103], [103])
     assert (middle.issue.tolist(), middle.host_end.tolist()) == ([101, 102, 103 + 112], [103 + 112])
     assert (last.issue.tolist(), last.host_end.tolist()) == ([101, 102, 103], [103 + 112])
+
+
+@pytest.mark.parametrize("engine", ["plain", "compiled"])
+@pytest.mark.parametrize(("between", "step"), [(0, 31), (28, 31), (29, 32), (100, 103)])
+def test_a_step_is_no_shorter_than_the_host_needs_to_begin_the_next(engine: Engine, between: int, step: int) -> None:
+    """Three items take 10 each, the first from 1 on; the last is issued at 3. Behind a wait at the end all of it is added."""
+    cost = GivenCosts({"default": 10}, {}, 1, 0, between)
+    free, waits = (simulate([rank(HELD, f"job all forward 0: 1-3@0{wait}")], cost, engine=engine) for wait in ("", " | 3@0<3@0"))
+    assert (free.step_ns, free.ranks[0].host_ns) == (step, step - 30)
+    assert waits.step_ns == 31 + 1 + 1 + 10 + between  # a wait is two items and a copy
 
 
 def test_an_earlier_long_wait_is_not_made_up_for_by_a_later_short_one() -> None:

@@ -313,13 +313,13 @@ def test_computation_stands_still_from_one_steps_last_kernel_to_the_nexts_first(
     assert ([each.op for each in last.intervals], [each.number for each in last.issues], len(last.calls)) == ([4, 5], [4, 5], 1)
     launched = Trace([], intervals, [])
     assert between_steps(launched, [1000.0]) == []
+    assert [each.op for each in since(launched, 2100.0).intervals] == [4, 5]
 
 
 def test_time_of_the_host_before_and_behind_what_it_issues() -> None:
     issues = [Issue(at_us, "matmul", 0, number) for number, at_us in enumerate((150.0, 300.0, 1200.5, 1900.0))]
     steps_us = [(100.0, 420.0), (1000.0, 2000.0), (2500.0, 2600.0)]
     assert host_around(Trace([], [], issues), steps_us) == [(50.0, 120.0), (200.5, 100.0)]
-    assert [each.op for each in since(launched, 2100.0).intervals] == [4, 5]
 
 
 def test_times_by_kind_are_measured_predicted_and_as_the_fastest_of_each_size(tmp_path: Path) -> None:
