@@ -322,7 +322,8 @@ def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypa
     taken, judge = list[Any](), Search.judged
     monkeypatch.setattr(Drafts, "draft", draft)
     monkeypatch.setattr(Search, "judged", judged)
-    options = {"memory_budget": 76 << 20, "schedule_1f1b": {"interleave": "off"}, "split_backward": "off", "overlap_column_backward": "off"}
+    off = dict.fromkeys(("split_backward", "overlap_column_backward", "return_memory"), "off")
+    options = {"memory_budget": 76 << 20, "schedule_1f1b": {"interleave": "off"}, **off}
     make_plans([parse(layered(6))], make_config(options), GivenCosts({"default": 5}), "given")
     assert tried == list(steps)
     assert taken == [(0.393,)]
