@@ -16,6 +16,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -396,8 +397,9 @@ def shortest_ns(singles: Sequence[dict[str, Any]]) -> int:
     return round(1000 * median(row["dur_us"] for raw in singles for row in raw["samples"] if row["kind"] == "shortest"))
 
 
-def host_costs(raw: dict[str, Any], issued_us: Sequence[float]) -> HostCosts:
-    """Of Paddle's executor on this machine, as the engine sets it: an operation in training steps that the host bounds, a job by itself.
+def host_costs(raw: dict[str, Any], issued_us: Sequence[float], between_us: Sequence[float]) -> HostCosts:
+    """Of Paddle's executor on this machine, as the engine sets it: an operation in training steps that the host bounds, a job by itself,
+    and what lies between two steps of training.
 
     In `raw` `an_op_us` is the slope from 50 to 550 tiny operations on one stream, `a_job_us` what 20 jobs more add beyond their operations.
     """
@@ -410,8 +412,17 @@ def host_costs(raw: dict[str, Any], issued_us: Sequence[float]) -> HostCosts:
         f"{len(issued_us)} training steps that the host bounds ({min(issued_us):.1f} to {max(issued_us):.1f} us); "
         f"on an H200's host a tiny one alone takes {found['an_op_us']:.1f} us, "
         f"{found['an_op_us_two_streams']:.1f} us where two streams alternate, {raw['event']['an_op_us_two_streams']:.1f} us there "
-        "where memory is collected by events",
+        "where memory is collected by events; between steps, engine included, the median of "
+        f"{len(between_us)} times in training on H100 ({min(between_us) / 1e3:.1f} to {max(between_us) / 1e3:.1f} ms)",
+        between_steps_ns=round(1000 * median(between_us)),
     )
+
+
+def between_us(runs: Sequence[dict[str, Any]]) -> list[float]:
+    """Microseconds from a traced step's last issue to its return, and from the next step's call to its first issue; not behind the last
+    traced step, which waits for the device."""
+    around = (row.get("traced_step", {}).get("host_around_us") or [] for row in runs)
+    return [behind + before for steps in around for (_, behind), (before, _) in pairwise(steps)]
 
 
 def issued_us(runs: Sequence[dict[str, Any]]) -> list[float]:
@@ -523,16 +534,17 @@ def h100(
 
 def profiles() -> dict[str, DeviceProfile]:
     """All profiles of GPUs, by name."""
+    between = between_us(read("testbed_between_steps", "h100")[0]["runs"])
     h200 = build(
         read("pairs_"),
         read("oracle_"),
         read("single"),
-        host_costs(*read("testbed_host"), issued_us(read("testbed_captured")[0]["runs"])),
+        host_costs(*read("testbed_host"), issued_us(read("testbed_captured")[0]["runs"]), between),
         *read("beside_transfers"),
         alone=read("collectives"),
         together=read("copies"),
     )
-    host = host_costs(*read("testbed_host"), issued_us(read("testbed_captured", "h100")[0]["runs"]))
+    host = host_costs(*read("testbed_host"), issued_us(read("testbed_captured", "h100")[0]["runs"]), between)
     host = msgspec.structs.replace(host, note=f"{host.note}; a job as on an H200's host")
     own = h100(h200, read("single", "h100"), host, read("collectives", "h100"), read("copies", "h100"))
     alone = {"h200": h200, "h100": own}
