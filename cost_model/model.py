@@ -181,8 +181,8 @@ class CostModel(Costs):
         return 0 if self.is_launched else self.profile.host.job_ns
 
     def between_steps_ns(self) -> int:
-        """As the profile says, of steps that are launched too."""
-        return self.profile.host.between_steps_ns
+        """As the profile says; none for steps that are launched, of which it was not measured."""
+        return 0 if self.is_launched else self.profile.host.between_steps_ns
 
     def power(self) -> Power | None:
         """The profile's power part."""

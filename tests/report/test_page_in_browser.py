@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from interlace.cli import main
+from interlace.cost_model import load_profile
+from interlace.cost_model.profile import save_profile
 from interlace.planning.curve import write_sweep
 from interlace.planning.trial import Result, Told
 from interlace.report.page.write import template
@@ -74,8 +76,10 @@ MOMENTS = ("left_ns", "back_ns", "read_ns")
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("browser")
-    plan = make_plans(folder, World(pp=2, mp=2, micro_batches=4, layers=2), CONFIG)
+    folder, h200 = tmp_path_factory.mktemp("browser"), load_profile("h200")
+    no_pause = msgspec.structs.replace(h200.host, between_steps_ns=0)  # between steps of this size nothing else would be seen
+    device = save_profile(msgspec.structs.replace(h200, host=no_pause), folder / "device.json")
+    plan = make_plans(folder, World(pp=2, mp=2, micro_batches=4, layers=2), CONFIG.replace("device: h200", f"device: {device}"))
     assert main(["report", str(plan), "-o", str(folder / "report.html")]) == 0
     return folder / "report.html"
 
