@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -24,7 +25,7 @@ import traceback
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from interlace.local import processes
 from interlace.local.processes import PARENT_PIPE_VARIABLE, SAY_VARIABLE
@@ -55,6 +56,8 @@ LOADED = (device.ROOT_VARIABLE,)
 """What Paddle's import, or the testbed's plugin, leaves in the environment."""
 SEARCH_WORK = 500
 """A two-hundredth of what the search for a pair's order may spend: what it finds is as legal, and takes less than the training."""
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+"""Numbers of `mallopt`."""
 START_S = 120.0
 START = processes.start
 
@@ -168,27 +171,32 @@ def serve(target: str, address: str, ready: int, owner: int) -> None:
     engines.wait_for_engines()
     engines.plan()
     make_building_cheap()
+    keep_freed_memory()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{address}.new")
     listener.listen(64)
     os.rename(f"{address}.new", address)  # there once it listens
     os.write(ready, b"+")
     os.close(ready)
-    listener.settimeout(2.0)
+    running: dict[int, tuple[int, socket.socket]] = {}  # what tells of a rank's end -> the rank, and whom to tell
     while _is_alive(owner):
-        with contextlib.suppress(ChildProcessError):  # there is none
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        try:
+        for ended in select.select([*running, listener.fileno()], [], [], 2.0)[0]:
+            if ended in running:
+                _tell(*running.pop(ended))
+                os.close(ended)
+                continue
             connection, _ = listener.accept()
-        except TimeoutError:
-            continue
-        connection.settimeout(None)
-        if os.fork() == 0:
-            listener.close()
-            _keep(connection)
-            return
-        connection.close()
+            request = _request(connection)
+            pid = os.fork() if request else 0
+            if pid:
+                with contextlib.suppress(OSError):  # who asked has ended, and the rank will
+                    connection.sendall(f"{pid}\n".encode())
+                running[os.pidfd_open(pid)] = pid, connection
+            elif request:
+                _become(request, [listener, connection, *(other for _, other in running.values())], list(running))
+                return
+            for fd in request.fds if request else ():
+                os.close(fd)
     raise SystemExit(0)
 
 
@@ -198,6 +206,14 @@ def _is_alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def keep_freed_memory() -> None:
+    """This process and its forks give no memory back to the system: to get it anew, a page at a time, takes a fourteenth of a rank."""
+    mallopt = ctypes.CDLL(None).mallopt
+    for option, size_bytes in ((M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 1 << 30), (M_TOP_PAD, 64 << 20)):
+        if not mallopt(option, size_bytes):
+            raise OSError(f"mallopt({option}, {size_bytes}) is refused")
 
 
 def make_building_cheap() -> None:
@@ -253,32 +269,48 @@ def _collect_no_garbage() -> None:
     gc.disable()
 
 
-def _keep(connection: socket.socket) -> None:
-    """Fork the rank, tell its number and then its exit code; returns in the rank."""
+class Request(NamedTuple):
+    """A rank that somebody wants: its arguments, environment and folder, and its files: output, errors, whether the launcher lives, and where
+    it says things."""
+
+    words: list[str]
+    env: dict[str, str]
+    cwd: str
+    fds: list[int]
+
+
+def _request(connection: socket.socket) -> Request | None:
+    """What comes; None where who asked has ended."""
     size, fds, _, _ = socket.recv_fds(connection, 4, 4)
-    request = json.loads(connection.makefile("rb").read(int.from_bytes(size, "big")))
-    pid = os.fork()
-    if pid:
-        for fd in fds:
-            os.close(fd)
-        connection.sendall(f"{pid}\n".encode())
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with contextlib.suppress(OSError):
-            connection.sendall(f"{code}\n".encode())
-        os._exit(0)
-    connection.close()
+    text = connection.makefile("rb").read(int.from_bytes(size, "big"))
+    return Request(**json.loads(text), fds=fds) if text else None
+
+
+def _tell(pid: int, connection: socket.socket) -> None:
+    """The exit code of a rank that has ended."""
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(OSError), connection:
+        connection.sendall(f"{code}\n".encode())
+
+
+def _become(request: Request, sockets: Sequence[socket.socket], fds: Sequence[int]) -> None:
+    """Be the rank, without what is the server's."""
+    for each in sockets:
+        each.close()
+    for fd in fds:
+        os.close(fd)
     os.setsid()
-    output, error, alive, said = fds
+    output, error, alive, said = request.fds
     os.dup2(output, 1)
     os.dup2(error, 2)
     loaded = {name: os.environ[name] for name in LOADED if name in os.environ}
     os.environ.clear()
-    os.environ.update({**request["env"], **loaded, PARENT_PIPE_VARIABLE: str(alive), SAY_VARIABLE: str(said)})
-    os.chdir(request["cwd"])
+    os.environ.update({**request.env, **loaded, PARENT_PIPE_VARIABLE: str(alive), SAY_VARIABLE: str(said)})
+    os.chdir(request.cwd)
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     random.seed()
-    sys.argv = request["words"]
+    sys.argv = request.words
 
 
 def _leave(code: int) -> None:
