@@ -7,6 +7,7 @@ plan is stored too (`plans.json` of the device says in which archive), it is pre
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import statistics
@@ -225,8 +226,9 @@ def stored_runs(folder: Path, device: str) -> list[Row]:
 
 
 @contextmanager
-def stored_plans(folder: Path, device: str) -> Iterator[Callable[[Row], list[Program]]]:
-    """Gives a function from a run to the programs that it ran, empty where they are not stored; archives are unpacked for this time."""
+def stored_plans(folder: Path, device: str) -> Iterator[Callable[[Row], list[Path]]]:
+    """Gives a function from a run to the files of the programs that it ran, empty where they are not stored; archives are unpacked for this
+    time."""
     where = folder / device / ARCHIVES
     try:
         known = msgspec.json.decode(where.read_bytes(), type=list[Stored]) if where.is_file() else []
@@ -235,18 +237,18 @@ def stored_plans(folder: Path, device: str) -> Iterator[Callable[[Row], list[Pro
     with ExitStack() as stack:
         unpacked: dict[str, Path] = {}
 
-        def programs(row: Row) -> list[Program]:
+        def files(row: Row) -> list[Path]:
             for each in known:
                 if row["sitting"].startswith(each.sitting):
                     if each.archive not in unpacked:
                         room = stack.enter_context(tempfile.TemporaryDirectory(prefix="interlace-plans-"))
                         unpacked[each.archive] = _unpack(folder / device / each.archive, Path(room))
-                    found = _programs(unpacked[each.archive] / each.folder / row["case"], row["plan"], row["world"])
+                    found = _files(unpacked[each.archive] / each.folder / row["case"], row["plan"], row["world"])
                     if found:
                         return found
             return []
 
-        yield programs
+        yield files
 
 
 def _unpack(archive: Path, room: Path) -> Path:
@@ -258,19 +260,19 @@ def _unpack(archive: Path, room: Path) -> Path:
     return room
 
 
-def _programs(case: Path, plan: str, world: int) -> list[Program]:
+def _files(case: Path, plan: str, world: int) -> list[Path]:
     """Of a plan's folder; of Paddle's baseline, where it has none, as any other plan of the case was made from it."""
     own = case / plan
     if own.is_dir():
         files = find_dumps([own])
-        return [load(file) for file in files] if len(files) == world else []
+        return files if len(files) == world else []
     if kind_of(plan) == BASELINE:
         if plan != BASELINE:
-            return _programs(case, BASELINE, world)
+            return _files(case, BASELINE, world)
         for captured in sorted(case.glob("*/captured")):
             files = find_dumps([captured])
             if len(files) == world:
-                return [load(file) for file in files]
+                return files
     return []
 
 
@@ -281,13 +283,18 @@ def as_run(captured: Program, costs: CostModel) -> Program:
     return baseline_plan(replace(captured, ops=ops), costs)
 
 
+def _runs_as(row: Row) -> tuple[bool, bool]:
+    """Whether it is Paddle's baseline, and whether its steps are launched as a graph: with its programs, all that a prediction depends on."""
+    return kind_of(row["plan"]) == BASELINE, row["plan"].endswith(LAUNCHED)
+
+
 def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
     """The run with `now` and `limited`. Raises PlanError where the step would never end."""
-    is_baseline = kind_of(row["plan"]) == BASELINE
-    costs = CostModel(costs.profile, is_launched=True) if row["plan"].endswith(LAUNCHED) else costs
+    is_baseline, is_launched = _runs_as(row)
+    costs = CostModel(costs.profile, is_launched=True) if is_launched else costs
     if any(not program.jobs for program in programs):
         programs = [as_run(program, costs) for program in programs]
-    free, limited = (simulate(programs, costs, Options.of(GPU, power=power), with_memory=False) for power in (False, True))
+    limited, free = (simulate(programs, costs, Options.of(GPU, power=power), with_memory=False) for power in (True, False))
     place = with_paddles_jobs(IDEAL) if is_baseline else IDEAL
     peaks = [in_order(program, target=place).peak() for program in programs]
     return {
@@ -305,16 +312,21 @@ def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
 
 
 def predicted_runs(folder: Path, device: str, profile: DeviceProfile, tell: Callable[[str], None] = lambda line: None) -> list[Row]:
-    """Every stored run of a device, predicted now where its plan is stored; what fails is told, and left as it was."""
-    costs, found = CostModel(profile), []
+    """Every stored run of a device, predicted now where its plan is stored; what fails is told, and left as it was. Runs of the same
+    programs are predicted once."""
+    costs, found, known = CostModel(profile), list[Row](), dict[tuple[Any, ...], Row]()
     with stored_plans(folder, device) as plans:
         for row in stored_runs(folder, device):
             if row["plan"].endswith(SWITCHED) or row["case"].startswith(FLOAT32):
                 found.append(row)
                 continue
             try:
-                programs = plans(row)
-                found.append(predict(row, programs, costs) if programs else row)
+                files = plans(row)
+                key = (*_runs_as(row), *(hashlib.sha256(file.read_bytes()).digest() for file in files))
+                if files and key not in known:
+                    predicted = predict(row, [load(file) for file in files], costs)
+                    known[key] = {how: predicted[how] for how in ("now", "limited")}
+                found.append({**row, **known[key]} if files else row)
             except InterlaceError as error:
                 tell(f"{row['case']} {row['plan']} ({row['sitting']}): not predicted: {error}")
                 found.append(row)

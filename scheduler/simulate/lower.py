@@ -188,12 +188,12 @@ class _OpTable:
 
 
 def _table_of(program: Program, cost: Costs, options: Options) -> _OpTable:
-    """The table of a program's ops; made once for the same cost model."""
+    """The table of a program's ops; made once for the same cost model. One that has what ops draw serves where power has no limit too."""
     known = _known_tables(program)
-    key = (id(cost), program.groups, options.blocks, options.blocking, options.power)
-    if key not in known:
-        known[key] = (_OpTable.make(program, cost, options), cost)  # keeps the cost model alive, so that no other gets its id
-    return known[key][0]
+    key = (id(cost), program.groups, options.blocks, options.blocking)
+    if (*key, options.power) not in known and (*key, True) not in known:
+        known[(*key, options.power)] = (_OpTable.make(program, cost, options), cost)  # keeps the cost model alive, so that no other gets its id
+    return (known.get((*key, True)) or known[(*key, options.power)])[0]
 
 
 _known_tables: Callable[[Program], dict[Any, tuple[_OpTable, Costs]]] = once_per_ops(lambda program: {})
