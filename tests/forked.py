@@ -270,8 +270,8 @@ def _collect_no_garbage() -> None:
 
 
 class Request(NamedTuple):
-    """A rank that somebody wants: its arguments, environment and folder, and its files: output, errors, whether the launcher lives, and where
-    it says things."""
+    """A rank that somebody wants: its arguments, environment and folder, and its files: output, errors, whether the launcher lives, and
+    where it says things."""
 
     words: list[str]
     env: dict[str, str]

@@ -284,7 +284,7 @@ def as_run(captured: Program, costs: CostModel) -> Program:
 
 
 def _runs_as(row: Row) -> tuple[bool, bool]:
-    """Whether it is Paddle's baseline, and whether its steps are launched as a graph: with its programs, all that a prediction depends on."""
+    """Whether it is Paddle's baseline, and whether its steps are launched as a graph: all that a prediction depends on beside programs."""
     return kind_of(row["plan"]) == BASELINE, row["plan"].endswith(LAUNCHED)
 
 
