@@ -22,9 +22,6 @@ SEED ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-# Files of tests that `make test` runs by themselves; to look through all others for them would take longer than they take.
-IN_MAIN_THREAD = $(shell grep -l "mark.main_thread" $$(find tests -name "test_*.py"))
-
 # Processes that start by the hundred compile every module anew where bytecode is not stored.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -89,18 +86,17 @@ demo: setup
 	$(BIN)/interlace report $(OUT)/big/interlace -o $(OUT)/report.html
 
 test: setup
-	$(PYTEST) -m "not main_thread"
-	$(BIN)/python -m pytest -m main_thread $(IN_MAIN_THREAD)
+	$(PYTEST)
 
 test-fast: $(FAST)
-	$(PYTEST) --examples 0.3 -m "not paddle and not slow and not main_thread"
+	$(PYTEST) --examples 0.3 -m "not paddle and not slow"
 
 test-long: setup
-	$(PYTEST) --examples 10 -m "not paddle and not main_thread"
+	$(PYTEST) --examples 10 -m "not paddle"
 	$(PYTEST) --long -m long
 
 test-paddle: $(OTHER)/.installed
-	$(OTHER_PYTEST) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "paddle and not main_thread"
+	$(OTHER_PYTEST) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "paddle"
 
 $(OTHER)/.installed: setup.py pyproject.toml
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)

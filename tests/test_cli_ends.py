@@ -59,7 +59,7 @@ def before(function: Callable[..., Any], happens: Callable[..., Any]) -> Callabl
     return both
 
 
-@pytest.mark.main_thread
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("command", ["plan", "timeline", "check", "show"])
 def test_an_interrupted_command_leaves_nothing(
@@ -138,7 +138,7 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "script.py"
 
 
-@pytest.mark.main_thread
+@pytest.mark.slow
 def test_an_interrupted_dump_ends_its_processes(script: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """One rank is done, the other still builds."""
     monkeypatch.setattr(building, "BUILDER", [sys.executable, "-c", BUILDER])
@@ -185,7 +185,6 @@ def test_a_killed_dump_leaves_no_process(script: Path, tmp_path: Path) -> None:
     wait_until(lambda: not alive(second))
 
 
-@pytest.mark.main_thread
 def test_an_interrupted_run_leaves_no_logs(script: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
@@ -196,7 +195,6 @@ def test_an_interrupted_run_leaves_no_logs(script: Path, tmp_path: Path, monkeyp
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["script.py", "temporary"]
 
 
-@pytest.mark.main_thread
 def test_a_program_that_is_interrupted_waits_for_no_thread(dumps: Path, tmp_path: Path) -> None:
     """From outside, as a shell sees it: code 130, one line, at once, though other processes plan too."""
     code = (

@@ -152,7 +152,6 @@ def test_a_builder_that_is_killed_is_no_refusal(script: Path, tmp_path: Path) ->
     assert not list((tmp_path / "kept" / "programs").glob("*.json"))
 
 
-@pytest.mark.main_thread
 def test_after_an_interrupt_it_goes_on_where_it_was(script: Path, tmp_path: Path) -> None:
     requests: list[Any] = [Request(str(script), (word,), 0, 2) for word in ("quick", "slow")]
     one = Store(tmp_path / "kept", 1, lambda said: None)

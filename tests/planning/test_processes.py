@@ -210,7 +210,6 @@ def test_what_another_process_prints_is_not_lost(tmp_path: Path) -> None:
     assert sorted((tmp_path / "out").read_text().splitlines()) == ["rank 0", "rank 1", "rank 2"]
 
 
-@pytest.mark.main_thread
 def test_an_interrupt_is_heard_while_another_process_plans() -> None:
     """The other one hears no signal itself."""
     start = time.monotonic()
