@@ -307,10 +307,22 @@ def _become(request: Request, sockets: Sequence[socket.socket], fds: Sequence[in
     os.environ.clear()
     os.environ.update({**request.env, **loaded, PARENT_PIPE_VARIABLE: str(alive), SAY_VARIABLE: str(said)})
     os.chdir(request.cwd)
+    _take_flags(request.env)
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     random.seed()
     sys.argv = request.words
+
+
+def _take_flags(env: Mapping[str, str]) -> None:
+    """Paddle's flags that stand in the environment, which it reads when it is imported."""
+    from paddle.base.framework import _global_flags
+
+    flags = _global_flags()
+    for name, text in env.items():
+        if name.startswith("FLAGS_") and name in flags and flags.is_public(name):
+            kind = type(flags[name])
+            flags[name] = text.lower() in ("1", "true", "yes") if kind is bool else kind(text)
 
 
 def _leave(code: int) -> None:

@@ -637,7 +637,8 @@ def split_rank(rank: RankColumns, step: int, host_end: int) -> tuple[int, int, i
             exposed += parts[0]
             host += parts[1]
     spans = np.empty((len(rank.start), 2), np.int64)
-    spans[:, 0], spans[:, 1] = rank.start, rank.end
+    for item in range(len(rank.start)):  # whole columns at once take numba 2 s to compile
+        spans[item, 0], spans[item, 1] = rank.start[item], rank.end[item]
     running = covered(spans)
     hidden = compute + covered(spans[rank.side]) - running
     return compute, exposed, hidden, step - compute - exposed - host, host, step - running
@@ -745,7 +746,7 @@ def gap_spans(rank: RankColumns, low: int, high: int, busy: int, link: int, chai
 def covered(spans: Any) -> int:
     """Length of the union of intervals `[n, 2]`; an interval that ends before it starts counts as empty."""
     total, upto = 0, -1
-    for k in np.argsort(spans[:, 0], kind="mergesort"):
+    for k in np.argsort(spans[:, 0].copy(), kind="mergesort"):  # of the layout that `gaps` sorts: numba compiles one sort
         low, high = max(spans[k, 0], upto), spans[k, 1]
         if high > low:
             total += high - low

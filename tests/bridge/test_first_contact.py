@@ -52,7 +52,9 @@ def test_options_of_a_record_are_kept() -> None:
 
 
 @pytest.mark.paddle
-def test_a_flag_that_streams_do_not_bear_turns_off_what_rests_on_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_that_streams_do_not_bear_turns_off_what_rests_on_it(
+    forked: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The losses are those of Paddle alone, and what the device does is found out once."""
     said, bits = run(tmp_path, capfd, FLAGS_check_nan_inf="1")
     (kept,) = (tmp_path / "cache").glob("examined-*.json")
