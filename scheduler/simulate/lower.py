@@ -192,7 +192,8 @@ def _table_of(program: Program, cost: Costs, options: Options) -> _OpTable:
     known = _known_tables(program)
     key = (id(cost), program.groups, options.blocks, options.blocking)
     if (*key, options.power) not in known and (*key, True) not in known:
-        known[(*key, options.power)] = (_OpTable.make(program, cost, options), cost)  # keeps the cost model alive, so that no other gets its id
+        # with the cost model, which stays alive, so that no other gets its id
+        known[(*key, options.power)] = (_OpTable.make(program, cost, options), cost)
     return (known.get((*key, True)) or known[(*key, options.power)])[0]
 
 
