@@ -143,16 +143,16 @@ class Search:
 
     def run(self, work: int) -> list[int]:
         """Try moves until `work` node visits are spent; returns the best order, with its communication."""
-        begin, cools = self.work, COOLING * work
+        begin, cools, draw = self.work, COOLING * work, self.rng.random
         temperature = self._initial_temperature()
         best, best_time = list(self.order), self.time
         while self.work < begin + work:
             self.work += 1
-            found = self._unit_move() if self.rng.random() < UNIT_SHARE else self._move()
+            found = self._unit_move() if draw() < UNIT_SHARE else self._move()
             if found is None:
                 continue
             # no logarithm: libraries differ in its last bit, and ranks must agree
-            chance = self.rng.random()
+            chance = draw()
             loss = temperature * max(0.0, 1 - (self.work - begin) / cools) * chance * chance
             if self._try(*found, NEAR - loss) and self.time < best_time - NEAR:
                 best, best_time = list(self.order), self.time
@@ -163,27 +163,36 @@ class Search:
         comm = [node.dur for node in self.nodes if node.stream]
         return INITIAL_TEMPERATURE * sum(comm) / len(comm) if comm else 0.0
 
+    def _below(self, count: int) -> int:
+        """A random number below `count`, as `Random.randrange` and `Random.choice` draw it, in a third of their time."""
+        bits = count.bit_length()
+        drawn = self.rng.getrandbits(bits)
+        while drawn >= count:
+            drawn = self.rng.getrandbits(bits)
+        return drawn
+
     def _move(self) -> tuple[int, list[int]] | None:
         """Move one node a few places: the first index that changes, and the nodes from there on."""
         order, rules = self.order, self.rules
-        start = self.rng.randrange(len(order))
-        target = max(0, min(len(order) - 1, start + self.rng.choice(STEPS)))
+        start = self._below(len(order))
+        target = max(0, min(len(order) - 1, start + STEPS[self._below(len(STEPS))]))
         node = order[start]
         if start == target:
             return None
         passed = order[target:start] if target < start else order[start + 1 : target + 1]
         near = rules.pred[node] if target < start else rules.succ[node]
-        if any(other in near or not rules.may_pass(node, other) for other in passed):
-            return None
+        for other in passed:
+            if other in near or not rules.may_pass(node, other):
+                return None
         return (target, [node, *passed]) if target < start else (start, [*passed, node])
 
     def _unit_move(self) -> tuple[int, list[int]] | None:
         """Move a filler and the fillers that depend on it (a weight gradient with its sum) further."""
         order, rules = self.order, self.rules
-        start = self.rng.randrange(len(order))
+        start = self._below(len(order))
         if not self.nodes[order[start]].filler:
             return None
-        last = max(0, min(len(order) - 1, start + self.rng.choice(UNIT_STEPS)))
+        last = max(0, min(len(order) - 1, start + UNIT_STEPS[self._below(len(UNIT_STEPS))]))
         unit = [order[start]]
         first, end = (last, start) if last < start else (start, last)
         members = set(unit)
@@ -214,14 +223,14 @@ class Search:
         gain, at, end = 0.0, first, first + len(window)
         flights: list[Flights] = []
         times: list[float] = []
-        started: list[tuple[int, int]] = []
+        started: list[list[int]] = []
         worth = self._worth(window, self.worth[end] if end < len(order) else 1.0)
         while at < len(order):
             if at >= end and run.same(before[at]):
                 break
             flights.append(run.flights())
             times.append(run.step(window[at - first] if at < end else order[at]))
-            started += [(other, at) for other in run.started]
+            started.append(run.started)
             gain += took[at] * self.worth[at] - times[-1] * (worth[at - first] if at < end else self.worth[at])
             at += 1
         tail = self.tail
@@ -238,8 +247,9 @@ class Search:
         before[first:at], took[first:at] = flights, times
         self.worth[first:end] = worth
         self.live_bytes[first:end] = live_bytes[:-1]
-        for other, index in started:
-            self.position[other] = index
+        for index, others in enumerate(started, first):
+            for other in others:
+                self.position[other] = index
         self.tail = tail
         self.time -= gain
         return True
@@ -322,9 +332,12 @@ class _Run:
 
     def same(self, flights: Flights) -> bool:
         """Whether exactly these are in flight, with as much left."""
-        return len(flights) == len(self.left) and all(
-            mine.node == node and abs(mine.left - left) < NEAR for mine, (node, left) in zip(self.left, flights, strict=True)
-        )
+        if len(flights) != len(self.left):
+            return False
+        for mine, (node, left) in zip(self.left, flights, strict=True):
+            if mine.node != node or abs(mine.left - left) >= NEAR:
+                return False
+        return True
 
     def step(self, node: int) -> float:
         """Run a node and start the communication that follows it; returns the time."""
@@ -339,7 +352,7 @@ class _Run:
         else:
             if self.left:
                 for dep in search.rules.waits[node]:
-                    while any(flight.node == dep for flight in self.left):
+                    while self._flies(dep):
                         now += self._idle()
             left = item.dur
             factors = search.factors[search.kind[node]]
@@ -363,11 +376,23 @@ class _Run:
             self._trigger(node)
         return now
 
+    def _flies(self, node: int) -> bool:
+        for flight in self.left:
+            if flight.node == node:
+                return True
+        return False
+
     def _trigger(self, node: int) -> None:
+        """Start the communication that has waited for this node last, and what has waited for that."""
         search = self.search
         place, mark, first, stamp = search.position, search.mark, self.first, self.stamp
         for comm in search.rules.triggers[node]:
-            if mark[comm] != stamp and all(mark[dep] == stamp or (place[dep] < first) for dep in search.nodes[comm].deps):
+            if mark[comm] == stamp:
+                continue
+            for dep in search.nodes[comm].deps:
+                if mark[dep] != stamp and place[dep] >= first:
+                    break  # not yet
+            else:
                 mark[comm] = stamp
                 self.started.append(comm)
                 self.left.append(Flight(comm, search.dur[comm]))
@@ -399,8 +424,10 @@ class _Run:
         return step
 
     def _land(self, heads: list[Flight]) -> None:
-        if any(flight.left <= EPS for flight in heads):
-            self.left = [flight for flight in self.left if flight.left > EPS]
+        for flight in heads:
+            if flight.left <= EPS:
+                self.left = [other for other in self.left if other.left > EPS]
+                return
 
     def finish(self) -> float:
         """Time until nothing is in flight."""
