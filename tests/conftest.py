@@ -165,12 +165,13 @@ def _plans_are_proved(monkeypatch: pytest.MonkeyPatch) -> None:
 def _own_passes_go_again(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a test registers or imports from a file of its own is not there for the next one."""
     passes, path, names, folder = dict(REGISTRY), list(sys.path), list(imported), str(tmp_path_factory.getbasetemp())
-    modules = set(sys.modules)
+    modules, newest = set(sys.modules), next(reversed(sys.modules))
     yield
-    own = {kind.__module__ for name, kind in REGISTRY.items() if name not in passes} - {kind.__module__ for kind in passes.values()}
-    for name in sys.modules.keys() - modules:
-        if (name in own and "." not in name) or str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
-            del sys.modules[name]
+    if (len(sys.modules), next(reversed(sys.modules))) != (len(modules), newest):
+        own = {kind.__module__ for name, kind in REGISTRY.items() if name not in passes} - {kind.__module__ for kind in passes.values()}
+        for name in sys.modules.keys() - modules:
+            if (name in own and "." not in name) or str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+                del sys.modules[name]
     REGISTRY.clear()
     REGISTRY.update(passes)
     sys.path[:], imported[:] = path, names

@@ -135,7 +135,10 @@ def draw(words: Sequence[str], seed: int, count: int) -> list[tuple[str, Fault]]
     rng = random.Random(seed)
     by_kind: dict[str, list[tuple[str, Fault]]] = {}
     for path in files():
-        for fault in faults((ROOT / path).read_text(encoding="utf-8"), rng):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        if words and not any(word in path or word.rpartition(":")[2] in text for word in words):
+            continue
+        for fault in faults(text, random.Random(f"{seed} {path}")):
             if not words or any(word in f"{path}:{fault.function}" for word in words):
                 by_kind.setdefault(fault.kind, []).append((path, fault))
     drawn: list[tuple[str, Fault]] = []
