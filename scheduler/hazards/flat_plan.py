@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from interlace.ir import Op, OpInstance, Pipeline, Program
 from interlace.ir.copies import omitted_copies
@@ -75,6 +76,7 @@ class FlatPlan:
         index: Op instance -> index in host order.
         baseline: `(operation, key base, micro-batch)` of an access with `Version.BASELINE` -> position and micro-batch of the operation
             that writes before it in Paddle's own schedule; without an entry it finds what the step starts with.
+        tables: What a walk needs of each operation; plans of the same operations share it.
     """
 
     program: Program
@@ -92,6 +94,7 @@ class FlatPlan:
     index: dict[OpInstance, int] = field(default_factory=dict)
     baseline: dict[tuple[int, int, int], OpInstance] = field(default_factory=dict)
     num_fed: int = 0
+    tables: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def num_micro_batches(self) -> int:
@@ -108,7 +111,8 @@ def flatten(program: Program, serial: bool = False) -> FlatPlan:
     if program.pipeline not in known:
         known[program.pipeline] = _accesses_of(program)
     same = known[program.pipeline]
-    plan = FlatPlan(program, reads=same.reads, writes=same.writes, views=same.views, storages=same.storages, baseline=same.baseline)
+    shared = {name: getattr(same, name) for name in ("reads", "writes", "views", "storages", "baseline", "tables")}
+    plan = FlatPlan(program, **shared)
     _add_items(plan, serial, storages_of(program))
     _find_omitted(plan)
     return plan

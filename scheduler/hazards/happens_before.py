@@ -8,16 +8,16 @@ them waits for another stream: cost O(items x operands + waits x streams).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from interlace.ir import Op
 from interlace.ir.kinds import NO_KERNEL, is_copy, takes_events
 from interlace.ir.target import Target
 from interlace.scheduler.hazards.flat_plan import HOST, Access, FlatPlan, Version
 
 Clock = tuple[int, ...]
+Table = TypeVar("Table")
 NO_ITEM = -1
 """In the place of the index of an op instance: nothing of a stream is known to have run, or nothing wrote."""
 
@@ -105,14 +105,21 @@ class Tracer:
         never = (NO_ITEM,) * count
         self.trace = Trace(plan, tip=[never] * count, host=never, last=[NO_ITEM] * count)
         self.seen: list[Clock] = [never] * count
-        self.on_host = {value.id for value in plan.program.values if value.memory == "host"}
-        self.blocks = [self._blocks(op) for op in plan.program.ops]
+        self.blocks = self._once(("blocks", target.blocking), self._blocking)
         self.waits = self._waits()
         self.awaited = self._awaited()
         self.defined_by: dict[tuple[int, int], int] = {}
         self.used: dict[tuple[int, int], dict[int, int]] = {}
-        self.rows = [self._rows(k) for k in range(len(plan.program.ops))]
-        self.views_read = self._views_read()
+        self.rows = self._once(("rows", bool(plan.omitted)), lambda: [self._rows(k) for k in range(len(plan.program.ops))])
+        self.views_read = self._once("views read", self._views_read)
+
+    def _once(self, key: Any, make: Callable[[], Table]) -> Table:
+        """A table over operations, made for the first of the plans that share it."""
+        tables = self.plan.tables
+        if key not in tables:
+            tables[key] = make()
+        made: Table = tables[key]
+        return made
 
     def _rows(self, position: int) -> list[Row]:
         plan = self.plan
@@ -138,9 +145,13 @@ class Tracer:
             for k, accesses in enumerate(plan.reads)
         ]
 
-    def _blocks(self, op: Op) -> bool:
-        to_host = any(value in self.on_host for value in op.results)
-        return is_copy(op) and ((op.origin >= 0 and op.kind in self.target.blocking) or to_host)
+    def _blocking(self) -> list[bool]:
+        """Whether the host waits for each operation."""
+        on_host = {value.id for value in self.plan.program.values if value.memory == "host"}
+        return [
+            is_copy(op) and ((op.origin >= 0 and op.kind in self.target.blocking) or any(value in on_host for value in op.results))
+            for op in self.plan.program.ops
+        ]
 
     def _awaited(self) -> dict[int, int]:
         """Item after which the host waits -> the item that it waits for."""
@@ -150,7 +161,7 @@ class Tracer:
     def _waits(self) -> dict[int, list[tuple[int, str]]]:
         """Waiting item -> the events that it waits for; an event that is not recorded, or not recorded before, is a fault."""
         plan, waits = self.plan, defaultdict(list)
-        takes = [takes_events(op) for op in plan.program.ops]
+        takes = self._once("takes events", lambda: [takes_events(op) for op in plan.program.ops])
         for event in plan.program.events:
             record = plan.index.get(event.record, NO_ITEM)
             for item in event.waits:
