@@ -60,7 +60,7 @@ def views_of(op: Op) -> tuple[tuple[int, int], ...]:
     >>> views_of(Op(1, "pd_op.fused_linear_param_grad_add", (0, 1, 2), (3,), "backward", views=((0, 2),)))
     ()
     """
-    if op.num_blocks:
+    if op.num_blocks or not (op.views or op.inplace):
         return ()
     if op.kind == "share_data":
         return (*op.views, *op.inplace)
@@ -84,7 +84,8 @@ def is_receive(op: Op) -> bool:
 
 def is_p2p(op: Op) -> bool:
     """Whether the operation sends or receives."""
-    return op.kind in SENDS or op.kind in RECEIVES
+    kind = op.kind
+    return kind in SENDS or kind in RECEIVES
 
 
 def is_collective(op: Op) -> bool:
@@ -111,6 +112,8 @@ def ring_of(op: Op) -> int:
     -1
     """
     ring = op.attrs.get("ring_id", -1)
+    if ring == -1:
+        return -1
     alone = op.kind in ALONE_WITHOUT_RANKS and op.attrs.get("nranks", 1) == 1
     return -1 if op.kind in SILENT or alone or not isinstance(ring, int) else ring
 

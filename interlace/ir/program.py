@@ -146,7 +146,9 @@ class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_
     def reads(self) -> list[int]:
         """Ids of the operands whose contents it reads, each once: all except absent ones and those of which it needs only the shape."""
         if not self.no_buffer:
-            return [v for v in dict.fromkeys(self.operands) if v != ABSENT]
+            found = dict.fromkeys(self.operands)
+            found.pop(ABSENT, None)
+            return list(found)
         return list(dict.fromkeys(v for k, v in enumerate(self.operands) if v != ABSENT and k not in self.no_buffer))
 
     @property

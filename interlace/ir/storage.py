@@ -148,7 +148,8 @@ class Storages:
             parts = self.parts[op.operands[0]]
             self._number.setdefault(value.storage, parts[k].storage)
             return tuple(part._replace(value=value.id) for part in (parts[k], *parts[len(op.results) :]))
-        shared = ABSENT if op.num_blocks else next((op.operands[o] for r, o in (*op.inplace, *op.views) if r == k), ABSENT)
+        said = () if op.num_blocks else (*op.inplace, *op.views)
+        shared = next((op.operands[o] for r, o in said if r == k), ABSENT) if said else ABSENT
         own = self._own(op, value) if shared == ABSENT else self._of_operand(value, shared, k not in dict(op.inplace))
         others = () if value.dtype in ("null", "stack") else may_lie_in(op, k)
         if not others:
