@@ -88,7 +88,7 @@ class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
         """Once for the same program, times, bytes and names: most stages keep their plan where another has less room."""
         key = ("offload", id(program), msgspec.msgpack.encode((self, measured, names)))
         if key not in context.memo:
-            context.memo[key] = (plan_offload(program, measured, self, names, refuses=False), program)
+            context.memo[key] = (plan_offload(program, measured, self, names), program)
         found: OffloadPlan = context.memo[key][0]
         return found
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 PATIENCE = 3
 """Placements in a row that do not lower the excess before the search for a budget gives up; most searches need two or three in all."""
-SEARCH_ROUNDS = 8
-"""Bisections of the range between a refused and a feasible budget: the least feasible one is found to a 256th of it."""
 FAR = 1 << 62
 
 
@@ -77,17 +75,6 @@ class Fit:
             if not any(step(over, windows) for step in steps):
                 break
         return None
-
-    def least(self, refused: int) -> int:
-        """The least feasible budget found; `refused` is one that is not feasible."""
-        low, high = max(refused, self._bound() - 1), self.planner.peak(self.most())
-        for _ in range(SEARCH_ROUNDS):
-            if high - low <= 1:
-                break
-            middle = (low + high) // 2
-            found = self.run(middle)
-            low, high = (low, self.planner.peak(found)) if found is not None else (middle, high)
-        return high
 
     def _bound(self) -> int:
         """A lower bound of every placement's peak: each transfer as if it were alone, back just before its reader."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 
 import numpy as np
 
-from interlace.errors import BudgetError, ConfigError, PlanError
+from interlace.errors import ConfigError, PlanError
 from interlace.grouping import grouped
 from interlace.ir import Graph, Program
 from interlace.ir.program import FLOAT_DTYPES
@@ -20,7 +19,6 @@ from interlace.scheduler.offload.fit_budget import Fit, Ints, curve
 from interlace.scheduler.offload.measures import Measured
 from interlace.scheduler.offload.saved_values import Reason, Saved, Skipped, find_candidates
 from interlace.scheduler.offload.selection import Names, OffloadOptions, names_layer, names_op, unknown_names
-from interlace.units import size
 
 MOST_LOST_SAVING = 4
 """`prefetch_slack` may cost one part in this many of the saved bytes."""
@@ -28,10 +26,9 @@ SLACK_PARTS = (1.0, 0.5, 0.25)
 """Parts of `prefetch_slack` that are tried in turn."""
 
 
-def plan_offload(
-    program: Program, measured: Measured, choice: OffloadOptions, everyone: Sequence[Names] | None = None, *, refuses: bool = True
-) -> OffloadPlan:
-    """Plan offload for the scheduled program of one rank; equal inputs give equal plans.
+def plan_offload(program: Program, measured: Measured, choice: OffloadOptions, everyone: Sequence[Names] | None = None) -> OffloadPlan:
+    """Plan offload for the scheduled program of one rank; equal inputs give equal plans. Where a budget is not feasible as much as possible
+    is moved, and a note says so.
 
     Args:
         program: With jobs.
@@ -39,13 +36,11 @@ def plan_offload(
         choice: The options.
         everyone: Names of layers and operations of all ranks; without them a pattern that matches nothing on one of several stages
             is only noted.
-        refuses: Whether a budget that is not feasible is an error; else as much as possible is moved, and a note says so.
 
     Raises:
         ConfigError: A pattern matches nothing; the message lists the names there are.
-        BudgetError: The budget is not feasible; the message gives the least feasible one.
     """
-    planner = Planner(program, measured, choice, refuses)
+    planner = Planner(program, measured, choice)
     planner.check_names(everyone)
     return planner.run()
 
@@ -53,8 +48,8 @@ def plan_offload(
 class Planner:
     """Chooses candidates, places their transfers and collects why others are kept."""
 
-    def __init__(self, program: Program, measured: Measured, choice: OffloadOptions, refuses: bool = True) -> None:
-        self.program, self.choice, self.refuses = program, choice, refuses
+    def __init__(self, program: Program, measured: Measured, choice: OffloadOptions) -> None:
+        self.program, self.choice = program, choice
         self.times = measured
         self.measured = measured.out_ns is not None and measured.back_ns is not None
         self.line = Timeline.of(program, measured.op_ns)
@@ -190,25 +185,12 @@ class Planner:
             self._keep_transfers(transfers, "kept")
             return Placement()
         found = Fit(self, transfers).run(self.budget)
-        if found is None and self.refuses:
-            least = Fit(self, transfers).least(self.budget)
-            where = f"rank {self.program.rank}, stage {self.program.pipeline.stage}"
-            raise BudgetError(
-                f"{where}: offload cannot keep to a budget of {self.budget} bytes ({size(self.budget)}); the least "
-                f"feasible one is {least} bytes ({size(least)}). {self._advice()}"
-            )
         if found is None:
             found = Fit(self, transfers).most()
             self.notes.append(remark("declined", "everything-moved", peak_bytes=self.peak(found), budget_bytes=self.budget))
         tried = {transfer.key for transfer in found.tried()}
         self._keep_transfers([transfer for transfer in transfers if transfer.key not in tried], "kept")
         return found
-
-    def _advice(self) -> str:
-        chosen = ("below-floor", "other-module", "opted-out", "integer")
-        counts = Counter([*(s.reason for s in self.skipped if s.reason in chosen), *(s.reason for s in self.kept)])
-        kept = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
-        return "Raise the budget, or let more move" + (f" (kept on the device: {kept})" if kept else "")
 
     def peak(self, placed: Placement) -> int:
         """Peak of live device bytes under a placement."""

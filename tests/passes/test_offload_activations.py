@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.cost_model import GivenCosts
-from interlace.errors import ConfigError, PassError, PlanError
+from interlace.errors import ConfigError, PassError
 from interlace.ir import Program, parse, show, verify
 from interlace.passes import Pipeline
 from interlace.passes.base import Context
@@ -132,16 +132,16 @@ def test_same_inputs_same_plan(world: World, options: dict[str, Any], cost: Give
 
 @settings(max_examples=25, deadline=None)
 @given(worlds(offload=False, max_mp=1), st.integers(0, 300), cost_models, st.sampled_from([None, 1]))
-def test_any_budget_holds_or_is_refused_with_one_that_does(world: World, less: int, cost: GivenCosts, cap: int | None) -> None:
-    """Memory budget. On the result, by host order and with copies out in flight; a refusal's figure is feasible."""
+def test_any_budget_holds_or_everything_moves(world: World, less: int, cost: GivenCosts, cap: int | None) -> None:
+    """Memory budget. On the result, by host order and with copies out in flight; where it is too small, what all that can move leaves is
+    enough."""
     for program in plan(world):
         budget = max(1, peak_bytes(program) - less)
         choice = OffloadOptions(min_bytes=1, max_in_flight=cap)
-        try:
-            decided = plan_offload(program, measure(program, cost, budget), choice)
-        except PlanError as error:
-            asked, budget = budget, int(str(error).partition("least feasible one is ")[2].split()[0])
-            assert budget > asked
+        decided = plan_offload(program, measure(program, cost, budget), choice)
+        if "everything-moved" in [note.rule for note in decided.notes]:
+            assert decided.peak_bytes > budget
+            budget = decided.peak_bytes
             decided = plan_offload(program, measure(program, cost, budget), choice)
         assert decided.peak_bytes <= budget
         assert peak_bytes(apply(program, decided)) <= budget
@@ -154,9 +154,8 @@ def test_no_move_of_the_least_is_idle(world: World) -> None:
     """Memory budget. Leaving out any one transfer of a budget's plan breaks the budget (no bandwidth in the way)."""
     for program in plan(world):
         budget = peak_bytes(program) - 32
-        try:
-            decided = plan_offload(program, measure(program, costs(0), budget), OffloadOptions(min_bytes=1))
-        except PlanError:
+        decided = plan_offload(program, measure(program, costs(0), budget), OffloadOptions(min_bytes=1))
+        if "everything-moved" in [note.rule for note in decided.notes]:
             continue
         for less in without_one(decided):
             assert peak_bytes(apply(program, less)) > budget
