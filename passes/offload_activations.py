@@ -72,7 +72,7 @@ class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
         if key not in context.memo:
             context.memo[key] = (Names.of(program), measure(program, context.cost), program)
         names, measured, _ = context.memo[key]
-        return OffloadFacts(program.pipeline.stage, names, msgspec.structs.replace(measured, memory_budget=context.memory_limit))
+        return OffloadFacts(program.pipeline.stage, names, msgspec.structs.replace(measured, memory_limit=context.memory_limit))
 
     def run(self, program: Program, context: Context) -> Program:
         told: Sequence[OffloadFacts] = context.facts

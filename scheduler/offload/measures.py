@@ -1,12 +1,13 @@
-"""The durations and budgets that planning needs, and their merging over ranks that must decide alike."""
+"""The durations and limits that planning needs, and their merging over ranks that must decide alike."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from interlace.cost_model import Costs
+from interlace.cost_model.base import tables_of
 from interlace.errors import PlanError
 from interlace.ir import Op, Program, Value
 from interlace.scheduler.offload.saved_values import find_candidates
@@ -23,25 +24,31 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         op_ns: Operation id -> duration.
         out_ns, back_ns: Bytes -> duration of a copy to and from the host; None where copies were not measured: copies back are then
             issued immediately before their readers.
-        memory_budget: Limit of this rank's live device bytes, None without one.
+        memory_limit: Of this rank's live device bytes, None without one.
     """
 
     op_ns: dict[int, int]
     out_ns: dict[int, int] | None = None
     back_ns: dict[int, int] | None = None
-    memory_budget: int | None = None
+    memory_limit: int | None = None
 
 
-def measure(program: Program, cost: Costs, memory_budget: int | None = None) -> Measured:
-    """Durations by a cost model: of the program's operations, and of copies of every size that could be moved."""
-    values = {value.id: value for value in program.values}
-    groups, cost = {group.id: group for group in program.groups}, cost.for_world(program.world)
-    op_ns = {op.id: cost.op_time(op, values, groups).dur_ns for op in program.ops}
-    moved = {saved.size_bytes: values[saved.value] for saved in find_candidates(program).saved}
-    return Measured(op_ns, copy_times(moved, cost, COPY_OUT), copy_times(moved, cost, COPY_BACK), memory_budget)
+def measure(program: Program, cost: Costs, memory_limit: int | None = None) -> Measured:
+    """Durations by a cost model: of the program's operations, and of copies of every activation that could be moved."""
+    values, _ = tables_of(program)
+    return durations(program, cost, (values[saved.value] for saved in find_candidates(program).saved), memory_limit)
 
 
-def copy_times(moved: Mapping[int, Value], cost: Costs, name: str) -> dict[int, int] | None:
+def durations(program: Program, cost: Costs, moved: Iterable[Value], memory_limit: int | None) -> Measured:
+    """Durations by a cost model: of the program's operations, and of copies of some values."""
+    tables, cost = tables_of(program), cost.for_world(program.world)
+    op_ns, sizes = {op.id: cost.op_time(op, *tables).dur_ns for op in program.ops}, {value.size_bytes: value for value in moved}
+    out_ns, back_ns = (_copy_times(sizes, cost, way) for way in (COPY_OUT, COPY_BACK))
+    is_known = out_ns is not None and back_ns is not None
+    return Measured(op_ns, out_ns, back_ns, memory_limit) if is_known else Measured(op_ns, memory_limit=memory_limit)
+
+
+def _copy_times(moved: Mapping[int, Value], cost: Costs, name: str) -> dict[int, int] | None:
     """Durations of copies of these sizes, one way; None where one was not measured."""
     found = {}
     for size_bytes, value in sorted(moved.items()):
@@ -56,22 +63,22 @@ def copy_times(moved: Mapping[int, Value], cost: Costs, name: str) -> dict[int, 
 
 
 def agree(measured: Sequence[Measured]) -> Measured:
-    """Merge the input of ranks that must decide alike: the longest durations and the smallest budget.
+    """Merge the input of ranks that must decide alike: the longest durations and the smallest limit.
 
     Copies count as measured only where every rank measured them.
 
     Raises:
         PlanError: The ranks time different operations or sizes.
 
-    >>> agree([Measured({1: 5}, memory_budget=90), Measured({1: 7}, memory_budget=80)])
-    Measured(op_ns={1: 7}, out_ns=None, back_ns=None, memory_budget=80)
+    >>> agree([Measured({1: 5}, memory_limit=90), Measured({1: 7}, memory_limit=80)])
+    Measured(op_ns={1: 7}, out_ns=None, back_ns=None, memory_limit=80)
     """
-    budgets = [m.memory_budget for m in measured if m.memory_budget is not None]
+    limits = [m.memory_limit for m in measured if m.memory_limit is not None]
     return Measured(
         _slowest([m.op_ns for m in measured], "operations") or {},
         _slowest([m.out_ns for m in measured], "sizes of copies out"),
         _slowest([m.back_ns for m in measured], "sizes of copies back"),
-        min(budgets, default=None),
+        min(limits, default=None),
     )
 
 

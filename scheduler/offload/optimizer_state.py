@@ -18,15 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from interlace.cost_model import Costs
+from interlace.cost_model.base import tables_of
 from interlace.errors import ConfigError
 from interlace.grouping import grouped
-from interlace.ir import Graph, Op, OpInstance, Program, Value
+from interlace.ir import Graph, Op, OpInstance, Program
 from interlace.ir.kinds import KEYWORD, PARAMETER, is_boundary, is_comm
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.remarks import Remark, remark
 from interlace.ir.storage import Storage, is_fed
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.offload.measures import COPY_BACK, COPY_OUT, copy_times
+from interlace.scheduler.offload.measures import Measured, durations
 from interlace.scheduler.offload.selection import names_layer
 
 Ints = npt.NDArray[np.int64]
@@ -214,32 +215,13 @@ class _Finder:
                 yield from (self.graph.ops[op_id] for op_id in self.users[number])
 
 
-class StateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Input of planning besides the program and the options.
-
-    Attributes:
-        op_ns: Operation id -> duration.
-        in_ns, out_ns: Bytes -> duration of a copy to the device and to the host; None where copies were not measured.
-        memory_limit: Of this rank's live device bytes, None without one.
-    """
-
-    op_ns: dict[int, int]
-    in_ns: dict[int, int] | None = None
-    out_ns: dict[int, int] | None = None
-    memory_limit: int | None = None
+def measure_states(program: Program, cost: Costs, memory_limit: int | None = None) -> Measured:
+    """Durations by a cost model: of the program's operations, and of copies of every state that could be moved."""
+    values, _ = tables_of(program)
+    return durations(program, cost, (values[state.value] for state in find_states(program)[0]), memory_limit)
 
 
-def measure_states(program: Program, cost: Costs, memory_limit: int | None = None) -> StateFacts:
-    """Durations by a cost model: of the program's operations, and of copies of every size that could be moved."""
-    graph = Graph(program)
-    groups, cost = {group.id: group for group in program.groups}, cost.for_world(program.world)
-    op_ns = {op.id: cost.op_time(op, graph.values, groups).dur_ns for op in program.ops}
-    sizes: dict[int, Value] = {state.size_bytes: graph.values[state.value] for state in find_states(program)[0]}
-    back, out = (copy_times(sizes, cost, way) for way in (COPY_BACK, COPY_OUT))
-    return StateFacts(op_ns, back, out, memory_limit) if back and out else StateFacts(op_ns, memory_limit=memory_limit)
-
-
-def plan_states(program: Program, facts: StateFacts, options: StateOptions) -> StatePlan:
+def plan_states(program: Program, facts: Measured, options: StateOptions) -> StatePlan:
     """Decide what is moved, and where each copy in is issued: what the options say, or the least with which a memory limit is kept, or all
     that can be where that does not suffice. O(values x op instances)."""
     states, kept = find_states(program)
@@ -289,7 +271,7 @@ class _Planner:
         live: Live device bytes while each op instance runs, if nothing is moved. `[items]`
     """
 
-    def __init__(self, program: Program, facts: StateFacts, options: StateOptions) -> None:
+    def __init__(self, program: Program, facts: Measured, options: StateOptions) -> None:
         self.facts, self.options = facts, options
         self.items = [item for job in program.jobs for item in job.items]
         self.index = {item: k for k, item in enumerate(self.items)}
@@ -316,7 +298,8 @@ class _Planner:
             for group, place in zip(groups, places, strict=True)
             for state in group.states
         )
-        return StatePlan(moves, tuple(kept), self.facts.in_ns is not None, before, int(live.max(initial=0)), self._stall_ns(groups, places))
+        peak, is_measured = int(live.max(initial=0)), self.facts.back_ns is not None
+        return StatePlan(moves, tuple(kept), is_measured, before, peak, self._stall_ns(groups, places))
 
     def _limit(self, states: Sequence[State]) -> int:
         """What copies in may not pass: the limit, or without one the peak with copies in right before their users."""
@@ -374,13 +357,13 @@ class _Planner:
 
     def _stall_ns(self, groups: Sequence[_Group], places: Sequence[_Place]) -> int:
         """For how long updates wait for copies: each copy in for those before it, and for copies out whose memory it takes."""
-        if self.facts.in_ns is None or self.facts.out_ns is None:
+        if self.facts.back_ns is None or self.facts.out_ns is None:
             return 0
         link = out = update = before = 0
         out_end: list[int] = []
         for group, place in zip(groups, places, strict=True):
             free = max((end for end, earlier in zip(out_end, places, strict=False) if earlier.stop <= place.start), default=0)
-            link = max(link, free, int(self.clock[place.start])) + sum(self.facts.in_ns[s.size_bytes] for s in group.states)
+            link = max(link, free, int(self.clock[place.start])) + sum(self.facts.back_ns[s.size_bytes] for s in group.states)
             update = max(update + int(self.clock[group.at]) - before, link) + int(self.clock[group.at + 1] - self.clock[group.at])
             before = int(self.clock[group.at + 1])
             out = max(out, update) + sum(self.facts.out_ns[s.size_bytes] for s in group.states if s.is_written)
@@ -400,7 +383,7 @@ class _Planner:
         due: list[int] = []
         end = int(self.clock[-1])
         for group in reversed(groups):
-            took = sum(self.facts.in_ns[state.size_bytes] for state in group.states) if self.facts.in_ns is not None else 0
+            took = sum(self.facts.back_ns[state.size_bytes] for state in group.states) if self.facts.back_ns is not None else 0
             end = min(end, int(self.clock[group.at])) - int((1 + SLACK) * took)
             due.append(end)
         return due[::-1]

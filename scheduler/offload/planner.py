@@ -55,7 +55,7 @@ class Planner:
         self.line = Timeline.of(program, measured.op_ns)
         self.graph = Graph(program)
         self.change, self.base_bytes = order_memory(program, len(self.line.items))
-        self.budget = measured.memory_budget
+        self.budget = measured.memory_limit
         self.notes: list[Remark] = []
         self.skipped: list[Skipped] = []
         self.kept: list[Kept] = []

@@ -83,7 +83,7 @@ def at_rate(program: Program, op_ns: int, bytes_per_s: int) -> Measured:
 
 
 def decide(program: Program, op_ns: int = 100_000, bytes_per_s: int = 10_000 * MB, **options: Any) -> OffloadPlan:
-    measured = msgspec.structs.replace(at_rate(program, op_ns, bytes_per_s), memory_budget=options.pop("memory_budget", None))
+    measured = msgspec.structs.replace(at_rate(program, op_ns, bytes_per_s), memory_limit=options.pop("memory_budget", None))
     return plan_offload(program, measured, OffloadOptions(**{"min_bytes": 1 << 10, "prefetch_slack": 0.0, **options}))
 
 
@@ -347,8 +347,8 @@ def test_smallest_budget_of_the_group_counts() -> None:
     """Memory budget, ranks agree."""
     program = chain([8 * MB, 8 * MB], micro_batches=2, extra=80)
     peak = decide(program).before_peak_bytes
-    measured = msgspec.structs.replace(at_rate(program, 100_000, 10_000 * MB), memory_budget=peak - 9 * MB)
-    roomy = msgspec.structs.replace(measured, memory_budget=peak)
+    measured = msgspec.structs.replace(at_rate(program, 100_000, 10_000 * MB), memory_limit=peak - 9 * MB)
+    roomy = msgspec.structs.replace(measured, memory_limit=peak)
     assert plan_offload(program, agree([roomy, measured]), OffloadOptions()).peak_bytes <= peak - 9 * MB
 
 
@@ -392,11 +392,11 @@ def test_ranks_agree_from_unequal_measurements() -> None:
     """Ranks agree, equal plans. Slowest time, smallest budget: one decision; what one rank did not measure is unmeasured."""
     program = chain([8 * MB, 8 * MB], extra=80)
     fast, slow = at_rate(program, 90_000, 11_000 * MB), at_rate(program, 100_000, 9_000 * MB)
-    merged = agree([fast, msgspec.structs.replace(slow, memory_budget=5)])
-    assert merged == agree([msgspec.structs.replace(slow, memory_budget=5), fast])
+    merged = agree([fast, msgspec.structs.replace(slow, memory_limit=5)])
+    assert merged == agree([msgspec.structs.replace(slow, memory_limit=5), fast])
     assert merged.op_ns == slow.op_ns
     assert merged.out_ns == slow.out_ns
-    assert merged.memory_budget == 5
+    assert merged.memory_limit == 5
     assert agree([fast, Measured(fast.op_ns)]).back_ns is None
     choice = OffloadOptions(fraction=1.0)
     assert plan_offload(program, agree([fast, slow]), choice) == plan_offload(program, agree([slow, fast]), choice)
@@ -511,7 +511,7 @@ def test_each_stage_keeps_what_was_given_for_it() -> None:
 
 
 def test_ranks_keep_the_smallest_budget() -> None:
-    assert agree([Measured({1: 5}, memory_budget=90), Measured({1: 7}, memory_budget=80)]).memory_budget == 80
+    assert agree([Measured({1: 5}, memory_limit=90), Measured({1: 7}, memory_limit=80)]).memory_limit == 80
 
 
 def test_the_two_directions_of_copies_are_timed_apart() -> None:
@@ -585,7 +585,7 @@ def test_what_cannot_be_kept_moves_all_that_can_where_others_decide() -> None:
     program = chain([8 * MB, 8 * MB], micro_batches=2, extra=80)
     made = []
     for budget in (1, 50_000):
-        measured = msgspec.structs.replace(at_rate(program, 100_000, 10_000 * MB), memory_budget=budget)
+        measured = msgspec.structs.replace(at_rate(program, 100_000, 10_000 * MB), memory_limit=budget)
         made.append(plan_offload(program, measured, OffloadOptions(min_bytes=1)))
         assert (made[-1].notes[0].rule, made[-1].notes[0].numbers["budget_bytes"]) == ("everything-moved", budget)
     assert made[0].moves == made[1].moves
