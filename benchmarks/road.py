@@ -34,7 +34,7 @@ FULL = ("--preset", "llama-7b", "--layers", "32", "--pp", str(PP), "--mp", str(M
 SMALL = ("--layers", "4", "--hidden", "32", "--heads", "4", "--pp", str(PP), "--mp", str(MP), "--lazy")
 HALF = ("--amp", "O2", "--master-grad", "--attention", "flash")
 PARTS = {"capture": "capture", "make_plan": "passes", "require_safe": "checks", "lower": "lowering"}
-"""Functions of the hook -> the part of the road they are."""
+"""Functions of `bridge/modes.py` -> the part of the road they are."""
 
 
 class Built(BaseException):
@@ -197,7 +197,7 @@ def _prepare() -> tuple[Any, Any, Timers, list[Any]]:
     os.environ["INTERLACE_CONFIG"] = "overlap"
     from paddle.distributed.auto_parallel.static.engine import Engine
 
-    from interlace.bridge import hook
+    from interlace.bridge import hook, modes
     from interlace.cpu import dynamic, half
     from interlace.local.build_rank import LonelyTransport
 
@@ -206,9 +206,9 @@ def _prepare() -> tuple[Any, Any, Timers, list[Any]]:
     hook.install()
     sys.path.insert(0, str(ROOT / "examples"))
     timers, plans = Timers(), []
-    hook.make_plan = plan_among_neighbours
+    modes.make_plan = plan_among_neighbours
     for name, part in PARTS.items():
-        timers.wrap(hook, name, part, plans.append if name == "make_plan" else None)
+        timers.wrap(modes, name, part, plans.append if name == "make_plan" else None)
     timers.wrap(hook, "_plan_pipeline", "plan")
     timers.wrap(Engine, "_build", "build")
     timers.wrap(Engine, "_parallel_pir", "parallel", _stop)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 import paddle
@@ -16,6 +16,7 @@ import paddle
 from interlace.bridge.agree import require_agreement
 from interlace.bridge.capture import Captured
 from interlace.bridge.guard import Fault, Lasting, NotBuiltError, OneBuild, Verdict, agreed, attempt, fault_of, report_fault
+from interlace.bridge.modes import Mode, ModeMaker
 from interlace.bridge.profiles import known_name
 from interlace.bridge.targets import Device
 from interlace.config import BUDGET, Config, parse_budget
@@ -34,7 +35,6 @@ from interlace.planning.variants import is_open
 from interlace.planning.worker import digest_of
 from interlace.report.measured import trial_lines
 from interlace.report.plan import PlanReport
-from interlace.scheduler.hazards import RankComm
 from interlace.units import ms, size
 from interlace.version import VERSION
 
@@ -43,30 +43,6 @@ VARIABLE = "INTERLACE_TUNE"
 CONFIGURED = "Interlace's plan"
 TWIN = "the same plan as"
 """How a trial says why a plan is not tried that is another one already."""
-
-
-class Runnable(Protocol):
-    """What an engine runs in one mode (`hook.Mode`)."""
-
-    report: PlanReport
-    lowered: Any
-    to_compare: RankComm | None
-
-
-class Making(Protocol):
-    """How the plans of one mode are made."""
-
-    def capture(self) -> Captured:
-        """Capture the program that Paddle built."""
-        ...
-
-    def build(self, config: Config, is_first: bool) -> Runnable:
-        """Plan, prove and lower it; `is_first`: Paddle's engine goes on with the programs before anything runs."""
-        ...
-
-    def paddles(self, report: PlanReport, is_first: bool) -> Runnable:
-        """Paddle's baseline, beside a plan of ours that says why; `is_first`: it is the engine's first plan of the mode."""
-        ...
 
 
 def is_tuned(config: Config, device: Device) -> bool:
@@ -111,7 +87,7 @@ class Entrant:
     """
 
     contender: Contender
-    mode: Runnable
+    mode: Mode
     executors: OneBuild
     has_run: bool = False
 
@@ -120,20 +96,16 @@ class Tuning:
     """The plans of one mode of an engine.
 
     Args:
-        engine: Paddle's.
-        mode: `train`, `eval` or `predict`.
+        maker: How plans are made.
         config: As the user gave it.
         device: What programs are built for.
         peers: The ranks of the run, which do the same at the same time.
-        making: How plans are made.
         use: Takes what the engine is to run next.
     """
 
-    def __init__(
-        self, engine: Any, mode: str, config: Config, device: Device, peers: Peers | None, making: Making, use: Callable[[Any], None]
-    ) -> None:
-        self.engine, self.mode, self.config, self.device = engine, mode, config, device
-        self.peers, self.making, self.use = peers, making, use
+    def __init__(self, maker: ModeMaker, config: Config, device: Device, peers: Peers | None, use: Callable[[Mode], None]) -> None:
+        self.maker, self.config, self.device, self.peers, self.use = maker, config, device, peers, use
+        self.engine, self.mode = maker.engine, maker.mode
         self.env = paddle.distributed.ParallelEnv()
         self.folder = Path(config.dump or config.plan or cache_folder())
         self.store: Store | None = None
@@ -151,7 +123,7 @@ class Tuning:
 
     def begin(self) -> Any:
         """What the engine runs first."""
-        captured, failure = attempt(self.making.capture)
+        captured, failure = attempt(self.maker.capture)
         verdict = agreed(self.peers, "program captured", fault_of(failure) if failure else Fault())
         if verdict is None:
             self.captured = captured
@@ -206,7 +178,7 @@ class Tuning:
         start_ns = time.perf_counter_ns()
         self.reserved_bytes = self.device.reserved_bytes()
         if contender.is_paddles and is_alone:
-            mode = self.making.paddles(self.shown, is_first)
+            mode = self.maker.paddles(self.shown, is_first)
         else:
             mode, failure = attempt(lambda: self._built(contender, is_first))
             verdict = agreed(self.peers, "plan built", fault_of(failure) if failure else Fault())
@@ -242,10 +214,10 @@ class Tuning:
         self.trial.drop(why)
         self._settle_if_taken()
 
-    def _built(self, contender: Contender, is_first: bool) -> Runnable:
+    def _built(self, contender: Contender, is_first: bool) -> Mode:
         if contender.is_paddles:
-            return self.making.paddles(self.shown, is_first)
-        made = self.making.build(changed(self.config, contender.options or {}), is_first)
+            return self.maker.paddles(self.shown, is_first)
+        made = self.maker.build(changed(self.config, contender.options or {}), is_first)
         if made.to_compare is not None:
             require_agreement(made.report.plan, made.to_compare, self.device.target)
             made.to_compare = None
@@ -430,16 +402,12 @@ class Tuning:
             self._dump_taken()
         if trial.taken is None or self.mode != "train" or self.known or self.store is None:
             return
-        if self.is_again:
-            for line in trial_lines(told_of(trial)):
-                say(line)
-            return
-        choice = TrialOutcome(trial.taken, tuple(trial.results()), trial.steps)
-        where = (
-            f"; kept in {self.store.choice_path}" if self.store.write(choice) else f"; {self.folder} cannot be written, so it is not kept"
-        )
         for line in trial_lines(told_of(trial)):
             say(line)
+        if self.is_again:
+            return
+        is_kept = self.store.write(TrialOutcome(trial.taken, tuple(trial.results()), trial.steps))
+        where = f"; kept in {self.store.choice_path}" if is_kept else f"; {self.folder} cannot be written, so it is not kept"
         say(f"the next run of the same programs takes it without a trial{where}")
 
     def _dump_taken(self) -> None:

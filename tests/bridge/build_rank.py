@@ -52,9 +52,9 @@ def built(rank: int, world: int, how: str, arguments: list[str]) -> dict[str, An
 
     dynamic.patch(LonelyTransport(rank, world))  # type: ignore[arg-type]
     sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-    from interlace.bridge import hook
+    from interlace.bridge import modes
 
-    hook.peers_of = lambda program: None  # type: ignore[assignment] - there are no others to plan with
+    modes.peers_of = lambda program: None  # type: ignore[assignment] - there are no others to plan with
     engine = built_engine(how, arguments)
     plan = engine._job_plan
     jobs = [[job.type(), job.micro_batch_id()] for job in plan.job_list()]

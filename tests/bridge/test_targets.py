@@ -13,7 +13,7 @@ paddle = pytest.importorskip("paddle")
 from paddle.base.libpaddle import pir  # noqa: E402
 
 from interlace import notice  # noqa: E402
-from interlace.bridge import calibrate, hook  # noqa: E402
+from interlace.bridge import calibrate, modes  # noqa: E402
 from interlace.bridge.capture import Captured, capture  # noqa: E402
 from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, STACK_JOB, Lowered, Names, kept_names, lower  # noqa: E402
 from interlace.bridge.targets.base import PINNED_PREFIX  # noqa: E402
@@ -301,12 +301,12 @@ def test_fetches_for_which_outputs_are_read_late_are_said(monkeypatch: pytest.Mo
     value = next(op.results[0] for op in made.program.ops if op.name == "pd_op.matmul")
     source = made.captured.source_ops[Graph(made.program).producer_op(value).origin].result(0)  # type: ignore[union-attr]
     values.add(source, source)
-    monkeypatch.setattr(hook, "choose_device", lambda: made.device)
+    monkeypatch.setattr(modes, "choose_device", lambda: made.device)
     monkeypatch.setattr(notice, "SAID", set())
     report: Any = SimpleNamespace(plan=SimpleNamespace(program=made.program), measured=measured)
-    mode = hook.Mode(report, made.captured, made.lowered, values)
+    mode = modes.Mode(report, made.captured, made.lowered, values)
     for asked in ([source], [], [source]):
-        assert len(hook._translate(None, mode, asked, check=False)) == len(asked)
+        assert len(mode.fetched(asked, check=False)) == len(asked)
         assert (mode.lowered.is_read_early, measured.late_fetches) == (not asked, len(asked))
     assert capfd.readouterr().err == f"interlace: {Measured(late_fetches=1).late_line()}\n"
 
