@@ -102,7 +102,7 @@ def _missing_reader(needs: Needs, fault: Fault) -> MissingReader | None:
     value = next((a.value for a in accesses if a.base + a.stride * micro_batch == fault.key), ABSENT)
     if value == ABSENT or plan.micro_batch[last] != micro_batch:
         return None
-    return MissingReader(needs.item(use)[0], value, needs.item(last)[0], _waiter(needs, use, last))
+    return MissingReader(plan.op_of(use).id, value, plan.op_of(last).id, _waiter(needs, use, last))
 
 
 def _waiter(needs: Needs, use: int, last: int) -> int:
@@ -112,9 +112,9 @@ def _waiter(needs: Needs, use: int, last: int) -> int:
         if plan.job[item] != plan.job[last]:
             break
         alike = plan.stream[item] == 0 and plan.micro_batch[item] == plan.micro_batch[last]
-        same_part = plan.program.ops[plan.op[item]].role == plan.program.ops[plan.op[last]].role
+        same_part = plan.op_of(item).role == plan.op_of(last).role
         if alike and same_part and needs.trace.before(use, item):
-            return needs.item(item)[0]
+            return plan.op_of(item).id
     return -1
 
 

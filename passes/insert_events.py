@@ -12,6 +12,7 @@ from interlace.ir import Event, OpInstance, Program, describe
 from interlace.ir.kinds import takes_events
 from interlace.ir.storage import with_fetches
 from interlace.passes.base import Context, Pass, register
+from interlace.scheduler.hazards.flat_plan import FlatPlan
 from interlace.scheduler.hazards.missing_orders import Needs, needs_of
 from interlace.scheduler.whole_step.orders import merged
 
@@ -82,16 +83,17 @@ def events_of(program: Program, known: Iterable[Event] = (), memo: dict[Any, Any
 
 def _missed(needs: Needs) -> list[tuple[OpInstance, OpInstance]]:
     """Missing orders as pairs: the op instance to record an event after, and the one that must wait for it."""
-    index, takes = needs.trace.plan.index, [takes_events(op) for op in needs.trace.plan.program.ops]
-    pairs = [*needs.orders, *needs.carried, *((needs.item(fault.first), needs.item(fault.second)) for fault in needs.frees)]
-    placed = (_where_events_are_taken(needs, takes, index[record], index[wait]) for record, wait in pairs if record != wait)
-    return list(dict.fromkeys((needs.item(record), needs.item(wait)) for record, wait in placed))
+    plan = needs.trace.plan
+    takes = [takes_events(op) for op in plan.program.ops]
+    pairs = [(plan.index[record], plan.index[wait]) for record, wait in (*needs.orders, *needs.carried)]
+    pairs += [(fault.first, fault.second) for fault in needs.frees]
+    placed = (_where_events_are_taken(plan, takes, record, wait) for record, wait in pairs if record != wait)
+    return list(dict.fromkeys((plan.item(record), plan.item(wait)) for record, wait in placed))
 
 
-def _where_events_are_taken(needs: Needs, takes: Sequence[bool], record: int, wait: int) -> tuple[int, int]:
+def _where_events_are_taken(plan: FlatPlan, takes: Sequence[bool], record: int, wait: int) -> tuple[int, int]:
     """A pair as it is; where the executor takes no event, the next op instance on the recorder's stream, or the one before on the
     waiter's, that has one. The pair as it is if there is none, which the next walk finds missing again."""
-    plan = needs.trace.plan
     between = range(record, wait + 1)
     after = next((k for k in between if plan.stream[k] == plan.stream[record] and takes[plan.op[k]]), record)
     before = next((k for k in reversed(between) if plan.stream[k] == plan.stream[wait] and takes[plan.op[k]]), wait)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from interlace.errors import ConfigError, PlanError
+from interlace.ir.program import Pipeline
 
 _TOKEN = re.compile(r"([0-9]{1,9})([FBRSIW])(?:\.([0-9]{1,9}))?")
 _STAGE = re.compile(r"\s*[0-9]{1,9}\s*")
@@ -179,6 +180,11 @@ def find_schedule(name: str) -> Schedule:
     if name not in SCHEDULES:
         raise ConfigError(f"schedule {name!r} is not known; there are {sorted(SCHEDULES)}")
     return SCHEDULES[name]
+
+
+def baseline_row(pipe: Pipeline) -> list[Slot]:
+    """The slots of Paddle's own schedule on the stage of a pipeline. Raises ConfigError as `find_schedule`."""
+    return find_schedule(pipe.schedule)(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
 
 
 def pair_up(slots: list[Slot]) -> list[Slot]:

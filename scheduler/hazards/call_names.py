@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from interlace.ir import describe
 from interlace.scheduler.hazards.finding import Where, stream_text, where
 from interlace.scheduler.hazards.flat_plan import HOST
 from interlace.scheduler.hazards.happens_before import NO_ITEM, Trace
@@ -47,18 +48,16 @@ def _answer(trace: Trace, rank: int, items: list[int], ask: CallQuery) -> CallAn
 
 
 def _where(trace: Trace, item: int, rank: int) -> Where:
-    plan = trace.plan
-    return where(rank, plan.program.ops[plan.op[item]], plan.micro_batch[item])
+    return where(rank, trace.plan.op_of(item), trace.plan.micro_batch[item])
 
 
 def _reason(trace: Trace, earlier: int, item: int) -> str:
     """Why a call waits for an earlier one: same stream, same ring, or the chain of events and data between them."""
     plan = trace.plan
     if plan.stream[earlier] == plan.stream[item]:
-        return f"earlier on {stream_text(plan.program.ops[plan.op[item]].stream)}"
+        return f"earlier on {stream_text(plan.op_of(item).stream)}"
     if not trace.before(earlier, item):
-        ops = [plan.program.ops[plan.op[k]] for k in (earlier, item)]
-        return "next on the same ring" if ops[0].group == ops[1].group else "ordered after it"
+        return "next on the same ring" if plan.op_of(earlier).group == plan.op_of(item).group else "ordered after it"
     path = _path(trace, earlier, item)
     return "through " + ", ".join(path) if path else "ordered after it"
 
@@ -91,7 +90,6 @@ def _hops(trace: Trace, came: dict[int, tuple[int, str]], at: int, item: int) ->
     while at != item:
         nxt, why = came[at]
         if why:
-            op = trace.plan.program.ops[trace.plan.op[nxt]]
-            hops.append(f"{why} to #{op.id} {op.name}" + (f" ({op.layer})" if op.layer else ""))
+            hops.append(f"{why} to {describe(trace.plan.op_of(nxt))}")
         at = nxt
     return hops[:6]

@@ -46,14 +46,10 @@ class Proof:
     comms: list[RankComm]
 
 
+@rarely_collected()  # Python's collector takes a quarter of the time else, and finds nothing
 def prove(programs: Sequence[Program], target: Target) -> Proof:
     """Check as `check` does; returns the communication of each rank as well."""
     _same_world(programs)
-    with rarely_collected():  # Python's collector takes a quarter of the time else, and finds nothing
-        return _prove(programs, target)
-
-
-def _prove(programs: Sequence[Program], target: Target) -> Proof:
     walked: dict[bytes, tuple[Trace, list[Fault], Skeleton]] = {}
     traces: dict[int, Trace] = {}
     findings: list[Finding] = []

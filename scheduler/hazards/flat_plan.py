@@ -15,7 +15,7 @@ from interlace.ir import Op, OpInstance, Pipeline, Program
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import NO_KERNEL, SHADOW_OUTPUT, is_boundary, stream_of
 from interlace.ir.per_ops import once_per_ops
-from interlace.ir.schedule import find_schedule
+from interlace.ir.schedule import baseline_row
 from interlace.ir.storage import Part, Storage, Storages, collect_items, feed_items, storages_of
 
 
@@ -100,6 +100,14 @@ class FlatPlan:
     def num_micro_batches(self) -> int:
         """Micro-batches of a step."""
         return self.program.pipeline.num_micro_batches
+
+    def op_of(self, index: int) -> Op:
+        """The operation at an index in host order."""
+        return self.program.ops[self.op[index]]
+
+    def item(self, index: int) -> OpInstance:
+        """The op instance at an index in host order."""
+        return self.op_of(index).id, self.micro_batch[index]
 
     def storage(self, key: int) -> Storage:
         return self.storages[key // self.num_micro_batches]
@@ -231,8 +239,8 @@ def _take_baseline_order(plan: FlatPlan) -> None:
     Such state is persistable, written in one part (forward or backward of a model chunk) and used in another (a buffer that forward
     updates and backward reads). Only Paddle's order of jobs says which write each access finds, and with it the bits that a plan must keep.
     """
-    program, pipe = plan.program, plan.program.pipeline
-    if pipe.schedule not in PIPELINES:
+    program = plan.program
+    if program.pipeline.schedule not in PIPELINES:
         return
     shared = _shared_by_parts(plan)
     if not shared:
@@ -242,8 +250,7 @@ def _take_baseline_order(plan: FlatPlan) -> None:
         op = program.ops[position]
         parts["F" if op.role == "forward" else "B", op.chunk].append(position)
     writer: dict[int, OpInstance] = {}
-    row = find_schedule(pipe.schedule)(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
-    for part in (part for slot in row for part in slot.parts):
+    for part in (part for slot in baseline_row(program.pipeline) for part in slot.parts):
         for position in parts[part.kind, part.chunk]:
             for access in (*plan.reads[position], *plan.writes[position]):
                 if access.base in shared and access.version != Version.ANY:

@@ -37,12 +37,7 @@ class Needs:
     trace: Trace
     orders: tuple[tuple[OpInstance, OpInstance], ...]
     frees: tuple[Fault, ...]
-    carried: tuple[tuple[OpInstance, OpInstance], ...] = ()
-
-    def item(self, index: int) -> OpInstance:
-        """The op instance at an index in host order."""
-        plan = self.trace.plan
-        return plan.program.ops[plan.op[index]].id, plan.micro_batch[index]
+    carried: tuple[tuple[OpInstance, OpInstance], ...]
 
 
 def needs_of(program: Program, memo: dict[Any, Any] | None = None) -> Needs:
@@ -57,14 +52,14 @@ def needs_of(program: Program, memo: dict[Any, Any] | None = None) -> Needs:
 
 
 def _needs_of(program: Program) -> Needs:
-    trace = Tracer(flatten(program), STRICT, supply=True).run()
-    found = Needs(trace, (), tuple(freed_in_use(trace, STRICT)))
-    orders = [(found.item(before), found.item(item)) for before, item in trace.wanted]
+    plan = flatten(program)
+    trace = Tracer(plan, STRICT, supply=True).run()
     faults = overlapping_steps(trace, STRICT)
     behind_start = _behind_start(trace, [fault for fault in faults if _is_kept_on_host(trace, fault)])
     carried = [*behind_start, *(_carried(trace, fault) for fault in faults if not _is_kept_on_host(trace, fault))]
-    pairs = [(found.item(before), found.item(item)) for before, item in carried if before < item]
-    return Needs(trace, tuple(orders), found.frees, tuple(dict.fromkeys(pairs)))
+    orders = tuple((plan.item(before), plan.item(item)) for before, item in trace.wanted)
+    pairs = dict.fromkeys((plan.item(before), plan.item(item)) for before, item in carried if before < item)
+    return Needs(trace, orders, tuple(freed_in_use(trace, STRICT)), tuple(pairs))
 
 
 def _is_kept_on_host(trace: Trace, fault: Fault) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from interlace.errors import PlanError
 from interlace.ir import OpInstance, Program, describe
 from interlace.ir.effects import is_ordered, why_ordered
-from interlace.ir.schedule import find_schedule
+from interlace.ir.schedule import baseline_row
 from interlace.scheduler.hazards.flat_plan import FlatPlan
 from interlace.scheduler.hazards.happens_before import Fault
 
@@ -32,7 +32,7 @@ def draws_out_of_order(plan: FlatPlan) -> list[Fault]:
 def _require_all(plan: FlatPlan, found: Sequence[int], baseline: Sequence[OpInstance]) -> None:
     """Refuse a plan that leaves a draw out, or makes one that Paddle's own schedule does not make."""
     program = plan.program
-    made = Counter((program.ops[plan.op[item]].id, plan.micro_batch[item]) for item in found)
+    made = Counter(map(plan.item, found))
     expected = Counter(baseline)
     wrong = sorted(item for item in {*made, *expected} if made[item] != expected[item])
     if wrong:
@@ -47,11 +47,14 @@ def _require_all(plan: FlatPlan, found: Sequence[int], baseline: Sequence[OpInst
 
 def baseline_draws(program: Program) -> list[OpInstance]:
     """Every draw of a step in the order of Paddle's own schedule."""
-    pipe = program.pipeline
     parts: dict[tuple[str, int], list[int]] = defaultdict(list)
     for op in program.ops:
         if is_ordered(op):
             kind = "O" if op.role == "optimize" else "F" if op.role == "forward" else "B"
             parts[kind, 0 if kind == "O" else op.chunk].append(op.id)
-    slots = find_schedule(pipe.schedule)(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
-    return [(op_id, part.micro_batch) for slot in slots for part in slot.parts for op_id in parts[part.kind, part.chunk]]
+    return [
+        (op_id, part.micro_batch)
+        for slot in baseline_row(program.pipeline)
+        for part in slot.parts
+        for op_id in parts[part.kind, part.chunk]
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from interlace.ir import ABSENT, Op, Program, describe
+from interlace.ir import ABSENT, Program, describe
 from interlace.ir.effects import why_ordered
 from interlace.ir.kinds import takes_events
 from interlace.scheduler.hazards.finding import Finding, Kind, item_text, where
@@ -24,12 +24,7 @@ class Words:
         """An op instance by operation, layer, micro-batch and stream."""
         if item == NO_ITEM:
             return "an operation that no job runs"
-        plan = self.trace.plan
-        return item_text(plan.program.ops[plan.op[item]], plan.micro_batch[item])
-
-    def op(self, item: int) -> Op:
-        """The operation of an op instance."""
-        return self.trace.plan.program.ops[self.trace.plan.op[item]]
+        return item_text(self.trace.plan.op_of(item), self.trace.plan.micro_batch[item])
 
     @property
     def first(self) -> str:
@@ -42,16 +37,9 @@ class Words:
         return self.item(self.fault.second)
 
     @property
-    def why_ordered(self) -> str:
-        """What the second does that its order decides."""
-        plan = self.trace.plan
-        return why_ordered(plan.program.ops[plan.op[self.fault.second]])
-
-    @property
     def on_device(self) -> bool:
         """Whether the storage is device memory."""
-        plan = self.trace.plan
-        return plan.storage(self.fault.key).memory == "device"
+        return self.trace.plan.storage(self.fault.key).memory == "device"
 
     @property
     def storage(self) -> str:
@@ -66,7 +54,7 @@ class Words:
     @property
     def mend(self) -> str:
         """The event that would order the second after the first."""
-        first, second = self.op(self.fault.first), self.op(self.fault.second)
+        first, second = (self.trace.plan.op_of(each) for each in (self.fault.first, self.fault.second))
         a, b = (f"#{op.id}@{self.trace.plan.micro_batch[k]}" for op, k in ((first, self.fault.first), (second, self.fault.second)))
         after = f"after {a}" if takes_events(first) else f"after a kernel that follows {a} on its stream ({a} records none)"
         before = f"before {b}" if takes_events(second) else f"before a kernel that precedes {b} on its stream ({b} waits for none)"
@@ -84,7 +72,7 @@ def _value_text(program: Program, value: int) -> str:
 def finding_of(trace: Trace, fault: Fault, rank: int) -> Finding:
     plan = trace.plan
     shown = [item for item in dict.fromkeys((fault.first, fault.second, fault.expected)) if item != NO_ITEM]
-    items = tuple(where(rank, plan.program.ops[plan.op[item]], plan.micro_batch[item]) for item in shown)
+    items = tuple(where(rank, plan.op_of(item), plan.micro_batch[item]) for item in shown)
     kind, message, remedy = _TEXTS[fault.kind](Words(trace, fault))
     return Finding(kind, (rank,), items, f"rank {rank}: {message}", remedy)
 
@@ -103,10 +91,8 @@ def _race_write(w: Words) -> Text:
 
 def _lost_wait(w: Words) -> str:
     """The remedy if there is an event, but operations of the waiting kind lose it."""
-    plan = w.trace.plan
-    op = plan.program.ops[plan.op[w.fault.second]]
-    item = (op.id, plan.micro_batch[w.fault.second])
-    if op.kind == "memcpy_d2h" and any(item in event.waits for event in plan.program.events):
+    plan, second = w.trace.plan, w.fault.second
+    if plan.op_of(second).kind == "memcpy_d2h" and any(plan.item(second) in event.waits for event in plan.program.events):
         return "memcpy_d2h loses its waits if no operand is computed in its job: use memcpy, or put an operation that waits before it"
     return ""
 
@@ -158,7 +144,7 @@ def _no_event(w: Words) -> Text:
 
 
 def _draw(w: Words) -> Text:
-    message = f"{w.second} runs at the position of {w.first} in Paddle's own schedule; it {w.why_ordered}"
+    message = f"{w.second} runs at the position of {w.first} in Paddle's own schedule; it {why_ordered(w.trace.plan.op_of(w.fault.second))}"
     return "draw-order", message, "keep such operations in the order of Paddle's own schedule: one generator gives the numbers of all"
 
 

@@ -235,7 +235,7 @@ def _waits(trace: Trace, items: Sequence[int], target: Target) -> list[list[int]
     for item in items:
         clock, stream = trace.clock[item], plan.stream[item]
         sources = [_last_at(earlier, clock[s] if s != stream else item) for s, earlier in enumerate(by_stream)]
-        group = plan.program.ops[plan.op[item]].group
+        group = plan.op_of(item).group
         sources.append(ring.get(group, NO_ITEM) if target.ring_is_serial else NO_ITEM)
         found.append([number[source] for source in dict.fromkeys(sources) if source != NO_ITEM])
         ring[group] = item

@@ -6,7 +6,7 @@ import re
 
 from interlace.ir import Graph, Job, Op, Program
 from interlace.ir.kinds import is_boundary, is_receive, is_send
-from interlace.ir.schedule import Part, find_schedule
+from interlace.ir.schedule import Part, baseline_row
 from interlace.scheduler.interleave.planner import PartOps, chain_ops
 
 KIND_NAMES = {
@@ -72,10 +72,9 @@ def baseline_jobs(program: Program) -> tuple[Job, ...]:
     """The jobs of Paddle's own schedule for this rank, each in program order.
 
     Raises:
-        ConfigError: As `find_schedule`.
+        ConfigError: As `baseline_row`.
     """
-    pipe = program.pipeline
-    slots = find_schedule(pipe.schedule)(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
+    slots = baseline_row(program.pipeline)
     parts = Parts(program, {part.kind for slot in slots for part in slot.parts})
     return tuple(job for slot in slots for part in slot.parts if (job := job_of(part, parts)).items)
 
