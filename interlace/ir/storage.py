@@ -252,13 +252,11 @@ class Storages:
         """Results that share their operand's memory: nothing is written, but from this operation on the executor knows the variable."""
         return [op.results[result] for result, _ in views_of(op)] if op.name not in NO_KERNEL else []
 
-    def users(self) -> list[dict[int, list[int]]]:
-        """For each storage the ids of the operations that write or read it, by variable: the first one allocates, the last one frees."""
-        found: list[dict[int, list[int]]] = [{} for _ in self.storages]
-        for op_id, storage, variable in self.uses():
-            ops = found[storage].setdefault(variable, [])
-            if not ops or ops[-1] != op_id:
-                ops.append(op_id)
+    def users(self) -> list[set[int]]:
+        """For each storage the ids of the operations that write or read it."""
+        found: list[set[int]] = [set() for _ in self.storages]
+        for op_id, storage, _ in self.uses():
+            found[storage].add(op_id)
         return found
 
     def uses(self) -> list[tuple[int, int, int]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from interlace.ir.kinds import NO_KERNEL, stream_of
-from interlace.ir.program import Job, Op, OpInstance, Value
+from interlace.ir.per_ops import once_per_ops
+from interlace.ir.program import Job, Op, OpInstance, Program, Value
 
 
 def is_computed(op: Op, value: Value) -> bool:
@@ -20,6 +21,13 @@ def computes(op: Op, values: Mapping[int, Value]) -> bool:
     return any(is_computed(op, values[value]) for value in op.results)
 
 
-def last_computation(job: Job, ops: Mapping[int, Op], values: Mapping[int, Value]) -> OpInstance | None:
-    """The last op instance of a job that computes a result on the compute stream."""
-    return next((item for item in reversed(job.items) if computes(ops[item[0]], values)), None)
+@once_per_ops
+def computing(program: Program) -> set[int]:
+    """Ids of the operations of which the compute stream computes some result; nobody may change it."""
+    values = {value.id: value for value in program.values}
+    return {op.id for op in program.ops if computes(op, values)}
+
+
+def last_of(job: Job, ops: Container[int]) -> OpInstance | None:
+    """The last op instance of a job that is of one of these operations."""
+    return next((item for item in reversed(job.items) if item[0] in ops), None)

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from interlace.ir import Graph, Op, Program
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.storage import Storage
+from interlace.scheduler.simulate.arrays import Ints
 
-Ints = npt.NDArray[np.int64]
 PairOp = tuple[str, int]
 """An operation of a pair: label of its part, operation id."""
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from interlace.grouping import grouped
 from interlace.ir import OpInstance, Program
 from interlace.ir.copies import Renaming, items_of, renaming
 from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
@@ -63,8 +64,8 @@ class Lifetimes:
 
     producer: Ints
     size: Ints
-    pinned: npt.NDArray[np.bool_]
-    output: npt.NDArray[np.bool_]
+    pinned: Flags
+    output: Flags
     reader_first: Ints
     reader: Ints
     variable_first: Ints
@@ -174,16 +175,17 @@ class Lives:
     alloc_tie: Ints
     free_tie: Ints
     size: Ints
-    pinned: npt.NDArray[np.bool_]
+    pinned: Flags
     producer: Ints
     micro_batch: Ints
 
     def pool(self, pool: Pool) -> Lives:
         """The instances of one kind of memory."""
-        if pool == "all":
-            return self
-        chosen = self.pinned == (pool == "pinned")
-        return Lives(*(getattr(self, name)[chosen] for name in Lives.__slots__))
+        return self if pool == "all" else self.rows(self.pinned == (pool == "pinned"))
+
+    def rows(self, chosen: Flags) -> Lives:
+        """Some of the instances."""
+        return Lives(*(column[chosen] for column in self.columns()))
 
     def columns(self) -> list[Any]:
         """All arrays, in the order of the fields."""
@@ -218,7 +220,7 @@ class Profile:
     def curve(self, pool: Pool = "device") -> tuple[Ints, Ints]:
         """Moments in order, and the live bytes from each on; outputs are never freed."""
         lives = self._every.pool(pool)
-        order = _order(lives)
+        order = in_time(lives)
         change = np.concatenate([lives.size, -lives.size])[order]
         when = np.concatenate([lives.alloc_at, lives.free_at])[order]
         inside = when < END
@@ -226,11 +228,9 @@ class Profile:
 
     @property
     def _every(self) -> Lives:
-        return (
-            self.lives
-            if self.carried is None
-            else Lives(*map(np.concatenate, zip(self.lives.columns(), self.carried.columns(), strict=True)))
-        )
+        if self.carried is None:
+            return self.lives
+        return Lives(*map(np.concatenate, zip(self.lives.columns(), self.carried.columns(), strict=True)))
 
     def persistable_bytes(self, pool: Pool = "device") -> int:
         """Bytes of persistable storages."""
@@ -243,15 +243,14 @@ class Profile:
     def at_peak(self, pool: Pool = "device") -> list[LiveBytes]:
         """What is live at the first moment of the peak, largest first; persistable storages are `parameters`."""
         lives = self._every.pool(pool)
-        order = _order(lives)
+        order = in_time(lives)
         turn = np.empty(len(order), np.int64)
         turn[order] = np.arange(len(order))
         now = int(self.curve(pool)[1].argmax()) - 1
         there = (turn[: len(lives.size)] <= now) & (turn[len(lives.size) :] > now)
         ops = {op.id: op for op in self.program.ops}
-        found: dict[tuple[str, str], list[int]] = {}
-        for producer, size in zip(lives.producer[there].tolist(), lives.size[there].tolist(), strict=True):
-            found.setdefault((ops[producer].layer, ops[producer].kind), []).append(size)
+        sizes_of = zip(lives.producer[there].tolist(), lives.size[there].tolist(), strict=True)
+        found = grouped(((ops[producer].layer, ops[producer].kind), size) for producer, size in sizes_of)
         if self.persistable_bytes(pool):
             found["", "parameters"] = [self.persistable_bytes(pool)]
         live = [LiveBytes(layer, kind, sum(sizes), len(sizes)) for (layer, kind), sizes in found.items() if sum(sizes)]
@@ -260,13 +259,12 @@ class Profile:
 
 def _carried(lives: Lives, step: int) -> Lives:
     """What lives on into the next step, as that one has it."""
-    late = ~lives.pinned & (lives.free_at > step) & (lives.free_at < END)
-    rows = Lives(*(column[late] for column in lives.columns()))
+    rows = lives.rows(~lives.pinned & (lives.free_at > step) & (lives.free_at < END))
     rows.free_at, rows.alloc_at = rows.free_at - step, np.zeros(len(rows.size), np.int64)
     return rows
 
 
-def _order(lives: Lives) -> Ints:
+def in_time(lives: Lives) -> Ints:
     """Allocations (the first half of the numbers) and frees (the second half) in the order in which they happen."""
     order: Ints = np.lexsort((np.concatenate([lives.alloc_tie, lives.free_tie]), np.concatenate([lives.alloc_at, lives.free_at])))
     return order
@@ -315,6 +313,12 @@ def in_order(program: Program, items: Order | None = None, target: Target = IDEA
 def order_peak(program: Program) -> int:
     """Most live device bytes if the op instances of a program's jobs run one after the other."""
     return in_order(program).peak()
+
+
+def order_curve(program: Program) -> Ints:
+    """Live device bytes while each op instance of a program's jobs runs, if they run one after the other. `[items]`"""
+    profile = in_order(program)
+    return profile.base["device"] + profile.lives.pool("device").along(len(items_of(program)))[:-1]
 
 
 def needed_at_once(program: Program) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,9 +21,10 @@ import numpy as np
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Graph, Op, OpInstance, Program
+from interlace.ir.copies import items_of
 from interlace.ir.kinds import SHADOW_OUTPUT, stream_of
 from interlace.ir.target import GPU, Target
-from interlace.ir.waits import computes, last_computation
+from interlace.ir.waits import computing, last_of
 from interlace.scheduler.memory.live import Placed, Profile, lifetimes, order_peak, placed_on
 from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.simulate.arrays import Flags, Ints, Options, SimInput
@@ -42,6 +43,8 @@ PEAKS = 4
 
 HostSync = tuple[OpInstance, OpInstance]
 """After the first op instance the host waits for the second; both are in one job."""
+Waits = dict[str, tuple[HostSync, ...]]
+"""By job."""
 Reason = Literal["", "no-side-work", "few-side-bytes", "run-ahead-allowed", "no-wait-helps", "not-simulated"]
 
 
@@ -50,7 +53,6 @@ class HostSyncs:
     """The chosen waits and their effect, simulated for this rank alone with its peers always ready.
 
     Attributes:
-        waits: Waits of each job, by name.
         serial_bytes: Peak if every op completed before the next is issued.
         free_bytes, throttled_bytes: Peak on a GPU without waits of the host, and with the chosen ones; the host issues in no time,
             so that it runs ahead as far as it can.
@@ -59,7 +61,7 @@ class HostSyncs:
         error: Why the rank cannot be simulated.
     """
 
-    waits: dict[str, tuple[HostSync, ...]] = field(default_factory=dict)
+    waits: Waits = field(default_factory=dict)
     serial_bytes: int = 0
     free_bytes: int = 0
     throttled_bytes: int = 0
@@ -77,28 +79,20 @@ def jobs_with_side_work(program: Program) -> list[str]:
     """Jobs, other than the last, with operations on side streams that read or write memory of one micro-batch."""
     graph = Graph(program)
     beside = {op.id for op in program.ops if _uses_memory_beside(graph, op)}
-    return [
-        job.name
-        for job in program.jobs[:-1]
-        if any(op_id in beside for op_id, _ in job.items) and last_computation(job, graph.ops, graph.values)
-    ]
+    return [job.name for job in program.jobs[:-1] if any(op_id in beside for op_id, _ in job.items) and last_of(job, computing(program))]
 
 
-def sync_at_outputs(program: Program) -> dict[str, tuple[HostSync, ...]]:
+def sync_at_outputs(program: Program) -> Waits:
     """Waits at the end of each job that computes an output of the step, for the last one: there Paddle fetches it (a loss)."""
     graph = Graph(program)
-    producers = [graph.producer_op(op.operands[0]) for op in program.ops if op.name == SHADOW_OUTPUT]
-    outputs = {op.id for op in producers if op is not None and computes(op, graph.values)}
-    found = {job.name: next((item for item in reversed(job.items) if item[0] in outputs), None) for job in program.jobs}
-    return {job.name: ((job.items[-1], item),) for job in program.jobs if (item := found[job.name]) is not None}
+    outputs = computing(program) & {graph.producer.get(op.operands[0]) for op in program.ops if op.name == SHADOW_OUTPUT}
+    return {job.name: ((job.items[-1], item),) for job in program.jobs if (item := last_of(job, outputs)) is not None}
 
 
-def sync_at_job_ends(program: Program, names: Iterable[str]) -> dict[str, tuple[HostSync, ...]]:
+def sync_at_job_ends(program: Program, names: Collection[str]) -> Waits:
     """Waits at the end of each of these jobs for its last computation."""
-    graph, names = Graph(program), frozenset(names)
-    found = {job.name: last_computation(job, graph.ops, graph.values) for job in program.jobs if job.name in names}
-    ends = {job.name: job.items[-1] for job in program.jobs if job.items}
-    return {name: ((ends[name], item),) for name, item in found.items() if item is not None}
+    found = ((job, last_of(job, computing(program))) for job in program.jobs if job.name in names)
+    return {job.name: ((job.items[-1], item),) for job, item in found if item is not None}
 
 
 def _uses_memory_beside(graph: Graph, op: Op) -> bool:
@@ -106,7 +100,7 @@ def _uses_memory_beside(graph: Graph, op: Op) -> bool:
     return bool(stream_of(op)) and any(value.memory == "device" and not value.persistable for value in touched)
 
 
-def with_host_syncs(program: Program, waits: Mapping[str, tuple[HostSync, ...]]) -> Program:
+def with_host_syncs(program: Program, waits: Waits) -> Program:
     """The program with these waits, and those that it has; of two behind one op instance the one that it has."""
     jobs = tuple(
         msgspec.structs.replace(job, host_waits=tuple({**dict(waits.get(job.name, ())), **dict(job.host_waits)}.items()))
@@ -141,7 +135,7 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_
 
 def gpu_peak(program: Program, cost: Costs, target: Target = GPU) -> int:
     """Peak of live device bytes on a GPU whose host issues in no time; the rank's peers are always ready."""
-    return device_memory(_fast_host(lower([program], cost, Options.of(target, peers_ready=True, power=False))), target)[1].peak()
+    return device_memory(_fast_host(_alone(program, cost, target)), target)[1].peak()
 
 
 def _most_side_bytes(program: Program) -> int:
@@ -167,17 +161,13 @@ class _Alone:
     blocking: Flags
     placed: Placed
 
-    def peak(self, waits: Mapping[str, tuple[HostSync, ...]]) -> int:
+    def peak(self, waits: Waits) -> int:
         """Peak of live device bytes with these waits."""
         return self._run(waits)[1].peak("device")
 
-    def with_waits_at_peaks(
-        self, waits: dict[str, tuple[HostSync, ...]], peak: int, limit_bytes: int
-    ) -> tuple[int, dict[str, tuple[HostSync, ...]]]:
+    def with_waits_at_peaks(self, waits: Waits, peak: int, limit_bytes: int) -> tuple[int, Waits]:
         """The peak, and waits with others at what is above the limit, as long as they lower it."""
-        graph = Graph(self.program)
-        can_wait = {op.id for op in self.program.ops if computes(op, graph.values)}
-        can = np.array([op_id in can_wait for job in self.program.jobs for op_id, _ in job.items], np.bool_)
+        can = np.isin(items_of(self.program)[:, 0], [*computing(self.program)])
         for _ in range(PEAKS):
             times, memory = self._run(waits)
             ended = self.placed.lives(times.issue, times.issue, times.end).free_at
@@ -190,7 +180,7 @@ class _Alone:
                 break
         return peak, waits
 
-    def without_last_waits(self, waits: dict[str, tuple[HostSync, ...]], peak: int) -> tuple[int, dict[str, tuple[HostSync, ...]]]:
+    def without_last_waits(self, waits: Waits, peak: int) -> tuple[int, Waits]:
         """The peak, not above the one given, and the waits up to the last that it needs.
 
         Behind that the host runs ahead, and prepares the next step while the device ends this one. What the next step allocates meanwhile
@@ -200,7 +190,7 @@ class _Alone:
         kept, found, fewest, most = waits, peak, 0, len(every)
         while fewest < most:
             count = (fewest + most) // 2
-            fewer: dict[str, tuple[HostSync, ...]] = {job.name: () for job in self.program.jobs}
+            fewer: Waits = {job.name: () for job in self.program.jobs}
             for name, wait in every[:count]:
                 fewer[name] = (*fewer[name], wait)
             if (lower := self.peak(fewer)) <= peak:
@@ -209,11 +199,11 @@ class _Alone:
                 fewest = count + 1
         return found, kept
 
-    def _run(self, waits: Mapping[str, tuple[HostSync, ...]]) -> tuple[Times, Profile]:
+    def _run(self, waits: Waits) -> tuple[Times, Profile]:
         there = awaits(with_host_syncs(self.program, waits), self.blocking)
         return device_memory(dataclasses.replace(self.sim, awaits=there), GPU, self.placed)
 
-    def _joined(self, waits: Mapping[str, tuple[HostSync, ...]], more: Mapping[int, int]) -> dict[str, tuple[HostSync, ...]]:
+    def _joined(self, waits: Waits, more: Mapping[int, int]) -> Waits:
         """Waits, and others as indices in the issue order; of two behind one op instance that for the later one."""
         found, first = {}, 0
         for job in self.program.jobs:
@@ -236,7 +226,7 @@ class _Search:
     names: frozenset[str]
 
     def run(self, run_ahead_bytes: int, memory_limit: int | None) -> HostSyncs:
-        free_sim = self._lowered({})
+        free_sim = _alone(self.program, self.cost, GPU)
         blocking = free_sim.awaits == np.arange(len(free_sim.awaits))
         alone = _Alone(self.program, _fast_host(free_sim), blocking, placed_on(self.program, free_sim.stream, GPU))
         serial, free = order_peak(self.program), alone.peak({})
@@ -246,13 +236,11 @@ class _Search:
         best, found = alone.without_last_waits(found, best)
         return HostSyncs(found, serial, free, best, "" if found else reason)
 
-    def _spaced(
-        self, alone: _Alone, free_sim: SimInput, serial: int, free: int, run_ahead_bytes: int
-    ) -> tuple[int, dict[str, tuple[HostSync, ...]], Reason]:
+    def _spaced(self, alone: _Alone, free_sim: SimInput, serial: int, free: int, run_ahead_bytes: int) -> tuple[int, Waits, Reason]:
         """The peak with the widest spacing that will do, its waits, and why there are none."""
         if free <= serial + run_ahead_bytes:
             return free, {}, "run-ahead-allowed"
-        tried: list[tuple[int, dict[str, tuple[HostSync, ...]]]] = [(free, {})]
+        tried: list[tuple[int, Waits]] = [(free, {})]
         for waits in self._waits_to_try(free_sim):
             tried.append((alone.peak(waits), waits))
             if tried[-1][0] <= serial + run_ahead_bytes:
@@ -261,7 +249,7 @@ class _Search:
         best, found = next((peak, waits) for peak, waits in tried if peak <= max(least + run_ahead_bytes // NEAR, serial))
         return best, found, "no-wait-helps"
 
-    def _waits_to_try(self, sim: SimInput) -> Iterator[dict[str, tuple[HostSync, ...]]]:
+    def _waits_to_try(self, sim: SimInput) -> Iterator[Waits]:
         back_ns = LOOK_BACK * max(1, wait_ns(self.program, self.cost))
         clock = np.cumsum(np.where(sim.side, 0, sim.dur))
         targets = self._targets(clock, back_ns)
@@ -271,8 +259,7 @@ class _Search:
 
     def _targets(self, clock: Ints, back_ns: int) -> Ints:
         """For each op instance of the jobs, the last computation of its job that lies `back_ns` of computation time back; -1 for none."""
-        graph = Graph(self.program)
-        can = {op.id for op in self.program.ops if computes(op, graph.values)}
+        can = computing(self.program)
         found, at = np.full(len(clock), -1, np.int64), 0
         for job in self.program.jobs:
             end = at + len(job.items)
@@ -283,14 +270,14 @@ class _Search:
             at = end
         return found
 
-    def _waits_looking_back(self, clock: Ints, targets: Ints, apart_ns: int) -> dict[str, tuple[HostSync, ...]]:
+    def _waits_looking_back(self, clock: Ints, targets: Ints, apart_ns: int) -> Waits:
         """Waits for the targets, each at least `apart_ns` of computation time after the last."""
         can = np.flatnonzero(targets >= 0)
         when, chosen, at = clock[can], [], int(np.searchsorted(clock[can], apart_ns))
         while at < len(can):
             chosen.append(int(can[at]))
             at = max(at + 1, int(np.searchsorted(when, when[at] + apart_ns)))
-        found: dict[str, tuple[HostSync, ...]] = {}
+        found: Waits = {}
         first = taken = 0
         for job in self.program.jobs:
             upto = bisect_left(chosen, first + len(job.items))
@@ -298,9 +285,10 @@ class _Search:
             first, taken = first + len(job.items), upto
         return found
 
-    def _lowered(self, waits: Mapping[str, tuple[HostSync, ...]]) -> SimInput:
-        """Without the limit of power: a rank whose peers are always ready does not have the clocks of the whole step."""
-        return lower([with_host_syncs(self.program, waits)], self.cost, Options.of(GPU, peers_ready=True, power=False))
+
+def _alone(program: Program, cost: Costs, target: Target) -> SimInput:
+    """A rank whose peers are always ready; without the limit of power, as it does not have the clocks of the whole step then."""
+    return lower([program], cost, Options.of(target, peers_ready=True, power=False))
 
 
 def _fast_host(sim: SimInput) -> SimInput:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from interlace.ir import Program
-from interlace.scheduler.memory.live import Lives, Placed
+from interlace.scheduler.memory.live import Lives, Placed, in_time
 from interlace.scheduler.simulate.arrays import Flags, Ints
 from interlace.scheduler.simulate.simulator import Times
 
@@ -58,8 +58,7 @@ def waits_at_peaks(
 
 def _above(lives: Lives, placed: Placed, limit_bytes: int) -> Ints:
     """Op instances that take device memory above a limit, ascending."""
-    rows = np.flatnonzero(~lives.pinned)
-    taken, size = placed.first[rows], lives.size[rows]
-    order = np.lexsort((np.r_[lives.alloc_tie[rows], lives.free_tie[rows]], np.r_[lives.alloc_at[rows], lives.free_at[rows]]))
-    live = placed.base["device"] + np.cumsum(np.r_[size, -size][order])
-    return np.unique(taken[order[(live > limit_bytes) & (order < len(rows))]])
+    taken, mine = placed.first[~lives.pinned], lives.pool("device")
+    order = in_time(mine)
+    live = placed.base["device"] + np.cumsum(np.r_[mine.size, -mine.size][order])
+    return np.unique(taken[order[(live > limit_bytes) & (order < len(taken))]])

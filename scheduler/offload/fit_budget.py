@@ -8,23 +8,22 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from interlace.scheduler.offload.copy_times import OpenTransfer, Placement, Span, order_key
+from interlace.scheduler.simulate.arrays import Ints
 
 if TYPE_CHECKING:
     from interlace.scheduler.offload.planner import Planner
 
-Ints = npt.NDArray[np.int64]
 PATIENCE = 3
 """Placements in a row that do not lower the excess before the search for a budget gives up; most searches need two or three in all."""
 FAR = 1 << 62
 
 
-def curve(change: Ints, extra: Iterable[Span]) -> Ints:
-    """Running sum of changes and spans: live bytes at each op instance. `[num_items]`"""
-    change = change.copy()
-    for start, stop, size in extra:
+def spanned(spans: Iterable[Span], count: int) -> Ints:
+    """Bytes that spans add at each of so many op instances. `[count]`"""
+    change = np.zeros(count + 1, np.int64)
+    for start, stop, size in spans:
         change[start] += size
         change[stop] -= size
     return np.cumsum(change)[:-1]

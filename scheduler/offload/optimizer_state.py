@@ -15,7 +15,6 @@ from typing import Literal, get_args
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
@@ -26,11 +25,11 @@ from interlace.ir.kinds import KEYWORD, PARAMETER, is_boundary, is_comm
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.remarks import Remark, remark
 from interlace.ir.storage import Storage, is_fed
-from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.memory.live import order_curve
 from interlace.scheduler.offload.measures import Measured, durations
 from interlace.scheduler.offload.selection import names_layer
+from interlace.scheduler.simulate.arrays import Ints
 
-Ints = npt.NDArray[np.int64]
 SLACK = 0.25
 """Share of its duration by which a copy in is issued before the latest possible time: copies share the link with those of activations."""
 Why = Literal["below-floor", "other-module", "kept", "output", "shared", "communicated", "nested-block", "unknown-size"]
@@ -276,8 +275,7 @@ class _Planner:
         self.items = [item for job in program.jobs for item in job.items]
         self.index = {item: k for k, item in enumerate(self.items)}
         self.clock = np.cumsum([0, *(facts.op_ns.get(op_id, 0) for op_id, _ in self.items)], dtype=np.int64)
-        profile = in_order(program)
-        self.live = profile.base["device"] + profile.lives.pool("device").along(len(self.items))[:-1]
+        self.live = order_curve(program)
 
     def run(self, states: Sequence[State], kept: Sequence[Kept]) -> StatePlan:
         """See `plan_states`."""

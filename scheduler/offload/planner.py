@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 
-import numpy as np
-
 from interlace.errors import ConfigError, PlanError
 from interlace.grouping import grouped
 from interlace.ir import Graph, Program
 from interlace.ir.program import FLOAT_DTYPES
 from interlace.ir.remarks import Place, Remark, remark
-from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.memory.live import order_curve
 from interlace.scheduler.offload.copy_times import OpenTransfer, Placement, Span, Timeline, earlier, place_transfers
 from interlace.scheduler.offload.decision import Kept, Move, OffloadPlan, Transfer
-from interlace.scheduler.offload.fit_budget import Fit, Ints, curve
+from interlace.scheduler.offload.fit_budget import Fit, spanned
 from interlace.scheduler.offload.measures import Measured
 from interlace.scheduler.offload.saved_values import Reason, Saved, Skipped, find_candidates
 from interlace.scheduler.offload.selection import Names, OffloadOptions, names_layer, names_op, unknown_names
+from interlace.scheduler.simulate.arrays import Ints
 
 MOST_LOST_SAVING = 4
 """`prefetch_slack` may cost one part in this many of the saved bytes."""
@@ -54,7 +53,7 @@ class Planner:
         self.measured = measured.out_ns is not None and measured.back_ns is not None
         self.line = Timeline.of(program, measured.op_ns)
         self.graph = Graph(program)
-        self.change, self.base_bytes = order_memory(program, len(self.line.items))
+        self.live = order_curve(program)
         self.budget = measured.memory_limit
         self.notes: list[Remark] = []
         self.skipped: list[Skipped] = []
@@ -198,7 +197,7 @@ class Planner:
 
     def curve(self, extra: Iterable[Span] = ()) -> Ints:
         """Live device bytes at each op instance, with the spans added."""
-        return self.base_bytes + curve(self.change, extra)
+        return self.live + spanned(extra, len(self.live))
 
     def _keep_transfers(self, transfers: Iterable[OpenTransfer], reason: Reason) -> None:
         self.kept += [Kept(t.saved.value, t.micro_batch, t.saved.size_bytes, reason) for t in transfers]
@@ -241,14 +240,4 @@ class Planner:
 
     def _pinned_peak(self, placed: Placement) -> int:
         live = ((t.out, t.reader + 1, t.saved.size_bytes) for t in placed.transfers)
-        return int(curve(np.zeros_like(self.change), live).max(initial=0))
-
-
-def order_memory(program: Program, num_items: int) -> tuple[Ints, int]:
-    """Change of live device bytes at each op instance, `[num_items + 1]`, and the bytes that are live throughout."""
-    profile = in_order(program)
-    lives, change = profile.lives, np.zeros(num_items + 1, np.int64)
-    mine = ~lives.pinned
-    np.add.at(change, np.minimum(lives.alloc_at[mine], num_items), lives.size[mine])
-    np.add.at(change, np.minimum(lives.free_at[mine], num_items), -lives.size[mine])
-    return change, profile.base["device"]
+        return int(spanned(live, len(self.live)).max(initial=0))

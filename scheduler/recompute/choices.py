@@ -11,15 +11,15 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from interlace.ir import OpInstance, Program
+from interlace.ir.copies import index_of_items
 from interlace.ir.storage import storages_of
 from interlace.scheduler.jobs.parts import baseline_jobs
-from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.memory.live import order_curve
 from interlace.scheduler.recompute.copies import Recomputation
+from interlace.scheduler.simulate.arrays import Ints
 
-Ints = npt.NDArray[np.int64]
 Span = tuple[int, int, int]
 """First and last index in the order of op instances, and bytes."""
 LEVELS = 1000
@@ -44,11 +44,10 @@ class PeakMemory:
     def __init__(self, found: Recomputation) -> None:
         made = found.without([])
         made = msgspec.structs.replace(made, jobs=baseline_jobs(made))
-        items = [item for job in made.jobs for item in job.items]
-        spans = _spans(found, made, {item: k for k, item in enumerate(items)})
-        cuts = sorted({0, *(at for mine in spans for start, stop, _ in mine for at in (start, stop) if at < len(items))})
+        spans, curve = _spans(found, made, index_of_items(made)), order_curve(made)
+        cuts = sorted({0, *(at for mine in spans for start, stop, _ in mine for at in (start, stop) if at < len(curve))})
         section = {at: k for k, at in enumerate(cuts)}
-        self.least: Ints = np.maximum.reduceat(_curve(made, len(items)), np.array(cuts, np.int64))
+        self.least: Ints = np.maximum.reduceat(curve, np.array(cuts, np.int64))
         self.kept: Ints = np.zeros((len(spans), len(cuts)), np.int64)
         for row, mine in zip(self.kept, spans, strict=True):
             for start, stop, size in mine:
@@ -70,16 +69,10 @@ def fullest(least: Ints, kept: Ints) -> Ints:
     return np.sort(order[first])
 
 
-def _curve(made: Program, count: int) -> Ints:
-    """Live device bytes while each op instance runs."""
-    found = in_order(made)
-    return found.persistable_bytes() + found.lives.pool("device").along(count)[: max(1, count)]
-
-
 def _spans(found: Recomputation, made: Program, index: dict[OpInstance, int]) -> list[list[Span]]:
     """For each group, when its memory is live only because it is kept, in every micro-batch."""
     table = storages_of(made)
-    users = [{op for ops in each.values() for op in ops} for each in table.users()]
+    users = table.users()
     spans: list[list[Span]] = []
     for group in found.groups:
         again = {table.storages[number].producer for value in group for number in table.numbers(value)}
