@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from interlace.ir import ABSENT, Edit, Graph, Op, OpInstance, Program, TensorType
+from interlace.ir import ABSENT, Edit, Graph, Op, OpInstance, Program
 from interlace.ir.copies import index_of_items
+from interlace.ir.edit import with_items
 from interlace.ir.kinds import NO_KERNEL, stream_of
 from interlace.ir.remarks import Place
 from interlace.passes.base import Context, Pass, register
@@ -125,8 +126,7 @@ def _with_readers(program: Program, missing: Sequence[MissingReader], index_of: 
         side, waiter = graph.ops[reader.side], graph.ops.get(reader.waiter)
         kept = graph.values[reader.value]
         where: dict[str, Any] = {} if waiter else {"stream": side.stream, "priority": side.priority}
-        result = edit.value(TensorType(kept.shape, kept.dtype), storage=kept.storage)
-        reader_op = edit.op("pd_op.share_data", (reader.value,), [result], like=waiter or side, views=((0, 0),), **where)
+        reader_op = edit.reader(kept.id, kept.type, kept.storage, like=waiter or side, **where)
         group = [op_id for op_id in (reader.side, reader.last, reader.waiter) if op_id >= 0]
         edit.after(max(group, key=graph.position.__getitem__), [reader_op])
         for m in range(program.pipeline.num_micro_batches):
@@ -135,10 +135,7 @@ def _with_readers(program: Program, missing: Sequence[MissingReader], index_of: 
                 added.setdefault(max(there, key=index_of.__getitem__), []).append((reader_op.id, m))
         behind = {"waiter": waiter} if waiter else {"last": graph.ops[reader.last]}
         context.applied("lifetime-extended", Place.of(side, reader.value), **behind)
-    jobs = tuple(
-        msgspec.structs.replace(job, items=tuple(new for item in job.items for new in (item, *added.get(item, ())))) for job in program.jobs
-    )
-    return msgspec.structs.replace(edit.build(), jobs=jobs)
+    return msgspec.structs.replace(edit.build(), jobs=with_items(program.jobs, {}, added))
 
 
 def _is_parameter(graph: Graph, value: int) -> bool:
@@ -166,8 +163,8 @@ def _with_joins_at_the_end(program: Program, context: Context) -> Program:
     end = graph.ops[program.jobs[-1].items[-1][0]]
     made = []
     for op, value in joins:
-        result = edit.value(TensorType(graph.values[value].shape, graph.values[value].dtype), storage=graph.values[value].storage)
-        made.append(edit.op("pd_op.share_data", (value,), [result], like=end, views=((0, 0),), stream="", priority=0))
+        kept = graph.values[value]
+        made.append(edit.reader(kept.id, kept.type, kept.storage, like=end, stream="", priority=0))
         context.applied("joined-at-end", Place.of(op, value))
     edit.after(max((end.id, *(op.id for op, _ in joins)), key=graph.position.__getitem__), made)
     items = (*program.jobs[-1].items, *((op.id, 0) for op in made))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from functools import partial
 
 import msgspec
 
 from interlace.ir import ABSENT, Graph, Op, Program
 from interlace.ir.kinds import is_collective, is_receive, is_send, stream_of
+from interlace.ir.per_ops import remembered
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType, ring_stream
 from interlace.passes.weight_gradients import Backward
@@ -53,11 +54,11 @@ class NameStreams(Pass, frozen=True, kw_only=True):
 
     def run(self, program: Program, context: Context) -> Program:
         joined = _joined(program)
+        # passes do not change what a ring is for, and plans that are compared hold the same operations
+        replicas = remembered(context.memo, "rings of data parallelism", None, lambda: _replicas(program))
         key = (self.name, id(program.ops), self.priority, joined)
-        if key not in context.memo:  # plans that are compared hold the same operations, and what follows from these is worked out once
-            replicas = _known_replicas(program, context)
-            context.memo[key] = (program.ops, _with_names(program.ops, _names(program, joined, replicas), self.priority))
-        named: tuple[Op, ...] = context.memo[key][1]
+        make = partial(_with_names, program, joined, replicas, self.priority)
+        named = remembered(context.memo, key, program.ops, make)
         count = Counter(new.stream for op, new in zip(program.ops, named, strict=True) if new is not op)
         for stream, number in sorted(count.items()):
             context.applied("stream-named", stream=stream, operations=number, priority=self.priority)
@@ -68,17 +69,9 @@ class NameStreams(Pass, frozen=True, kw_only=True):
         return program.with_ops(named)
 
 
-def _with_names(ops: Iterable[Op], names: Mapping[int, str], priority: int) -> tuple[Op, ...]:
-    return tuple(msgspec.structs.replace(op, stream=names[op.id], priority=priority) if op.id in names else op for op in ops)
-
-
-def _known_replicas(program: Program, context: Context) -> frozenset[int]:
-    """`_replicas`, once for a rank: passes do not change what a ring is for."""
-    key = "rings of data parallelism"
-    if key not in context.memo:
-        context.memo[key] = _replicas(program)
-    found: frozenset[int] = context.memo[key]
-    return found
+def _with_names(program: Program, joined: frozenset[int], replicas: frozenset[int], priority: int) -> tuple[Op, ...]:
+    names = _names(program, joined, replicas)
+    return tuple(msgspec.structs.replace(op, stream=names[op.id], priority=priority) if op.id in names else op for op in program.ops)
 
 
 def _replicas(program: Program) -> frozenset[int]:

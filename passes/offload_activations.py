@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from interlace.errors import PassError
-from interlace.ir import ABSENT, Edit, Graph, Job, Op, OpInstance, Program, TensorType, Value
+from interlace.ir import ABSENT, Edit, Graph, Op, OpInstance, Program, Value
 from interlace.ir.copies import index_of_items
+from interlace.ir.edit import with_items
 from interlace.ir.effects import is_constant
+from interlace.ir.per_ops import remembered
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType
 from interlace.scheduler.offload import (
@@ -69,9 +71,7 @@ class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
         if not program.jobs:
             raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
         key = ("could move", id(program))
-        if key not in context.memo:
-            context.memo[key] = (Names.of(program), measure(program, context.cost), program)
-        names, measured, _ = context.memo[key]
+        names, measured = remembered(context.memo, key, program, lambda: (Names.of(program), measure(program, context.cost)))
         return OffloadFacts(program.pipeline.stage, names, msgspec.structs.replace(measured, memory_limit=context.memory_limit))
 
     def run(self, program: Program, context: Context) -> Program:
@@ -87,19 +87,13 @@ class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
     def _plan(self, program: Program, measured: Measured, names: Sequence[Names] | None, context: Context) -> OffloadPlan:
         """Once for the same program, times, bytes and names: most stages keep their plan where another has less room."""
         key = ("offload", id(program), msgspec.msgpack.encode((self, measured, names)))
-        if key not in context.memo:
-            context.memo[key] = (plan_offload(program, measured, self, names), program)
-        found: OffloadPlan = context.memo[key][0]
-        return found
+        return remembered(context.memo, key, program, lambda: plan_offload(program, measured, self, names))
 
     @staticmethod
     def _applied(program: Program, plan: OffloadPlan, context: Context) -> Program:
         """The very same program for the same moves."""
         key = ("moved", id(program), msgspec.msgpack.encode(plan.moves))
-        if key not in context.memo:
-            context.memo[key] = (apply(program, plan), program)
-        made: Program = context.memo[key][0]
-        return made
+        return remembered(context.memo, key, program, lambda: apply(program, plan))
 
 
 class OffloadFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,13 +115,19 @@ def apply(program: Program, plan: OffloadPlan) -> Program:
     return _Rewrite(program, plan).run() if plan.moves else program
 
 
+def _sorted(copies: Mapping[OpInstance, Iterable[tuple[int, OpInstance]]]) -> dict[OpInstance, list[OpInstance]]:
+    """Those at each op instance in the order of their indices."""
+    return {at: [copy for _, copy in sorted(found)] for at, found in copies.items()}
+
+
 class _Rewrite:
     """Applies a plan.
 
     Attributes:
         copied_back: Saved value -> the value that backward reads in its place.
         new_storage: Storage in forward -> storage of the value that was copied back.
-        issue_after, issue_before: Op instance -> copies to issue after and before it, each with the index that orders them.
+        issue_after, issue_before: Op instance -> copies to issue after and before it, each with the index that orders them: that of the
+            last reader of a copy out, of the first reader of a copy back.
         views: Op instance -> views to compute before it.
     """
 
@@ -150,14 +150,15 @@ class _Rewrite:
                 self._redirect(op)
         built = self.edit.build()
         values = [self._in_new_storage(value) for value in built.values]
-        jobs = tuple(msgspec.structs.replace(job, items=tuple(self._items(job))) for job in self.program.jobs)
-        return msgspec.structs.replace(built, values=tuple(values), jobs=jobs)
+        before, after = _sorted(self.issue_before), _sorted(self.issue_after)
+        for at, views in self.views.items():
+            before.setdefault(at, []).extend(views)
+        return msgspec.structs.replace(built, values=tuple(values), jobs=with_items(self.program.jobs, before, after))
 
     def _move(self, move: Move) -> None:
         saved = move.saved
         value = self.graph.values[saved.value]
-        kind = TensorType(value.shape, value.dtype)
-        host, back = self.edit.value(kind, memory="pinned"), self.edit.value(kind)
+        host, back = self.edit.value(value.type, memory="pinned"), self.edit.value(value.type)
         like = self.graph.ops[saved.producer]
         out_op = self.edit.op(
             COPY_OUT, [value.id], [host], like=like, attrs=dict(PINNED), role="forward", stream=AutoParallelStreamType.D2H.value
@@ -208,14 +209,14 @@ class _Rewrite:
     def _constant(self, value_id: int, like: Op, made: list[Op]) -> int:
         op = self.graph.ops[self.graph.producer[value_id]]
         assert is_constant(op)
-        kinds = [TensorType(self.graph.values[v].shape, self.graph.values[v].dtype) for v in op.results]
+        kinds = [self.graph.values[v].type for v in op.results]
         made.append(self.edit.op(op.name, [], kinds, like=like, attrs=op.attrs, role="backward"))
         return made[-1].results[op.results.index(value_id)]
 
     def _result(self, value_id: int, op: Op, back: Value) -> Value:
         value = self.graph.values[value_id]
         is_view = any(op.results[result] == value_id for result, _ in op.views)
-        return self.edit.value(TensorType(value.shape, value.dtype), storage=back.storage if is_view else None)
+        return self.edit.value(value.type, storage=back.storage if is_view else None)
 
     def _redirect(self, op: Op) -> None:
         read = set(self.graph.reads(op))
@@ -232,11 +233,3 @@ class _Rewrite:
 
     def _by_position(self, ops: Iterable[int]) -> list[int]:
         return sorted(ops, key=lambda op: self.graph.position[op])
-
-    def _items(self, job: Job) -> Iterable[OpInstance]:
-        """The op instances of a job with the copies: copies out in the order of last readers, copies back in that of first readers."""
-        for item in job.items:
-            yield from (copy for _, copy in sorted(self.issue_before.get(item, ())))
-            yield from self.views.get(item, ())
-            yield item
-            yield from (copy for _, copy in sorted(self.issue_after.get(item, ())))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from interlace.errors import PassError
-from interlace.ir import Edit, Graph, Job, Op, OpInstance, Program, TensorType, Value
+from interlace.ir import Edit, Graph, Op, OpInstance, Program, TensorType, Value
+from interlace.ir.edit import with_items
 from interlace.ir.kinds import is_boundary
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType
@@ -95,16 +96,15 @@ class _Rewrite:
             self.edit.replace(op_id, [op])
         built = self.edit.build()
         values = tuple(self._placed(value) for value in built.values)
-        jobs = tuple(self._job(job) for job in self.program.jobs)
+        jobs = with_items(self.program.jobs, self.issue_before, self.issue_after)
         jobs = (*jobs[:-1], msgspec.structs.replace(jobs[-1], items=(*jobs[-1].items, *self.issue_last)))
         return msgspec.structs.replace(built, values=values, jobs=jobs)
 
     def _move(self, move: StateMove) -> None:
         state = move.state
         value = self.graph.values[state.value]
-        kind = TensorType(value.shape, value.dtype)
         first, last = self.graph.ops[state.users[0]], self.graph.ops[state.users[-1]]
-        there = self.edit.value(kind)
+        there = self.edit.value(value.type)
         copy_in = self.edit.op(COPY_BACK, [value.id], [there], like=first, attrs=dict(PINNED), role="optimize", stream=IN)
         self.edit.before(first.id, [copy_in])
         self.issue_before.setdefault(move.in_before, []).append((copy_in.id, 0))
@@ -115,7 +115,7 @@ class _Rewrite:
             self.replaced[op_id] = msgspec.structs.replace(op, operands=tuple(there.id if v == value.id else v for v in op.operands))
             newest = next((self.graph.values[v] for v in op.results if self.graph.values[v].storage == value.storage), newest)
         if state.is_written:
-            back = self.edit.value(kind, storage=value.storage, memory="pinned")
+            back = self.edit.value(value.type, storage=value.storage, memory="pinned")
             copy_out = self.edit.op(
                 COPY_OUT,
                 [newest.id, value.id],
@@ -137,7 +137,7 @@ class _Rewrite:
         """Let the stream of copies in, which has the memory, read it last: behind the copy out, for which the constant stands."""
         (end,) = behind.results
         order = self._reader(end, MARKED, end, last)
-        reader = self._reader(newest.id, TensorType(newest.shape, newest.dtype), there.storage, last)
+        reader = self._reader(newest.id, newest.type, there.storage, last)
         self.edit.after(last.id, [order, reader])
         at = self.issue_last if move.back_before is None else self.issue_before.setdefault(move.back_before, [])
         at += [(order.id, 0), (reader.id, 0)]
@@ -146,8 +146,7 @@ class _Rewrite:
         return self.edit.op(MARK, [], [MARKED], like=like, attrs=dict(ZERO), role="optimize", stream=OUT)
 
     def _reader(self, value: int, kind: TensorType, storage: int, like: Op) -> Op:
-        view = self.edit.value(kind, storage=storage)
-        return self.edit.op("pd_op.share_data", [value], [view], like=like, views=((0, 0),), role="optimize", stream=IN)
+        return self.edit.reader(value, kind, storage, like=like, role="optimize", stream=IN)
 
     def _mark(self) -> None:
         """Let copies in of this step wait for copies out of the step before, before anything else that their stream does."""
@@ -168,9 +167,3 @@ class _Rewrite:
         if is_boundary(self.graph.ops[self.graph.producer[value.id]]):
             return msgspec.structs.replace(value, memory="pinned")
         return msgspec.structs.replace(value, storage=self.moved_to[value.storage])
-
-    def _job(self, job: Job) -> Job:
-        items: list[OpInstance] = []
-        for item in job.items:
-            items += [*self.issue_before.get(item, ()), item, *self.issue_after.get(item, ())]
-        return msgspec.structs.replace(job, items=tuple(items))

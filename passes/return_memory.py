@@ -10,7 +10,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from interlace.grouping import grouped
-from interlace.ir import Edit, Graph, Job, Op, OpInstance, Program, TensorType
+from interlace.ir import Edit, Graph, Op, OpInstance, Program
+from interlace.ir.edit import with_items
 from interlace.ir.kinds import COMBINE, SPLIT, is_copy, is_receive, is_send, stream_of
 from interlace.ir.storage import Storages, storages_of
 from interlace.ir.target import GPU
@@ -94,8 +95,7 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
         context.applied("memory-returned", blocks=made)
         if waits:
             context.applied("streams-joined", waits=len(waits))
-        jobs = tuple(msgspec.structs.replace(job, items=tuple(_with(job, added))) for job in program.jobs)
-        return msgspec.structs.replace(edit.build(), jobs=jobs, events=merged(program.events, waits))
+        return msgspec.structs.replace(edit.build(), jobs=with_items(program.jobs, {}, added), events=merged(program.events, waits))
 
     def _times(self, program: Program, context: Context) -> Times | None:
         """When op instances run, to join streams where that costs no time; the rank's peers are always ready."""
@@ -110,17 +110,10 @@ def _others(program: Program, source: Op, places: Mapping[int, OpInstance]) -> d
 
 def _reader(edit: Edit, graph: Graph, found: Return, last: Op) -> Op:
     kept = graph.values[found.value]
-    result = edit.value(TensorType(kept.shape, kept.dtype), storage=kept.storage)
     priority = next((op.priority for op in graph.program.ops if op.stream == found.stream), 0)
-    made = edit.op("pd_op.share_data", (found.value,), [result], like=last, views=((0, 0),), stream=found.stream, priority=priority)
+    made = edit.reader(kept.id, kept.type, kept.storage, like=last, stream=found.stream, priority=priority)
     edit.after(found.last, [made])
     return made
-
-
-def _with(job: Job, added: Mapping[OpInstance, Sequence[OpInstance]]) -> Iterator[OpInstance]:
-    for item in job.items:
-        yield item
-        yield from added.get(item, ())
 
 
 class Return(NamedTuple):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from interlace.errors import ProgramError
-from interlace.ir.program import Memory, Op, Program, Role, TensorType, Value
+from interlace.ir.program import Job, Memory, Op, OpInstance, Program, Role, TensorType, Value
+
+Added = Mapping[OpInstance, Sequence[OpInstance]]
 
 
 class Edit:
@@ -38,12 +40,11 @@ class Edit:
         *,
         storage: int | None = None,
         memory: Memory = "device",
-        name: str = "",
         elements: tuple[TensorType, ...] = (),
     ) -> Value:
-        made = Value(
-            self._next_value, kind.shape, kind.dtype, self._next_value if storage is None else storage, name, False, memory, elements
-        )
+        """A new value, in memory of its own unless a `storage` is given."""
+        home = self._next_value if storage is None else storage
+        made = Value(self._next_value, kind.shape, kind.dtype, home, memory=memory, elements=elements)
         self._next_value += 1
         self._values.append(made)
         return made
@@ -64,6 +65,10 @@ class Edit:
         made = Op(self._next_op, name, tuple(operands), result_ids, role or like.role, like.chunk, attrs or {}, like.layer)
         self._next_op += 1
         return msgspec.structs.replace(made, **fields) if fields else made
+
+    def reader(self, value: int, kind: TensorType, storage: int, *, like: Op, **fields: Any) -> Op:
+        """A new last reader of a value, which keeps its memory from being freed and copies nothing."""
+        return self.op("pd_op.share_data", (value,), [self.value(kind, storage=storage)], like=like, views=((0, 0),), **fields)
 
     def before(self, op_id: int, ops: Sequence[Op]) -> None:
         """Insert operations before one."""
@@ -106,6 +111,12 @@ class Edit:
         if not any(value in self._renamed for value in op.operands):
             return op
         return msgspec.structs.replace(op, operands=tuple(self._renamed.get(v, v) for v in op.operands))
+
+
+def with_items(jobs: Sequence[Job], before: Added, after: Added) -> tuple[Job, ...]:
+    """Jobs with op instances issued right before and after others."""
+    every = ((job, (each for item in job.items for each in (*before.get(item, ()), item, *after.get(item, ())))) for job in jobs)
+    return tuple(msgspec.structs.replace(job, items=tuple(items)) for job, items in every)
 
 
 def _in_order(ops: Sequence[Op], order: Sequence[int]) -> list[Op]:

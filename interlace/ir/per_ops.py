@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from interlace.ir.program import Program
@@ -34,6 +34,14 @@ def once_per_ops(make: Callable[[Program], Made], kept: int = KEPT) -> Once[Made
 def once_per_items(make: Callable[[Program], Made]) -> Once[Made]:
     """As `once_per_ops`, for programs whose jobs hold the same tuples of op instances besides."""
     return Once(make, lambda program: (program.ops, program.values, program.pipeline, *(job.items for job in program.jobs)), KEPT)
+
+
+def remembered(memo: dict[Any, Any], key: Hashable, alive: object, make: Callable[[], Made]) -> Made:
+    """What `make` gives, called once for a key of `memo`; what the key has only the id of is kept alive."""
+    if key not in memo:
+        memo[key] = make(), alive
+    found: Made = memo[key][0]
+    return found
 
 
 class Once(Generic[Made]):

@@ -94,6 +94,11 @@ class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
     elements: tuple[TensorType, ...] = ()
 
     @property
+    def type(self) -> TensorType:
+        """Shape and dtype."""
+        return TensorType(self.shape, self.dtype)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the tensor, or of all tensors of a vector; 0 for a null output; -1 where unknown."""
         if self.dtype == "vector":
@@ -101,7 +106,7 @@ class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
             return -1 if any(size < 0 for size in sizes) else sum(sizes)
         if self.dtype == "null":
             return 0
-        return TensorType(self.shape, self.dtype).size_bytes
+        return self.type.size_bytes
 
 
 class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

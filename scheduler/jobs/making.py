@@ -10,7 +10,7 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.ir import Graph, Job, Op, Program
 from interlace.ir.kinds import is_receive, is_send
-from interlace.ir.per_ops import FEW, once_per_ops
+from interlace.ir.per_ops import FEW, once_per_ops, remembered
 from interlace.ir.schedule import Slot, sent_before
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.inline_weights import inline_weights
@@ -41,7 +41,7 @@ class Jobs:
     """
 
     def __init__(
-        self, program: Program, options: ScheduleOptions, cost: Costs, memo: dict[Any, Any], has_budget: bool, extra_bytes: int = 0
+        self, program: Program, options: ScheduleOptions, cost: Costs, memo: dict[Any, Any], has_budget: bool, extra_bytes: int
     ) -> None:
         self.program, self.options, self.cost, self.memo, self.extra_bytes = program, options, cost, memo, extra_bytes
         self.share = SMALL_SHARE if has_budget else FREE_SHARE
@@ -63,13 +63,13 @@ class Jobs:
             return Parts(program, kinds)
         now = self.inline_share if "I" in kinds else 0.0
         key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), self.extra_bytes, self.early, now)
-        if key not in self.memo:
-            parts = Parts(program, kinds, self._inline_weights(now))
-            for kind, chunk in parts.ops:
-                parts.ops[kind, chunk] = self._early_collectives(parts.part(kind, kind, chunk))
-            self.memo[key] = (parts, program)
-        found: Parts = self.memo[key][0]
-        return found
+        return remembered(self.memo, key, program, lambda: self._early_parts(kinds, now))
+
+    def _early_parts(self, kinds: set[str], inline_share: float) -> Parts:
+        parts = Parts(self.program, kinds, self._inline_weights(inline_share))
+        for kind, chunk in parts.ops:
+            parts.ops[kind, chunk] = self._early_collectives(parts.part(kind, kind, chunk))
+        return parts
 
     def _inline_weights(self, part: float) -> frozenset[int]:
         if not part:
@@ -80,27 +80,26 @@ class Jobs:
     def _early_collectives(self, part: PartOps) -> list[Op]:
         """Orders are found once for a part of the same program, whatever the other parts are."""
         key = ("part", id(self.program.ops), part.kind, tuple(op.id for op in part.ops), self.extra_bytes)
-        if key not in self.memo:
-            self.memo[key] = (EarlyCollectives(self.program, part, self.cost, self.extra_bytes), self.program)
-        found: EarlyCollectives = self.memo[key][0]
+        found = remembered(self.memo, key, self.program, lambda: EarlyCollectives(self.program, part, self.cost, self.extra_bytes))
         return found.fastest(self.early)
 
     def order(self, parts: Parts, kinds: Kinds, form: Form) -> tuple[PairPlan, SlotTimes]:
         """The order of one kind of job, and its times and memory; computed once for the same program."""
-        program, options = self.program, self.options
+        options = self.options
         items = tuple(tuple(op.id for op in parts.ops[kind, chunk]) for _, kind, chunk in kinds)
         same = (kinds, items, options.search)
-        key = ("order", id(program.ops), *same, form, self.extra_bytes, options.max_ops_per_job, self.share, self.early)
-        if key not in self.memo:
-            known = _pairs(program)
+        key = ("order", id(self.program.ops), *same, form, self.extra_bytes, options.max_ops_per_job, self.share, self.early)
+
+        def make() -> tuple[PairPlan, SlotTimes]:
+            known = _pairs(self.program)
             if same not in known or known[same].cost is not self.cost:
                 work = planner.SEARCH_WORK if options.search else 0
-                known[same] = Pair(program, self._ops(parts, kinds), self.cost, self.early, work)
+                known[same] = Pair(self.program, self._ops(parts, kinds), self.cost, self.early, work)
             pair = known[same].with_early(self.early)
             plan = plan_pair(pair, form, self.extra_bytes, options.max_ops_per_job, self.share)
-            self.memo[key] = (plan, slot_times(pair, list(plan.order)), program.ops)
-        plan, times, _ = self.memo[key]
-        return plan, times
+            return plan, slot_times(pair, list(plan.order))
+
+        return remembered(self.memo, key, self.program.ops, make)
 
     def _ops(self, parts: Parts, kinds: Kinds) -> list[PartOps]:
         """The operations of each part; the optimizer beside gradients reduces them in the order in which they are complete."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from interlace.ir import ABSENT, Edit, Graph, Op, Program, TensorType
+from interlace.ir import ABSENT, Edit, Graph, Op, Program
 from interlace.ir.effects import is_repeatable
 from interlace.ir.equivalent_ranks import groups_within_stage
 from interlace.ir.graph import written_operands
@@ -143,10 +143,7 @@ class _Adding:
     def _made(self, value: int) -> list[Op]:
         op = self.again[value]
         made = [each for v in op.reads if self._is_repeated(v) and v not in self.repeated for each in self._made(v)]
-        results = [
-            self.edit.value(TensorType(like.shape, like.dtype), elements=like.elements)
-            for like in (self.graph.values[v] for v in op.results)
-        ]
+        results = [self.edit.value(like.type, elements=like.elements) for like in (self.graph.values[v] for v in op.results)]
         operands = [self.repeated.get(v, v) if v != ABSENT and k not in op.no_buffer else v for k, v in enumerate(op.operands)]
         self.repeated.update(zip(op.results, (each.id for each in results), strict=True))
         made.append(

@@ -343,8 +343,8 @@ def test_weight_gradients_of_every_chunk_are_chosen_among_themselves() -> None:
     assert len(expected) == 2
     assert any(expected)
     schedule = Schedule1F1B(interleave="dx-first", weight_delay=1, inline_share=0.5)
-    assert Jobs(program, schedule, cost, {}, has_budget=False)._inline_weights(0.5) == expected[0] | expected[1]
-    assert Jobs(program, schedule, cost, {}, has_budget=False)._inline_weights(0.0) == frozenset()
+    assert Jobs(program, schedule, cost, {}, has_budget=False, extra_bytes=0)._inline_weights(0.5) == expected[0] | expected[1]
+    assert Jobs(program, schedule, cost, {}, has_budget=False, extra_bytes=0)._inline_weights(0.0) == frozenset()
 
 
 @pytest.mark.parametrize(
