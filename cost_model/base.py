@@ -67,6 +67,11 @@ class Row(NamedTuple):
     detail: str
     runs: int = 1
 
+    @property
+    def step_ns(self) -> int:
+        """Its time in a step."""
+        return self.runs * self.dur_ns
+
 
 class Costs(ABC):
     """Times of operations alone and beside each other. Answers are deterministic.
@@ -137,13 +142,9 @@ class Costs(ABC):
         """How many times as long an operation takes beside a communication that waits for its peers."""
         return self.stretch_between(self.category(op, values, groups), WAIT).op
 
-    def interference(self, op: Op, beside: Op, values: Values, groups: Groups) -> Stretch:
-        """Stretch factors of two operations that run at once, and where they come from."""
-        return self.stretch_between(self.category(op, values, groups), self.category(beside, values, groups))
-
     def stretch(self, op: Op, beside: Op, values: Values, groups: Groups) -> tuple[float, float]:
         """How many times as long each of two operations takes while both run: `(op's, beside's)`."""
-        found = self.interference(op, beside, values, groups)
+        found = self.stretch_between(self.category(op, values, groups), self.category(beside, values, groups))
         return found.op, found.beside
 
     def table(self, program: Program) -> list[Row]:
@@ -152,25 +153,9 @@ class Costs(ABC):
         runs, costs = runs_of(program), self.for_world(program.world)
         rows = []
         for op in program.ops:
-            found = costs.op_time(op, values, groups)
-            rows.append(
-                Row(
-                    op.id,
-                    op.kind,
-                    op.layer,
-                    self.category(op, values, groups),
-                    found.dur_ns,
-                    found.how,
-                    found.rel_error,
-                    found.detail,
-                    runs[op.id],
-                )
-            )
+            category, found = self.category(op, values, groups), costs.op_time(op, values, groups)
+            rows.append(Row(op.id, op.kind, op.layer, category, found.dur_ns, found.how, found.rel_error, found.detail, runs[op.id]))
         return rows
-
-    def explain(self, program: Program) -> str:
-        """The table's totals by how they were found, what has no sample of its own, and what is unknown."""
-        return explain_rows(self.table(program))
 
 
 def tables_of(program: Program) -> tuple[Values, Groups]:
@@ -198,7 +183,7 @@ def shares_by_how(rows: Sequence[Row]) -> dict[How, float]:
     """
     time: Counter[How] = Counter()
     for row in rows:
-        time[row.how] += row.runs * row.dur_ns
+        time[row.how] += row.step_ns
     return {how: time[how] / time.total() for how in HOWS if time[how]}
 
 
@@ -207,8 +192,8 @@ def largest_unmeasured(rows: Sequence[Row]) -> list[tuple[str, How, float]]:
     time: Counter[tuple[str, How]] = Counter()
     for row in rows:
         if row.how not in MEASURED:
-            time[row.kind, row.how] += row.runs * row.dur_ns
-    total = sum(row.runs * row.dur_ns for row in rows)
+            time[row.kind, row.how] += row.step_ns
+    total = sum(row.step_ns for row in rows)
     found = sorted(time.items(), key=lambda each: (-each[1], each[0]))
     return [(kind, how, spent / total) for (kind, how), spent in found if spent]
 
@@ -219,13 +204,13 @@ def expected_error(rows: Sequence[Row]) -> float:
     >>> expected_error([Row(0, "add", "", "", 30, "exact", 0.0, "", 2), Row(1, "cast", "", "", 40, "proxy", 0.5, "")])
     0.2
     """
-    total = sum(row.runs * row.dur_ns for row in rows)
-    return sum(row.runs * row.dur_ns * row.rel_error for row in rows) / total if total else 0.0
+    total = sum(row.step_ns for row in rows)
+    return sum(row.step_ns * row.rel_error for row in rows) / total if total else 0.0
 
 
 def trust_text(rows: Sequence[Row], whose: str = "") -> str:
     """Two lines for reports: shares of a step's device time by how it is known, and the largest that were not measured themselves."""
-    total = sum(row.runs * row.dur_ns for row in rows)
+    total = sum(row.step_ns for row in rows)
     shares = ", ".join(f"{how} {share:.0%}" for how, share in shares_by_how(rows).items())
     lines = [
         f"device time{whose} {total / 1e6:.3f} ms a step, one operation after another: {shares or 'none'}; "
@@ -245,7 +230,7 @@ def explain_rows(rows: Sequence[Row]) -> str:
     lines = [f"{len(rows)} operations", trust_text(rows)]
     for how in HOWS:
         found = [row for row in rows if row.how == how]
-        time = sum(row.runs * row.dur_ns for row in found)
+        time = sum(row.step_ns for row in found)
         if found:
             share = f"{time / 1e6:10.3f} ms {shares.get(how, 0.0):6.1%}  expected error {expected_error(found):.0%}"
             lines.append(f"  {how:13s}{len(found):6d} ops {share if how != 'free' else ''}".rstrip())

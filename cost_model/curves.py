@@ -134,13 +134,9 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def _rising(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
     """Sizes in order and the logarithms of their times, pooled so that they never fall (pool adjacent violators)."""
-    by_size: dict[float, list[float]] = {}
-    for size, dur_ns in points:
-        by_size.setdefault(size, []).append(log(dur_ns))
     blocks: list[tuple[float, list[float]]] = []
-    for size in sorted(by_size):
-        total, sizes = sum(by_size[size]) / len(by_size[size]), [size]
-        mean = total
+    for size, logs in sorted(grouped((size, log(dur_ns)) for size, dur_ns in points).items()):
+        mean, sizes = sum(logs) / len(logs), [size]
         while blocks and blocks[-1][0] > mean:
             other, more = blocks.pop()
             mean = (mean * len(sizes) + other * len(more)) / (len(sizes) + len(more))

@@ -6,7 +6,7 @@ operation, collective and group size, else the nearest, and says so. Measured fa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import log
 from statistics import median
 from typing import Literal, NamedTuple
@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from interlace.cost_model.profile import CopySample, Interference, nearest_count
+from interlace.grouping import grouped
 
 StretchHow = Literal["measured", "nearest", "assumed", "given"]
 SHARED = 2.0
@@ -128,9 +129,8 @@ def _fallbacks(category: str) -> tuple[str, ...]:
     return (category, head + ":")
 
 
-def _first(rows: Iterable[Interference], field: str, names: tuple[str, ...]) -> tuple[list[Interference], str]:
+def _first(rows: Sequence[Interference], field: str, names: tuple[str, ...]) -> tuple[list[Interference], str]:
     """Rows of the first name that has any (`memory:` takes the whole class), and a note for a stand-in."""
-    rows = list(rows)
     for name in dict.fromkeys(names):
         found = [r for r in rows if getattr(r, field) == name or (name.endswith(":") and getattr(r, field).startswith(name))]
         if found:
@@ -146,8 +146,9 @@ def _both_ways(copies: Iterable[CopySample], wanted: int | None) -> float:
     """Stretch of a copy while another runs the other way: median over sizes measured one way and both ways, on the number of devices at
     once, of those measured so, that answers for `wanted`."""
     times = {(c.direction, c.size_bytes, c.ranks): c.dur_ns for c in copies}
-    found: dict[int, list[float]] = {}
-    for (way, size, ranks), dur in times.items():
-        if way == "both" and ("d2h", size, ranks) in times and ("h2d", size, ranks) in times:
-            found.setdefault(ranks, []).append(dur / max(times["d2h", size, ranks], times["h2d", size, ranks]))
+    found = grouped(
+        (ranks, dur / max(times["d2h", size, ranks], times["h2d", size, ranks]))
+        for (way, size, ranks), dur in times.items()
+        if way == "both" and ("d2h", size, ranks) in times and ("h2d", size, ranks) in times
+    )
     return max(1.0, median(found[nearest_count(found, wanted)])) if found else 0.0

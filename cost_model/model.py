@@ -16,7 +16,7 @@ from interlace.cost_model.curves import Surface, check_error
 from interlace.cost_model.interference import InterferenceTable, Stretch
 from interlace.cost_model.power import PowerSamples
 from interlace.cost_model.profile import DeviceProfile, OpSample, Power
-from interlace.cost_model.work import TRANSPOSES, Dims, Part, Values, work_of
+from interlace.cost_model.work import TRANSPOSES, Dims, Part, Values, flops_of, work_of
 from interlace.ir.kinds import is_comm
 from interlace.ir.operation_kinds import is_free
 from interlace.ir.program import ABSENT, Op
@@ -251,8 +251,9 @@ class CostModel(Costs):
 
     def _carried(self, part: Part, found: Found | None) -> Estimate:
         if found is None:
-            dur_ns = part.size_bytes * 1e9 / self.profile.memory_rate.per_s
-            return Estimate(round(dur_ns), "unknown", UNMEASURED_ERROR, f"lower bound, {part.kind} was not measured")
+            return Estimate(
+                round(self._traffic_ns(part.size_bytes)), "unknown", UNMEASURED_ERROR, f"lower bound, {part.kind} was not measured"
+            )
         return Estimate(max(1, round(found.dur_ns)), found.how, found.rel_error, found.detail)
 
     def _exact(self, part: Part) -> Estimate | None:
@@ -360,13 +361,7 @@ def depth_of(dims: Mapping[str, int]) -> int:
 
 def sample_size(sample: OpSample) -> int:
     """What a sample's curve runs over: FLOPs of a matrix product or attention, else bytes."""
-    dims = sample.dims
-    if "m" in dims:
-        return 2 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
-    if "seq_q" in dims:
-        pairs = dims["batch"] * dims["heads"] * dims["seq_q"] * dims["seq_k"] // (2 if dims["causal"] else 1)
-        return (10 if sample.kind.endswith("_grad") else 4) * pairs * dims["head_dim"]
-    return sample.size_bytes
+    return flops_of(sample.kind, sample.dims) or sample.size_bytes
 
 
 def signature_of(op: Op, values: Values, groups: Groups) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from interlace.cost_model.base import Draw
 from interlace.cost_model.profile import Power, PowerSample
 from interlace.cost_model.work import Part
+from interlace.grouping import grouped
 
 IDLE_KERNEL = "shortest"
 """The sample of a kernel that does nothing."""
@@ -22,31 +23,17 @@ class PowerSamples:
 
     def __init__(self, power: Power) -> None:
         self._highest_mhz = power.highest_mhz
-        self._of_kind: dict[str, list[PowerSample]] = {}
-        for sample in sorted(power.samples, key=lambda each: (each.kind, each.size)):
-            self._of_kind.setdefault(sample.kind, []).append(sample)
+        self._of_kind = grouped((sample.kind, sample) for sample in sorted(power.samples, key=lambda each: (each.kind, each.size)))
 
     def of(self, part: Part) -> Draw:
         """From samples of the kind, between two sizes by their logarithm, beyond them as the nearest; else of the kind that stands for it.
 
         A kernel smaller than all samples draws less, down to what one draws that does nothing.
         """
-        kind = next(
-            (
-                each
-                for each in (
-                    part.kind,
-                    part.kind.removesuffix("_mixed"),
-                    part.kind.removesuffix("_grad"),
-                    STANDS_FOR.get(part.family, MEMORY),
-                )
-                if each in self._of_kind
-            ),
-            None,
-        )
-        if kind is None:
+        kinds = (part.kind, part.kind.removesuffix("_mixed"), part.kind.removesuffix("_grad"), STANDS_FOR.get(part.family, MEMORY))
+        samples = next((self._of_kind[kind] for kind in kinds if kind in self._of_kind), [])
+        if not samples:
             return Draw(0, 0.0)
-        samples = self._of_kind[kind]
         if part.family not in ("comm", "p2p", "copy"):
             samples = [*self._of_kind.get(IDLE_KERNEL, ()), *samples]
         size = part.flops or part.size_bytes

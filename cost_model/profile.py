@@ -373,15 +373,15 @@ def save_profile(profile: DeviceProfile, path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def require_device(profile: DeviceProfile, actual_name: str, force: bool = False) -> None:
+def require_device(profile: DeviceProfile, actual_name: str) -> None:
     """Check that a profile was measured on the kind of device in use.
 
     Raises:
-        ConfigError: It was not, and `force` is false.
+        ConfigError: It was not.
 
     >>> require_device(load_profile("h200"), "nvidia h200")
     """
-    if not _same_name(profile.device, actual_name) and not force:
+    if not _same_name(profile.device, actual_name):
         known = profile_of(actual_name)
         advice = f"take the profile {known!r} that comes with Interlace" if known else "measure this one with `interlace calibrate -o FILE`"
         raise ConfigError(

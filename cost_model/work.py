@@ -12,7 +12,7 @@ from math import prod
 
 from msgspec.structs import replace as replace_fields
 
-from interlace.ir.kinds import HOST_PLACE, is_p2p, is_send
+from interlace.ir.kinds import HOST_PLACE, is_copy, is_p2p, is_send
 from interlace.ir.operation_kinds import ATTENTIONS, COLLECTIVES, GEMMS, NORMS, PICKS, VIEWS, Carried, forward_kind, is_free, memory_family
 from interlace.ir.program import ABSENT, DTYPE_BYTES, Op, Value
 
@@ -85,6 +85,17 @@ def dims_of(**sizes: int) -> Dims:
     return tuple(sorted(sizes.items()))
 
 
+def flops_of(kind: str, dims: Mapping[str, int]) -> int:
+    """FLOPs of a matrix product, or of attention: two products over all pairs of positions (half of them if causal) in forward, five in
+    backward; 0 of all else."""
+    if "m" in dims:
+        return 2 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
+    if "seq_q" in dims:
+        pairs = dims["batch"] * dims["heads"] * dims["seq_q"] * dims["seq_k"] // (2 if dims["causal"] else 1)
+        return (10 if kind.endswith("_grad") else 4) * pairs * dims["head_dim"]
+    return 0
+
+
 def work_of(op: Op, values: Values) -> Work:
     """The kernels of an operation; cost O(operands)."""
     if is_free(op) or _is_view(op) or op.attrs.get("place") == HOST_PLACE:
@@ -110,11 +121,11 @@ def _work_of_known(op: Op, values: Values) -> Work:
     base, grad = forward_kind(kind)
     if kind in COLLECTIVES or is_p2p(op):
         return _communication(op, values)
-    if kind in ("memcpy_d2h", "memcpy_h2d", "memcpy"):
+    if is_copy(op):
         return _copy(op, values)
-    if kind in GEMMS or base in GEMMS:
+    if base in GEMMS:
         return _gemm(op, base, grad, values)
-    if kind in ATTENTIONS or base in ATTENTIONS:
+    if base in ATTENTIONS:
         return _attention(op, base, grad, values)
     family = memory_family(kind)
     if not family:
@@ -158,10 +169,9 @@ def _filled(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
 
 def moved_bytes(op: Op, values: Values) -> int:
     """Bytes read and written; an operand read twice counts once, one of which only the shape is read not at all."""
-    reads = {v for place, v in enumerate(op.operands) if v != ABSENT and place not in op.no_buffer}
-    read = sum(values[v].size_bytes for v in reads)
+    read = sum(values[v].size_bytes for v in op.reads)
     written = sum(values[v].size_bytes for v in op.results)
-    if op.kind in PICKS and op.operands and op.operands[0] in reads:
+    if op.kind in PICKS and op.operands and op.operands[0] in op.reads:
         read -= max(0, values[op.operands[0]].size_bytes - written)
     return read + written
 
@@ -175,7 +185,7 @@ def is_weight_gradient(op: Op) -> bool:
 
 def _is_view(op: Op) -> bool:
     base, _ = forward_kind(op.kind)
-    return (op.kind in VIEWS or base in VIEWS) and bool(op.views or (op.inplace and base in _RESHAPES))
+    return base in VIEWS and bool(op.views or (op.inplace and base in _RESHAPES))
 
 
 _RESHAPES = frozenset({"reshape", "squeeze", "unsqueeze", "flatten", "view_shape", "view_dtype", "assign", "share_data"})
@@ -225,7 +235,8 @@ def gemm_part(batch: int, m: int, n: int, k: int, dtype: str, out_bytes: int = 0
     size = width * batch * (m * k + k * n) + (out_bytes or width * batch * m * n)
     kind = "gemm" if batch == 1 else "gemm_batched"
     transposes = {name: 1 for name, is_transposed in zip(TRANSPOSES, transposed, strict=True) if is_transposed}
-    return Part(kind, "gemm", dtype, dims_of(batch=batch, m=m, n=n, k=k, **transposes), 2 * batch * m * n * k, size)
+    dims = dims_of(batch=batch, m=m, n=n, k=k, **transposes)
+    return Part(kind, "gemm", dtype, dims, flops_of(kind, dict(dims)), size)
 
 
 def matmul_sizes(x: tuple[int, ...], y: tuple[int, ...], transpose_x: bool, transpose_y: bool) -> tuple[int, int, int, int]:
@@ -281,15 +292,11 @@ def _param_grad_add(op: Op, values: Values) -> Work:
 def attention_part(
     batch: int, heads: int, kv_heads: int, seq_q: int, seq_k: int, head_dim: int, causal: bool, dtype: str, grad: bool
 ) -> Part:
-    """Attention: two products over all pairs of positions (half of them if causal) in forward, five in backward.
-
-    It has nine parameters because the kernel has as many independent sizes and kinds.
-    """
-    pairs = batch * heads * seq_q * seq_k // (2 if causal else 1)
+    """Attention; it has nine parameters because the kernel has as many independent sizes and kinds."""
     tensors = batch * head_dim * (2 * seq_q * heads + 2 * seq_k * kv_heads)
     dims = dims_of(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim, causal=int(causal))
-    size = tensors * DTYPE_BYTES.get(dtype, 2) * (2 if grad else 1)
-    return Part("attention_grad" if grad else "attention", "attention", dtype, dims, (10 if grad else 4) * pairs * head_dim, size)
+    kind, size = "attention_grad" if grad else "attention", tensors * DTYPE_BYTES.get(dtype, 2) * (2 if grad else 1)
+    return Part(kind, "attention", dtype, dims, flops_of(kind, dict(dims)), size)
 
 
 def _attention(op: Op, base: str, grad: bool, values: Values) -> Work:

@@ -186,10 +186,10 @@ def _selected(records: Sequence[Record], rules: Sequence[str]) -> list[Record]:
 
 def _costs(program: Program, device: str, every: bool) -> Shown:
     from interlace.cost_model import CostModel, load_profile
+    from interlace.cost_model.base import explain_rows
     from interlace.report.costs import by_kind, by_layer, op_lines, sums_text
 
-    cost = CostModel(load_profile(device))
-    rows = list(cost.table(program))
+    rows = CostModel(load_profile(device)).table(program)
     kinds, layers = by_kind(rows), by_layer(rows)
     lines = [
         f"device profile {device}",
@@ -198,6 +198,6 @@ def _costs(program: Program, device: str, every: bool) -> Shown:
         *sums_text("layers", layers, every),
         "",
         *(op_lines(rows) if every else []),
-        *cost.explain(program).splitlines(),
+        *explain_rows(rows).splitlines(),
     ]
     return Shown(lines, {"device": device, "by_kind": kinds, "by_layer": layers, "ops": rows})

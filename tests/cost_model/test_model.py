@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from interlace.cost_model import CostModel, DeviceProfile, load_profile, model, work
-from interlace.cost_model.base import largest_unmeasured, shares_by_how, tables_of
+from interlace.cost_model.base import explain_rows, largest_unmeasured, shares_by_how, tables_of
 from interlace.cost_model.profile import OpSample
 from interlace.cost_model.work import work_of
 from interlace.ir.text import parse
@@ -102,7 +102,7 @@ def test_an_unknown_kind_is_a_marked_lower_bound_and_listed(h200):
     assert (found.how, found.detail.startswith("lower bound")) == ("unknown", True)
     text = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
     program = parse(text + "#0 %0:float32[4] = pd_op.data() forward\n#1 %1:float32[4] = pd_op.fft_c2c(%0) forward\n")
-    assert "fft_c2c (1)" in h200.explain(program)
+    assert "fft_c2c (1)" in explain_rows(h200.table(program))
 
 
 def test_matmul_grad_is_the_sum_of_its_two_products(h200):
@@ -210,7 +210,7 @@ def test_the_table_adds_up(h200):
         (0, "data", "", "free"),
         (1, "gelu", "mlp.act", rows[1].how),
     ]
-    assert "2 operations" in h200.explain(parse(text + "\n".join(f"#{k} {line}" for k, line in enumerate(lines))))
+    assert "2 operations" in explain_rows(h200.table(parse(text + "\n".join(f"#{k} {line}" for k, line in enumerate(lines)))))
 
 
 STEP = """
@@ -232,7 +232,7 @@ def test_a_step_says_how_its_times_are_known(h200):
     assert list(shares) == ["interpolated", "proxy"]
     assert shares["proxy"] == pytest.approx(4 * silu / (adds + 4 * silu))
     assert largest_unmeasured(rows) == [("silu", "proxy", shares["proxy"])]
-    assert h200.explain(parse(STEP)).splitlines()[2] == f"  largest without a measurement of their own: silu {shares['proxy']:.1%} (proxy)"
+    assert explain_rows(rows).splitlines()[2] == f"  largest without a measurement of their own: silu {shares['proxy']:.1%} (proxy)"
     jobs = parse(STEP.lstrip() + "job a forward 0: 1-2@0\n")
     assert [row.runs for row in h200.table(jobs)] == [0, 1, 1, 0]
 

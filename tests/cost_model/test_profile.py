@@ -42,10 +42,9 @@ def test_save_and_load_give_the_same(tmp_path, name):
     assert [item.name for item in path.parent.iterdir()] == ["mine.json"]
 
 
-def test_another_device_is_an_error_unless_forced():
+def test_another_device_is_an_error():
     profile = load_profile("h200")
     require_device(profile, "NVIDIA H200 ")
-    require_device(profile, "NVIDIA A100", force=True)
     with pytest.raises(ConfigError) as caught:
         require_device(profile, "NVIDIA A100")
     assert str(caught.value) == (
