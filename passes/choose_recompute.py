@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -11,9 +11,9 @@ from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
 from interlace.errors import ConfigError
 from interlace.ir import Program
+from interlace.ir.per_ops import remembered
 from interlace.ir.remarks import remark
-from interlace.passes.base import Context, Pass, register
-from interlace.passes.weight_gradients import check_unscheduled
+from interlace.passes.base import Context, Pass, check_unscheduled, register
 from interlace.scheduler.recompute.choices import LEVELS, RecomputeLevels
 from interlace.scheduler.recompute.copies import Recomputation, recomputes
 from interlace.scheduler.recompute.early_repeats import with_early_repeats
@@ -99,7 +99,7 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
         ours = [each for each in everyone if each.stage == mine.stage]
         if any(each.groups != mine.groups for each in ours):
             context.declined("ranks-differ")
-            found = self._only_users(program, context)
+            found = recomputation(program, context.cost, context.memo, adds=False)  # what the user's program recomputes, nothing added
             return self._applied(found, frozenset(range(len(found.groups))), context)
         recomputed = frozenset(ours[0].recomputed)
         made = self._applied(found, recomputed, context)
@@ -122,10 +122,6 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
 
     def _found(self, program: Program, context: Context) -> Recomputation:
         return recomputation(program, context.cost, context.memo, adds=self.level is not None, collectives=self.repeat_collectives)
-
-    def _only_users(self, program: Program, context: Context) -> Recomputation:
-        """What the user's program recomputes, nothing added."""
-        return recomputation(program, context.cost, context.memo, adds=False)
 
     def _applied(self, found: Recomputation, recomputed: frozenset[int], context: Context) -> Program:
         kept = [group for k, group in enumerate(found.groups) if k not in recomputed]
@@ -189,7 +185,7 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
         context.remarks.insert(0, chosen)
 
 
-def recomputation(program: Program, costs: Costs, memo: dict[object, object], *, adds: bool, collectives: bool = False) -> Recomputation:
+def recomputation(program: Program, costs: Costs, memo: dict[Any, Any], *, adds: bool, collectives: bool = False) -> Recomputation:
     """What a program's backward computes again, worked out once for the same program.
 
     Args:
@@ -199,23 +195,20 @@ def recomputation(program: Program, costs: Costs, memo: dict[object, object], *,
         adds: Whether with repetitions of all that it could compute again.
         collectives: Whether these repeat collectives within the stage too.
     """
-    known = memo.get(("recomputation", adds, collectives))
-    if isinstance(known, tuple) and known[0] is program:
-        found: Recomputation = known[1]
-        return found
-    whole = with_repeats(program, collectives) if adds else program
-    tables, timed = tables_of(whole), whole.ops if recomputes(whole) else ()
-    found = Recomputation(whole, {op.id: costs.op_time(op, *tables).dur_ns for op in timed if op.role == "backward"})
-    memo["recomputation", adds, collectives] = (program, found)
-    return found
+
+    def make() -> Recomputation:
+        whole = with_repeats(program, collectives) if adds else program
+        tables, timed = tables_of(whole), whole.ops if recomputes(whole) else ()
+        return Recomputation(whole, {op.id: costs.op_time(op, *tables).dur_ns for op in timed if op.role == "backward"})
+
+    return remembered(memo, ("recomputation", adds, collectives), program, make)
 
 
-def choices(program: Program, costs: Costs, memo: dict[object, object], collectives: bool = False) -> RecomputeLevels:
+def choices(program: Program, costs: Costs, memo: dict[Any, Any], collectives: bool = False) -> RecomputeLevels:
     """What is recomputed at each level, additions among it; worked out once for the same program. Arguments as `recomputation`."""
-    known = memo.get(("choices", collectives))
-    if isinstance(known, tuple) and known[0] is program:
-        chosen: RecomputeLevels = known[1]
-        return chosen
-    found = RecomputeLevels(recomputation(program, costs, memo, adds=True, collectives=collectives))
-    memo["choices", collectives] = (program, found)
-    return found
+    return remembered(
+        memo,
+        ("choices", collectives),
+        program,
+        lambda: RecomputeLevels(recomputation(program, costs, memo, adds=True, collectives=collectives)),
+    )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from interlace.grouping import grouped
 from interlace.ir.kinds import is_copy
-from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
+from interlace.ir.per_ops import FEW, once_per_items, once_per_ops, once_per_ops_and
 from interlace.ir.program import Op, OpInstance, Program, Value
 from interlace.ir.storage import storages_of
 
@@ -103,19 +103,12 @@ def variants(program: Program) -> list[Variant]:
 
 def without(program: Program, absent: frozenset[int]) -> Program:
     """The program without some copies: their results, and all values that share the results' memory, become their operands."""
-    if not absent:
-        return program
-    known = _known(program)
-    if absent not in known:
-        known[absent] = _without(program, absent)
-    return program.with_ops(*known[absent])
+    return program.with_ops(*_without(program, absent)) if absent else program
 
 
-_known: Callable[[Program], dict[frozenset[int], tuple[tuple[Op, ...], tuple[Value, ...]]]] = once_per_ops(lambda program: {})
-"""By copies that are left out: operations and values of what is left, the same tuples each time."""
-
-
+@once_per_ops_and
 def _without(program: Program, absent: frozenset[int]) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
+    """Operations and values of what is left, the same tuples each time."""
     storage = {value.id: value.storage for value in program.values}
     renamed: dict[int, int] = {}
     moved: dict[int, int] = {}

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from interlace.ir.program import Program
 
 Made = TypeVar("Made")
+Key = TypeVar("Key", bound=Hashable)
 KEPT = 8
 """Results that one table keeps of each rank: forms of a plan are compared one after another, rank by rank in each of them."""
 RANKS = 32
@@ -36,11 +37,25 @@ def once_per_items(make: Callable[[Program], Made]) -> Once[Made]:
     return Once(make, lambda program: (program.ops, program.values, program.pipeline, *(job.items for job in program.jobs)), KEPT)
 
 
-def remembered(memo: dict[Any, Any], key: Hashable, alive: object, make: Callable[[], Made]) -> Made:
-    """What `make` gives, called once for a key of `memo`; what the key has only the id of is kept alive."""
-    if key not in memo:
-        memo[key] = make(), alive
-    found: Made = memo[key][0]
+def once_per_ops_and(make: Callable[[Program, Key], Made], kept: int = KEPT) -> Callable[[Program, Key], Made]:
+    """As `once_per_ops`, once for each second argument too."""
+    known = once_per_ops(lambda program: dict[Key, Made](), kept)
+
+    def found(program: Program, key: Key) -> Made:
+        mine = known(program)
+        if key not in mine:
+            mine[key] = make(program, key)
+        return mine[key]
+
+    return found
+
+
+def remembered(memo: dict[Any, Any], key: Hashable, of: object, make: Callable[[], Made]) -> Made:
+    """What `make` gives, kept in `memo` by a key while it is asked for with the same object `of`, which the key may have the id of."""
+    known = memo.get(key)
+    if known is None or known[1] is not of:
+        known = memo[key] = make(), of
+    found: Made = known[0]
     return found
 
 

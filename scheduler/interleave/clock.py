@@ -227,13 +227,3 @@ class Clock:
     def blocked(self, node: int) -> bool:
         """As `is_blocked`."""
         return is_blocked(*self.columns, node)
-
-
-def duration(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> float:
-    """Time of an order, in nanoseconds."""
-    return run_order(*columns_of(nodes, stretch), order)[0]
-
-
-def serial_duration(nodes: Sequence[Node]) -> float:
-    """Time of all nodes one after the other, communication too."""
-    return sum(node.dur for node in nodes)

@@ -138,3 +138,12 @@ def rows(listed: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
     for row in listed:
         first.append(first[-1] + len(row))
     return first, [entry for row in listed for entry in row]
+
+
+def inverted(listed: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """For each of so many entries the rows that hold it."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    for k, row in enumerate(listed):
+        for entry in row:
+            found[entry].append(k)
+    return found

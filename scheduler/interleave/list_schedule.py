@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from interlace.grouping import grouped
 from interlace.scheduler.interleave.clock import find_heads, is_blocked, run_node
-from interlace.scheduler.interleave.columns import Columns, Places, Times, Whole, rows
+from interlace.scheduler.interleave.columns import Columns, Places, Times, Whole, inverted, rows
 from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
 
 CANDIDATES = 6
@@ -47,10 +48,7 @@ def task_of(columns: Columns, sides: Sequence[str], table: PairBytes, hides: Seq
     """The columns of nodes, of parts `sides`, with those of the task of ordering them: lists. `hides`: as in `Places`."""
     count = range(columns.at.num_nodes)
     dep_first, dep = columns.part("dep_first", len(count) + 1), columns.whole[columns.at.dep :]
-    users: list[list[int]] = [[] for _ in count]
-    for k in count:
-        for before in dep[dep_first[k] : dep_first[k + 1]]:
-            users[before].append(k)
+    users = inverted([dep[first:end] for first, end in pairwise(dep_first)], len(count))
     forward, filler = (columns.part(name, len(count)) for name in ("forward", "filler"))
     lines = grouped((sides[k], k) for k in sorted((k for k in count if not filler[k]), key=lambda k: forward[k]))
     peaks, largest = _plain_backward(forward, filler, table)
@@ -84,7 +82,7 @@ def _rows(first: str, entries: str, listed: Sequence[Sequence[int]]) -> dict[str
 
 def _plain_backward(forward: Sequence[int], filler: Sequence[int], table: PairBytes) -> tuple[list[int], int]:
     """For each node of backward the peak of live memory from it on in program order; and the most that a filler allocates."""
-    walk = Walk(table, [bool(each) for each in forward])
+    walk = Walk(table)
     peaks = [0] * (len(forward) + 1)
     line, largest = [k for k, each in enumerate(forward) if not each], 0
     for k in line:

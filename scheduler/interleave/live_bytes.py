@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from interlace.scheduler.interleave.allocations import PairMemory, PairOp
+from interlace.scheduler.interleave.columns import inverted
 
 
 class PairBytes:
@@ -38,14 +39,7 @@ class PairBytes:
         for storage in loose:
             self.live_after[storage] = True
         self.start = memory.start
-        self.allocators: list[list[int]] = [[] for _ in self.size]
-        self.readers: list[list[int]] = [[] for _ in self.size]
-        for k, storages in enumerate(self.allocs):
-            for storage in storages:
-                self.allocators[storage].append(k)
-        for k, storages in enumerate(self.reads):
-            for storage in storages:
-                self.readers[storage].append(k)
+        self.allocators, self.readers = (inverted(listed, len(self.size)) for listed in (self.allocs, self.reads))
 
     def _numbers(self, items: Iterable[PairOp], table: dict[PairOp, list[int]]) -> list[int]:
         return list(dict.fromkeys(self._storage(item[0], storage) for item in items for storage in table[item]))
@@ -65,16 +59,14 @@ class Walk:
 
     Attributes:
         live: Live bytes now.
-        forward: Those of forward parts.
+        peak: The most so far.
     """
 
-    def __init__(self, table: PairBytes, forward: Sequence[bool]) -> None:
-        self.table, self.is_forward = table, forward
+    def __init__(self, table: PairBytes) -> None:
+        self.table = table
         self.born = list(table.live_before)
         self.waiting = [len(readers) for readers in table.readers]
-        self.live = table.start
-        self.forward = 0
-        self.peak = table.start
+        self.live = self.peak = table.start
 
     def need(self, node: int) -> int:
         """Bytes that a node allocates."""
@@ -94,5 +86,3 @@ class Walk:
             if not self.waiting[s] and not table.live_after[s]:
                 change -= table.size[s]
         self.live += change
-        if self.is_forward[node]:
-            self.forward += change

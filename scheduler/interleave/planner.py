@@ -30,11 +30,11 @@ from interlace.ir.effects import is_ordered
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_p2p, is_receive, is_send
 from interlace.ir.operators import names
-from interlace.ir.per_ops import once_per_ops
+from interlace.ir.per_ops import once_per_ops, once_per_ops_and
 from interlace.ir.remarks import Place, Remark, remark
 from interlace.scheduler.interleave.allocations import PairMemory, PairOp
 from interlace.scheduler.interleave.allocations import PartOps as PartOps
-from interlace.scheduler.interleave.clock import Node, columns_of, serial_duration
+from interlace.scheduler.interleave.clock import Node, columns_of
 from interlace.scheduler.interleave.columns import Columns
 from interlace.scheduler.interleave.engine import engine_for
 from interlace.scheduler.interleave.list_schedule import task_of
@@ -53,6 +53,8 @@ SMALL_SHARE = 1000
 FREE_SHARE = 100
 """The same where no memory budget is given: as much as a plan may exceed Paddle's own. The list scheduler does not take back what stands in
 the way of a gradient that it wants early: a tenth of that keeps 53 MB of 9 GB from an order that is 12 % faster."""
+MOST_ORDERS = 256
+"""Orders that are remembered for equal ranks."""
 GRADIENT_SINKS = names("""
     cast add scale assign reshape share_data concat split split_with_num combine slice clip full_int_array full
 """)
@@ -128,8 +130,7 @@ def plan_pair(pair: Pair, form: Form, extra_bytes: int = 0, max_ops: int = 4000,
 class _Orders:
     """A cache of orders, so that equal ranks that plan in one process search for each order once."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.known: dict[bytes, Future[list[PairOp]]] = {}
 
@@ -139,7 +140,7 @@ class _Orders:
             future, mine = self.known.get(key), key not in self.known
             if future is None:
                 future = self.known[key] = Future()
-                if len(self.known) > self.most:
+                if len(self.known) > MOST_ORDERS:
                     del self.known[next(iter(self.known))]
         if mine:
             try:
@@ -152,7 +153,7 @@ class _Orders:
         return future.result()
 
 
-_orders = _Orders(256)
+_orders = _Orders()
 
 
 @dataclass
@@ -180,7 +181,7 @@ class Pair:
         self.graph = _graph(program)
         self.parts, self.early, self.work = parts, early, work
         self.cost = cost
-        self._durations = _durations(program, cost)
+        self._durations = _durations(program, (cost, program.groups))
         self.all_ops: list[tuple[str, Op]] = [(part.label, op) for part in parts for op in part.ops]
         self.after = self._after(parts)
         self.free = {(label, op.id) for label, op in self.all_ops if op.name in NO_KERNEL}
@@ -411,7 +412,7 @@ class Pair:
                     op, first = self.graph.ops[item[1]], self.graph.ops[other[1]]
                     raise PlanError(f"pair order puts {describe(op)} ({item[0]}) before {describe(first)} ({other[0]}), which it needs")
         planned, _ = self._duration_and_sends(_indices(order, self.index))
-        serial, peaks = round(serial_duration(self.nodes)), (self.memory.peak(self.plain()), self.memory.peak(order))
+        serial, peaks = round(sum(node.dur for node in self.nodes)), (self.memory.peak(self.plain()), self.memory.peak(order))
         return PairPlan(tuple(order), serial, round(planned), *peaks)
 
 
@@ -429,10 +430,13 @@ def _ordered_in_turn(first: Sequence[Op], second: Sequence[Op]) -> list[tuple[in
 
 def _needs(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     """`dependencies`, once for the same part of a program; nobody may change what it gives."""
-    known, part = _known_needs(graph.program), tuple(op.id for op in ops)
-    if part not in known:
-        known[part] = dependencies(graph, ops)
-    return known[part]
+    return _needs_of_part(graph.program, tuple(op.id for op in ops))
+
+
+@once_per_ops_and
+def _needs_of_part(program: Program, part: tuple[int, ...]) -> dict[int, set[int]]:
+    graph = _graph(program)
+    return dependencies(graph, [graph.ops[op_id] for op_id in part])
 
 
 class _Durations(dict[int, tuple[float, str]]):
@@ -450,21 +454,14 @@ class _Durations(dict[int, tuple[float, str]]):
         return self[op_id]
 
 
-def _durations(program: Program, cost: Costs) -> _Durations:
-    """The same ones for the same operations and costs."""
-    known = _known_durations(program)
-    key = id(cost), program.groups
-    if key not in known:
-        known[key] = _Durations(program, cost)
-    return known[key]
+@once_per_ops_and
+def _durations(program: Program, by: tuple[Costs, tuple[Group, ...]]) -> _Durations:
+    """The same ones for the same operations, cost model and groups of ranks."""
+    return _Durations(program, by[0])
 
 
-_known_durations: Callable[[Program], dict[tuple[int, tuple[Group, ...]], _Durations]] = once_per_ops(lambda program: {})
-"""By the cost model, which they keep alive, and the groups of ranks."""
 _graph = once_per_ops(Graph)
 """The graph of a program, whose jobs are not asked for."""
-_known_needs: Callable[[Program], dict[tuple[int, ...], dict[int, set[int]]]] = once_per_ops(lambda program: {})
-"""By the operations of a part."""
 
 
 @once_per_ops

@@ -8,8 +8,9 @@ storages are always live and counted once (`base`). Inputs are live from the sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +21,7 @@ from interlace.grouping import grouped
 from interlace.ir import OpInstance, Program
 from interlace.ir.copies import Renaming, items_of, renaming
 from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
-from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
+from interlace.ir.per_ops import FEW, once_per_items, once_per_ops, once_per_ops_and
 from interlace.ir.storage import storages_of
 from interlace.ir.target import IDEAL, Target, with_paddles_jobs
 from interlace.scheduler.memory.executor import executor_variants, feed_bytes
@@ -76,16 +77,12 @@ class Lifetimes:
 def lifetimes(program: Program, workspace: Mapping[int, int] | None = None, absent: frozenset[int] = NONE) -> Lifetimes:
     """The lifetimes of a program without some of its copies, and a row for each op that takes a `workspace` (bytes) while it runs;
     O(ops + operands)."""
-    if workspace:
-        return _lifetimes(_uses(program), renaming(program, absent), workspace)
-    known = _known_lifetimes(program)
-    if absent not in known:
-        known[absent] = _lifetimes(_uses(program), renaming(program, absent), {})
-    return known[absent]
+    return _lifetimes(_uses(program), renaming(program, absent), workspace) if workspace else _without_workspace(program, absent)
 
 
-_known_lifetimes: Callable[[Program], dict[frozenset[int], Lifetimes]] = once_per_ops(lambda program: {}, FEW)
-"""By the copies that are left out."""
+@partial(once_per_ops_and, kept=FEW)
+def _without_workspace(program: Program, absent: frozenset[int]) -> Lifetimes:
+    return _lifetimes(_uses(program), renaming(program, absent), {})
 
 
 @dataclass(frozen=True, slots=True)

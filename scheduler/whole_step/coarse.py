@@ -44,22 +44,12 @@ class Row(NamedTuple):
     messages: Any
 
 
-def step_ns(rows: Sequence[Sequence[Slot]], times: Sequence[Mapping[str, SlotTimes]]) -> float | None:
-    """Time of a step, or None where stages would wait for each other for ever. O(slots).
+def run_jobs(rows: Sequence[Row], engine: Engine = PLAIN) -> float | None:
+    """Time of a step of the jobs of each stage, columns of this engine; None where stages would wait for each other for ever. O(jobs).
 
     A job runs at its planned pace; where a message that it needs is late, what is left of it moves back by as much. Messages of one
     stage do not wait for each other, as on streams of their own; where ranks run in turn they do (`legal_rows.stall`).
-
-    Args:
-        rows: Slots of each stage, without receives and sends of their own.
-        times: Of each stage, by kind of slot.
     """
-    stages = enumerate(zip(rows, times, strict=True))
-    return run_jobs([jobs_of(row, costs_of(row, each), stage, len(rows)) for stage, (row, each) in stages])
-
-
-def run_jobs(rows: Sequence[Row], engine: Engine = PLAIN) -> float | None:
-    """As `step_ns`, of the jobs of each stage, columns of this engine."""
     took = engine.made(run_rows)(*_joined(rows, engine))
     return None if took == NOT_SENT else float(took)
 

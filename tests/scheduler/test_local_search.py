@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, parse
 from interlace.scheduler.interleave.allocations import PairMemory
-from interlace.scheduler.interleave.clock import duration
+from interlace.scheduler.interleave.clock import run_order
 from interlace.scheduler.interleave.engine import PLAIN, engine_for
 from interlace.scheduler.interleave.list_schedule import task_of
 from interlace.scheduler.interleave.live_bytes import Walk
@@ -40,11 +40,11 @@ def test_kept_time_and_memory_are_those_of_the_whole_order(seed: int, layers: in
     search = Search(rules, pair.stretch, pair.node_bytes, cap, plain)
     found = search.run(3_000)
     full = rules.full(search.order)
-    assert duration(pair.nodes, full, pair.stretch) == pytest.approx(search.time, rel=1e-6)
+    assert run_order(*pair.columns.copy(), full)[0] == pytest.approx(search.time, rel=1e-6)
     assert search.live_bytes == live_before_each(pair, full, set(search.order))
     assert sorted(found) == sorted(range(len(pair.nodes)))
     assert peak(pair, found) <= cap
-    assert duration(pair.nodes, found, pair.stretch) <= duration(pair.nodes, rules.full(rules.listed(plain)), pair.stretch) + 1e-6
+    assert run_order(*pair.columns.copy(), found)[0] <= run_order(*pair.columns.copy(), rules.full(rules.listed(plain)))[0] + 1e-6
     assert all(found.index(dep) < found.index(k) for k in found for dep in pair.nodes[k].deps)
 
 
@@ -89,7 +89,7 @@ def test_plans_are_the_same_each_time_and_no_slower_than_in_turn(seed: int, laye
 
 
 def peak(pair: Pair, order: list[int]) -> int:
-    walk = Walk(pair.node_bytes, [node.forward for node in pair.nodes])
+    walk = Walk(pair.node_bytes)
     for node in order:
         walk.run(node)
     return walk.peak
@@ -97,7 +97,7 @@ def peak(pair: Pair, order: list[int]) -> int:
 
 def live_before_each(pair: Pair, order: list[int], listed: set[int]) -> list[int]:
     """Live bytes before each node of those that the search lists, and at the end."""
-    walk, live = Walk(pair.node_bytes, [node.forward for node in pair.nodes]), []
+    walk, live = Walk(pair.node_bytes), []
     for node in order:
         if node in listed:
             live.append(walk.live)

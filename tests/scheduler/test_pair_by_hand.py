@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, Program, parse
 from interlace.scheduler.interleave.allocations import PairMemory
-from interlace.scheduler.interleave.clock import Node, columns_of, duration
+from interlace.scheduler.interleave.clock import Node, Stretch, columns_of, run_order
 from interlace.scheduler.interleave.engine import PLAIN
 from interlace.scheduler.interleave.list_schedule import Weights, task_of
 from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
@@ -25,6 +25,11 @@ def _short_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- the clock
+
+
+def duration(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> float:
+    """Time of an order, in nanoseconds."""
+    return run_order(*columns_of(nodes, stretch), order)[0]
 
 
 def comm(dur: float, stream: str = "a", deps: tuple[int, ...] = (), side: str = "B") -> Node:
@@ -91,7 +96,7 @@ def test_what_a_pair_holds(more: str, order: str, peak: int) -> None:
     listed = items[order[0]] + items[order[1]]
     assert memory.start == 256
     assert memory.peak(listed) == peak
-    walk = Walk(PairBytes(memory, [[item] for item in listed], listed), [side == "F" for side, _ in listed])
+    walk = Walk(PairBytes(memory, [[item] for item in listed], listed))
     for node in range(len(listed)):
         walk.run(node)
     assert walk.peak == peak
@@ -124,7 +129,7 @@ def test_what_an_operation_that_nobody_needs_reads_is_held_for_it() -> None:
     memory = PairMemory(Graph(program), [PartOps("F", "F", forward)])
     nodes = [[("F", op_id)] for op_id in (0, 1, 3)]
     order = [item for items in nodes for item in items] + [("F", 2)]
-    walk = Walk(PairBytes(memory, nodes, order), [True] * len(nodes))
+    walk = Walk(PairBytes(memory, nodes, order))
     for node in range(len(nodes)):
         walk.run(node)
     assert walk.peak == memory.peak(order) == 256 + 1024
@@ -284,7 +289,7 @@ def test_orders_that_are_a_little_slower_are_kept_for_a_while(monkeypatch: pytes
 
 
 def walked(table: Any, nodes: list[Node], order: list[int]) -> int:
-    walk = Walk(table, [node.forward for node in nodes])
+    walk = Walk(table)
     for node in order:
         walk.run(node)
     return walk.peak

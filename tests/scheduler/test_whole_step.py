@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given
@@ -12,13 +13,19 @@ from interlace.ir.schedule import Slot, joined, parse_rows
 from interlace.scheduler.interleave.planner import Form
 from interlace.scheduler.jobs.legal_rows import stall
 from interlace.scheduler.whole_step import search as search_module
-from interlace.scheduler.whole_step.coarse import costs_of, jobs_of, peak_bytes, run_jobs, step_ns
+from interlace.scheduler.whole_step.coarse import costs_of, jobs_of, peak_bytes, run_jobs
 from interlace.scheduler.whole_step.search import CoarseSchedule, Ranked, find_schedules, kinds_of
 from interlace.scheduler.whole_step.slot_times import NO_MESSAGE, PartTimes, SlotTimes, StageOrder, StageTimes
 
 FORWARD, INPUT, WEIGHT = 10.0, 8.0, 12.0
 HELD, OPERANDS = 100, 40
 """Bytes that a forward leaves, and those of them that weight gradients still need."""
+
+
+def step_ns(rows: Sequence[Sequence[Slot]], tables: Sequence[Mapping[str, SlotTimes]]) -> float | None:
+    """Time of the slots of each stage, by the kinds of slots of each."""
+    every = enumerate(zip(rows, tables, strict=True))
+    return run_jobs([jobs_of(row, costs_of(row, table), stage, len(rows)) for stage, (row, table) in every])
 
 
 def rows_of(schedule: CoarseSchedule, num_micro_batches: int, num_chunks: int = 1) -> list[list[Slot]]:
