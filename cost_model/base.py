@@ -1,4 +1,4 @@
-"""The interface of cost models, and a cost model with given times for tests and experiments."""
+"""The interface of cost models, what a program costs by one of them, and one with given times for tests and experiments."""
 
 from __future__ import annotations
 
@@ -158,6 +158,12 @@ class Costs(ABC):
         return rows
 
 
+def mean_by_time(found: Sequence[tuple[int, float]], of_none: float = 0.0) -> float:
+    """The mean of figures, each weighted by a time; `of_none` where there is no time."""
+    total = sum(dur_ns for dur_ns, _ in found)
+    return sum(dur_ns * figure for dur_ns, figure in found) / total if total else of_none
+
+
 def tables_of(program: Program) -> tuple[Values, Groups]:
     """Values and groups of a program by id, as cost models take them."""
     return _values(program), {group.id: group for group in program.groups}
@@ -204,8 +210,7 @@ def expected_error(rows: Sequence[Row]) -> float:
     >>> expected_error([Row(0, "add", "", "", 30, "exact", 0.0, "", 2), Row(1, "cast", "", "", 40, "proxy", 0.5, "")])
     0.2
     """
-    total = sum(row.step_ns for row in rows)
-    return sum(row.step_ns * row.rel_error for row in rows) / total if total else 0.0
+    return mean_by_time([(row.step_ns, row.rel_error) for row in rows])
 
 
 def trust_text(rows: Sequence[Row], whose: str = "") -> str:

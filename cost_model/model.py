@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from interlace.cost_model.base import HOWS, Costs, Draw, Estimate, Groups, How
+from interlace.cost_model.base import HOWS, Costs, Draw, Estimate, Groups, How, mean_by_time
 from interlace.cost_model.comm import CommTimes, CopyTimes, Found, across_hosts
 from interlace.cost_model.curves import Surface, check_error
 from interlace.cost_model.interference import InterferenceTable, Stretch
@@ -166,10 +166,7 @@ class CostModel(Costs):
                 if part.family == "gemm"
             ]
             known = [(dur, factor) for dur, factor in found if factor is not None]
-            total = sum(dur for dur, _ in known)
-            self._beside_wait[key] = (
-                sum(dur * factor for dur, factor in known) / total if total else super().stretch_beside_wait(op, values, groups)
-            )
+            self._beside_wait[key] = mean_by_time(known, super().stretch_beside_wait(op, values, groups))
         return self._beside_wait[key]
 
     def host_ns(self, op: Op) -> int:
@@ -193,11 +190,9 @@ class CostModel(Costs):
         key = self._number(op, values, groups)
         if key not in self._draws:
             ranks, hosts = self._ranks(op, groups)
-            parts = work_of(op, values).parts if self._power else ()
-            found = [(self.part_time(part, ranks, hosts).dur_ns, self._power.of(part)) for part in parts] if self._power else []
-            total = sum(dur for dur, _ in found)
-            means = (sum(dur * each[k] for dur, each in found) / total if total else 0.0 for k in range(len(Draw._fields)))
-            milliwatts, share, own_mhz = means
+            parts, power = work_of(op, values).parts, self._power
+            found = [(self.part_time(part, ranks, hosts).dur_ns, power.of(part)) for part in parts] if power else []
+            milliwatts, share, own_mhz = (mean_by_time([(dur, each[k]) for dur, each in found]) for k in range(len(Draw._fields)))
             self._draws[key] = Draw(round(milliwatts), share, round(own_mhz))
         return self._draws[key]
 
@@ -380,6 +375,6 @@ def _sum(found: list[Estimate]) -> Estimate:
         return found[0]
     total = sum(part.dur_ns for part in found)
     how: How = max((part.how for part in found if part.how != "free"), key=HOWS.index, default="free")
-    error = sum(part.dur_ns * part.rel_error for part in found) / total if total else 0.0
+    error = mean_by_time([(part.dur_ns, part.rel_error) for part in found])
     details = dict.fromkeys(part.detail for part in found if part.how == how)
     return Estimate(total, how, error, "; ".join(details))

@@ -106,6 +106,17 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         raise NotImplementedError(f"pass {self.name!r} has no run()")
 
 
+def check_unscheduled(program: Program) -> None:
+    """Refuse a program with jobs.
+
+    Raises:
+        PassError: It has some.
+    """
+    if program.jobs:
+        count = len(program.jobs)
+        raise PassError(f"the program has a schedule already ({count} jobs); put this pass before 'schedule-1f1b'")
+
+
 REGISTRY: dict[str, type[Pass]] = {}
 """Passes by name."""
 P = TypeVar("P", bound=type[Pass])

@@ -10,8 +10,7 @@ import msgspec
 
 from interlace.ir import Edit, Graph, Op, Program, TensorType, Value
 from interlace.ir.kinds import is_collective
-from interlace.passes.base import Context, Pass, register
-from interlace.passes.weight_gradients import check_unscheduled
+from interlace.passes.base import Context, Pass, check_unscheduled, register
 
 Place = tuple[tuple[int, ...], int, int]
 """A gathering, as all ranks of its group name it: the ranks, how many collectives of these come before it, and the dim that is cut."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -13,9 +13,9 @@ from interlace.ir import Graph, Op, Program, dependencies
 from interlace.ir.graph import is_topological, written_operands
 from interlace.ir.kinds import is_boundary, is_comm, stream_of
 from interlace.ir.remarks import Place, Remark, remark
-from interlace.passes.base import Context, Pass, register
+from interlace.passes.base import Context, Pass, check_unscheduled, register
 from interlace.passes.streams import AutoParallelStreamType, ring_stream
-from interlace.passes.weight_gradients import ACCUMULATING, GEMM_GRADS, Backward, check_modules, check_unscheduled, in_modules
+from interlace.passes.weight_gradients import ACCUMULATING, GEMM_GRADS, Backward, check_modules, in_modules
 
 PRODUCTS = frozenset({"matmul", ACCUMULATING, *GEMM_GRADS})
 REACH = 2
@@ -129,7 +129,6 @@ def beside(costs: Costs, tables: tuple[Values, Groups], comm: Op, fillers: Itera
     return Estimate(alone, fill, round(alone - left), round(both + left))
 
 
-@dataclass(slots=True)
 class Work:
     """The current order, and its constraints.
 
@@ -140,25 +139,14 @@ class Work:
         done: Collectives that were started early.
     """
 
-    graph: Graph
-    context: Context
-    options: OverlapColumnBackward
-    tables: tuple[Values, Groups] = field(init=False)
-    backward: Backward = field(init=False)
-    sites: list[Op] = field(init=False)
-    order: list[int] = field(init=False)
-    index: dict[int, int] = field(init=False)
-    after: dict[int, set[int]] = field(init=False)
-    used: set[int] = field(default_factory=set)
-    done: dict[int, Op] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.tables = tables_of(self.graph.program)
-        self.backward = Backward(self.graph)
+    def __init__(self, graph: Graph, context: Context, options: OverlapColumnBackward) -> None:
+        self.graph, self.context, self.options = graph, context, options
+        self.tables, self.backward = tables_of(graph.program), Backward(graph)
         self.sites = self.backward.collectives()
-        self.order = [op.id for op in self.graph.program.ops]
-        self.index = dict(self.graph.position)
-        self.after = dependencies(self.graph, self.graph.program.ops)
+        self.order, self.index = [op.id for op in graph.program.ops], dict(graph.position)
+        self.after = dependencies(graph, graph.program.ops)
+        self.used: set[int] = set()
+        self.done: dict[int, Op] = {}
 
     def layer(self, comm: Op) -> str:
         """Of the site: its dX's, else its own."""
@@ -327,7 +315,7 @@ class Work:
 
     def _report(self, comm: Op, own: set[int], moved: set[int]) -> None:
         """What was moved. How much of the collective is hidden in the end is not known here: later passes order the step."""
-        lent = len([op_id for op_id in moved - own if self.graph.ops[op_id].kind in PRODUCTS])
+        lent = sum(self.graph.ops[op_id].kind in PRODUCTS for op_id in moved - own)
         borrowed = {"borrowed": lent} if lent else {}
         if own:
             self.context.applied("started-after-dx", comm, dx=self.backward.sources(comm), moved=len(moved), **borrowed)

@@ -8,8 +8,7 @@ from interlace.ir import Graph, Op, Program
 from interlace.ir.kinds import NO_KERNEL, SHARE_VAR, is_boundary
 from interlace.ir.operation_kinds import SILENT
 from interlace.ir.storage import Storage
-from interlace.passes.base import Context, Pass, register
-from interlace.passes.weight_gradients import check_unscheduled
+from interlace.passes.base import Context, Pass, check_unscheduled, register
 
 NAME = "pd_op.all_reduce"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -13,7 +13,7 @@ from interlace.grouping import grouped
 from interlace.ir import Edit, Graph, Op, OpInstance, Program
 from interlace.ir.edit import with_items
 from interlace.ir.kinds import COMBINE, SPLIT, is_copy, is_receive, is_send, stream_of
-from interlace.ir.storage import Storages, storages_of
+from interlace.ir.storage import storages_of
 from interlace.ir.target import GPU
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.memory.live import in_order
@@ -149,22 +149,13 @@ class _Use:
     value: int
 
 
-@dataclass(slots=True)
 class _Walk:
     """Reads the issue order of a rank once; what a stream has waited for is known by the variables that it reads, within a job."""
 
-    program: Program
-    min_bytes: int
-    times: Times | None = None
-    table: Storages = field(init=False)
-    items: list[OpInstance] = field(init=False)
-    streams: list[str] = field(init=False)
-    ops: dict[int, Op] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.table = storages_of(self.program)
-        self.items = [item for job in self.program.jobs for item in job.items]
-        self.ops = {op.id: op for op in self.program.ops}
+    def __init__(self, program: Program, min_bytes: int, times: Times | None) -> None:
+        self.program, self.min_bytes, self.times, self.table = program, min_bytes, times, storages_of(program)
+        self.items = [item for job in program.jobs for item in job.items]
+        self.ops = {op.id: op for op in program.ops}
         self.streams = [stream_of(self.ops[op]) for op, _ in self.items]
 
     def returns(self) -> tuple[list[Return], Left]:

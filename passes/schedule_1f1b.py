@@ -80,9 +80,11 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         if pipe.schedule in ("FThenB", "none"):
             context.declined("never-alternates", schedule=pipe.schedule)
             return plain, "dx-first"
-        if self.interleave == "zb-h1":
-            return self._zero_bubble(program, context)
-        return self._paired(program, context)
+        if self.interleave != "zb-h1":
+            return self._paired(program, context)
+        if pipe.num_chunks > 1:
+            raise ConfigError("schedule_1f1b.interleave: zb-h1 has no chunks; expected a 1F1B pipeline, found VPP")
+        return self._every_stage(program, zero_bubble), "dx-first"
 
     def _every_stage(self, program: Program, schedule: Schedule) -> dict[int, list[Slot]]:
         pipe = program.pipeline
@@ -97,11 +99,6 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
             raise ConfigError(str(error)) from error
         return rows
 
-    def _zero_bubble(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
-        if program.pipeline.num_chunks > 1:
-            raise ConfigError("schedule_1f1b.interleave: zb-h1 has no chunks; expected a 1F1B pipeline, found VPP")
-        return self._every_stage(program, zero_bubble), "dx-first"
-
     def _paired(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
         """Slots with backward and forward joined, and the form: mixed if asked for, unless stages would wait for each other for ever."""
         pipe = program.pipeline
@@ -110,7 +107,7 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
             context.declined("random-draws")
         elif self.mixes() and not self.depth:
             rows = {stage: self._row(program, stage, self.form_of(stage) == "mixed") for stage in stages}
-            stuck = stall(list(rows.values()), program.pipeline.num_chunks)
+            stuck = stall(list(rows.values()), pipe.num_chunks)
             if not stuck:
                 if self.form_of(pipe.stage) == "mixed":
                     self._report_depth(program, context)
@@ -124,11 +121,8 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         rows = {stage: self._row(program, stage, mixed=False) for stage in stages}
         if self.depth and (stuck := stall(list(rows.values()))):
             raise ConfigError(f"schedule_1f1b.depth: found {numbers_text(self.depth)}; stages would wait for each other:\n{stuck}")
-        if (
-            self.depth
-            and draws_twice(program)
-            and any(depth != in_flight(s, pipe.num_stages, pipe.num_micro_batches) for s, depth in enumerate(self.depth))
-        ):
+        own = [in_flight(stage, pipe.num_stages, pipe.num_micro_batches) for stage in stages]
+        if self.depth and list(self.depth) != own and draws_twice(program):
             raise ConfigError(
                 f"schedule_1f1b.depth: found {numbers_text(self.depth)}; forward and backward both draw random numbers, "
                 "or may, and another depth than 1F1B's would change the order; leave depth out"
@@ -160,12 +154,9 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
     def _jobs_of(self, program: Program, slots: list[Slot], kinds: set[str], form: Form, context: Context) -> list[tuple[str, Job]]:
         """The jobs of a stage's slots, each with the slot, or the part of it, that it runs; a slot without operations has none. Those at
         the end are ordered for sends of another weight where there is one."""
-        end = len(slots) if self.send_latency_weight_at_end is None else last_forward(slots)
-        at_end = (
-            self
-            if self.send_latency_weight_at_end is None
-            else msgspec.structs.replace(self, send_latency_weight=self.send_latency_weight_at_end)
-        )
+        end, at_end, weight = len(slots), self, self.send_latency_weight_at_end
+        if weight is not None:
+            end, at_end = last_forward(slots), msgspec.structs.replace(self, send_latency_weight=weight)
         joins, jobs = any(len(slot.parts) > 1 for slot in slots), list[tuple[str, Job]]()
         for each, some in ((self, slots[:end]), (at_end, slots[end:])):
             when = {"when": "at the end"} if each is not self else {}

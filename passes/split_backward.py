@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from interlace.ir import Edit, Graph, Op, Program, TensorType, Value
 from interlace.ir.kinds import is_comm
-from interlace.passes.base import Context, Pass, register
+from interlace.passes.base import Context, Pass, check_unscheduled, register
 from interlace.passes.weight_gradients import (
     ACCUMULATING,
     GEMM_GRADS,
     check_modules,
-    check_unscheduled,
     in_modules,
     is_used,
     weight_index,

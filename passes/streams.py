@@ -9,13 +9,11 @@ from enum import Enum
 class AutoParallelStreamType(str, Enum):
     """What a stream is for; the value is its name in `execution_stream`.
 
-    The first three are Paddle's own (`paddle/distributed/passes/pass_utils.py`). Beware of `CALC`: written into an
-    operation, `default` opens a stream of its own; the compute stream has the empty name, or `DefaultStream`.
+    `MP` is Paddle's own (`paddle/distributed/passes/pass_utils.py`). None is for computation: its stream has the empty name, or
+    `DefaultStream`; Paddle's `default`, written into an operation, would open a stream of its own.
     """
 
-    CALC = "default"
     MP = "auto_parallel_mp"
-    SHARDING = "auto_parallel_sharding"
     DP = "auto_parallel_dp"
     PP_SEND = "auto_parallel_pp_send"
     PP_RECV = "auto_parallel_pp_recv"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Graph, Op, Program
@@ -55,17 +54,6 @@ def is_used(graph: Graph, op: Op, index: int) -> bool:
     return graph.values[value].dtype != "null" and bool(graph.users.get(value))
 
 
-def check_unscheduled(program: Program) -> None:
-    """Refuse a program with jobs.
-
-    Raises:
-        PassError: It has some.
-    """
-    if program.jobs:
-        count = len(program.jobs)
-        raise PassError(f"the program has a schedule already ({count} jobs); put this pass before 'schedule-1f1b'")
-
-
 def check_modules(modules: Sequence[str], program: Program, context: Context) -> None:
     """Refuse names that match no layer of any rank; where the other stages are not known, say what this one lacks.
 
@@ -92,7 +80,6 @@ def in_modules(modules: Sequence[str], layer: str) -> bool:
     return not modules or any(names_layer(pattern, layer) for pattern in modules)
 
 
-@dataclass(slots=True)
 class Backward:
     """The backward part of a program: operations that compute dX, that compute dW, and communication.
 
@@ -102,14 +89,11 @@ class Backward:
             an activation's gradient, so each may run later.
     """
 
-    graph: Graph
-    weights: set[int] = field(init=False)
-    sinks: set[int] = field(init=False)
-    _updates: set[int] = field(default_factory=set)
-    _sources: dict[int, list[Op]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.weights = weight_values(self.graph)
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.weights = graph, weight_values(graph)
+        self.sinks: set[int] = set()
+        self._updates: set[int] = set()
+        self._sources: dict[int, list[Op]] = {}
         bound: set[int] = set()
         found = self._sweep(bound)
         while found:

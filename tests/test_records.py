@@ -15,7 +15,7 @@ import pytest
 
 PACKAGES = ("interlace.passes", "interlace.scheduler.hazards", "interlace.scheduler.memory")
 FILLED = {
-    *("Context", "Backward", "Proof", "Waits", "Access", "FlatPlan", "Fault", "Trace", "Words", "Work"),
+    *("Context", "Proof", "Waits", "Access", "FlatPlan", "Fault", "Trace", "Words"),
     *("Lifetimes", "Lives", "Profile", "Placed"),
 }
 """Working state that several modules see, filled step by step; all else that they see is frozen."""

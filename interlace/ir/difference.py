@@ -27,7 +27,7 @@ def first_difference(found: Program, expected: Program) -> str:
         mine, theirs = getattr(found, name), getattr(expected, name)
         if mine != theirs:
             return _words(name, mine, theirs)
-    return next(filter(None, (each(found, expected) for each in (_of_pipelines, _of_lasting, _of_ops, _of_groups))), "")
+    return _of_pipelines(found, expected) or _of_lasting(found, expected) or _of_ops(found, expected) or _of_groups(found, expected)
 
 
 def first_unlike(found: Program, expected: Program) -> str:
@@ -36,8 +36,8 @@ def first_unlike(found: Program, expected: Program) -> str:
     Compared are the pipeline, operations in order with their operands, layers and roles, shapes, dtypes and storage of values, and how many
     ranks each communication joins. Not compared are attributes, which hold a rank's own place (`start_index` of its part of a table).
     """
-    plain = (without_place(program) for program in (found, expected))
-    return next(filter(None, (each(*pair) for pair in [tuple(plain)] for each in (_of_pipelines, _of_lasting, _of_ops))), "")
+    found, expected = without_place(found), without_place(expected)
+    return _of_pipelines(found, expected) or _of_lasting(found, expected) or _of_ops(found, expected)
 
 
 def without_place(program: Program) -> Program:

@@ -79,14 +79,10 @@ def with_given_partners(programs: Sequence[Program]) -> list[Program]:
     Ranks of the same stage stay as they are: they issue what their stand-in issues, in the same order.
     """
     stands = representatives(programs)
-    return (
-        [
-            msgspec.structs.replace(program, groups=tuple(_within(group, program, stands) for group in program.groups))
-            for program in programs
-        ]
-        if stands
-        else list(programs)
-    )
+    if not stands:
+        return list(programs)
+    groups = (tuple(_within(group, program, stands) for group in program.groups) for program in programs)
+    return [msgspec.structs.replace(program, groups=mine) for program, mine in zip(programs, groups, strict=True)]
 
 
 def _within(group: Group, program: Program, stands: dict[int, int]) -> Group:

@@ -325,12 +325,5 @@ def collect_items(program: Program, storages: Storages | None = None) -> list[Op
 def with_fetches(program: Program, values: Sequence[int]) -> Program:
     """The program with an output for each value that the user fetches."""
     first = 1 + max((op.id for op in program.ops), default=-1)
-    return program.with_ops(
-        [
-            *program.ops,
-            *(
-                Op(first + k, SHADOW_OUTPUT, (value,), (), "optimize", attrs={FETCH: value})
-                for k, value in enumerate(dict.fromkeys(values))
-            ),
-        ]
-    )
+    fetched = enumerate(dict.fromkeys(values), first)
+    return program.with_ops([*program.ops, *(Op(k, SHADOW_OUTPUT, (v,), (), "optimize", attrs={FETCH: v}) for k, v in fetched)])

@@ -264,15 +264,11 @@ def _missing(program: Program, ops: dict[int, Op]) -> list[str]:
     return [f"{describe(ops[op_id])} is in no job for micro-batch {m}" for op_id, m in sorted(wanted - done)]
 
 
-def _are_defined(program: Program) -> bool:
-    """Whether all operands are defined, so that storages can be looked up; if not, `_dataflow` reports it."""
-    return not _dataflow(program)
-
-
 def _events(program: Program) -> list[str]:
     if not program.events:
         return []
-    fed, collected = feed_items(program), collect_items(program) if _are_defined(program) else []
+    # storages can be looked up where all operands are defined
+    fed, collected = feed_items(program), [] if _dataflow(program) else collect_items(program)
     inside = index_of_items(program)
     outside = {item: k - len(fed) for k, item in enumerate(fed)} | {item: len(inside) + k for k, item in enumerate(collected)}
     index = {item: inside.get(item, outside.get(item)) for event in program.events for item in (event.record, *event.waits)}

@@ -14,6 +14,10 @@ from interlace.ir.schedule import Slot, in_flight, mixed_depth, parse_rows
 from interlace.scheduler.interleave.planner import EARLY, Form
 
 T = TypeVar("T", int, float, str)
+Delay = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Weight = Annotated[float, msgspec.Meta(ge=0, le=4)]
 MOST_SCHEDULE_BYTES = 1 << 20
 OWN_ORDER = ("auto", "off", "zb-h1")
 """Values of `interleave` that say when everything runs: weight_delay and depth go with the others."""
@@ -70,17 +74,15 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     interleave: Literal["auto", "off", "dx-first", "mixed", "zb-h1"] | tuple[Literal["dx-first", "mixed"], ...] = "auto"
-    weight_delay: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = 0
-    weight_delay_at_end: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
-    depth: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
-    inline_share: Annotated[float, msgspec.Meta(ge=0, lt=1)] | tuple[Annotated[float, msgspec.Meta(ge=0, lt=1)], ...] = 0.0
-    send_latency_weight: Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] = EARLY
-    send_latency_weight_at_end: (
-        Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] | None
-    ) = None
+    weight_delay: Delay | tuple[Delay, ...] = 0
+    weight_delay_at_end: Delay | tuple[Delay, ...] | None = None
+    depth: tuple[Positive, ...] = ()
+    inline_share: Share | tuple[Share, ...] = 0.0
+    send_latency_weight: Weight | tuple[Weight, ...] = EARLY
+    send_latency_weight_at_end: Weight | tuple[Weight, ...] | None = None
     search: bool = True
     schedule_file: str = ""
-    max_ops_per_job: Annotated[int, msgspec.Meta(ge=1)] = 4000
+    max_ops_per_job: Positive = 4000
     only_gains: bool = True
 
     def mistake(self, has_budget: bool = False) -> tuple[str, str] | None:
@@ -190,9 +192,8 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def weight_delays(self, stage: int) -> tuple[int, int]:
         """Before the last forward, and from there on."""
-        return of_stage(self.weight_delay, stage), of_stage(
-            self.weight_delay if self.weight_delay_at_end is None else self.weight_delay_at_end, stage
-        )
+        at_end = self.weight_delay if self.weight_delay_at_end is None else self.weight_delay_at_end
+        return of_stage(self.weight_delay, stage), of_stage(at_end, stage)
 
     def form_text(self) -> str:
         """The form, or the forms of the stages."""
