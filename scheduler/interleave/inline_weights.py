@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from networkx.utils import UnionFind
+
 from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
 from interlace.grouping import grouped
@@ -57,19 +59,11 @@ def units_of(graph: Graph, weights: Sequence[Op], cost: Costs) -> list[Unit]:
 def _units(graph: Graph, weights: Sequence[Op]) -> list[list[Op]]:
     """Weight gradients that stay together, in the order of their first operation."""
     first: dict[int, int] = {}
-    root = list(range(len(weights)))
-
-    def find(k: int) -> int:
-        while root[k] != k:
-            root[k] = root[root[k]]
-            k = root[k]
-        return k
-
+    units = UnionFind(range(len(weights)))
     for k, op in enumerate(weights):
         for storage in _shared(graph, op):
-            a, b = sorted((find(first.setdefault(storage, k)), find(k)))
-            root[b] = a
-    return list(grouped((find(k), op) for k, op in enumerate(weights)).values())
+            units.union(first.setdefault(storage, k), k)
+    return list(grouped((units[k], op) for k, op in enumerate(weights)).values())
 
 
 def _shared(graph: Graph, op: Op) -> set[int]:

@@ -137,10 +137,9 @@ class Placement:
         """All transfers, those that were refused last."""
         return [*self.transfers, *(transfer for transfer, _ in self.refused)]
 
-    def freed(self, timed: bool = True) -> list[Span]:
+    def freed(self) -> list[Span]:
         """Where each transferred value is not on the device, with its bytes as a negative number."""
-        spans = ((t.free if timed else t.out + 1, t.back, -t.saved.freed_bytes) for t in self.transfers)
-        return [span for span in spans if span[0] < span[1]]
+        return [(t.free, t.back, -t.saved.freed_bytes) for t in self.transfers if t.free < t.back]
 
 
 def place_transfers(line: Timeline, transfers: Sequence[OpenTransfer], cap: int | None, measured: bool) -> Placement:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import msgspec
 
+from interlace.grouping import grouped
 from interlace.ir import Op, OpInstance, Program
 from interlace.ir.remarks import Fact, Place, Remark, remark
 from interlace.scheduler.offload.saved_values import REASONS, Reason, Saved, Skipped
@@ -54,7 +53,6 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         skipped, kept: Values, and single micro-batches of eligible values, that are kept on the device.
         measured: Whether copy times were known.
         before_peak_bytes: Peak of live device bytes without copies.
-        order_peak_bytes: The peak with copies, where each value is freed at the op instance after which its copy out is issued.
         peak_bytes: The peak with copies, where each value is freed when its copy out is estimated to end; budgets apply to it.
         pinned_peak_bytes: Peak of live pinned host bytes; a buffer is live from the start of the copy out to the first reader.
         out_bytes: Bytes that are copied to the host, and back, in a step.
@@ -67,28 +65,17 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: tuple[Kept, ...] = ()
     measured: bool = True
     before_peak_bytes: int = 0
-    order_peak_bytes: int = 0
     peak_bytes: int = 0
     pinned_peak_bytes: int = 0
     out_bytes: int = 0
     stall_ns: int = 0
     notes: tuple[Remark, ...] = ()
 
-    def micro_batch_bytes(self) -> dict[int, int]:
-        """Micro-batch -> bytes that are copied to the host and back; micro-batches without a transfer are missing."""
-        found: Counter[int] = Counter()
-        for move in self.moves:
-            found.update({transfer.micro_batch: move.saved.size_bytes for transfer in move.transfers})
-        return dict(sorted(found.items()))
-
     def reasons(self) -> dict[Reason, tuple[int, int]]:
         """Reason -> number of values (or of micro-batches of eligible values) kept for it, and their known bytes."""
-        found: dict[Reason, tuple[int, int]] = {}
         every: tuple[Skipped | Kept, ...] = (*self.skipped, *self.kept)
-        for reason, size_bytes in ((each.reason, each.size_bytes) for each in every):
-            count, total = found.get(reason, (0, 0))
-            found[reason] = count + 1, total + max(0, size_bytes)
-        return {reason: found[reason] for reason in REASONS if reason in found}
+        found = grouped((each.reason, max(0, each.size_bytes)) for each in every)
+        return {reason: (len(found[reason]), sum(found[reason])) for reason in REASONS if reason in found}
 
     def remarks(self, program: Program) -> list[Remark]:
         """The whole decision: a remark for each moved value, one for all, and one for each reason to keep others."""
@@ -104,7 +91,7 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "applied",
             "values-moved",
             values=len(self.moves),
-            micro_batches=len(self.micro_batch_bytes()),
+            micro_batches=len({transfer.micro_batch for move in self.moves for transfer in move.transfers}),
             out_bytes=self.out_bytes,
             before_peak_bytes=self.before_peak_bytes,
             peak_bytes=self.peak_bytes,

@@ -8,7 +8,6 @@ are issued: what that stream does next waits for the copy out. So what a rank ho
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -124,15 +123,11 @@ class StatePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def remarks(self) -> list[Remark]:
         """The whole decision: one remark for what is moved, and one for each reason to keep values."""
-        found: Counter[Why] = Counter()
-        total: Counter[Why] = Counter()
-        for each in self.kept:
-            found[each.reason] += 1
-            total[each.reason] += max(0, each.size_bytes)
+        found = grouped((each.reason, max(0, each.size_bytes)) for each in self.kept)
         kept = [
-            remark("declined", "state-kept", reason=reason, values=found[reason], size_bytes=total[reason])
+            remark("declined", "state-kept", reason=reason, values=len(found[reason]), size_bytes=sum(found[reason]))
             for reason in WHYS
-            if found[reason]
+            if reason in found
         ]
         if not self.moves:
             return [remark("declined", "no-state-moved", before_peak_bytes=self.before_peak_bytes), *kept]

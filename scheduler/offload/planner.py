@@ -219,7 +219,6 @@ class Planner:
             kept=tuple(sorted(self.kept, key=lambda s: (s.value, s.micro_batch))),
             measured=self.measured,
             before_peak_bytes=int(self.curve().max(initial=0)),
-            order_peak_bytes=int(self.curve(placed.freed(timed=False)).max(initial=0)),
             peak_bytes=self.peak(placed),
             pinned_peak_bytes=self._pinned_peak(placed),
             out_bytes=sum(t.saved.size_bytes for t in placed.transfers),

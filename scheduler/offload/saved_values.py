@@ -14,6 +14,7 @@ from interlace.ir.graph import written_operands
 from interlace.ir.kinds import COMBINE, PARAMETER, is_boundary, is_comm, is_copy
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.storage import Storage
+from interlace.scheduler.recompute.copies import COPY
 
 Reason = Literal[
     "parameter",
@@ -43,8 +44,6 @@ Reason = Literal[
 """Why a value, or one micro-batch of it, is kept on the device."""
 
 REASONS: tuple[Reason, ...] = get_args(Reason)
-RECOMPUTED = "bwd_recompute_id"
-"""Attribute that Paddle's recompute pass sets on the operations that it repeats in backward."""
 KEEP = "keep_on_device"
 """Attribute by which one operation opts out: its results are never moved."""
 
@@ -217,7 +216,7 @@ class _Finder:
         return any(op.role == "backward" and value_id in self.graph.reads(op) for op in self.graph.user_ops(value_id))
 
     def _is_recomputed(self, value: Value) -> bool:
-        return RECOMPUTED in self.graph.ops[self.graph.producer[value.id]].attrs and bool(self.graph.users.get(value.id))
+        return COPY in self.graph.ops[self.graph.producer[value.id]].attrs and bool(self.graph.users.get(value.id))
 
     def _role(self, value: Value) -> str:
         return self.graph.ops[self.graph.producer[value.id]].role

@@ -213,7 +213,7 @@ def test_nothing_moves_whose_return_follows_at_once(micro_batches: int, warm: in
     """No quick return. Last stage and pp = 1 (depth 1), fewer micro-batches than stages; deeper stages do move."""
     program = chain([32 * MB], micro_batches, warm, extra=40, lead=20)
     decided = decide(program, op_ns=99_000, fraction=1.0)
-    assert set(decided.micro_batch_bytes()) == moved
+    assert {transfer.micro_batch for move in decided.moves for transfer in move.transfers} == moved
     if moved != set(range(micro_batches)):
         assert decided.reasons()["at-once"] == (micro_batches - len(moved), 32 * MB * (micro_batches - len(moved)))
 
