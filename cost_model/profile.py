@@ -319,7 +319,10 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
     """
     text = os.fspath(name_or_path)
     if is_path(text):
-        return decode_profile(_read(Path(text)), text)
+        what = (
+            f"a device profile, a .json file that `interlace calibrate -o {text}` wrote, or one of the names {', '.join(profile_names())}"
+        )
+        return decode_profile(read_file(text, MOST_BYTES, what, ConfigError), text)
     if text not in profile_names():
         raise ConfigError(
             f"no device profile {text!r}: expected one of {', '.join(profile_names())}, or a path to a .json file that "
@@ -401,11 +404,6 @@ def profile_of(device_name: str) -> str:
 
 def _same_name(profiles: str, actual: str) -> bool:
     return profiles.casefold() == actual.strip().casefold()
-
-
-def _read(path: Path) -> bytes:
-    what = f"a device profile, a .json file that `interlace calibrate -o {path}` wrote, or one of the names {', '.join(profile_names())}"
-    return read_file(path, MOST_BYTES, what, ConfigError)
 
 
 def _require_once(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:

@@ -103,7 +103,7 @@ def _users(graph: Graph, storage: Storage) -> list[Op]:
 
 def _makes_memory(op: Op) -> bool:
     """Whether an operation computes its result into memory that it takes: no input, no constant, and none that CPU ranks leave out."""
-    return op.name not in NO_KERNEL and not is_boundary(op) and op.kind not in SILENT and op.kind != "constant"
+    return op.name not in NO_KERNEL and op.kind not in SILENT and op.kind != "constant"
 
 
 def _overwrites(op: Op, storage: Storage) -> bool:

@@ -139,11 +139,7 @@ class Backward:
         return [
             op
             for op in self.graph.program.ops
-            if op.role == "backward"
-            and is_collective(op)
-            and is_comm(op)
-            and op.id not in self.sinks
-            and not self.weights.intersection(op.operands)
+            if op.role == "backward" and is_collective(op) and op.id not in self.sinks and not self.weights.intersection(op.operands)
         ]
 
     def sources(self, op: Op) -> list[Op]:

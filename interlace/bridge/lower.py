@@ -157,7 +157,7 @@ class _Lowering:
         self.crossing = self._crossing()
         self.cleared = self.graph.storages.cleared_buffers()
         self.events = _EventTable(() if device.target.serial else program.events, feed_items(program))
-        self.collected = collect_items(program, self.graph.storages)
+        self.collected = collect_items(program)
         self.writers = self._writers_of_outputs() if is_graph or device.target.host_runs_ahead else None
         # Outputs that are collected early are read at the end, beside computation: what was stacked, or each for itself.
         is_stacked = len(self.collected) > len({op_id for op_id, _ in self.collected})

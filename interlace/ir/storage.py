@@ -192,9 +192,7 @@ class Storages:
 
     def reads(self, op: Op) -> list[int]:
         """Values whose contents an operation reads, each once; none where it launches nothing."""
-        if op.name in NO_KERNEL or is_boundary(op):
-            return []
-        return op.reads
+        return [] if op.name in NO_KERNEL else op.reads
 
     def writes(self, op: Op) -> list[int]:
         """Results that the operation computes: all but views and results that are left out; the buffer into which `coalesce_tensor`
@@ -309,11 +307,11 @@ def feed_items(program: Program) -> list[OpInstance]:
     return [(op_id, m) for op_id in fed for m in range(program.pipeline.num_micro_batches)]
 
 
-def collect_items(program: Program, storages: Storages | None = None) -> list[OpInstance]:
+def collect_items(program: Program) -> list[OpInstance]:
     """Op instances of the job that collects the outputs, each for each micro-batch, or once. The proof has it at the end of the step."""
     if not any(op.name == SHADOW_OUTPUT for op in program.ops):
         return []
-    table = storages or storages_of(program)
+    table = storages_of(program)
     return [
         (op.id, m)
         for op in program.ops

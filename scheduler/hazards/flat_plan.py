@@ -16,7 +16,7 @@ from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import NO_KERNEL, SHADOW_OUTPUT, is_boundary, stream_of
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.schedule import baseline_row
-from interlace.ir.storage import Part, Storage, Storages, collect_items, feed_items, storages_of
+from interlace.ir.storage import Part, Storage, collect_items, feed_items, storages_of
 
 
 class Version(Enum):
@@ -121,7 +121,7 @@ def flatten(program: Program, serial: bool = False) -> FlatPlan:
     same = known[program.pipeline]
     shared = {name: getattr(same, name) for name in ("reads", "writes", "views", "storages", "baseline", "tables")}
     plan = FlatPlan(program, **shared)
-    _add_items(plan, serial, storages_of(program))
+    _add_items(plan, serial)
     _find_omitted(plan)
     return plan
 
@@ -282,7 +282,7 @@ def _shared_by_parts(plan: FlatPlan) -> dict[int, list[int]]:
     return {base: users[base] for base in sorted(found)}
 
 
-def _add_items(plan: FlatPlan, serial: bool, storages: Storages) -> None:
+def _add_items(plan: FlatPlan, serial: bool) -> None:
     """Fill the columns over op instances."""
     program = plan.program
     positions = {op.id: k for k, op in enumerate(program.ops)}
@@ -292,7 +292,7 @@ def _add_items(plan: FlatPlan, serial: bool, storages: Storages) -> None:
         name = "" if serial or is_boundary(op) else stream_of(op)
         number.append(HOST if op.name in NO_KERNEL and not is_boundary(op) else names.setdefault(name, len(names)))
     plan.streams = list(names)
-    lists = [feed_items(program), *item_lists(program), collect_items(program, storages)]
+    lists = [feed_items(program), *item_lists(program), collect_items(program)]
     plan.num_fed = len(lists[0])
     for job, items in enumerate(lists):
         here = [positions[op_id] for op_id, _ in items]

@@ -382,26 +382,14 @@ class Pair:
         for item in (*named, *((side, op.id) for side, op in self.all_ops)):
             if item in seen:
                 continue
-            if self.after[item] <= seen:
-                seen.add(item)
-                listed.append(item)
-            else:
-                self._emit(item, listed, seen)
-        return listed
-
-    def _emit(self, item: PairOp, listed: list[PairOp], seen: set[PairOp]) -> None:
-        stack = [item]
-        while stack:
-            top = stack[-1]
-            waiting = sorted(before for before in self.after[top] if before not in seen)
-            if top in seen:
-                stack.pop()
-            elif waiting:
+            stack = [item]
+            while stack:
+                waiting = sorted(self.after[stack[-1]] - seen)
                 stack += waiting
-            else:
-                seen.add(top)
-                listed.append(top)
-                stack.pop()
+                if not waiting and (top := stack.pop()) not in seen:
+                    seen.add(top)
+                    listed.append(top)
+        return listed
 
     def result(self, order: list[PairOp]) -> PairPlan:
         """The plan of an order; checks that it is legal."""
@@ -491,7 +479,7 @@ def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:
         if is_send(op)
         or is_ordered(op)
         or (is_receive(op) and receives[op.group] > 1)
-        or (is_collective(op) and op.group >= 0 and not _reduces_gradient(graph, op, inside))
+        or (is_collective(op) and not _reduces_gradient(graph, op, inside))
     ]
     before = _needs(graph, backward)
     chain: set[int] = set()
