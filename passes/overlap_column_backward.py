@@ -94,7 +94,7 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Overlap:
     """A collective beside its fillers; times in ns.
 
     Attributes:
@@ -114,7 +114,7 @@ class Estimate:
         return self.comm + self.fill - self.both
 
 
-def beside(costs: Costs, tables: tuple[Values, Groups], comm: Op, fillers: Iterable[Op]) -> Estimate:
+def beside(costs: Costs, tables: tuple[Values, Groups], comm: Op, fillers: Iterable[Op]) -> Overlap:
     """Run a collective beside operations that run one after the other; each slows the other down while both run."""
     values, groups = tables
     alone = costs.op_time(comm, values, groups).dur_ns
@@ -126,7 +126,7 @@ def beside(costs: Costs, tables: tuple[Values, Groups], comm: Op, fillers: Itera
         shared = min(dur * op_stretch, left * comm_stretch)
         left -= shared / comm_stretch
         both += shared + dur - shared / op_stretch
-    return Estimate(alone, fill, round(alone - left), round(both + left))
+    return Overlap(alone, fill, round(alone - left), round(both + left))
 
 
 class Work:
@@ -277,7 +277,7 @@ class Work:
             found.append(op_id)
         return found
 
-    def _estimate(self, moved: set[int], comm: Op) -> Estimate:
+    def _estimate(self, moved: set[int], comm: Op) -> Overlap:
         return beside(self.context.cost, self.tables, comm, [self.graph.ops[op_id] for op_id in self._fillers(moved, comm)])
 
     def _finish(self, comm: Op, own: set[int], moved: set[int]) -> None:

@@ -24,10 +24,10 @@ from interlace.scheduler.hazards.all_ranks import check_together
 from interlace.scheduler.hazards.call_names import AnswerQueries, CallAnswer, CallQuery, answer_queries
 from interlace.scheduler.hazards.check import check, refuse, require_safe, trace_of
 from interlace.scheduler.hazards.communication import require_straight
-from interlace.scheduler.hazards.finding import Finding, Where, findings_text
+from interlace.scheduler.hazards.finding import Finding, findings_text
 from interlace.scheduler.hazards.graph_memory import graph_memory
 from interlace.scheduler.hazards.graph_steps import kept_from_graph
-from interlace.scheduler.hazards.skeleton import RankComm, Skeleton, unpacked
+from interlace.scheduler.hazards.skeleton import RankComm, unpacked
 
 __all__ = [
     "AnswerQueries",
@@ -35,8 +35,6 @@ __all__ = [
     "CallQuery",
     "Finding",
     "RankComm",
-    "Skeleton",
-    "Where",
     "answer_queries",
     "check",
     "check_together",

@@ -8,26 +8,22 @@ run one after another.
 Source: NVIDIA/Megatron-LM#1752 (modules chosen by hand), DeepSpeed DeepCompile (a budget), both without a pipeline.
 """
 
-from interlace.scheduler.offload.decision import Kept, Move, OffloadPlan, Transfer
+from interlace.scheduler.offload.decision import Move, OffloadPlan
 from interlace.scheduler.offload.measures import COPY_BACK, COPY_OUT, PINNED, Measured, agree, measure
 from interlace.scheduler.offload.planner import plan_offload
-from interlace.scheduler.offload.selection import Names, OffloadOptions, names_layer, names_op, unknown_names
+from interlace.scheduler.offload.selection import Names, OffloadOptions, names_layer
 
 __all__ = [
     "COPY_BACK",
     "COPY_OUT",
     "PINNED",
-    "Kept",
     "Measured",
     "Move",
     "Names",
     "OffloadOptions",
     "OffloadPlan",
-    "Transfer",
     "agree",
     "measure",
     "names_layer",
-    "names_op",
     "plan_offload",
-    "unknown_names",
 ]

@@ -21,15 +21,15 @@ from interlace.scheduler.offload import (
     Names,
     OffloadOptions,
     OffloadPlan,
-    Transfer,
     agree,
     measure,
     plan_offload,
-    unknown_names,
 )
 from interlace.scheduler.offload.copy_times import OpenTransfer, Timeline, place_transfers
+from interlace.scheduler.offload.decision import Transfer
 from interlace.scheduler.offload.optimizer_state import WHYS
 from interlace.scheduler.offload.saved_values import REASONS, find_candidates
+from interlace.scheduler.offload.selection import unknown_names
 from interlace.scheduler.simulate.simulator import simulate
 from tests.remarks import rules_of, sentences
 from tests.strategies import World, plan, worlds

@@ -11,8 +11,9 @@ from interlace.cost_model import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, parse
 from interlace.ir.target import CPU, GPU
-from interlace.scheduler.hazards import Finding, RankComm, Skeleton, check, check_together, unpacked
+from interlace.scheduler.hazards import Finding, RankComm, check, check_together, unpacked
 from interlace.scheduler.hazards.check import prove
+from interlace.scheduler.hazards.skeleton import Skeleton
 from interlace.scheduler.simulate.simulator import simulate
 from tests.scheduler.groups import HEAD, pair, program, three_ranks_in_a_circle
 from tests.strategies import plan, random_world
