@@ -17,7 +17,6 @@ import numpy as np
 
 from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
-from interlace.errors import ConfigError
 from interlace.grouping import grouped
 from interlace.ir import Graph, Op, OpInstance, Program
 from interlace.ir.kinds import KEYWORD, PARAMETER, is_boundary, is_comm
@@ -26,7 +25,7 @@ from interlace.ir.remarks import Remark, remark
 from interlace.ir.storage import Storage, is_fed
 from interlace.scheduler.memory.live import order_curve
 from interlace.scheduler.offload.measures import Measured, durations
-from interlace.scheduler.offload.selection import names_layer
+from interlace.scheduler.offload.selection import Count, Share, names_layer
 from interlace.scheduler.simulate.arrays import Ints
 
 SLACK = 0.25
@@ -49,14 +48,8 @@ class StateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     modules: tuple[str, ...] = ()
-    min_bytes: int = 1 << 20
-    fraction: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.fraction is not None and not 0 <= self.fraction <= 1:
-            raise ConfigError(f"offload of optimizer state: fraction={self.fraction}, expected a number from 0 to 1")
-        if self.min_bytes < 0:
-            raise ConfigError(f"offload of optimizer state: min_bytes={self.min_bytes}, expected 0 or more")
+    min_bytes: Count = 1 << 20
+    fraction: Share | None = None
 
 
 class State(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -12,6 +12,9 @@ from interlace.errors import ConfigError
 from interlace.ir import Op, Program
 from interlace.ir.kinds import is_boundary
 from interlace.ir.remarks import Remark, remark
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 def mistake_of(modules: Sequence[str], fraction: float | None, has_budget: bool) -> tuple[str, str] | None:
@@ -51,22 +54,12 @@ class OffloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     modules: tuple[str, ...] = ()
     exclude_ops: tuple[str, ...] = ()
-    min_bytes: int = 1 << 20
-    fraction: float | None = None
-    keep_bytes: int | tuple[int, ...] = 0
-    max_in_flight: int | None = None
+    min_bytes: Count = 1 << 20
+    fraction: Share | None = None
+    keep_bytes: Count | tuple[Count, ...] = 0
+    max_in_flight: Count | None = None
     include_integers: bool = False
-    prefetch_slack: float = 0.25
-
-    def __post_init__(self) -> None:
-        if self.fraction is not None and not 0 <= self.fraction <= 1:
-            raise ConfigError(f"offload: fraction={self.fraction}, expected a number from 0 to 1")
-        if not 0 <= self.prefetch_slack <= 10:
-            raise ConfigError(f"offload: prefetch_slack={self.prefetch_slack}, expected a share from 0 to 10")
-        keep = (self.keep_bytes,) if isinstance(self.keep_bytes, int) else self.keep_bytes
-        for name, given in (("min_bytes", self.min_bytes), ("keep_bytes", min(keep, default=0)), ("max_in_flight", self.max_in_flight)):
-            if given is not None and given < 0:
-                raise ConfigError(f"offload: {name}={given}, expected 0 or more")
+    prefetch_slack: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.25
 
     def asks_for_nothing(self, memory_budget: int | None) -> Remark | None:
         """Why the options, and the budget, ask for no copy at all; None if they ask for some."""
