@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from interlace.errors import PlanError
 from interlace.scheduler.interleave import clock, list_schedule
 from interlace.scheduler.interleave.columns import Columns
 from interlace.scheduler.interleave.list_schedule import TRIES, Weights
 from interlace.scheduler.interleave.local_search import Form
 
 WORTH_COMPILING = 2000
-"""Nodes of all pairs of this process from which on `auto` uses the compiled engine: orders of fewer are there before it is loaded, which
+"""Nodes of all pairs of this process from which on the compiled engine is used: orders of fewer are there before it is loaded, which
 takes half a second."""
 COMPILED = "interlace.scheduler.interleave.compiled"
 
@@ -75,19 +74,13 @@ _met = [0]
 """Nodes of all pairs so far."""
 
 
-def engine_for(num_nodes: int, asked: Literal["auto", "plain", "fast"] = "auto") -> Engine:
-    """The engine for pairs of so many nodes; results are equal.
-
-    Raises:
-        PlanError: The compiled engine is asked for and numba is not installed.
-    """
+def engine_for(num_nodes: int) -> Engine:
+    """The engine for pairs of so many nodes: compiled where that is worth it and numba is installed. Results are equal."""
     _met[0] += num_nodes
-    if asked == "plain" or (asked == "auto" and _met[0] < WORTH_COMPILING and COMPILED not in sys.modules):
+    if _met[0] < WORTH_COMPILING and COMPILED not in sys.modules:
         return PLAIN
     try:
         from interlace.scheduler.interleave.compiled import ENGINE
     except ImportError:
-        if asked == "fast":
-            raise PlanError("the compiled list scheduler needs numba; install it (`pip install numba`) or take engine 'plain'") from None
         return PLAIN
     return ENGINE

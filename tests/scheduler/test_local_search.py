@@ -10,7 +10,7 @@ from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, parse
 from interlace.scheduler.interleave.allocations import PairMemory
 from interlace.scheduler.interleave.clock import run_order
-from interlace.scheduler.interleave.engine import PLAIN, engine_for
+from interlace.scheduler.interleave.engine import PLAIN
 from interlace.scheduler.interleave.list_schedule import task_of
 from interlace.scheduler.interleave.live_bytes import Walk
 from interlace.scheduler.interleave.local_search import Form, Rules, Search
@@ -64,7 +64,9 @@ def test_compiled_orders_and_times_are_the_plain_ones(seed: int, layers: int, fo
     """To the last bit, with little memory and with much. Where this fails after a change of `clock.py` alone: numba knows its cached code
     by the file of `list_schedule.py`; write that anew, too."""
     pytest.importorskip("numba")
-    fast, pair = engine_for(0, "fast"), pair_of(seed, layers)
+    from interlace.scheduler.interleave.compiled import ENGINE as fast
+
+    pair = pair_of(seed, layers)
     beside = [0.1 * (k % 7) for k in range(len(pair.nodes))]
     task = task_of(pair.columns, [node.side for node in pair.nodes], pair.node_bytes, beside)
     cap = pair.memory.peak(pair.plain()) + allowance
