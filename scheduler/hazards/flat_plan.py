@@ -6,7 +6,7 @@ The job that cuts the batch at the start of the step and the job that collects i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from interlace.ir import Op, OpInstance, Pipeline, Program
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import NO_KERNEL, SHADOW_OUTPUT, is_boundary, stream_of
-from interlace.ir.per_ops import once_per_ops
+from interlace.ir.per_ops import once_per_ops_and
 from interlace.ir.schedule import baseline_row
 from interlace.ir.storage import Part, Storage, collect_items, feed_items, storages_of
 
@@ -115,10 +115,7 @@ class FlatPlan:
 
 def flatten(program: Program, serial: bool = False) -> FlatPlan:
     """Flatten a plan; O(ops + operands + op instances). A program without jobs runs one micro-batch after the other."""
-    known = _known_accesses(program)
-    if program.pipeline not in known:
-        known[program.pipeline] = _accesses_of(program)
-    same = known[program.pipeline]
+    same = _known_accesses(program, program.pipeline)
     shared = {name: getattr(same, name) for name in ("reads", "writes", "views", "storages", "baseline", "tables")}
     plan = FlatPlan(program, **shared)
     _add_items(plan, serial)
@@ -126,8 +123,10 @@ def flatten(program: Program, serial: bool = False) -> FlatPlan:
     return plan
 
 
-_known_accesses: Callable[[Program], dict[Pipeline, FlatPlan]] = once_per_ops(lambda program: {})
-"""By pipeline: plans of the same operations differ in jobs and events."""
+@once_per_ops_and
+def _known_accesses(program: Program, pipeline: Pipeline) -> FlatPlan:
+    """By pipeline: plans of the same operations differ in jobs and events."""
+    return _accesses_of(program)
 
 
 def writers_of(plan: FlatPlan, item: OpInstance) -> list[OpInstance] | None:
