@@ -11,6 +11,7 @@ import msgspec
 
 from interlace.grouping import grouped
 from interlace.ir import Edit, Graph, Op, OpInstance, Program
+from interlace.ir.copies import job_bounds
 from interlace.ir.edit import with_items
 from interlace.ir.kinds import COMBINE, SPLIT, is_copy, is_receive, is_send, stream_of
 from interlace.ir.storage import storages_of
@@ -162,12 +163,12 @@ class _Walk:
         """What can be given back, the nearest first, without a higher peak where operations run in turn; and what cannot."""
         home, last = self._uses()
         far = [(variable, use) for variable, use in last.items() if self.streams[use.index] != home[variable]]
-        job_ends = self._job_ends()
+        bounds = job_bounds(self.program)
         waited, of_stream = self._waited(), grouped((name, k) for k, name in enumerate(self.streams))
         may, joins, left = list[tuple[int, int, Return]](), list[Return](), list[int]()
         for (variable, m), use in far:
             own, other = home[variable, m], self.streams[use.index]
-            mine, end = of_stream[own], job_ends[use.index]
+            mine, end = of_stream[own], bounds[bisect_right(bounds, use.index)]
             at = bisect_right(mine, use.index)
             behind = next((k for k in _while_below(mine, at, end) if waited[k].get(other, -1) >= use.index), None)
             if behind is None and (join := self._join(use, mine, waited)) is not None:
@@ -236,13 +237,6 @@ class _Walk:
                         last[part.variable, m] = _Use(k, part.value)
                         storage_of[part.variable, m] = part.storage
         return home, {each: use for each, use in last.items() if written.get((storage_of[each], each[1]), -1) <= use.index}
-
-    def _job_ends(self) -> list[int]:
-        """For each op instance where its job ends."""
-        found: list[int] = []
-        for job in self.program.jobs:
-            found += [len(found) + len(job.items)] * len(job.items)
-        return found
 
     def _waited(self) -> list[dict[str, int]]:
         """For each op instance what its stream has then waited for: of each other stream the last index, in the same job."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import msgspec
 import numpy as np
@@ -138,6 +138,11 @@ def items_of(program: Program) -> Ints:
     found = [(job.items, known[id(job.items)] if id(job.items) in known else _array_of(job.items)) for job in program.jobs]
     last[:] = found
     return np.concatenate([each for _, each in found]) if found else np.empty((0, 2), np.int64)
+
+
+def job_bounds(program: Program) -> list[int]:
+    """Where the op instances of each job begin in `items_of`, and where those of the last one end."""
+    return [*accumulate((len(job.items) for job in program.jobs), initial=0)]
 
 
 def _array_of(items: tuple[OpInstance, ...]) -> Ints:

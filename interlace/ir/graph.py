@@ -154,7 +154,7 @@ def overwritten(program: Program) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for op in program.ops:
         over = op.operands if op.name == SHARE_VAR else written_operands(op) | on_stack.intersection(op.operands)
-        mine = {storage for value in over for storage in table.numbers(value)}
+        mine = table.numbers_of(over)
         if op.name != SHARE_VAR:
             made = {part.storage for value in table.writes(op) for part in table.written_parts(op, value)}
             mine |= {storage for storage in made if table.storages[storage].producer != op.id}

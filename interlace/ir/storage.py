@@ -16,7 +16,7 @@ storages; this table has both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -121,6 +121,10 @@ class Storages:
         if found is None:
             found = self._numbers[value] = tuple(part.storage for part in self.parts.get(value, ()))
         return found
+
+    def numbers_of(self, values: Iterable[int]) -> set[int]:
+        """The numbers of the storages of several values."""
+        return {n for value in values for n in self.numbers(value)}
 
     def variable(self, value: int) -> int:
         """The executor's variable of a value; a vector's own, beside those of its tensors."""
@@ -231,7 +235,7 @@ class Storages:
 
     def cleared_buffers(self) -> set[int]:
         """Numbers of the fused buffers of which an operation writes over a tensor."""
-        return {n for buffers in self._buffers.values() for value in buffers for n in self.numbers(value)}
+        return self.numbers_of(value for buffers in self._buffers.values() for value in buffers)
 
     def _overwritten_buffers(self, program: Program) -> dict[int, list[int]]:
         """Operation -> fused buffers that hold a tensor which it writes over; the tensors lie there from `coalesce_tensor` on."""

@@ -99,7 +99,7 @@ class PairMemory:
     def _live_later(self, part: PartOps) -> set[tuple[str, int]]:
         """Storages that a later part of the step reads."""
         inside = {op.id for op in part.ops}
-        accessed = {n for op in part.ops for value in (*op.operands, *op.results) for n in self.storages.numbers(value)}
+        accessed = self.storages.numbers_of(value for op in part.ops for value in (*op.operands, *op.results))
         return {(part.label, n) for n in accessed if self._read_later(n, inside, part.kind)}
 
     def _read_later(self, storage: int, inside: set[int], kind: str) -> bool:

@@ -69,12 +69,12 @@ def _units(graph: Graph, weights: Sequence[Op]) -> list[list[Op]]:
 def _shared(graph: Graph, op: Op) -> set[int]:
     """Storages that tie an operation to others: what it reads or makes for this micro-batch, and buffers that it writes."""
     table = graph.storages
-    used = {n for value in (*graph.reads(op), *op.results) for n in table.numbers(value) if not table.storages[n].persistable}
-    return used | {n for value in written_operands(op) for n in table.numbers(value)}
+    used = {n for n in table.numbers_of((*graph.reads(op), *op.results)) if not table.storages[n].persistable}
+    return used | table.numbers_of(written_operands(op))
 
 
 def _held_bytes(graph: Graph, unit: Sequence[Op]) -> int:
     """Bytes that the operations of a unit read and do not make themselves."""
     table, inside = graph.storages, {op.id for op in unit}
-    held = {n for op in unit for value in graph.reads(op) for n in table.numbers(value)}
+    held = table.numbers_of(value for op in unit for value in graph.reads(op))
     return sum(table.storages[n].size_bytes for n in held if not table.storages[n].persistable and table.storages[n].producer not in inside)

@@ -97,6 +97,5 @@ def _only_in_turn(graph: Graph, before: Op, op: Op) -> bool:
     """Whether two collectives of one group come one after the other for no other reason: none reads or overwrites what the other has."""
     if not (is_collective(before) and is_collective(op) and before.group == op.group):
         return False
-    numbers = graph.storages.numbers
-    touched = {n for value in (*before.operands, *before.results) for n in numbers(value)}
-    return not touched & {n for value in (*op.operands, *op.results) for n in numbers(value)}
+    touched, touches = (graph.storages.numbers_of((*each.operands, *each.results)) for each in (before, op))
+    return not touched & touches

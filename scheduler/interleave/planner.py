@@ -458,8 +458,8 @@ def _states(program: Program) -> dict[int, dict[int, bool]]:
     graph, found = _graph(program), dict[int, dict[int, bool]]()
     table = graph.storages
     for op in program.ops:
-        written = {n for value in written_operands(op) for n in table.numbers(value)}
-        used = {n for value in (*graph.reads(op), *op.results) for n in table.numbers(value)}
+        written = table.numbers_of(written_operands(op))
+        used = table.numbers_of((*graph.reads(op), *op.results))
         found[op.id] = {n: n in written for n in used if table.storages[n].persistable}
     return found
 

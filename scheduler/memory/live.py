@@ -111,7 +111,7 @@ class _Uses:
 def _uses(program: Program) -> _Uses:
     table = storages_of(program)
     op_id, storage, variable = np.array(table.uses(), np.int64).reshape(-1, 3).T
-    outputs = {n for op in program.ops if op.name in (SHADOW_OUTPUT, SET_PARAMETER) for v in op.operands for n in table.numbers(v)}
+    outputs = table.numbers_of(value for op in program.ops if op.name in (SHADOW_OUTPUT, SET_PARAMETER) for value in op.operands)
     every = table.storages
     return _Uses(
         op_id,
@@ -337,8 +337,8 @@ def saved_bytes(program: Program) -> int:
     """Device bytes of a micro-batch that forward computes and backward reads. O(operations)."""
     table = storages_of(program)
     forward = {value for op in program.ops if op.role == "forward" for value in op.results}
-    read = {number for op in program.ops if op.role == "backward" for v in op.reads if v in forward for number in table.numbers(v)}
-    found = (table.storages[number] for number in read)
+    read = {value for op in program.ops if op.role == "backward" for value in op.reads if value in forward}
+    found = (table.storages[number] for number in table.numbers_of(read))
     return sum(max(0, each.size_bytes) for each in found if not each.persistable and each.memory == "device")
 
 

@@ -13,6 +13,7 @@ import dataclasses
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -21,7 +22,7 @@ import numpy as np
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Graph, Op, OpInstance, Program
-from interlace.ir.copies import items_of
+from interlace.ir.copies import items_of, job_bounds
 from interlace.ir.kinds import SHADOW_OUTPUT, stream_of
 from interlace.ir.target import GPU, Target
 from interlace.ir.waits import computing, last_of
@@ -205,15 +206,14 @@ class _Alone:
 
     def _joined(self, waits: Waits, more: Mapping[int, int]) -> Waits:
         """Waits, and others as indices in the issue order; of two behind one op instance that for the later one."""
-        found, first = {}, 0
-        for job in self.program.jobs:
+        found = {}
+        for job, (first, end) in zip(self.program.jobs, pairwise(job_bounds(self.program)), strict=True):
             at = {item: k for k, item in enumerate(job.items)}
             mine = {at[after]: at[awaited] for after, awaited in waits.get(job.name, ())}
-            for k in range(len(job.items)):
-                if first + k in more:
-                    mine[k] = max(mine.get(k, -1), more[first + k] - first)
+            for k in range(first, end):
+                if k in more:
+                    mine[k - first] = max(mine.get(k - first, -1), more[k] - first)
             found[job.name] = tuple((job.items[after], job.items[awaited]) for after, awaited in sorted(mine.items()))
-            first += len(job.items)
         return found
 
 
@@ -260,14 +260,12 @@ class _Search:
     def _targets(self, clock: Ints, back_ns: int) -> Ints:
         """For each op instance of the jobs, the last computation of its job that lies `back_ns` of computation time back; -1 for none."""
         can = computing(self.program)
-        found, at = np.full(len(clock), -1, np.int64), 0
-        for job in self.program.jobs:
-            end = at + len(job.items)
+        found = np.full(len(clock), -1, np.int64)
+        for job, (at, end) in zip(self.program.jobs, pairwise(job_bounds(self.program)), strict=True):
             if job.name in self.names:
                 last = np.maximum.accumulate([k if item[0] in can else -1 for k, item in enumerate(job.items, at)])
                 count = np.searchsorted(clock[at:end], clock[at:end] - back_ns, side="right")
                 found[at:end] = np.where(count > 0, last[count - 1], -1)
-            at = end
         return found
 
     def _waits_looking_back(self, clock: Ints, targets: Ints, apart_ns: int) -> Waits:
@@ -278,11 +276,9 @@ class _Search:
             chosen.append(int(can[at]))
             at = max(at + 1, int(np.searchsorted(when, when[at] + apart_ns)))
         found: Waits = {}
-        first = taken = 0
-        for job in self.program.jobs:
-            upto = bisect_left(chosen, first + len(job.items))
-            found[job.name] = tuple((job.items[k - first], job.items[int(targets[k]) - first]) for k in chosen[taken:upto])
-            first, taken = first + len(job.items), upto
+        for job, (first, end) in zip(self.program.jobs, pairwise(job_bounds(self.program)), strict=True):
+            mine = chosen[bisect_left(chosen, first) : bisect_left(chosen, end)]
+            found[job.name] = tuple((job.items[k - first], job.items[int(targets[k]) - first]) for k in mine)
         return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from interlace.ir import Program
+from interlace.ir.copies import job_bounds
 from interlace.scheduler.memory.live import Lives, Placed, in_time
 from interlace.scheduler.simulate.arrays import Flags, Ints
 from interlace.scheduler.simulate.simulator import Times
@@ -32,8 +33,8 @@ def waits_at_peaks(
     Returns:
         Indices in the issue order: behind the first the host waits for the second, of the same job.
     """
-    lengths = [len(job.items) for job in program.jobs]
-    job_first = np.repeat(np.cumsum([0, *lengths])[:-1], lengths)
+    bounds = job_bounds(program)
+    job_first = np.repeat(bounds[:-1], np.diff(bounds))
     held = np.flatnonzero(~lives.pinned & (placed.last_read >= 0))
     held = held[ended[held] > times.issue[placed.last_read[held]]]
     held = held[np.argsort(ended[held])]

@@ -12,6 +12,7 @@ from operator import attrgetter
 import msgspec
 
 from interlace.ir import OpInstance, Program
+from interlace.ir.copies import index_of_items, job_bounds
 from interlace.ir.kinds import stream_of
 from interlace.scheduler.offload.saved_values import Reason, Saved
 
@@ -43,9 +44,8 @@ class Timeline:
         beside = {op.id for op in program.ops if stream_of(op)}
         items = [item for job in program.jobs for item in job.items]
         job = [k for k, each in enumerate(program.jobs) for _ in each.items]
-        starts = [0, *accumulate(len(each.items) for each in program.jobs)]
         at_ns = [0, *accumulate(0 if op_id in beside else op_ns.get(op_id, 0) for op_id, _ in items)]
-        return cls(items, {item: k for k, item in enumerate(items)}, job, starts, at_ns)
+        return cls(items, index_of_items(program), job, job_bounds(program), at_ns)
 
     def first_from(self, time_ns: int) -> int:
         """Index of the first op instance that starts at or after a time."""

@@ -19,6 +19,7 @@ from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
 from interlace.grouping import grouped
 from interlace.ir import Graph, Op, OpInstance, Program
+from interlace.ir.copies import index_of_items
 from interlace.ir.kinds import KEYWORD, PARAMETER, is_boundary, is_comm
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.remarks import Remark, remark
@@ -261,7 +262,7 @@ class _Planner:
     def __init__(self, program: Program, facts: Measured, options: StateOptions) -> None:
         self.facts, self.options = facts, options
         self.items = [item for job in program.jobs for item in job.items]
-        self.index = {item: k for k, item in enumerate(self.items)}
+        self.index = index_of_items(program)
         self.clock = np.cumsum([0, *(facts.op_ns.get(op_id, 0) for op_id, _ in self.items)], dtype=np.int64)
         self.live = order_curve(program)
 

@@ -75,9 +75,9 @@ def _spans(found: Recomputation, made: Program, index: dict[OpInstance, int]) ->
     users = table.users()
     spans: list[list[Span]] = []
     for group in found.groups:
-        again = {table.storages[number].producer for value in group for number in table.numbers(value)}
+        again = {table.storages[number].producer for number in table.numbers_of(group)}
         mine = []
-        for number in sorted({number for value in group for number in table.numbers(found.original[value])}):
+        for number in sorted(table.numbers_of(found.original[value] for value in group)):
             for batch in range(made.pipeline.num_micro_batches):
                 start = 1 + max((index[op, batch] for op in users[number] if (op, batch) in index), default=-1)
                 stop = min((index[op, batch] for op in again if (op, batch) in index), default=0)

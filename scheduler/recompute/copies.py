@@ -106,7 +106,7 @@ class Recomputation:
 
     def bytes_of(self, group: Group) -> int:
         """Bytes that a group holds from forward to backward."""
-        numbers = {number for value in group for number in self.storages.numbers(self.original[value])}
+        numbers = self.storages.numbers_of(self.original[value] for value in group)
         return sum(max(0, self.storages.storages[number].size_bytes) for number in numbers)
 
 
@@ -126,8 +126,8 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
         return {}, {}
     root = {op.results[0]: op.operands[0] for op in program.ops if op.name in IDENTITY}
     writers = [op for op in program.ops if op.name not in IDENTITY]
-    written = {number for op in writers for value in written_operands(op) for number in table.numbers(value)}
-    changing = {number for op in writers if op.role != "optimize" for value in written_operands(op) for number in table.numbers(value)}
+    written = table.numbers_of(value for op in writers for value in written_operands(op))
+    changing = table.numbers_of(value for op in writers if op.role != "optimize" for value in written_operands(op))
     originals: dict[tuple[object, ...], Op] = {}
     copies: dict[int, Op] = {}
     original: dict[int, int] = {}
@@ -143,9 +143,7 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
         return (op.name, json.dumps(attrs, sort_keys=True, default=str), operands, op.group, op.chunk)
 
     for op in program.ops:
-        if not is_repeatable(op) or any(number in changing for value in op.reads for number in table.numbers(value)):
-            continue
-        if any(number in written for value in op.results for number in table.numbers(value)):
+        if not is_repeatable(op) or changing & table.numbers_of(op.reads) or written & table.numbers_of(op.results):
             continue
         if op.role == "forward":
             same = originals.setdefault(key(op), op)

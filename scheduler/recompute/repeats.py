@@ -8,8 +8,6 @@ which stays: were it computed again too, the first layer of backward would want 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 from interlace.ir import ABSENT, Edit, Graph, Op, Program
@@ -53,7 +51,7 @@ class _Adding:
         self.groups = groups_within_stage(program) if collectives else set[int]()
         self.program, self.graph, self.edit = program, Graph(program), Edit(program)
         writers = [op for op in program.ops if op.name not in IDENTITY and op.role != "optimize"]
-        self.changing = self._numbers(v for op in writers for v in written_operands(op))
+        self.changing = self.graph.storages.numbers_of(v for op in writers for v in written_operands(op))
         self.read = {v: None for op in program.ops if op.role == "backward" for v in op.reads if self._role(v) == "forward"}
         given = (v for op in program.ops if is_boundary(op) for v in op.results)
         self.there = {v for v in (*self.read, *given) if self._is_steady(v)}
@@ -79,12 +77,9 @@ class _Adding:
         producer = self.graph.producer_op(value)
         return producer.role if producer is not None else ""
 
-    def _numbers(self, values: Iterable[int]) -> set[int]:
-        return {number for value in values for number in self.graph.storages.numbers(value)}
-
     def _is_steady(self, value: int) -> bool:
         """Whether forward and backward never write over its memory."""
-        return not self.changing & self._numbers([value])
+        return self.changing.isdisjoint(self.graph.storages.numbers(value))
 
     def _again(self) -> dict[int, Op]:
         found: dict[int, Op] = {}
@@ -132,9 +127,10 @@ class _Adding:
     def _wanted(self) -> set[int]:
         """What backward reads and can compute again; not where something else keeps the same memory all the same."""
         ends = [op for op in self.program.ops if is_boundary(op) or op.role == "optimize"]
-        held = self._numbers(v for v in self.read if v not in self.again)
-        held |= self._numbers(v for op in ends for v in (*op.results, *op.operands) if v != ABSENT)
-        return {v for v in self.read if v in self.again and not held & self._numbers([v])}
+        storages = self.graph.storages
+        held = storages.numbers_of(v for v in self.read if v not in self.again)
+        held |= storages.numbers_of(v for op in ends for v in (*op.results, *op.operands) if v != ABSENT)
+        return {v for v in self.read if v in self.again and held.isdisjoint(storages.numbers(v))}
 
     def _repeat(self, value: int) -> list[Op]:
         """The operations that compute a value again, from what is there, in order; none where that is done already, or not wanted."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Event, Graph, Job, OpInstance, Program
-from interlace.ir.copies import items_of, places_of
+from interlace.ir.copies import items_of, job_bounds, places_of
 from interlace.ir.equivalent_ranks import groups_within_stage
 from interlace.ir.graph import dependencies
 from interlace.ir.kinds import is_collective, is_comm, is_copy, is_p2p, is_receive, takes_events
@@ -140,7 +140,7 @@ class Transfers:
         recorded = _places(program, [event.record for event in program.events])
         waits_for = {item: recorded[event.record] for event in program.events for item in event.waits}
         self.spans: dict[OpInstance, Span] = {}
-        for job, (begin, end) in zip(program.jobs, pairwise(_bounds(program)), strict=True):
+        for job, (begin, end) in zip(program.jobs, pairwise(job_bounds(program)), strict=True):
             for k, after, before in reversed([*_between(program, job, collectives)]):
                 item, at = job.items[k], begin + k
                 self.spans[item] = Span(begin, end, at, begin + after, waits_for.get(item, -1), at if item in recorded else begin + before)
@@ -295,7 +295,7 @@ def with_orders(program: Program, orders: Iterable[Order]) -> Program:
     """The plan with an event for each order besides its own. A transfer that was issued before what it waits for is issued right behind
     it, and so is a receive in any case, if both are of one job. Transfers of a job keep their order."""
     after = {transfer: record for record, transfer in orders}
-    issued, bounds, jobs = _reissued(program, after), _bounds(program), [*program.jobs]
+    issued, bounds, jobs = _reissued(program, after), job_bounds(program), [*program.jobs]
     elsewhere = np.flatnonzero(issued != np.arange(len(issued)))
     for at in np.unique(np.searchsorted(bounds, elsewhere, side="right") - 1).tolist():
         places = (issued[bounds[at] : bounds[at + 1]] - bounds[at]).tolist()
@@ -329,16 +329,11 @@ def _places(program: Program, items: Sequence[OpInstance]) -> dict[OpInstance, i
     return dict(zip(items, places_of(program, *pairs_of(items).T).tolist(), strict=True))
 
 
-def _bounds(program: Program) -> list[int]:
-    """Where the op instances of each job begin among all, and where those of the last one end."""
-    return [*accumulate((len(job.items) for job in program.jobs), initial=0)]
-
-
 @once_per_items
 def _transfers_of_jobs(program: Program) -> tuple[Ints, Ints, Ints]:
     """Places of all transfers, and of each where the op instances of its job begin and where those of the next one do."""
     transfers = np.flatnonzero(np.isin(items_of(program)[:, 0], [op.id for op in program.ops if is_p2p(op)]))
-    bounds = np.array(_bounds(program), np.int64)
+    bounds = np.array(job_bounds(program), np.int64)
     of = np.searchsorted(bounds, transfers, side="right")
     return transfers, bounds[of - 1], bounds[np.minimum(of, len(bounds) - 1)]
 
