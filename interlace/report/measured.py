@@ -22,7 +22,8 @@ class Measured:
     Attributes:
         device: What the rank runs on, as device profiles call theirs; empty where that cannot be known.
         profile_device: What the profile of the plan was measured on.
-        took_ns: Of each step, from its start until the device was done with it; at most `WARM_UP + COUNTED`.
+        took_ns: Of each step, from the return of the one before to its own, of the first from its start; at most `WARM_UP + COUNTED`.
+        returned_ns: When the last of them returned; 0 before.
         trial: What a trial of plans found so far; None where there is none.
         launches: Steps that were a launch of a captured one.
         energy_mj: The energy counter of the rank's device before the steps that count, and after them; empty where the driver gives none.
@@ -40,6 +41,13 @@ class Measured:
     run_joules: float = 0.0
     tokens: int = 0
     late_fetches: int = 0
+    returned_ns: int = 0
+
+    def returned(self, start_ns: int, end_ns: int) -> None:
+        """A step began and returned at these times. A host that runs ahead returns early, and so does it from the next: from return to
+        return it takes what the device takes, or the script."""
+        self.took_ns.append(end_ns - (self.returned_ns or start_ns))
+        self.returned_ns = end_ns
 
     @property
     def joules(self) -> float | None:

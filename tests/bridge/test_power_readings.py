@@ -126,6 +126,20 @@ def test_a_driver_without_energy_and_a_missing_module_are_told(machine: Machine,
     assert "pip install nvidia-ml-py" in why
 
 
+def test_the_host_does_not_wait_for_the_device_to_measure_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device here can do nothing but say that it is no GPU."""
+    monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: None))
+    said: list[str] = []
+    monkeypatch.setattr(hook, "say_once", said.append)
+    measured = Measured()
+    report = SimpleNamespace(measured=measured, measured_line=lambda: "took a while", plan=SimpleNamespace())
+    for _ in range(WARM_UP + COUNTED + 1):
+        with hook._timed(SimpleNamespace(_mode="train"), SimpleNamespace(is_paddles=False, report=report)):  # type: ignore[arg-type]
+            pass
+    assert len(measured.took_ns) == WARM_UP + COUNTED
+    assert said == ["took a while"]
+
+
 def test_training_reads_energy_around_the_steps_that_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: 0))
     measured = Measured()

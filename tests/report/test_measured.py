@@ -25,6 +25,14 @@ def test_warm_up_and_one_slow_step_do_not_count() -> None:
     assert found.step_ns == 50_000_000
 
 
+def test_steps_count_from_return_to_return() -> None:
+    """The first from its start; what a script does in between is part of a step, as it is of training."""
+    found = Measured()
+    for start_ns, end_ns in ((100, 130), (140, 150), (151, 250)):
+        found.returned(start_ns, end_ns)
+    assert found.took_ns == [30, 20, 100]
+
+
 @pytest.mark.parametrize(("took_ms", "apart"), [(54.9, False), (45.1, False), (55.6, True), (44.4, True)])
 def test_more_than_a_tenth_apart_is_hinted_at(took_ms: float, apart: bool) -> None:
     line = after(took_ms).beside(50_000_000, "h200")
