@@ -80,7 +80,7 @@ def test_steps_are_captured_where_a_launch_is_simulated_as_shorter(
 ) -> None:
     """`capture: auto` compares both plans; the bits are the baseline's either way."""
     profile = load_profile("h200")
-    host = msgspec.structs.replace(profile.host, op_ns=host_ns, job_ns=host_ns)
+    host = msgspec.structs.replace(profile.host, op_ns=host_ns, job_ns=host_ns, between_steps_ns=host_ns)
     save_profile(msgspec.structs.replace(profile, host=host), tmp_path / "device.json")
     config = f"device: {tmp_path / 'device.json'}\nschedule_1f1b: {{interleave: mixed, only_gains: off}}\ncapture: auto\n"
     found = trained(tmp_path, "gpt", 2, OPEN, config, TESTBED_DELAYS=DELAYS)
