@@ -47,9 +47,6 @@ from interlace.planning.world import Made, World
 EXCESS_PARTS = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
 """Parts of the bytes over the budget that recomputation gives back beside a form by name; offload gives the rest."""
 
-LEAST_GAIN = 0.01
-"""Part of its step by which a run has to be faster than Paddle's baseline. Of 18 plans simulated as faster by less, 8 were faster when
-measured, and in the mean they took 0.8 % longer (H100 and H200; as `interlace accuracy` predicts their runs)."""
 HELD = 1.005
 """Times the step of a host that waits nowhere from which its waits are worth another search, for plans that need fewer of them."""
 
@@ -76,8 +73,7 @@ class Search:
 
         Compared are the run that holds no more with operations in turn; where it holds more on a GPU, or its host waits to hold no more
         and that costs time, the same with memory given back and with waits of the host at its peaks; the run within that limit as a
-        budget, and, where that moves optimizer state or gains nothing, the one that keeps it; and Paddle's baseline, which is kept where
-        nothing is faster by `LEAST_GAIN`.
+        budget, and, where that moves optimizer state or gains nothing, the one that keeps it; and Paddle's baseline.
 
         Args:
             means: Passes that were not asked for and may be used to hold less: those that follow a budget, and in those cases others.
@@ -107,8 +103,6 @@ class Search:
             runs += [within] if within is not None and not any(world.bytes_over_in_step(within, limit)) else []
         judged = [(step_ns, run) for run in (*runs, baseline) if (step_ns := world.step_ns(run)) is not None]
         best_ns, best = min(judged, key=lambda each: each[0], default=(0, found))
-        if (usual := self._baseline_instead(best, best_ns, baseline)) is not None:
-            return usual
         if best is found:
             return found
         facts: dict[str, Fact] = {"limit_bytes": limit, "step_ns": best_ns, "other_ns": world.step_ns(found) or 0}
@@ -157,10 +151,7 @@ class Search:
         found = self.or_without_budget(found, budget) if found else least_memory(self.make)
         if any(self.world.bytes_over(found, budget)):
             refuse(self.make, found, budget)
-        if not self._is_open_within(budget):
-            return found
-        baseline = self.world.run(paddles_own(self.asked), self.world.memory_limits(None))
-        return self._baseline_instead(found, self.world.step_ns(found) or 0, baseline) or found
+        return found
 
     # ------------------------------------------------------------------------------------------------------- the fastest step
 
@@ -299,7 +290,8 @@ class Search:
         They look for schedules in different memory, so either may find the faster one. The run without a budget is made where Paddle's own
         plan keeps the budget, which is then likely to be kept, and the form is open, as they are much the same otherwise.
         """
-        if not self._is_open_within(budget):
+        open_ = schedule_of(self.asked)
+        if max(each or budget + 1 for each in self.world.known(baseline_peak)) > budget or open_ is None or not is_open(open_):
             return within
         passes = Pipeline(tuple(each for each in self.asked.passes if not each.mistake()))  # offload without a budget has nothing to move
         search = Search(self.world, passes, self.make.memo + 1)
@@ -313,19 +305,6 @@ class Search:
             return within.noted(said("declined", "without-budget-too-large", step_ns=other, over_bytes=over))
         without = without.noted(said("decided", "without-budget-faster", step_ns=other, within_ns=took))
         return replace(without, memory_limits=self.world.memory_limits(0))
-
-    def _is_open_within(self, budget: int) -> bool:
-        """Whether the form of the schedule is open, and Paddle's baseline is known to keep the budget."""
-        asked = schedule_of(self.asked)
-        return asked is not None and is_open(asked) and max(each or budget + 1 for each in self.world.known(baseline_peak)) <= budget
-
-    def _baseline_instead(self, found: Made, step_ns: int, baseline: Made) -> Made | None:
-        """Paddle's baseline, where a run is faster by so little that it may as well be slower."""
-        usual = self.world.step_ns(baseline)
-        if usual is None or found is baseline or not (1 - LEAST_GAIN) * usual < step_ns < usual:
-            return None
-        kept = said("decided", BASELINE_KEPT, baseline_step_ns=usual, baseline_peak_bytes=baseline_bytes(self.world))
-        return baseline.noted(kept, said("declined", "gain-too-small", step_ns=step_ns, baseline_step_ns=usual, change=step_ns / usual - 1))
 
     def _is_hopeless(self, budget: int) -> bool:
         """Whether the operations of some rank cannot run in the budget, however they are ordered and whatever is moved."""

@@ -176,10 +176,6 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         _BEYOND,
         "; nothing faster than the baseline was found within them",
     ),
-    "gain-too-small": (
-        "auto: {step_ns:ms} ({change:percent}) was found, and {baseline_step_ns:ms} of Paddle's baseline kept: a prediction cannot tell so "
-        "little from a loss",
-    ),
     "within-baseline-faster": (
         "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU and a hundredth",
         _BEYOND,
