@@ -221,6 +221,31 @@ def pauses_between_steps() -> str:
     )
 
 
+@claim
+def budgets_on_one_gpu() -> str:
+    """Plans under memory budgets beside the baseline: what tensors hold, and the step, planned and measured."""
+    runs = [row for row in raw("h100/testbed_between_steps.json")["runs"] if row["sitting"].endswith("1 H100")]
+    own = {row["case"]: row for row in runs if row["plan"] == "stock"}
+    rows = []
+    for row in (row for row in runs if row["plan"] != "stock"):
+        base, sim = own[row["case"]], row["simulated"]
+        held = [sum(each["peak_bytes_by_rank"][0][part] for part in ("allocated", "outside")) / 1e9 for each in (base, row)]
+        steps = [
+            100 * (one / other - 1)
+            for one, other in (
+                (row["simulated"]["limited"]["step_ms"], base["simulated"]["limited"]["step_ms"]),
+                (median_ms(row), median_ms(base)),
+            )
+        ]
+        planned = max(sim["in_order_peak_bytes_by_rank"]) / 1e9
+        rows.append(
+            [row["case"].partition("-s2048")[0], row["plan"], f"{held[0]:.2f}", f"{planned:.2f}, {held[1]:.2f}", f"{median_ms(row):.1f}"]
+            + [f"{each:+.1f}" for each in steps]
+        )
+    heads = ["case", "plan", "baseline GB", "tensors GB, planned and measured", "step ms", "beside the baseline %, simulated", "measured"]
+    return table(heads, sorted(rows))
+
+
 def _range_of_gains(runs: Sequence[Row], has_stages: bool) -> str:
     found: dict[tuple[str, str], dict[str, Row]] = {}
     for row in runs:
