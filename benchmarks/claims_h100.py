@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import results
 from benchmarks.gpu.by_kind import OTHER
+from benchmarks.gpu.training import LONG_RUN
 from interlace.report import accuracy
 
 KINDS = (
@@ -27,6 +28,8 @@ KINDS = (
 MODELS = {"gpt-2": "GPT, 2 layers", "gpt-4": "GPT, 4 layers", "llama-2": "Llama, 2 layers", "llama-4": "Llama, 4 layers"}
 """How a case's name begins -> what a table calls it."""
 SHORT_PAUSE_US = 100
+BUDGETS_ALONE = "2026-11-27 01:46, 1 H100"
+"""The session of budgets on one GPU."""
 SUMS_LATE = "2026-11-26 22:16"
 """A session whose plans still fetched losses that data parallelism sums at the end of the step."""
 BEFORE = "2026-11-23 11:40"
@@ -163,9 +166,16 @@ def back_to_back() -> str:
 def back_to_back_in_short() -> str:
     """Gains of the default of the same steps, with and without a pipeline."""
     both = {case: _gains(found, "auto") for case, found in by_case("h100/testbed_back_to_back.json").items() if "auto" in found}
+    short = {
+        case
+        for case, found in by_case("h100/testbed_back_to_back.json").items()
+        if any(len(row["steps_ms"]) < LONG_RUN for row in found.values())
+    }
     told = []
     for name, pipelines in (("with a pipeline", True), ("without one", False)):
-        gains = [each for case, each in both.items() if ("-pp" in case) == pipelines]
+        gains = [each for case, each in both.items() if ("-pp" in case) == pipelines and case not in short]
+        if not gains:
+            continue
         measured, off = ([gain for gain, _ in gains], [simulated - gain for gain, simulated in gains])
         told.append(
             f"{name} {min(measured):+.1f} to {max(measured):+.1f} %, simulated {min(off):+.1f} to {max(off):+.1f} points off "
@@ -224,16 +234,17 @@ def pauses_between_steps() -> str:
 @claim
 def budgets_on_one_gpu() -> str:
     """Plans under memory budgets beside the baseline: what tensors hold, and the step, planned and measured."""
-    runs = [row for row in raw("h100/testbed_between_steps.json")["runs"] if row["sitting"].endswith("1 H100")]
-    own = {row["case"]: row for row in runs if row["plan"] == "stock"}
-    rows = []
-    for row in (row for row in runs if row["plan"] != "stock"):
+    runs = [row for row in raw("h100/testbed_between_steps.json")["runs"] if row["sitting"] == BUDGETS_ALONE]
+    own, rows = {row["case"]: row for row in runs if row["plan"] == "stock"}, []
+    for row in runs:
+        if row["plan"] == "stock":
+            continue
         base, sim = own[row["case"]], row["simulated"]
         held = [sum(each["peak_bytes_by_rank"][0][part] for part in ("allocated", "outside")) / 1e9 for each in (base, row)]
         steps = [
             100 * (one / other - 1)
             for one, other in (
-                (row["simulated"]["limited"]["step_ms"], base["simulated"]["limited"]["step_ms"]),
+                (sim["limited"]["step_ms"], base["simulated"]["limited"]["step_ms"]),
                 (median_ms(row), median_ms(base)),
             )
         ]

@@ -425,15 +425,15 @@ def between_us(runs: Sequence[dict[str, Any]]) -> list[float]:
     return [behind + before for steps in around for (_, behind), (before, _) in pairwise(steps)]
 
 
-def issued_us(runs: Sequence[dict[str, Any]]) -> list[float]:
-    """A step's microseconds over the operations that it issues, what lies between operations and jobs included, of plans that take less
-    than `LAUNCHED` of that time as a launched graph."""
+def issued_us(runs: Sequence[dict[str, Any]], between_us: float) -> list[float]:
+    """A step's microseconds, without those between steps, over the operations that it issues, what lies between operations and jobs
+    included, of plans that take less than `LAUNCHED` of that time as a launched graph."""
     steps = {(row["case"], row["plan"], row["sitting"]): row for row in runs if "step_ms" in row}
     found = []
     for (case, plan, sitting), row in steps.items():
         launched = steps.get((case, f"{plan}-captured", sitting))
         if launched and launched["step_ms"]["median"] < LAUNCHED * row["step_ms"]["median"]:
-            found.append(1e3 * row["step_ms"]["median"] / row["traced_step"]["ops_issued"])
+            found.append((1e3 * row["step_ms"]["median"] - between_us) / row["traced_step"]["ops_issued"])
     if not found:
         raise SystemExit("testbed_captured.json: no step that the host bounds; expected plans that run as they are issued and as a graph")
     return found
@@ -539,12 +539,12 @@ def profiles() -> dict[str, DeviceProfile]:
         read("pairs_"),
         read("oracle_"),
         read("single"),
-        host_costs(*read("testbed_host"), issued_us(read("testbed_captured")[0]["runs"]), between),
+        host_costs(*read("testbed_host"), issued_us(read("testbed_captured")[0]["runs"], median(between)), between),
         *read("beside_transfers"),
         alone=read("collectives"),
         together=read("copies"),
     )
-    host = host_costs(*read("testbed_host"), issued_us(read("testbed_captured", "h100")[0]["runs"]), between)
+    host = host_costs(*read("testbed_host"), issued_us(read("testbed_captured", "h100")[0]["runs"], median(between)), between)
     host = msgspec.structs.replace(host, note=f"{host.note}; a job as on an H200's host")
     own = h100(h200, read("single", "h100"), host, read("collectives", "h100"), read("copies", "h100"))
     alone = {"h200": h200, "h100": own}

@@ -34,10 +34,11 @@ CASES = {
     "llama, pp2, recompute": (2, "llama", "--pp 2 --micro-batches 4 --recompute full"),
 }
 PLAIN = {"schedule_1f1b": {"interleave": "off"}, "split_backward": "off", "overlap_column_backward": "off"}
+DX_FIRST = {"schedule_1f1b": {"interleave": "dx-first", "only_gains": False}}
 PLANS: dict[str, dict[str, Any]] = {
     "stock": PLAIN,
-    "dx-first": {},
-    "dx-first, offload": {"offload_activations": {"fraction": 1.0, "min_bytes": 64}},
+    "dx-first": DX_FIRST,
+    "dx-first, offload": {**DX_FIRST, "offload_activations": {"fraction": 1.0, "min_bytes": 64}},
 }
 """Configurations; `stock` is run by Paddle alone and predicted from our plan of the same schedule."""
 Rows = list[dict[str, Any]]

@@ -144,7 +144,8 @@ class HostCosts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
 
     Attributes:
         op_ns, job_ns: The executor's thread on issuing one operation, and on one job beyond its operations.
-        between_steps_ns: From the last operation of a step to the first of the next, without what it waits for; 0: not known.
+        between_steps_ns: From the last operation of a step to the first of the next, in steps that do not end with a wait for the device;
+            0: not known.
     """
 
     op_ns: Count

@@ -96,8 +96,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             operations in a job holds no more than its parts one after another (1 % more is ignored), with `+8GB` that much more, with `off`
             as much as it likes. Some GB more allow more communication to be hidden.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
-        means: Passes of which nothing was said, for planning to use where a plan then keeps its memory, or keeps it in less time; under a
-            memory budget, which itself turns on those that follow it, the others.
+        means: Passes of which nothing was said, for planning to use where a plan then keeps its memory, or keeps it in less time. Under a
+            memory budget only those that do not follow one (`return-memory`): the others are on already.
         check: Prove every plan before it is lowered. When: leave it on; off saves the time of the proof if the same plan was proved
             before.
         dump: Folder for the dumps of every rank; empty for none. When: you want to inspect the plan of a training run, or load it in later
@@ -548,6 +548,10 @@ def _imported(name: str, where: _Where) -> Pass:
 def _same_kind(value: Pass, kind: type[Pass], where: _Where, key: str) -> Pass:
     if not isinstance(value, kind):
         raise ConfigError(f"{where.at(key)}: expected {kind.__name__}, found {type(value).__name__}")
+    try:
+        msgspec.convert(msgspec.structs.asdict(value), type(value), strict=True)  # ranges, which a record does not check itself
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where.at(key)}: {error}") from error
     return value
 
 

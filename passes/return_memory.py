@@ -45,7 +45,9 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
                                                         #20 %20 = pd_op.share_data(%5)
 
     Options:
-        min_bytes: Blocks smaller than this are left to the allocator. When: 1 MiB suits GPUs; small models on a CPU need less.
+        min_bytes: Blocks smaller than this are left to the allocator. When: 1 MiB suits GPUs; small models on a CPU need less. Details:
+            planning uses the pass by itself where a plan would hold more on a GPU than it may, or where waits of the host against that
+            cost over 0.5 % of the step.
         joins: Where the producer's stream waits for the last reader by nothing else, let it wait, by an event. When: `capture: on` turns it
             on: inside a captured step no host sees that a reader is done, and a block is used again only behind such a wait. Details: for
             a copy to the host, and with copies back for computation that reads them, the wait is at the first operation that starts after

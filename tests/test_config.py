@@ -95,6 +95,8 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("offload_activations: {prefetch_slack: -1}", "my.yaml:1:39: Expected `float` >= 0.0 (at $.offload_activations.prefetch_slack)"),
         ("offload_activations: {keep_bytes: [1, -1]}", "my.yaml:1:39: Expected `int` >= 0 (at $.offload_activations.keep_bytes[1])"),
         ("offload_activations: {fraction: 2}", "my.yaml:1:33: Expected `float` <= 1.0 (at $.offload_activations.fraction)"),
+        ("offload_optimizer_state: {fraction: 3}", "my.yaml:1:37: Expected `float` <= 1.0 (at $.offload_optimizer_state.fraction)"),
+        ("offload_optimizer_state: {min_bytes: -1}", "my.yaml:1:38: Expected `int` >= 0 (at $.offload_optimizer_state.min_bytes)"),
         ("a: 1\nb: 2\na: 3", "my.yaml:3:1: option 'a' occurs twice"),
         ("schedule_1f1b: {schedule_file: a, schedule_file: b}", "my.yaml:1:35: option 'schedule_file' occurs twice"),
         ("[1, 2]", "my.yaml:1:1: expected a table of options, found list"),

@@ -63,7 +63,9 @@ WIDE = ("--hidden", "5120", "--heads", "40")
 SMALL = ("--layers", "2", "--steps", "8", "--micro-batches", "4", "--schedule", "1F1B")
 DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
 CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 400.0, 100.0  # a run waits for the others of its wave
-WARM_STEPS, TRACED_STEPS = 2, 3  # the first and the last steps of a run; neither count
+WARM_STEPS, LONG_RUN, WARM_OF_LONG, TRACED_STEPS = 2, 16, 9, 3
+"""First steps of a run that do not count; a number of steps, from which on so many do not, while the host's lead, pools and clocks settle;
+and the last steps, which do not count either."""
 
 
 DEVICE = ROOT / "benchmarks" / "results" / "h200" / "testbed_profile.json"
@@ -500,7 +502,8 @@ def _found(room: Path, samplers: Sequence[nvml.Sampler] = ()) -> dict[str, Any]:
     spans = _spans([each["steps"] for each in measured])
     steps = [1e3 * (end - begin) for begin, end in spans]
     traced = sum(step["traced"] for step in measured[0]["steps"]) or 1  # the last one ends with the device idle
-    kept = next(part for part in (slice(WARM_STEPS, -traced), slice(-1), slice(None)) if steps[part])
+    warm_up = WARM_OF_LONG if len(steps) >= LONG_RUN else WARM_STEPS
+    kept = next(part for part in (slice(warm_up, -traced), slice(-1), slice(None)) if steps[part])
     warm = steps[kept]
     with_loss = [rank for rank in ranks if rank["losses"] and rank["losses"][0]["raw_hex"]]
     peaks = [

@@ -50,6 +50,7 @@ class State:
 
 _building: list[tuple[Any, str, State]] = []
 _last_planned: list[State] = []
+_timed_last: list[Measured] = []
 """The engine that came last to a plan of training, as Interlace knows it."""
 _capture_only: list[Callable[[Program], None]] = []
 
@@ -327,19 +328,26 @@ def _fed(mode: Mode | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 
 @contextmanager
 def _timed(engine: Any, mode: Mode | None) -> Iterator[None]:
-    """Measure the step, if it is one of the first of training; after the last of them the log says what a step took. The host does not wait
-    for the device: that would cost it its lead, and a step what the device does behind its end.
+    """Measure the step, if it is one of the first of training; after the last of them the log says what a step took. Only before those that
+    count and behind them the host waits for the device: behind each, that would cost it its lead, and a step what the device does after it.
     """
     if mode is None or mode.is_paddles or engine._mode != "train" or not mode.report.measured.is_open:
+        _timed_last.clear()
         yield
         return
     measured = mode.report.measured
-    _read_energy(measured)
+    if not _timed_last or _timed_last[0] is not measured:  # the step before was another plan's, or failed
+        measured.returned_ns = 0
+    _timed_last.clear()
+    _at_edge(measured)
     start_ns = time.perf_counter_ns()
     yield
+    if measured.is_last:
+        choose_device().synchronize()
     measured.returned(start_ns, time.perf_counter_ns())
+    _timed_last[:] = [measured]
     if not measured.is_open:
-        _read_energy(measured)
+        _at_edge(measured)
         _add_up(engine, mode.report)
         say_once(mode.report.measured_line())
 
@@ -349,11 +357,13 @@ def _launched(engine: Any, mode: Mode | None) -> AbstractContextManager[None]:
     return nullcontext() if mode is None or mode.graphs is None else mode.graphs.around(engine)
 
 
-def _read_energy(measured: Measured) -> None:
-    """Where the driver of the device in use counts energy, and the steps that count are about to begin or have ended."""
-    if not measured.reads_energy:
+def _at_edge(measured: Measured) -> None:
+    """Where the steps that count are about to begin or have ended: wait for the device, and read the energy that it counts."""
+    if not measured.is_edge:
         return
-    index = choose_device().gpu_index()
+    device = choose_device()
+    device.synchronize()
+    index = device.gpu_index()
     gpu = find_gpu(index)[0] if index is not None else None
     if gpu is not None:
         measured.energy_mj.append(gpu.millijoules())

@@ -22,8 +22,10 @@ class Measured:
     Attributes:
         device: What the rank runs on, as device profiles call theirs; empty where that cannot be known.
         profile_device: What the profile of the plan was measured on.
-        took_ns: Of each step, from the return of the one before to its own, of the first from its start; at most `WARM_UP + COUNTED`.
-        returned_ns: When the last of them returned; 0 before.
+        took_ns: Of each step, from the return of the one before to its own; from its own start of the first, of the first that counts and
+            of one behind another plan's. The host waits for the device before those that count and behind them; at most
+            `WARM_UP + COUNTED`.
+        returned_ns: When the last of them returned; 0 where the next counts from its start.
         trial: What a trial of plans found so far; None where there is none.
         launches: Steps that were a launch of a captured one.
         energy_mj: The energy counter of the rank's device before the steps that count, and after them; empty where the driver gives none.
@@ -44,10 +46,9 @@ class Measured:
     returned_ns: int = 0
 
     def returned(self, start_ns: int, end_ns: int) -> None:
-        """A step began and returned at these times. A host that runs ahead returns early, and so does it from the next: from return to
-        return it takes what the device takes, or the script."""
+        """A step began and returned at these times; a host that runs ahead returns early."""
         self.took_ns.append(end_ns - (self.returned_ns or start_ns))
-        self.returned_ns = end_ns
+        self.returned_ns = 0 if self.is_edge else end_ns
 
     @property
     def joules(self) -> float | None:
@@ -55,8 +56,8 @@ class Measured:
         return (self.energy_mj[1] - self.energy_mj[0]) / 1e3 / COUNTED if len(self.energy_mj) == 2 else None
 
     @property
-    def reads_energy(self) -> bool:
-        """Whether the energy counter is to be read now: the steps that count are about to begin, or have just ended."""
+    def is_edge(self) -> bool:
+        """Whether the steps that count are about to begin, or have just ended: the energy counter is read then."""
         return len(self.took_ns) in (WARM_UP, WARM_UP + COUNTED)
 
     @property
@@ -101,9 +102,14 @@ class Measured:
         return len(self.took_ns) < WARM_UP + COUNTED
 
     @property
+    def is_last(self) -> bool:
+        """Whether the step that runs is the last to be measured."""
+        return len(self.took_ns) == WARM_UP + COUNTED - 1
+
+    @property
     def step_ns(self) -> int | None:
-        """Median of the steps that count; None until all have run."""
-        return None if self.is_open else int(statistics.median(self.took_ns[WARM_UP:]))
+        """Mean of the steps that count; None until all have run."""
+        return None if self.is_open else int(statistics.fmean(self.took_ns[WARM_UP:]))
 
     @property
     def is_other_device(self) -> bool:
@@ -114,12 +120,12 @@ class Measured:
         """For the sentence about the plan; empty until all steps have run.
 
         >>> Measured("NVIDIA H200", "NVIDIA H200", [9, 9, 9, 5, 5, 5, 5, 5]).clause()
-        'measured 0.000005 ms, median of 5 steps'
+        'measured 0.000005 ms, mean of 5 steps'
         """
         if self.step_ns is None:
             return ""
         other = f" on {self.device}, another device than the profile's" if self.is_other_device else ""
-        return f"measured {ms(self.step_ns)}{other}, median of {COUNTED} steps"
+        return f"measured {ms(self.step_ns)}{other}, mean of {COUNTED} steps"
 
     def beside(self, predicted_ns: int | None, profile: str) -> str:
         """For the log: the measured step beside the predicted one, and what to do where they do not fit; empty until all steps have run.
@@ -129,11 +135,11 @@ class Measured:
             profile: The device profile's name.
 
         >>> print(Measured("NVIDIA H200", "NVIDIA H200", [90, 80, 70, 50, 50, 51, 52, 52]).beside(50, "h200"))
-        measured 0.000051 ms a step (median of steps 4 to 8), predicted 0.000050 ms (profile h200): measured +2.0 %
+        measured 0.000051 ms a step (mean of steps 4 to 8), predicted 0.000050 ms (profile h200): measured +2.0 %
         """
         if self.step_ns is None:
             return ""
-        found = f"measured {ms(self.step_ns)} a step (median of steps {WARM_UP + 1} to {WARM_UP + COUNTED})"
+        found = f"measured {ms(self.step_ns)} a step (mean of steps {WARM_UP + 1} to {WARM_UP + COUNTED})"
         if not predicted_ns:
             return f"{found}; no whole step was simulated to compare it with"
         if self.is_other_device:

@@ -63,7 +63,7 @@ class Jobs:
             return Parts(program, kinds)
         now = self.inline_share if "I" in kinds else 0.0
         key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), self.extra_bytes, self.early, now)
-        return remembered(self.memo, key, program, lambda: self._early_parts(kinds, now))
+        return remembered(self.memo, key, program.ops, lambda: self._early_parts(kinds, now))
 
     def _early_parts(self, kinds: set[str], inline_share: float) -> Parts:
         parts = Parts(self.program, kinds, self._inline_weights(inline_share))
@@ -80,7 +80,7 @@ class Jobs:
     def _early_collectives(self, part: PartOps) -> list[Op]:
         """Orders are found once for a part of the same program, whatever the other parts are."""
         key = ("part", id(self.program.ops), part.kind, tuple(op.id for op in part.ops), self.extra_bytes)
-        found = remembered(self.memo, key, self.program, lambda: EarlyCollectives(self.program, part, self.cost, self.extra_bytes))
+        found = remembered(self.memo, key, self.program.ops, lambda: EarlyCollectives(self.program, part, self.cost, self.extra_bytes))
         return found.fastest(self.early)
 
     def order(self, parts: Parts, kinds: Kinds, form: Form) -> tuple[PairPlan, SlotTimes]:

@@ -313,9 +313,10 @@ def order_peak(program: Program) -> int:
 
 
 def order_curve(program: Program) -> Ints:
-    """Live device bytes while each op instance of a program's jobs runs, if they run one after the other. `[items]`"""
-    profile = in_order(program)
-    return profile.base["device"] + profile.lives.pool("device").along(len(items_of(program)))[:-1]
+    """Live device bytes while each op instance of a program's jobs runs, if they run one after the other; before the first of a program
+    that has none. `[max(1, items)]`"""
+    profile, count = in_order(program), len(items_of(program))
+    return profile.base["device"] + profile.lives.pool("device").along(count)[: max(1, count)]
 
 
 def needed_at_once(program: Program) -> int:

@@ -207,7 +207,9 @@ def test_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
 
 def test_what_the_plan_of_a_script_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag that streams do not bear turns off what rests on it by name; and the device is too small."""
-    (tmp_path / "mine.yaml").write_text("offload_activations: {fraction: 0.5, min_bytes: 1KB}\n")
+    (tmp_path / "mine.yaml").write_text(
+        "schedule_1f1b: {interleave: mixed, only_gains: off}\noffload_activations: {fraction: 0.5, min_bytes: 1KB}\n"
+    )
     monkeypatch.setattr(CpuDevice, "total_bytes", lambda _: 1000)
     files = ["--config", str(tmp_path / "mine.yaml"), "--json", str(tmp_path / "found")]
     machine = ["--target", "cpu", "--device", "h200", "--no-times"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -126,28 +127,52 @@ def test_a_driver_without_energy_and_a_missing_module_are_told(machine: Machine,
     assert "pip install nvidia-ml-py" in why
 
 
-def test_the_host_does_not_wait_for_the_device_to_measure_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device here can do nothing but say that it is no GPU."""
-    monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: None))
-    said: list[str] = []
-    monkeypatch.setattr(hook, "say_once", said.append)
-    measured = Measured()
-    report = SimpleNamespace(measured=measured, measured_line=lambda: "took a while", plan=SimpleNamespace())
+class Steps:
+    """Steps of plans on a device that says when the host waits for it; each takes the host 1 s, and what lies between two of them 10 s."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.waits, self.said = 0, list[int](), list[str]()
+        device = SimpleNamespace(gpu_index=lambda: None, synchronize=lambda: self.waits.append(self.count))
+        monkeypatch.setattr(hook, "choose_device", lambda: device)
+        monkeypatch.setattr(hook, "say_once", self.said.append)
+        monkeypatch.setattr(hook.time, "perf_counter_ns", lambda: self.now)
+        self.count = 0
+
+    def run(self, measured: Measured, fails: bool = False) -> None:
+        report = SimpleNamespace(measured=measured, measured_line=lambda: "took a while", plan=SimpleNamespace())
+        self.now += 10
+        with suppress(OSError), hook._timed(SimpleNamespace(_mode="train"), SimpleNamespace(is_paddles=False, report=report)):  # type: ignore[arg-type]
+            self.now += 1
+            self.count += 1
+            if fails:
+                raise OSError
+
+
+def test_the_host_waits_for_the_device_before_the_steps_that_count_and_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not behind each; the first that counts begins with the wait, all others where the one before returned."""
+    steps, measured = Steps(monkeypatch), Measured()
     for _ in range(WARM_UP + COUNTED + 1):
-        with hook._timed(SimpleNamespace(_mode="train"), SimpleNamespace(is_paddles=False, report=report)):  # type: ignore[arg-type]
-            pass
-    assert len(measured.took_ns) == WARM_UP + COUNTED
-    assert said == ["took a while"]
+        steps.run(measured)
+    assert set(steps.waits) == {WARM_UP, WARM_UP + COUNTED}
+    assert measured.took_ns == [1, *[11] * (WARM_UP - 1), 1, *[11] * (COUNTED - 1)]
+    assert steps.said == ["took a while"]
+
+
+def test_a_step_behind_another_plans_or_behind_one_that_failed_counts_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, ours, others = Steps(monkeypatch), Measured(), Measured()
+    for measured, fails in ((ours, False), (ours, False), (others, False), (ours, False), (ours, True), (ours, False)):
+        steps.run(measured, fails)
+    assert (ours.took_ns, others.took_ns) == ([1, 11, 1, 1], [1])
 
 
 def test_training_reads_energy_around_the_steps_that_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: 0))
+    monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: 0, synchronize=lambda: None))
     measured = Measured()
     for step in range(WARM_UP + COUNTED):
-        hook._read_energy(measured)
+        hook._at_edge(measured)
         machine.joules += 150.0
         measured.took_ns.append(1000 + step)
-    hook._read_energy(measured)
+    hook._at_edge(measured)
     assert measured.joules == pytest.approx(150.0)
     assert measured.energy_line(100.0) == "this rank's device: 150.0 J a step, predicted 100.0 J (measured +50.0 %)"
 
@@ -188,7 +213,7 @@ def test_tokens_per_joule_are_of_all_ranks(
         assert mine == (150.0, 3 * 4 * 17)
         return [(others[0], mine[1]), (others[1], 0)]
 
-    monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: 0))
+    monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: 0, synchronize=lambda: None))
     monkeypatch.setattr(hook, "gather", gathered)
     measured = Measured(energy_mj=[0, 1000 * 150 * COUNTED], took_ns=[1] * (WARM_UP + COUNTED))
     program = SimpleNamespace(pipeline=SimpleNamespace(num_micro_batches=3))
@@ -203,9 +228,9 @@ def test_tokens_per_joule_are_of_all_ranks(
 
 
 def test_devices_that_are_no_gpus_are_not_read(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: None))
+    monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: None, synchronize=lambda: None))
     measured = Measured(took_ns=[1] * WARM_UP)
-    hook._read_energy(measured)
+    hook._at_edge(measured)
     hook._add_up(SimpleNamespace(), SimpleNamespace(measured=measured))  # type: ignore[arg-type]
     assert (measured.energy_mj, measured.joules, measured.energy_line(5.0)) == ([], None, "")
     assert (measured.run_joules, measured.tokens_per_joule) == (0.0, None)

@@ -249,3 +249,9 @@ def test_accuracy_tells_order_and_inversions():
     assert order_share([Case("a", 2, 1.00), Case("b", 1, 1.01)], same=0.02) == 1
     assert headline(summarize([])) == "no cases"
     assert "worst +199.0% (d)" in show(cases)
+
+
+def test_time_between_steps_is_what_lies_behind_one_and_before_the_next() -> None:
+    """Behind the last traced step the host waits for the device."""
+    runs = [{"traced_step": {"host_around_us": [[7, 1], [20, 3], [30, 1000]]}}, {"traced_step": {"host_around_us": None}}, {}]
+    assert BUILD.between_us(runs) == [1 + 20, 3 + 30]

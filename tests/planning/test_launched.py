@@ -123,7 +123,9 @@ def test_the_host_alone_is_left_out() -> None:
     op = next(op for op in GIVEN[0].ops if op.kind == "matmul")
     values = {value.id: value for value in GIVEN[0].values}
     for costs in (launched, launched.for_world(4)):
-        assert (costs.host_ns(op), costs.job_ns(), costs.issued().host_ns(op)) == (0, 0, issued.host_ns(op))
+        assert (costs.host_ns(op), costs.job_ns(), costs.between_steps_ns()) == (0, 0, 0)
+        assert (costs.issued().host_ns(op), costs.issued().between_steps_ns()) == (issued.host_ns(op), issued.profile.host.between_steps_ns)
         assert costs.op_time(op, values, {}) == issued.for_world(4).op_time(op, values, {})
     assert issued.host_ns(op) > 0 < issued.job_ns()
+    assert issued.between_steps_ns() > 0
     assert issued.issued() is issued

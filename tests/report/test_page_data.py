@@ -325,7 +325,7 @@ def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path, capfd: pytest.Ca
     assert plans[0].explain().splitlines()[-1] == whole["sentence"]
     plans[0].measured.took_ns += [7_000_000] * (WARM_UP + COUNTED)
     plans[0].report(tmp_path / "measured.html")
-    assert "; measured 7.000 ms, median of 5 steps): " in data_in(tmp_path / "measured.html")["sentence"]
+    assert "; measured 7.000 ms, mean of 5 steps): " in data_in(tmp_path / "measured.html")["sentence"]
     assert plans[0].explain().splitlines()[-1] == data_in(tmp_path / "measured.html")["sentence"]
     loaded = PlanReport(read_plan(made / "plan", 0))
     loaded.report(tmp_path / "loaded.html")
