@@ -38,7 +38,6 @@ from interlace.planning.tasks import (
 )
 from interlace.planning.variants import decided_for_all
 from interlace.planning.worker import Decision, RankFacts, Worker, packed, spec_of, unpacked
-from interlace.scheduler.memory.throttle import without_host_syncs
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.whole_step.orders import Orders, simulation, with_orders
@@ -327,8 +326,9 @@ class World:
 
     def step_ns_unheld(self, made: Made) -> int | None:
         """The same of a host that waits nowhere for the device, whatever that holds; None if it would never end."""
-        found = self._simulated([without_host_syncs(each) for each in self.plans(made)], ())
-        return found[0] if found else None
+        with suppress(PlanError):
+            return simulation(self.cost, self.representative, host_waits=False)(self.plans(made)).step_ns
+        return None
 
     def joules(self, made: Made, passes: Sequence[Pass] = ()) -> float:
         """Energy of that step, of one rank of each sort; 0 where it is not known."""

@@ -110,11 +110,6 @@ def with_host_syncs(program: Program, waits: Waits) -> Program:
     return msgspec.structs.replace(program, jobs=jobs)
 
 
-def without_host_syncs(program: Program) -> Program:
-    """The program with a host that waits nowhere."""
-    return msgspec.structs.replace(program, jobs=tuple(msgspec.structs.replace(job, host_waits=()) for job in program.jobs))
-
-
 def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_limit: int | None = None) -> HostSyncs:
     """The widest spacing of waits under which run-ahead raises the peak by no more than `run_ahead_bytes`.
 

@@ -52,9 +52,9 @@ class Orders(msgspec.Struct, frozen=True):
     joules: float = 0.0
 
 
-def simulation(cost: Costs, representative: dict[int, int]) -> Simulation:
-    """Simulates plans of one rank of each stage; a rank that is alone finds its peers ready."""
-    options = Options(peers_ready=not representative, representative=representative)
+def simulation(cost: Costs, representative: dict[int, int], host_waits: bool = True) -> Simulation:
+    """Simulates plans of one rank of each stage; a rank that is alone finds its peers ready. `host_waits` as in `Options`."""
+    options = Options(peers_ready=not representative, representative=representative, host_waits=host_waits)
     return lambda programs: simulate(programs, cost, options, with_memory=False)
 
 
