@@ -25,7 +25,8 @@ from interlace.scheduler.recompute.copies import recomputes
 from interlace.scheduler.whole_step.orders import Orders
 
 LIMITED = ("host-waits", "states")
-"""What our passes decide that look in `run` at how much they may hold; the others do at most in their facts."""
+"""What our passes decide that look in `run` at how much they may hold; the others look at most at whether there is a limit, and at it in
+their facts."""
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -179,7 +180,8 @@ class Worker:
         """
         each, mine = self.pass_of(specs[0]), self._told(specs[0], number, memory_limit, told)
         looks = each.decides in LIMITED or not is_built_in(type(each))
-        key = (memo, number, specs[0], memory_limit if looks else None, told.facts or msgspec.msgpack.encode(mine if told.orders else None))
+        limit = memory_limit if looks else memory_limit is not None
+        key = (memo, number, specs[0], limit, told.facts or msgspec.msgpack.encode(mine if told.orders else None))
         if key not in self._steps:
             self._steps[key] = len(self.steps)
             context = self.context(memory_limit, memo, [self.pass_of(spec) for spec in specs[1:]])

@@ -59,3 +59,13 @@ def test_passes_that_look_at_the_limit_are_known(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(kind, "run", run)
     Pipeline(make_config(OPTIONS).pipeline().passes).run(trained(), COSTS, 1 << 20)
     assert read - {"schedule"} == set(LIMITED)  # a schedule asks only whether there is one
+
+
+def test_a_schedule_without_a_limit_is_not_taken_for_one_within_a_limit() -> None:
+    """A schedule may hold a little more where nothing limits it: ranks that saw it without a limit and ranks that did not agree."""
+    worker = Worker(trained(), COSTS)
+    pipeline = make_config(OPTIONS | {"schedule_1f1b": {"interleave": "mixed"}}).pipeline()
+    with world_of([worker], [0]) as world:
+        for limit in (None, 1 << 40, 1 << 41):
+            world.run(pipeline, (limit,))
+    assert [step.report.name for step in worker.steps].count("schedule-1f1b") == 2
