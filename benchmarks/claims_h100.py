@@ -257,6 +257,40 @@ def budgets_on_one_gpu() -> str:
     return table(heads, sorted(rows))
 
 
+@claim
+def beside_collectives() -> str:
+    """How computation and collectives stretch each other in traced steps, by which of them began first."""
+    rows = []
+    for collective, kinds in raw("h100/beside_collectives.json")["beside"].items():
+        for kind, row in kinds.items():
+            name, _, first = kind.partition(" ")
+            cells = [f"{row['op']:.2f} ({row['lowest']:.2f} to {row['highest']:.2f})"]
+            rows.append([collective, name, "computation" if first else "collective", *cells, f"{row['beside']:.2f}", f"{row['ms']:.0f}"])
+    return table(["collective", "beside", "began first", "factor on computation", "on the collective", "ms at once"], rows)
+
+
+@claim
+def gains_of_long_runs() -> str:
+    """Paddle's baseline and `auto` in runs of 20 steps on two and four H100, with simulated and measured gains."""
+    rows = []
+    for file, sitting in (("between_steps", "2026-11-27 03:40"), ("four_gpus", "2026-11-27 03:19")):
+        found: dict[str, dict[str, Row]] = {}
+        for row in raw(f"h100/testbed_{file}.json")["runs"]:
+            if row["sitting"].startswith(sitting) and "step_ms" in row:
+                found.setdefault(row["case"], {})[row["plan"]] = row
+        for case, plans in sorted(found.items()):
+            if {"stock", "auto"} <= plans.keys():
+                base, own = (plans[name] for name in ("stock", "auto"))
+                steps = [f"{median_ms(row):.1f}, {row['simulated']['limited']['step_ms']:.1f}" for row in (base, own)]
+                gains = [1 - measured / other for measured, other in ((median_ms(own), median_ms(base)), (_limited(own), _limited(base)))]
+                rows.append([case, *steps, *(f"{100 * gain:+.1f}" for gain in gains)])
+    return table(["case", "baseline ms, measured and simulated", "`auto` ms", "gain %, measured", "simulated"], rows)
+
+
+def _limited(row: Row) -> float:
+    return float(row["simulated"]["limited"]["step_ms"])
+
+
 def _range_of_gains(runs: Sequence[Row], has_stages: bool) -> str:
     found: dict[tuple[str, str], dict[str, Row]] = {}
     for row in runs:

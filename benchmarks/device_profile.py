@@ -15,14 +15,16 @@ import csv
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from benchmarks.gpu.beside_collectives import CLASSES, FIRST
+from benchmarks.gpu.beside_transfers import PRODUCT
 from benchmarks.power_profile import beside_watts, power_part, static_of
 from interlace.cost_model.curves import Curve
 from interlace.cost_model.interference import RESULT
@@ -439,6 +441,42 @@ def issued_us(runs: Sequence[dict[str, Any]], between_us: float) -> list[float]:
     return found
 
 
+def with_collectives(
+    looped: Iterable[Interference], raw: dict[str, Any], classes: Collection[str], source: Literal["measured", "derived"]
+) -> tuple[Interference, ...]:
+    """Classes of computation beside collectives as traced steps have them (`benchmarks.gpu.beside_collectives`).
+
+    With both sides looping, most of the time that a collective takes beside products is spent waiting for one that began before it.
+    These rows take the place of the class's beside the same collective, whatever the ranks: a product holds up a collective that it
+    began before, and of one that it begins beside it takes the share that was traced.
+    """
+    found, replaced = [], set[tuple[str, str]]()
+    for name, kinds in raw["beside"].items():
+        collective, _, ranks = name.partition("@")
+        for kind in classes:
+            rows = [kinds[each] for each in ((kind,) if kind == PRODUCT else (kind, kind + FIRST)) if each in kinds]
+            if rows and kind in kinds:
+                together = sum(row["ms"] for row in rows)
+                op, beside = (together / sum(row["ms"] / row[factor] for row in rows) for factor in ("op", "beside"))
+                replaced.add((kind, f"comm:{collective}"))
+                found.append(
+                    Interference(
+                        f"{kind}:any",
+                        f"comm:{collective}",
+                        int(ranks),
+                        round(op, 3),
+                        round(beside, 3),
+                        (min(row["lowest"] for row in rows), max(row["highest"] for row in rows)),
+                        (min(row["beside"] for row in rows), max(row["beside"] for row in rows)),
+                        num_files=max(row["num_traces"] for row in rows),
+                        holds=kind == PRODUCT,
+                        source=source,
+                    )
+                )
+    kept = (row for row in looped if row.ctas or (row.op.partition(":")[0], row.beside) not in replaced)
+    return (*kept, *found)
+
+
 def build(
     pairs: list[dict[str, Any]],
     oracles: list[dict[str, Any]],
@@ -464,7 +502,8 @@ def build(
             versions={"torch": meta["torch"], "cuda": meta["cuda"], "nccl": pairs[0]["nccl"]},
             note="measured through PyTorch, whose kernels are not all Paddle's (attention: FlashAttention 2 in both); "
             "NVLink multicast (NVLS) off; GPT-3 6.7B shapes, one GPU alone also Llama 7B's on 2026-11-23; beside `wait` and `p2p`: "
-            "through Paddle's executor on the testbed; collectives of four and eight GPUs where few sizes were measured: published ones "
+            "through Paddle's executor on the testbed; products beside collectives: the H100's; "
+            "collectives of four and eight GPUs where few sizes were measured: published ones "
             "(benchmarks/results/external); raw files in benchmarks/results/h200",
         ),
         ranks_per_host=8,
@@ -489,8 +528,10 @@ def h100(
     host: HostCosts,
     alone: Sequence[dict[str, Any]],
     together: Sequence[dict[str, Any]],
+    beside: dict[str, Any],
 ) -> DeviceProfile:
-    """The H100's profile: operations, rates and copies of one GPU, collectives of two and copies of four measured, all else the H200's."""
+    """The H100's profile: operations, rates and copies of one GPU, collectives of two, copies of four and what computation and collectives
+    cost each other measured, all else the H200's."""
 
     def derived(rows: Iterable[Row]) -> tuple[Row, ...]:
         return tuple(msgspec.structs.replace(row, source="derived") for row in rows)
@@ -514,7 +555,8 @@ def h100(
             versions={"torch": meta["torch"], "cuda": meta["cuda"]},
             note="operations and copies of one GPU measured through PyTorch, whose kernels are not all Paddle's (attention: "
             "FlashAttention 2 in both); collectives and exchanges of two GPUs by NCCL, two sittings; "
-            "copies of four GPUs at once in training steps; those of two and interference are the H200's, with which "
+            "copies of four GPUs at once, and computation beside collectives, in training steps; those of two and all other interference "
+            "are the H200's, with which "
             "it shares the chip, NVLink and PCIe: sources `derived`; "
             "collectives of four and eight GPUs are published ones (benchmarks/results/external); raw files in benchmarks/results/h100",
         ),
@@ -528,13 +570,13 @@ def h100(
         collectives=(*collectives, *derived(each for each in others if each.kind != "send_recv")),
         p2p=(*p2p, *derived(each for each in others if each.kind == "send_recv")),
         copies=(*copies, *derived(other_copies)),
-        interference=derived(h200.interference),
+        interference=with_collectives(derived(h200.interference), beside, CLASSES, "measured"),
     )
 
 
 def profiles() -> dict[str, DeviceProfile]:
     """All profiles of GPUs, by name."""
-    between = between_us(read("testbed_between_steps", "h100")[0]["runs"])
+    between, beside = between_us(read("testbed_between_steps", "h100")[0]["runs"]), read("beside_collectives", "h100")[0]
     h200 = build(
         read("pairs_"),
         read("oracle_"),
@@ -546,7 +588,8 @@ def profiles() -> dict[str, DeviceProfile]:
     )
     host = host_costs(*read("testbed_host"), issued_us(read("testbed_captured", "h100")[0]["runs"], median(between)), between)
     host = msgspec.structs.replace(host, note=f"{host.note}; a job as on an H200's host")
-    own = h100(h200, read("single", "h100"), host, read("collectives", "h100"), read("copies", "h100"))
+    own = h100(h200, read("single", "h100"), host, read("collectives", "h100"), read("copies", "h100"), beside)
+    h200 = msgspec.structs.replace(h200, interference=with_collectives(h200.interference, beside, (PRODUCT,), "derived"))
     alone = {"h200": h200, "h100": own}
     found = {
         name: msgspec.structs.replace(each, collectives=never_falling(with_published(each.collectives, name)), p2p=never_falling(each.p2p))

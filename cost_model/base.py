@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -251,7 +251,8 @@ class GivenCosts(Costs):
 
     Keys of `table` are tried from the most to the least specific: Paddle's name (`pd_op.add_`), the kind (`all_reduce`),
     the category (`gemm:dw`, `comm:all_reduce@2`, `comm:all_reduce`), its first word (`comm`), `default`. Operations that
-    launch nothing take 0 unless their name or kind is given. Keys of `stretch` are pairs of categories or their first words.
+    launch nothing take 0 unless their name or kind is given. Keys of `stretch` are pairs of categories or their first words, and pairs
+    of which the first holds up the second (`Stretch.holds`) are in `holds` as well.
 
     >>> op = Op(0, "pd_op.matmul", (), (), "forward")
     >>> GivenCosts({"gemm": 5, "default": 1}).op_time(op, {}, {}).dur_ns
@@ -265,11 +266,12 @@ class GivenCosts(Costs):
         host_ns: int = 0,
         job_ns: int = 0,
         between_steps_ns: int = 0,
+        holds: Collection[tuple[str, str]] = (),
     ) -> None:
         for key, dur_ns in table.items():
             if not isinstance(dur_ns, int) or dur_ns < 0:
                 raise ConfigError(f"cost table: {key!r} is {dur_ns!r}, expected a whole number of nanoseconds >= 0")
-        self._table, self._stretch = dict(table), dict(stretch or {})
+        self._table, self._stretch, self._holds = dict(table), dict(stretch or {}), frozenset(holds)
         self._host_ns, self._job_ns, self._between_steps_ns = host_ns, job_ns, between_steps_ns
 
     def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
@@ -294,9 +296,9 @@ class GivenCosts(Costs):
         for a in _widening(category):
             for b in _widening(beside):
                 if (a, b) in self._stretch:
-                    return Stretch(*self._stretch[a, b], "given", f"{a} beside {b}")
+                    return Stretch(*self._stretch[a, b], "given", f"{a} beside {b}", (a, b) in self._holds)
                 if (b, a) in self._stretch:
-                    return Stretch(*self._stretch[b, a][::-1], "given", f"{b} beside {a}")
+                    return Stretch(*self._stretch[b, a][::-1], "given", f"{b} beside {a}", (b, a) in self._holds)
         return Stretch(1.0, 1.0, "given", "no entry")
 
     def host_ns(self, op: Op) -> int:

@@ -33,13 +33,25 @@ multiprocessors, so one that just fills them takes a second round where some are
 of its time more."""
 
 
+START_NS = 3500
+"""From when its data are there until a communication on another stream than they come from begins; what follows on their own stream has
+begun by then (traced steps on H100: 3.4 to 6.5 us, with the events of tracing)."""
+STILL = 1024.0
+"""Factor on a communication that an operation holds up."""
+
+
 class Stretch(NamedTuple):
-    """Factors on the durations of two operations while both run, and where they come from."""
+    """Factors on the durations of two operations while both run, and where they come from; see `Interference`.
+
+    `holds`: one of the two is a communication, and the other holds it up where it began first. Its kernel gets no multiprocessor from
+    a product that occupies all of them until that has ended.
+    """
 
     op: float
     beside: float
     how: StretchHow
     detail: str
+    holds: bool = False
 
 
 class InterferenceTable:
@@ -83,7 +95,7 @@ class InterferenceTable:
             return self._sides(category, beside)
         if _is_side(category):
             found = self._find(beside, category)
-            return Stretch(found.beside, found.op, found.how, found.detail)
+            return Stretch(found.beside, found.op, found.how, found.detail, found.holds)
         if not _is_side(beside):
             return Stretch(SHARED, SHARED, "assumed", "two kernels share the device in equal parts")
         return self._row(category, beside)
@@ -107,7 +119,8 @@ class InterferenceTable:
         rows = limited or rows
         notes = [note for note in (op_note, side_note, f"{size} ranks for {group}" if size != group else "") if note]
         factors = (max(1.0, median(r.stretch_op for r in rows)), max(1.0, median(r.stretch_beside for r in rows)))
-        return Stretch(*factors, "nearest" if notes else "measured", "; ".join(notes) or f"{category} beside {beside}")
+        holds = all(row.holds for row in rows)
+        return Stretch(*factors, "nearest" if notes else "measured", "; ".join(notes) or f"{category} beside {beside}", holds)
 
 
 def _is_side(category: str) -> bool:

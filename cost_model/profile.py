@@ -124,6 +124,8 @@ class Interference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, fo
         dims: `n`, `k` of a GEMM's weight in this row.
         stretch_op, stretch_beside: Medians over `num_files` measured tables, beside `wait` means of `num_files` traced steps, weighted
             by time; ranges are smallest and largest.
+        holds: Whether the other, if its data are there only when the operation runs already, begins when that has ended; the factors
+            are then of one that runs before the operation begins. Otherwise they are the same in whichever order the two begin.
     """
 
     op: str
@@ -136,6 +138,7 @@ class Interference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, fo
     ctas: Count = 0
     num_files: Positive = 1
     dims: dict[str, Positive] = {}
+    holds: bool = False
     source: Source = "measured"
 
 

@@ -2,7 +2,8 @@
 
 `scheduler/simulate/simulator.py` is the specification of the overlap clock. This one simplifies it: peers are always ready, the
 host issues in no time, times are floating-point, communications that run at once share bandwidth equally, and a computation is
-stretched by the largest factor beside it. Planners run it thousands of times.
+stretched by the largest factor beside it. A product that began before a communication could holds it up, as there. Planners run it
+thousands of times.
 
 It exists twice, in two modules that do not import each other's arithmetic. Here a complete order runs node by node, for the list
 scheduler, which decides while the clock runs, and for the duration of a finished order. `local_search._Run` starts at any index of an
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from interlace.cost_model.interference import START_NS, STILL
 from interlace.scheduler.interleave.columns import Columns, Places, Times, Whole, rows
 
 EPS = 1e-6
@@ -54,8 +56,10 @@ class Node:
     receive: bool = False
 
 
-Stretch = Callable[[str, str], tuple[float, float]]
-"""Categories of two nodes that run together -> the factors on both times."""
+Factors = tuple[float, float, bool]
+Stretch = Callable[[str, str], Factors]
+"""Categories of two nodes that run together -> the factors on both times, and whether the first holds up the second where it began first
+(`cost_model.interference.Stretch`)."""
 
 
 def columns_of(nodes: Sequence[Node], stretch: Stretch) -> Columns:
@@ -81,8 +85,10 @@ def columns_of(nodes: Sequence[Node], stretch: Stretch) -> Columns:
     times = {
         "dur": [float(node.dur) for node in nodes],
         "left": [0.0] * len(nodes),
-        "slow": [float(slow) for slow, _ in factors],
-        "other": [float(other) for _, other in factors],
+        "slow": [float(slow) for slow, _, _ in factors],
+        "other": [float(other) for _, other, _ in factors],
+        "holds": [float(holds) for _, _, holds in factors],
+        "began": [-1.0] * len(nodes),
         "now": [0.0],
         "rates": [0.0] * len(streams),
     }
@@ -138,6 +144,8 @@ def find_heads(whole: Whole, times: Times, at: Places) -> int:
         if head >= 0 and not is_blocked(whole, times, at, head):
             whole[at.heads + found] = head
             found += 1
+            if times[at.began + head] < 0.0:
+                times[at.began + head] = times[at.now]
     return found
 
 
@@ -156,19 +164,25 @@ def _take_off(whole: Whole, times: Times, at: Places, node: int, stream: int) ->
 
 
 def _compute(whole: Whole, times: Times, at: Places, node: int) -> None:
-    left, row = times[at.dur + node], whole[at.category + node] * at.num_categories
+    left, row, begin = times[at.dur + node], whole[at.category + node] * at.num_categories, times[at.now]
     while left > EPS:
         count = find_heads(whole, times, at)
         if not count:
             times[at.now] += left
             break
-        slow = times[at.slow + row + whole[at.category + whole[at.heads]]]
-        for k in range(1, count):
-            slow = max(slow, times[at.slow + row + whole[at.category + whole[at.heads + k]]])
+        slow = 1.0
+        for k in range(count):
+            head = whole[at.heads + k]
+            pair = row + whole[at.category + head]
+            other = times[at.other + pair]
+            if times[at.holds + pair] and begin <= times[at.began + head] + START_NS:
+                other = STILL
+            else:
+                slow = max(slow, times[at.slow + pair])
+            times[at.rates + k] = 1.0 / (other * count)
         step = left * slow
         for k in range(count):
             head = whole[at.heads + k]
-            times[at.rates + k] = 1.0 / (times[at.other + row + whole[at.category + head]] * count)
             step = min(step, times[at.left + head] / times[at.rates + k])
         left -= step / slow
         _advance(whole, times, at, count, step)

@@ -23,7 +23,9 @@ class Places(NamedTuple):
         is_mixed: Whether parts are mixed; else a part waits for the end of those before it.
         dur, left, distance, hides, ranks: Times: of each node alone, of communication what is left of it, of computation to the next
             communication of its part; the largest share of a communication beside it that it hides; by what choices are ranked. `[nodes]`
-        slow, other: Factors on computation of one category, and on communication of another beside it. `[categories * categories]`
+        slow, other, holds: Factors on computation of one category, and on communication of another beside it; whether it holds that up,
+            1.0 or 0.0. `[categories * categories]`
+        began: Times: when each communication first ran, below 0 before. `[nodes]`
         now, rates: The time of the compute stream, `[1]`, and how fast each head runs, `[streams]`.
         leaves, forward, filler, stream, category: As in `Node`, by number; computation has no stream. `[nodes]`
         dep_first, dep, user_first, user: What each node comes after, each once, and what comes after it. `[nodes + 1]`, `[dependencies]`
@@ -56,6 +58,8 @@ class Places(NamedTuple):
     ranks: int = 0
     slow: int = 0
     other: int = 0
+    holds: int = 0
+    began: int = 0
     now: int = 0
     rates: int = 0
     leaves: int = 0

@@ -8,10 +8,11 @@ import numba.extending
 import numpy as np
 
 from interlace.compiling import compiled
+from interlace.cost_model import interference
 from interlace.scheduler.interleave import clock, columns, list_schedule
 from interlace.scheduler.interleave.engine import Engine
 
-SOURCES = (clock, columns, list_schedule)
+SOURCES = (clock, columns, interference, list_schedule)
 for helper in (*clock.HELPERS, *list_schedule.HELPERS):
     numba.extending.register_jitable(helper)
 ENGINE = Engine(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from interlace.cost_model.interference import START_NS
 from interlace.grouping import grouped
 from interlace.scheduler.interleave.clock import find_heads, is_blocked, run_node
 from interlace.scheduler.interleave.columns import Columns, Places, Times, Whole, inverted, rows
@@ -212,7 +213,10 @@ def _gain(whole: Whole, times: Times, at: Places, node: int, running: int, lead:
     gain, row = 0.0, whole[at.category + node] * at.num_categories
     for h in range(running):
         head = whole[at.heads + h]
-        slow, other = times[at.slow + row + whole[at.category + head]], times[at.other + row + whole[at.category + head]]
+        pair = row + whole[at.category + head]
+        if times[at.holds + pair] and times[at.now] <= times[at.began + head] + START_NS:
+            continue
+        slow, other = times[at.slow + pair], times[at.other + pair]
         together = min(times[at.dur + node] * slow, times[at.left + head] * other)
         gain += together / other - together * (1 - 1 / slow)
     gain /= times[at.dur + node]

@@ -13,11 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from interlace.cost_model.interference import START_NS, STILL
 from interlace.scheduler.interleave.clock import Node, Stretch
 from interlace.scheduler.interleave.live_bytes import PairBytes
 
 Form = Literal["dx-first", "mixed"]
-Flights = list[tuple[int, float]]
+Flights = list[tuple[int, float, float]]
+"""Of each communication in flight: its node, what is left of it, and since when it has run (`Flight.since`)."""
 NEAR = 0.5
 """Nanoseconds within which communications in flight count as equal, and a time as no better."""
 STEPS = (-16, -8, -4, -2, -1, 1, 2, 4, 8, 16)
@@ -113,6 +115,7 @@ class Search:
         names = {name: k for k, name in enumerate(dict.fromkeys(node.category for node in self.nodes))}
         self.kind = [names[node.category] for node in self.nodes]
         self.factors = [[stretch(a, b) for b in names] for a in names]
+        self.holds = any(holds for row in self.factors for _, _, holds in row)
         self.dur = [node.dur for node in self.nodes]
         self.mark = [0] * len(self.nodes)
         self.stamp = 0
@@ -304,12 +307,21 @@ class Search:
         return live_bytes, fits
 
 
+NOT_YET, LONG = 1e18, -2.0 * START_NS
+
+
 @dataclass(slots=True)
 class Flight:
-    """A communication in flight, and how much of its duration alone is left."""
+    """A communication in flight.
+
+    Attributes:
+        left: How much of its duration alone is left.
+        since: When it first ran, in nanoseconds after the start of the node that runs now; NOT_YET before, LONG for all that is longer ago.
+    """
 
     node: int
     left: float
+    since: float = NOT_YET
 
 
 class _Run:
@@ -321,21 +333,21 @@ class _Run:
     def __init__(self, search: Search, first: int, window: Sequence[int], flights: Flights) -> None:
         self.search = search
         self.first = first
-        self.left = [Flight(node, left) for node, left in flights]
+        self.left = [Flight(*each) for each in flights]
         search.stamp += 1
         self.stamp = search.stamp
         self.started: list[int] = []
 
     def flights(self) -> Flights:
         """What is in flight, in the order of starts."""
-        return [(flight.node, flight.left) for flight in self.left]
+        return [(flight.node, flight.left, flight.since) for flight in self.left]
 
     def same(self, flights: Flights) -> bool:
-        """Whether exactly these are in flight, with as much left."""
+        """Whether exactly these are in flight, with as much left, and begun as long ago."""
         if len(flights) != len(self.left):
             return False
-        for mine, (node, left) in zip(self.left, flights, strict=True):  # noqa: SIM110 - a generator takes twice the time
-            if mine.node != node or abs(mine.left - left) >= NEAR:
+        for mine, (node, left, since) in zip(self.left, flights, strict=True):
+            if mine.node != node or abs(mine.left - left) >= NEAR or abs(mine.since - since) >= NEAR:
                 return False
         return True
 
@@ -353,25 +365,35 @@ class _Run:
             if self.left:
                 for dep in search.rules.waits[node]:
                     while self._flies(dep):
-                        now += self._idle()
-            left = item.dur
+                        now += self._idle(now)
+            left, begin = item.dur, now - START_NS
             factors = search.factors[search.kind[node]]
             while left > EPS:
                 if not self.left:
                     now += left
                     break
-                heads = self._heads()
-                slow, step, count = 1.0, 0.0, len(heads)
+                heads = self._heads(now)
+                slow, count = 1.0, len(heads)
+                paces = []
                 for flight in heads:
-                    slow = max(slow, factors[search.kind[flight.node]][0])
+                    op, other, holds = factors[search.kind[flight.node]]
+                    if holds and begin <= flight.since:
+                        other = STILL
+                    elif op > slow:
+                        slow = op
+                    paces.append(other * count)
                 step = left * slow
-                for flight in heads:
-                    step = min(step, flight.left * factors[search.kind[flight.node]][1] * count)
+                for flight, pace in zip(heads, paces, strict=True):
+                    step = min(step, flight.left * pace)
                 left -= step / slow
                 now += step
-                for flight in heads:
-                    flight.left -= step / (factors[search.kind[flight.node]][1] * count)
+                for flight, pace in zip(heads, paces, strict=True):
+                    flight.left -= step / pace
                 self._land(heads)
+            if search.holds:
+                for flight in self.left:
+                    if flight.since != NOT_YET:
+                        flight.since = max(LONG, flight.since - now)
         if search.rules.triggers[node]:
             self._trigger(node)
         return now
@@ -398,8 +420,16 @@ class _Run:
                 self.left.append(Flight(comm, search.dur[comm]))
                 self._trigger(comm)
 
-    def _heads(self) -> list[Flight]:
+    def _heads(self, now: float) -> list[Flight]:
         """Communications that run now: the first of each stream, if it waits for none in flight."""
+        heads = self._first_of_streams()
+        if self.search.holds:  # otherwise it makes no difference
+            for flight in heads:
+                if flight.since == NOT_YET:
+                    flight.since = now
+        return heads
+
+    def _first_of_streams(self) -> list[Flight]:
         if len(self.left) == 1:
             return self.left
         search = self.search
@@ -414,8 +444,8 @@ class _Run:
                     heads.append(flight)
         return heads
 
-    def _idle(self) -> float:
-        heads = self._heads()
+    def _idle(self, now: float) -> float:
+        heads = self._heads(now)
         count = len(heads)
         step = min(flight.left for flight in heads) * count
         for flight in heads:
@@ -433,5 +463,5 @@ class _Run:
         """Time until nothing is in flight."""
         now = 0.0
         while self.left:
-            now += self._idle()
+            now += self._idle(now)
         return now

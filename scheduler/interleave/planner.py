@@ -34,7 +34,7 @@ from interlace.ir.per_ops import once_per_ops, once_per_ops_and
 from interlace.ir.remarks import Place, Remark, remark
 from interlace.scheduler.interleave.allocations import PairMemory, PairOp
 from interlace.scheduler.interleave.allocations import PartOps as PartOps
-from interlace.scheduler.interleave.clock import Node, columns_of
+from interlace.scheduler.interleave.clock import Factors, Node, columns_of
 from interlace.scheduler.interleave.columns import Columns
 from interlace.scheduler.interleave.engine import engine_for
 from interlace.scheduler.interleave.list_schedule import task_of
@@ -160,7 +160,7 @@ _orders = _Orders()
 class _Known:
     """What is found out about a pair, once for all weights of sends."""
 
-    stretches: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    stretches: dict[tuple[str, str], Factors] = field(default_factory=dict)
     listed: dict[tuple[Form, int], list[list[int]]] = field(default_factory=dict)
     took: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
     rules: dict[Form, Rules] = field(default_factory=dict)
@@ -269,12 +269,12 @@ class Pair:
                 found.add(before)
         return found
 
-    def stretch(self, category: str, beside: str) -> tuple[float, float]:
-        """Factors on both times while they run together."""
+    def stretch(self, category: str, beside: str) -> Factors:
+        """Factors on both times while they run together, and whether the first holds up the second."""
         key = (category, beside)
         if key not in self._known.stretches:
             found = self.cost.stretch_between(category, beside)
-            self._known.stretches[key] = (found.op, found.beside)
+            self._known.stretches[key] = (found.op, found.beside, found.holds)
         return self._known.stretches[key]
 
     def plain(self) -> list[PairOp]:
@@ -349,7 +349,7 @@ class Pair:
     def _hides(self, category: str, beside: Sequence[str]) -> float:
         """The largest share of a communication beside computation of a category that this hides, of those of these categories."""
         factors = [self.stretch(category, other) for other in beside]
-        return max((1 / other - (1 - 1 / slow) for slow, other in factors), default=0.0)
+        return max((1 / other - (1 - 1 / slow) for slow, other, _ in factors), default=0.0)
 
     def time(self, order: Sequence[int]) -> float:
         """Time of nodes in this order, and of each send until it starts by its weight."""

@@ -98,7 +98,8 @@ class SimInput:
         awaits: The op instance whose end the host waits for before it issues the next one: itself (a blocking copy), an earlier
             one (`Job.host_waits`), or -1.
         kind: Interference class.
-        excess: `[classes, classes]`: by how much class a is stretched beside class b, over 1, in units of 1 / ONE.
+        excess: `[2, classes, classes]`: by how much class a is stretched beside class b, over 1, in units of 1 / ONE; first where neither
+            is computation, both are, or the other one could begin before the computation did, then where the computation began first.
         blocked_excess: `[classes]`: by how much class a is stretched while any op instance is blocked at a rendezvous, in
             units of 1 / ONE.
         dep_first, dep: What it waits for on its rank, other than the earlier op instances of its stream. `[items + 1]`, `[deps]`

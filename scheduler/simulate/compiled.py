@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from interlace.compiling import compiled
+from interlace.cost_model import interference
+from interlace.cost_model.interference import START_NS
 from interlace.scheduler.simulate import arrays, power, simulator
 from interlace.scheduler.simulate.arrays import ONE, Flags, Ints, SimInput
 from interlace.scheduler.simulate.power import TICK_NS, PowerInput, PowerTrace
 from interlace.scheduler.simulate.simulator import NEVER
 
-_jit = partial(compiled, sources=(arrays, simulator, power))
+_jit = partial(compiled, sources=(arrays, interference, simulator, power))
 WAITS, UNBLOCKS, BLOCKS, MEETS, FOLLOWS, LEADS = 1, 2, 4, 8, 16, 32
 """Marks of op instances: waits for others; others wait for it; the host waits for it; is part of a rendezvous; is a buffered receive; is
 the send of one."""
@@ -376,7 +378,12 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                             is_computing |= not side[running[s]]
                         for other in range(low, high):
                             if running[other] >= 0 and other != s:
-                                total += excess[running_kind[s], running_kind[other]]
+                                a, b, computes_first = running[s], running[other], 0
+                                if side[a] and not side[b]:
+                                    computes_first = int(start[b] <= ready[a] + START_NS)
+                                elif side[b] and not side[a]:
+                                    computes_first = int(start[a] <= ready[b] + START_NS)
+                                total += excess[computes_first, running_kind[s], running_kind[other]]
                     if powered:
                         total += _clock_stretch(share[running[s]], own[running[s]], level[at], slower)
                     stretch[s] = total

@@ -14,6 +14,7 @@ import numpy as np
 
 from interlace.cost_model import Costs
 from interlace.cost_model.base import Draw, tables_of
+from interlace.cost_model.interference import STILL
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
@@ -294,25 +295,28 @@ class _Classes:
         return ints([self.numbers.setdefault(each, len(self.numbers)) for each in classes])
 
     def excess(self) -> Ints:
-        """By how much each class is stretched beside each other one, over 1, in units of 1 / ONE."""
-        table = np.zeros((len(self.numbers), len(self.numbers)), np.int64)
+        """`SimInput.excess`."""
+        table = np.zeros((2, len(self.numbers), len(self.numbers)), np.int64)
         for a, (category, resource, _) in enumerate(self.numbers):
             for b, (beside, other, _) in enumerate(self.numbers):
-                table[a, b] = self._excess(category, resource, beside, other)
+                table[:, a, b] = self._excess(category, resource, beside, other)
         return table
 
     def blocked_excess(self) -> Ints:
         """By how much each class is stretched beside a communication that waits for its peers."""
         return ints([blocked for _, _, blocked in self.numbers])
 
-    def _excess(self, category: str, resource: str, beside: str, other: str) -> int:
+    def _excess(self, category: str, resource: str, beside: str, other: str) -> tuple[int, int]:
         if NOTHING in (resource, other):
-            return 0
+            return 0, 0
         if resource == other:
-            return ONE if self.options.share else 0
-        if resource != COMPUTE and other == COMPUTE:
-            return _over_one(self.cost.stretch_between(beside, category)[1])
-        return _over_one(self.cost.stretch_between(category, beside)[0])
+            return (ONE, ONE) if self.options.share else (0, 0)
+        is_side = resource != COMPUTE and other == COMPUTE
+        found = self.cost.stretch_between(beside, category) if is_side else self.cost.stretch_between(category, beside)
+        excess = _over_one(found.beside if is_side else found.op)
+        if found.holds and COMPUTE in (resource, other):
+            return excess, _over_one(STILL) if is_side else 0
+        return excess, excess
 
 
 def _over_one(factor: float) -> int:

@@ -8,7 +8,9 @@ rendezvous (a collective, a send with its receive), all its mates are. Mates run
 the pace of the slowest of them, and they end together.
 
 The overlap clock. Beside others on its rank an op instance takes longer: its stretch is 1 plus what each other op instance
-running there adds (`SimInput.excess`), its pace is 1 / stretch. While any op instance of the rank is *blocked* (it is ready and its
+running there adds (`SimInput.excess`), its pace is 1 / stretch. What computation and anything else add to each other may depend on
+which of them began first: a communication that is ready while a product runs gets no multiprocessor before that has ended. It begins
+START_NS after it is ready, and what began by then was first. While any op instance of the rank is *blocked* (it is ready and its
 mates are not; its kernel occupies the device until they are), `SimInput.blocked_excess` is added to each computation. Work is counted
 in 1 / ONE ns. The pace is `ONE * ONE / stretch` units per nanosecond, rounded up; an end is rounded up to whole nanoseconds, so that an op
 instance that is due at a time stays due whatever else happens at that time; nothing else is rounded. Hence the result does not
@@ -46,6 +48,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from interlace.cost_model import Costs
+from interlace.cost_model.interference import START_NS
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.target import IDEAL, Target
@@ -317,7 +320,7 @@ class Simulation:
         self.stream, self.issue, self.dur, self.kind = (a.tolist() for a in (sim.stream, sim.issue, sim.dur, sim.kind))
         self.awaits, self.meet, self.follow = sim.awaits.tolist(), sim.meet.tolist(), sim.follow.tolist()
         self.awaited = {item for item in self.awaits if item >= 0}
-        self.excess = sim.excess.tolist()
+        self.excess, self.side = sim.excess.tolist(), sim.side.tolist()
         self.start, self.ready, self.end = [-1] * count, [-1] * count, [-1] * count
         self.queue: list[tuple[int, int, int]] = []
         self.fifo: list[list[int]] = [[] for _ in sim.stream_names]
@@ -346,7 +349,7 @@ class Simulation:
             self.slower, self.energy, self.load = (column.tolist() for column in (clocks.slower, clocks.energy, clocks.load))
             self.level, self.mean = (column.tolist() for column in (self.trace.level, self.trace.mean))
             self.work, self.charged, self.charge, self.spent = [0] * count, [0] * count, [0] * len(sim.ranks), [0] * len(sim.ranks)
-            self.moves, self.side = sim.power.moves.tolist(), sim.side.tolist()
+            self.moves = sim.power.moves.tolist()
             self.both_since, self.both_ns = [NEVER] * len(sim.ranks), [0] * len(sim.ranks)
             self.changes = [(0, at, level) for at, level in enumerate(self.level)]
             self.next_tick = TICK_NS
@@ -464,7 +467,7 @@ class Simulation:
                 self._count_both(at)
             for item in self.running[at]:
                 kind = self.kind[item]
-                beside = sum(self.excess[kind][self.kind[other]] for other in self.running[at] if other != item)
+                beside = sum(self._excess(item, other) for other in self.running[at] if other != item)
                 self.stretch[item] = ONE + beside + (self.blocked_excess[kind] if self.blocked[at] else 0)
                 if self.power is not None:
                     own, level = self.own[item], max(self.own[item], self.level[at])
@@ -476,6 +479,15 @@ class Simulation:
             if self.left[leader] == NEVER:
                 continue
             self._repace(leader, -(-ONE * ONE // max(self.stretch[mate] for mate in mates)))
+
+    def _excess(self, item: int, other: int) -> int:
+        """By how much an op instance is stretched beside another."""
+        computes_first = 0
+        if self.side[item] != self.side[other]:
+            computation, side = (other, item) if self.side[item] else (item, other)
+            computes_first = int(self.start[computation] <= self.ready[side] + START_NS)
+        found: int = self.excess[computes_first][self.kind[item]][self.kind[other]]
+        return found
 
     def _repace(self, leader: int, pace: int) -> None:
         """Subtract the work done at the old pace, and compute the end at the new one."""

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from interlace.cost_model import GivenCosts
+from interlace.cost_model.interference import START_NS
 from interlace.ir import Graph, Program, parse
 from interlace.scheduler.interleave.allocations import PairMemory
-from interlace.scheduler.interleave.clock import Node, Stretch, columns_of, run_order
+from interlace.scheduler.interleave.clock import Factors, Node, Stretch, columns_of, run_order
 from interlace.scheduler.interleave.engine import PLAIN
 from interlace.scheduler.interleave.list_schedule import Weights, task_of
 from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
@@ -56,7 +57,15 @@ def test_the_clock_of_one_rank(nodes: list[Node], stretch: tuple[float, float], 
 
     In the fourth the product is through at 110, the rest of the second communication is waited for at the end.
     """
-    assert duration(nodes, range(len(nodes)), lambda a, b: stretch) == pytest.approx(told)
+    assert duration(nodes, range(len(nodes)), lambda a, b: (*stretch, False)) == pytest.approx(told)
+
+
+@pytest.mark.parametrize(("between", "told"), [(0, 60_000), (START_NS, 60_000), (START_NS + 1, 50_000)])
+def test_a_product_that_runs_holds_a_communication_up(between: float, told: float) -> None:
+    """30 us of communication behind 10 us of work, then some work, and a product of 20 us: as in the simulator (test_simulator_by_hand)."""
+    nodes = [work(10_000, category="memory"), comm(30_000, deps=(0,)), work(between, category="memory"), work(20_000)]
+    found = duration(nodes, range(4), lambda a, b: (1.5, 1.5, True) if (a, b) == ("gemm", "comm") else (1.0, 1.0, False))
+    assert found == pytest.approx(told, abs=50)
 
 
 # -------------------------------------------------------------------------------------------------------------- live memory
@@ -155,14 +164,14 @@ def no_bytes(nodes: list[Node]) -> Any:
 
 
 def first_order(nodes: list[Node], form: Form, stretch: Any = None, table: Any = None, cap: int = 1 << 40) -> list[int]:
-    stretch = stretch or (lambda a, b: (1.0, 1.0))
+    stretch = stretch or (lambda a, b: (1.0, 1.0, False))
     columns, sides = columns_of(nodes, stretch), [node.side for node in nodes]
     return PLAIN.orders(task_of(columns, sides, table or no_bytes(nodes), [0.0] * len(nodes)), form, cap, [Weights()])[0]
 
 
-def rough(category: str, beside: str) -> tuple[float, float]:
+def rough(category: str, beside: str) -> Factors:
     """`rough` hides what `gemm` hides, and takes three times as long beside it."""
-    return (3.0, 1.0) if category == "rough" else (1.0, 1.0)
+    return (3.0, 1.0, False) if category == "rough" else (1.0, 1.0, False)
 
 
 @pytest.mark.parametrize(("form", "order"), [("dx-first", [0, 1, 2, 4, 3]), ("mixed", [0, 1, 3, 2, 4])])
@@ -199,7 +208,7 @@ def test_what_leaves_no_room_for_the_fillers_held_waits_for_them() -> None:
 
 def searched(nodes: list[Node], form: Form, order: list[int], seed: int = 7, work_: int = 3_000, **more: Any) -> list[int]:
     table, cap = more.get("table", no_bytes(nodes)), more.get("cap", 1 << 40)
-    return Search(Rules(nodes, form), more.get("stretch", lambda a, b: (1.0, 1.0)), table, cap, order, seed).run(work_)
+    return Search(Rules(nodes, form), more.get("stretch", lambda a, b: (1.0, 1.0, False)), table, cap, order, seed).run(work_)
 
 
 def layers(count: int, side: str, start: int) -> list[Node]:
@@ -226,7 +235,7 @@ def test_a_search_keeps_every_need_and_the_form(form: Form, seed: int) -> None:
     chain = [place[k] for k, node in enumerate(nodes) if node.side == "B" and not node.filler]
     forward = [place[k] for k, node in enumerate(nodes) if node.side == "F"]
     assert (max(chain) < min(forward)) == (form == "dx-first")
-    assert duration(nodes, found, lambda a, b: (1.0, 1.0)) < duration(nodes, range(len(nodes)), lambda a, b: (1.0, 1.0))
+    assert duration(nodes, found, lambda a, b: (1.0, 1.0, False)) < duration(nodes, range(len(nodes)), lambda a, b: (1.0, 1.0, False))
 
 
 def test_communication_of_one_stream_keeps_its_order_in_a_search() -> None:
@@ -260,10 +269,10 @@ def test_a_search_gives_the_best_order_it_came_by_within_the_memory(monkeypatch:
     cap = walked(table, nodes, plain)
     times = []
     for seed in range(12):
-        search = Watched(Rules(nodes, "mixed"), lambda a, b: (1.2, 1.5), table, cap, plain, seed)
+        search = Watched(Rules(nodes, "mixed"), lambda a, b: (1.2, 1.5, False), table, cap, plain, seed)
         before = search.time
         found = search.run(200 + 50 * seed)
-        times.append(duration(nodes, found, lambda a, b: (1.2, 1.5)))
+        times.append(duration(nodes, found, lambda a, b: (1.2, 1.5, False)))
         assert walked(table, nodes, found) <= cap
         assert times[-1] <= min(before, search.least) + NEAR
     assert len(set(times)) > 1
@@ -284,7 +293,7 @@ def test_orders_that_are_a_little_slower_are_kept_for_a_while(monkeypatch: pytes
     for temperature in (INITIAL_TEMPERATURE, 0.0):
         monkeypatch.setattr("interlace.scheduler.interleave.local_search.INITIAL_TEMPERATURE", temperature)
         found = [searched(nodes, "mixed", list(range(len(nodes))), seed, 4_000) for seed in range(6)]
-        sums.append(sum(duration(nodes, order, lambda a, b: (1.0, 1.0)) for order in found))
+        sums.append(sum(duration(nodes, order, lambda a, b: (1.0, 1.0, False)) for order in found))
     assert sums[0] < sums[1]
 
 

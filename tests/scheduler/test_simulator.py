@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.cost_model.base import GivenCosts
+from interlace.cost_model.interference import START_NS
 from interlace.errors import PlanError
 from interlace.ir import Graph, Job, Program, dependencies, parse, verify
 from interlace.ir.copies import variants
@@ -110,8 +111,8 @@ def inputs(draw: st.DrawFn) -> SimInput:
     awaits = np.where(rng.random(count) < 0.1, np.arange(count), -1)
     for k in np.flatnonzero(rng.random(count) < 0.1).tolist():  # held behind a job: waits for an earlier item
         awaits[k] = int(rng.integers(max(first[rank[k]], k - 4), k + 1))
-    excess = rng.integers(0, 2 * ONE, (kinds, kinds)) * rng.integers(0, 2)
-    gap = rng.integers(0, 6, count) * rng.integers(0, 2)
+    excess = rng.integers(0, 2 * ONE, (2, kinds, kinds)) * rng.integers(0, 2)
+    gap = rng.integers(0, int(rng.choice([6, 2 * START_NS])), count) * rng.integers(0, 2)
     longest = int(rng.choice([3, 30]))  # short ones make many events fall on one moment
     return SimInput(
         list(range(num_ranks)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from interlace.cost_model.base import GivenCosts
+from interlace.cost_model.interference import START_NS
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.copies import variants
@@ -255,7 +256,36 @@ def test_only_computation_is_stretched_beside_what_stands_and_nothing_is_sped_up
     sim = lower([rank(ops, "job all forward 0: 1-3@0", 0, 2, "group 7 = 0,1\n")], cost, ALONE)
     product, copy, reduce = sim.kind.tolist()
     assert [int(sim.blocked_excess[k]) for k in (product, copy, reduce)] == [ONE // 2, 0, 0]
-    assert sim.excess[product, reduce] == sim.excess[reduce, product] == 0
+    assert not sim.excess[:, product, reduce].any()
+    assert not sim.excess[:, reduce, product].any()
+
+
+ENGINES: tuple[Engine, ...] = ("plain", "fast")
+PRODUCTS = """
+#1 %1:float32[2] = pd_op.gelu(%0) forward
+#2 %2:float32[2] = pd_op.all_reduce(%1) forward group=7 stream="mp"
+#3 %3:float32[2] = pd_op.gelu(%0) forward
+#4 %4:float32[2] = pd_op.matmul(%0, %0) forward
+"""
+
+
+@pytest.mark.parametrize(
+    ("between", "told"),
+    [
+        (0, [10_000, 60_000, 10_000, 30_000]),  # the product begins with it, holds it up for 20 us, and is not slowed
+        (START_NS, [10_000, 60_000, 13_500, 33_500]),  # what began within START_NS was first
+        (START_NS + 1, [10_000, 50_000, 13_501, 43_501]),  # the product is 1.5 times as long, and makes it 1.5 times as long
+    ],
+)
+def test_a_product_that_runs_holds_a_communication_up(between: int, told: list[int]) -> None:
+    cost = GivenCosts(
+        {"comm": 30_000, "gemm": 20_000, "gelu": 10_000, "default": 0}, {("gemm", "comm"): (1.5, 1.5)}, holds=[("gemm", "comm")]
+    )
+    sim = lower([rank(PRODUCTS, "job all forward 0: 1-4@0", 0, 2, "group 7 = 0,1\n")], cost, ALONE)
+    sim.dur[2] = between
+    for engine in ENGINES:
+        found = run(sim, engine=engine, with_memory=False)
+        assert found.times.end.tolist() == pytest.approx(told, abs=50)
 
 
 def test_what_launches_nothing_takes_no_time_whatever_the_table_says() -> None:
