@@ -85,7 +85,7 @@ def run_passes(worker: Worker, passes: Passes, programs: Programs, told: Decisio
     for k in range(passes.first, passes.last):
         steps.append(worker.step(passes.specs[k:], program, room, passes.memo, told if k == passes.first else Decision(), passes.draft))
         program = worker.steps[steps[-1]].result
-    facts = worker.facts_of(passes.specs[passes.last], program, room, passes.memo) if wants_facts else b""
+    facts = worker.facts_of(passes.specs[passes.last :], program, room, passes.memo) if wants_facts else b""
     return Ran(program, tuple(steps), facts)
 
 

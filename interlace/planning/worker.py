@@ -158,15 +158,22 @@ class Worker:
             later=later,
         )
 
-    def facts_of(self, spec: Spec, number: int, memory_limit: int | None, memo: int) -> bytes:
-        """What a pass wants to know of this rank, packed."""
-        key = (spec, number, memory_limit)
+    def facts_of(self, specs: Sequence[Spec], number: int, memory_limit: int | None, memo: int) -> bytes:
+        """What the first of these passes wants to know of this rank, packed."""
+        each, key = self.pass_of(specs[0]), self._facts_key(specs, number, memory_limit)
         if key not in self._facts:
-            each = self.pass_of(spec)
+            context = self.context(memory_limit, memo, [self.pass_of(spec) for spec in specs[1:]])
             with errors_named(each):
-                found = each.facts(self.programs[number], self.context(memory_limit, memo))
+                found = each.facts(self.programs[number], context)
             self._facts[key] = (found, msgspec.msgpack.encode(found))
         return self._facts[key][1]
+
+    def _facts_key(self, specs: Sequence[Spec], number: int, memory_limit: int | None) -> tuple[Any, ...]:
+        return self._looked_at(specs), number, memory_limit
+
+    def _looked_at(self, specs: Sequence[Spec]) -> tuple[Spec, ...]:
+        """Of a pass and those after it what its result may depend on: ours look at none of the others."""
+        return tuple(specs[:1] if is_built_in(type(self.pass_of(specs[0]))) else specs)
 
     def step(self, specs: Sequence[Spec], number: int, memory_limit: int | None, memo: int, told: Decision, draft: bool) -> int:
         """Run the first of these passes on a program, unless what it makes is known; gives the number of the step.
@@ -178,14 +185,15 @@ class Worker:
             told: Its facts, where it has some.
             draft: Whether the result is only simulated, and need not be verified.
         """
-        each, mine = self.pass_of(specs[0]), self._told(specs[0], number, memory_limit, told)
+        each, mine = self.pass_of(specs[0]), self._told(specs, number, memory_limit, told)
         looks = each.decides in LIMITED or not is_built_in(type(each))
         limit = memory_limit if looks else memory_limit is not None
-        key = (memo, number, specs[0], limit, told.facts or msgspec.msgpack.encode(mine if told.orders else None))
+        facts = told.facts or msgspec.msgpack.encode(mine if told.orders else None)
+        key = (memo, number, self._looked_at(specs), limit, facts)
         if key not in self._steps:
-            self._steps[key] = len(self.steps)
             context = self.context(memory_limit, memo, [self.pass_of(spec) for spec in specs[1:]])
             self.steps.append(self._run(each, number, context, mine))
+            self._steps[key] = len(self.steps) - 1
         found = self.steps[self._steps[key]]
         if not draft and not found.is_verified:
             with errors_named(each):
@@ -193,13 +201,13 @@ class Worker:
             found.is_verified = True
         return self._steps[key]
 
-    def _told(self, spec: Spec, number: int, memory_limit: int | None, told: Decision) -> tuple[Any, ...]:
+    def _told(self, specs: Sequence[Spec], number: int, memory_limit: int | None, told: Decision) -> tuple[Any, ...]:
         """The facts as the pass finds them."""
         if told.orders is not None:
             return (told.orders, told.orders.of_plans[told.plan_of[self.seat]]) if told.orders.of_plans else ()
         if not told.facts:
             return ()
-        own, packed = self._facts[spec, number, memory_limit]
+        own, packed = self._facts[self._facts_key(specs, number, memory_limit)]
         kind: Any = type(own)
         return tuple(own if each == packed else _facts_of(each, kind) for each in told.facts)
 
