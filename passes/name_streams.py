@@ -9,7 +9,7 @@ import msgspec
 
 from interlace.ir import ABSENT, Graph, Op, Program
 from interlace.ir.kinds import is_collective, is_receive, is_send, stream_of
-from interlace.ir.per_ops import remembered
+from interlace.ir.per_ops import once_per_ops, remembered
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType, ring_stream
 from interlace.passes.weight_gradients import Backward
@@ -54,10 +54,8 @@ class NameStreams(Pass, frozen=True, kw_only=True):
 
     def run(self, program: Program, context: Context) -> Program:
         joined = _joined(program)
-        # passes do not change what a ring is for, and plans that are compared hold the same operations
-        replicas = remembered(context.memo, "rings of data parallelism", None, lambda: _replicas(program))
         key = (self.name, id(program.ops), self.priority, joined)
-        make = partial(_with_names, program, joined, replicas, self.priority)
+        make = partial(_with_names, program, joined, self.priority)
         named = remembered(context.memo, key, program.ops, make)
         count = Counter(new.stream for op, new in zip(program.ops, named, strict=True) if new is not op)
         for stream, number in sorted(count.items()):
@@ -69,11 +67,12 @@ class NameStreams(Pass, frozen=True, kw_only=True):
         return program.with_ops(named)
 
 
-def _with_names(program: Program, joined: frozenset[int], replicas: frozenset[int], priority: int) -> tuple[Op, ...]:
-    names = _names(program, joined, replicas)
+def _with_names(program: Program, joined: frozenset[int], priority: int) -> tuple[Op, ...]:
+    names = _names(program, joined, _replicas(program))
     return tuple(msgspec.structs.replace(op, stream=names[op.id], priority=priority) if op.id in names else op for op in program.ops)
 
 
+@once_per_ops
 def _replicas(program: Program) -> frozenset[int]:
     """Rings of data parallelism: their collectives move more bytes of weights and weights' gradients than of activations."""
     graph, more = Graph(program), Counter[int]()

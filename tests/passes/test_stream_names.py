@@ -105,6 +105,15 @@ def test_streams_of_real_programs_are_named_for_what_they_are() -> None:
     }
 
 
+def test_a_rings_name_does_not_depend_on_what_was_named_before() -> None:
+    """A plan that repeats collectives (recomputation) may move more of activations than of weights, and another one not."""
+    repeated = "".join(f"#{op} %{op}:float32[4] = pd_op.all_reduce(%1) forward group=7\n" for op in (8, 9))
+    more = TEXT.replace("#3 ", f"{repeated}#3 ").replace("1-6@0", "1-2@0 8-9@0 3-6@0")
+    context = Context(GivenCosts({"default": 1}))
+    found = [{op.stream for op in NameStreams().run(parse(text), context).ops if op.id in (2, 3)} for text in (TEXT, more, TEXT)]
+    assert found == [{"auto_parallel_dp", "auto_parallel_mp"}, {"auto_parallel_mp_7", "auto_parallel_mp_8"}] + found[:1]
+
+
 def test_a_collective_that_overlap_named_has_its_rings_stream() -> None:
     """That pass knows the rings of the collectives that it moves alone: two rings must not end on one name, nor one ring on two."""
     text = TEXT.replace(
