@@ -28,7 +28,6 @@ class Context:
         facts: What `Pass.facts` gave on every rank, by rank; this rank's alone where the others are not known; empty without facts.
         is_whole: Whether `facts` are of every rank of the world.
         memo: Results for the same programs, where several forms of a plan are compared.
-        later: The passes that run after this one.
         memory_limit: Live device bytes that the rank may hold if operations run one after the other: its memory budget, less what side
             streams hold on a GPU; None without a budget.
         extra_bytes: Live bytes by which the order of a job may exceed its parts one after another (`memory_budget: +8GB`).
@@ -42,7 +41,6 @@ class Context:
     memory_limit: int | None = None
     extra_bytes: int = 0
     memo: dict[Any, Any] = field(default_factory=dict)
-    later: Sequence[Pass] = ()
 
     def applied(self, rule: str, at: Op | Place | None = None, /, **facts: Fact) -> None:
         """Report something done; see `Remark` and `remark`."""

@@ -83,9 +83,9 @@ class Pipeline:
         """
         self.check(program)
         reports, memo = [], {} if memo is None else memo
-        for k, each in enumerate(self.passes):
+        for each in self.passes:
             start = time.perf_counter_ns()
-            context = Context(cost, memory_limit=memory_limit, extra_bytes=extra_bytes, memo=memo, later=self.passes[k + 1 :])
+            context = Context(cost, memory_limit=memory_limit, extra_bytes=extra_bytes, memo=memo)
             with errors_named(each):
                 context.facts = (each.facts(program, context),) if each.asks_ranks else ()
                 made = applied(each, program, context)

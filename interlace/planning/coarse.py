@@ -122,7 +122,7 @@ class Coarse:
             like = [() if are_bases else found.get(stages[facts.stage].work[0], ()) for facts in self.drafts.world.facts]
             numbers = tuple(tuple(new.get(rank, {}).values()) for rank in self.drafts.world.all)
             told = tuple(each if rank in new else () for rank, each in enumerate(like))
-            given = self.drafts.asked, numbers, told, self.drafts.memory_limits, self.drafts.make.memo
+            given = self.drafts.asked, numbers, told, self.drafts.memory_limits
             answers = self.drafts.world.map(job_orders, *given, ranks=sorted(new))
             found |= {work: orders for rank, works in new.items() for work, orders in zip(works, answers[rank], strict=True)}
         return found

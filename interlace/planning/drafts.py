@@ -89,7 +89,7 @@ class Drafts:
         before, last = self.before(recomputed), 0
         memory_limits = tuple(int(part * room) if room else None for room in self.memory_limits)
         for _ in range(ROUNDS):
-            made = self.world.run(drafted(Pipeline((form, *later))), memory_limits, before, self.ranks, self.make.memo)
+            made = self.world.run(drafted(Pipeline((form, *later))), memory_limits, before, self.ranks)
             peaks = self.peaks(made)
             over, took = max(peaks) - limit, None
             if over <= 0 or over > FAR * limit or not self.offloads or (last and over > last * SHRINKS):
@@ -108,7 +108,7 @@ class Drafts:
     def before(self, recomputed: Numbers | None) -> Made:
         """The programs up to the schedule with so much recomputed."""
         passes = self.earlier if recomputed is None else recomputing(self.earlier, recomputed)
-        return self.world.run(passes, self.memory_limits, memo=self.make.memo)
+        return self.world.run(passes, self.memory_limits)
 
     def peaks(self, made: Made, by_paddle: bool = False) -> list[int]:
         """Device bytes of the plan at its peak, by rank, under a budget those on a GPU; a rank without jobs holds nothing.
@@ -122,7 +122,7 @@ class Drafts:
 
     def whole(self, judged: Judged) -> Made:
         before, passes = self.before(judged.recomputed), Pipeline((judged.form, *judged.later))
-        return self.world.run(passes, judged.memory_limits, before, memo=self.make.memo)
+        return self.world.run(passes, judged.memory_limits, before)
 
 
 def fitting(judged: Sequence[Judged], limit: int) -> list[Judged]:

@@ -42,8 +42,6 @@ class Making:
     Args:
         world: The ranks.
         asked: The passes as configured.
-        memo: Number of what passes find out during this search. Orders of jobs are looked for from those that were found first, so what
-            is found depends on what was looked for before; a search does not start from what another one found.
 
     Attributes:
         is_alone: Whether the other stages are not known, so that no step can be simulated.
@@ -54,8 +52,8 @@ class Making:
         levels: What is recomputed.
     """
 
-    def __init__(self, world: World, asked: Pipeline, memo: int = 0) -> None:
-        self.world, self.asked, self.memo = world, asked, memo
+    def __init__(self, world: World, asked: Pipeline) -> None:
+        self.world, self.asked = world, asked
         self.pipe = world.captured.pipeline
         self.is_alone = not world.is_whole and self.pipe.num_stages > 1
         self.draws = any(each.draws for each in world.facts)
@@ -82,11 +80,11 @@ class Making:
 
     def made(self, made: Pipeline, memory_limits: MemoryLimits) -> Made:
         """A run of passes whose forms are decided."""
-        return self.world.run(made, memory_limits, memo=self.memo)
+        return self.world.run(made, memory_limits)
 
     def drafted(self, made: Pipeline, memory_limits: MemoryLimits) -> Made:
         """The same passes, with a draft of what they make."""
-        return replace(self.world.run(drafted(made), memory_limits, memo=self.memo), passes=made)
+        return replace(self.world.run(drafted(made), memory_limits), passes=made)
 
     def most(self, run: Made) -> int:
         """Device bytes of the fullest rank on a GPU."""

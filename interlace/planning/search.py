@@ -57,14 +57,13 @@ class Search:
     Args:
         world: Its ranks.
         asked: The passes as configured.
-        memo: As `Making`.
 
     Attributes:
         unlimited_tried: What was proposed for an open schedule without a budget; None where nothing was.
     """
 
-    def __init__(self, world: World, asked: Pipeline, memo: int = 0) -> None:
-        self.world, self.asked, self.make = world, asked, Making(world, asked, memo)
+    def __init__(self, world: World, asked: Pipeline) -> None:
+        self.world, self.asked, self.make = world, asked, Making(world, asked)
         self.unlimited_tried: Tried | None = None
 
     def beside_baseline(self, means: Sequence[Pass] = ()) -> Made:
@@ -95,8 +94,7 @@ class Search:
             runs += [again] if not any(world.bytes_over_in_step(again, limit)) else []
         if not any(each.follows_budget and not each.is_default for each in self.asked.passes):  # what is moved was not said by hand
             following = (each for each in means if each.follows_budget)
-            # what was found of jobs serves here too: all ranks ask in one order, and both take a sixth less time
-            search = Search(world, ordered((*self.asked.passes, *following, *others)), self.make.memo)
+            search = Search(world, ordered((*self.asked.passes, *following, *others)))
             if steps := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
                 search.make.beaten = self.make.beaten_by(min(steps))
             within = search.fitting_beside(baseline, limit)
@@ -226,8 +224,8 @@ class Search:
         return forms[best].noted(*remarks)
 
     def _then(self, before: Made, passes: tuple[Pass, ...]) -> Made:
-        """These passes after those that ran before, with a memo of their own."""
-        return self.world.run(Pipeline(passes), before.memory_limits, before, memo=self.world.own_memo())
+        """These passes after those that ran before."""
+        return self.world.run(Pipeline(passes), before.memory_limits, before)
 
     # ------------------------------------------------------------------------------------------------------- within a budget
 
@@ -257,7 +255,7 @@ class Search:
         if self.make.levels.states is None:
             return leaving
         passes = Pipeline(tuple(each for each in self.asked.passes if each.decides != "states"))
-        staying = Search(self.world, passes, self.make.memo + 2).fitting(budget)
+        staying = Search(self.world, passes).fitting(budget)
         if staying is None or leaving is None:
             return leaving or staying
         took, other = (self.world.step_ns(run) for run in (leaving, staying))
@@ -271,7 +269,7 @@ class Search:
         took = self.world.step_ns(without) if without is not None else None
         if not means or without is None or took is None or not self._is_held(without, took):
             return without
-        search = Search(self.world, ordered((*self.asked.passes, *means)), self.make.memo)
+        search = Search(self.world, ordered((*self.asked.passes, *means)))
         search.make.beaten = self.make.beaten_by(took)
         found = search.or_with_states_kept(search.fitting(budget), budget)
         other = self.world.step_ns(found) if found is not None else None
@@ -294,7 +292,7 @@ class Search:
         if max(each or budget + 1 for each in self.world.known(baseline_peak)) > budget or open_ is None or not is_open(open_):
             return within
         passes = Pipeline(tuple(each for each in self.asked.passes if not each.mistake()))  # offload without a budget has nothing to move
-        search = Search(self.world, passes, self.make.memo + 1)
+        search = Search(self.world, passes)
         without, self.unlimited_tried = search.unlimited(), search.unlimited_tried
         took, other = (self.world.step_ns(run) for run in (within, without))
         if took is None or other is None:
@@ -313,7 +311,7 @@ class Search:
             return any(each > budget for each in self.world.map(least_bytes, self.world.start.programs, True, self.make.levels.states))
         before = Pipeline(self.asked.passes[:at])
         keeping = recomputing(before, 0) if self.make.levels.are_open else before
-        nothing = self.world.run(keeping, self.world.memory_limits(budget), memo=self.make.memo)
+        nothing = self.world.run(keeping, self.world.memory_limits(budget))
         return any(each > budget for each in self.world.map(least_bytes, nothing.programs, False, self.make.levels.states))
 
     def _with_other_waits(self, run: Made) -> Iterator[Made]:

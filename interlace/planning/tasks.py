@@ -58,14 +58,13 @@ def rank_facts(worker: Worker) -> RankFacts:
 
 
 class Passes(msgspec.Struct, frozen=True):
-    """Passes to run: those from `first` on and before `last` of a pipeline; `memo` as in `Search`."""
+    """Passes to run: those from `first` on and before `last` of a pipeline."""
 
     specs: tuple[Spec, ...]
     first: int
     last: int
     memory_limits: MemoryLimits
     draft: bool
-    memo: int
 
 
 class Ran(msgspec.Struct, frozen=True):
@@ -83,9 +82,9 @@ def run_passes(worker: Worker, passes: Passes, programs: Programs, told: Decisio
     if passes.first == 0:
         Pipeline(tuple(map(worker.pass_of, passes.specs))).check(worker.programs[program])
     for k in range(passes.first, passes.last):
-        steps.append(worker.step(passes.specs[k:], program, room, passes.memo, told if k == passes.first else Decision(), passes.draft))
+        steps.append(worker.step(passes.specs[k], program, room, told if k == passes.first else Decision(), passes.draft))
         program = worker.steps[steps[-1]].result
-    facts = worker.facts_of(passes.specs[passes.last :], program, room, passes.memo) if wants_facts else b""
+    facts = worker.facts_of(passes.specs[passes.last], program, room) if wants_facts else b""
     return Ran(program, tuple(steps), facts)
 
 
@@ -285,7 +284,6 @@ def job_orders(
     programs: tuple[tuple[int, ...], ...],
     like: tuple[Orders, ...],
     memory_limits: MemoryLimits,
-    memo: int,
 ) -> list[Orders]:
     """The orders of jobs, for several programs.
 
@@ -295,9 +293,9 @@ def job_orders(
         programs: By rank, programs before the schedule.
         like: By rank, the orders with something else recomputed. Where some weight gradients do not trail, jobs are then taken to change
             as they do where all trail.
-        memory_limits, memo: As for passes.
+        memory_limits: As for passes.
     """
-    context = worker.context(memory_limits[worker.seat], memo)
+    context = worker.context(memory_limits[worker.seat])
     return [stage_orders(asked, worker.programs[number], like[worker.seat], context) for number in programs[worker.seat]]
 
 

@@ -104,8 +104,7 @@ class Worker:
         """Where this rank stands in what is given by rank."""
         self.steps: list[Step] = []
         self.memo: dict[Any, Any] = {}
-        """What was found out about the programs, whatever passes run."""
-        self._memos: dict[int, dict[Any, Any]] = {}
+        """What was found out about the programs, by passes too."""
         self.finished: tuple[Program, tuple[PassReport, ...]] = (program, ())
         """The plan, and what passes say of it."""
         self._kinds = {each.name: type(each) for each in passes}
@@ -144,55 +143,42 @@ class Worker:
             self._passes[spec] = decoded(spec.options, self._kinds.get(spec.name) or find_pass(spec.name))
         return self._passes[spec]
 
-    def context(self, memory_limit: int | None, memo: int, later: Sequence[Pass] = ()) -> Context:
-        """For a pass that may hold so many bytes; `memo`: the number of what passes found out (`Search.memo`). Of those below zero, which
-        one run has for itself, the last is kept."""
-        if memo not in self._memos:
-            self._memos = {number: known for number, known in self._memos.items() if number >= 0 or memo >= 0} | {memo: {}}
+    def context(self, memory_limit: int | None) -> Context:
+        """For a pass that may hold so many bytes."""
         return Context(
             self.cost,
             is_whole=self.is_whole,
             memory_limit=memory_limit,
             extra_bytes=self.extra_bytes,
-            memo=self._memos[memo],
-            later=later,
+            memo=self.memo,
         )
 
-    def facts_of(self, specs: Sequence[Spec], number: int, memory_limit: int | None, memo: int) -> bytes:
-        """What the first of these passes wants to know of this rank, packed."""
-        each, key = self.pass_of(specs[0]), self._facts_key(specs, number, memory_limit)
+    def facts_of(self, spec: Spec, number: int, memory_limit: int | None) -> bytes:
+        """What a pass wants to know of this rank, packed."""
+        key = (spec, number, memory_limit)
         if key not in self._facts:
-            context = self.context(memory_limit, memo, [self.pass_of(spec) for spec in specs[1:]])
+            each = self.pass_of(spec)
             with errors_named(each):
-                found = each.facts(self.programs[number], context)
+                found = each.facts(self.programs[number], self.context(memory_limit))
             self._facts[key] = (found, msgspec.msgpack.encode(found))
         return self._facts[key][1]
 
-    def _facts_key(self, specs: Sequence[Spec], number: int, memory_limit: int | None) -> tuple[Any, ...]:
-        return self._looked_at(specs), number, memory_limit
-
-    def _looked_at(self, specs: Sequence[Spec]) -> tuple[Spec, ...]:
-        """Of a pass and those after it what its result may depend on: ours look at none of the others."""
-        return tuple(specs[:1] if is_built_in(type(self.pass_of(specs[0]))) else specs)
-
-    def step(self, specs: Sequence[Spec], number: int, memory_limit: int | None, memo: int, told: Decision, draft: bool) -> int:
-        """Run the first of these passes on a program, unless what it makes is known; gives the number of the step.
+    def step(self, spec: Spec, number: int, memory_limit: int | None, told: Decision, draft: bool) -> int:
+        """Run a pass on a program, unless what it makes is known; gives the number of the step.
 
         Args:
-            specs: The pass, and those after it.
+            spec: The pass.
             number: Of the program.
-            memory_limit, memo: See `context`.
+            memory_limit: See `context`.
             told: Its facts, where it has some.
             draft: Whether the result is only simulated, and need not be verified.
         """
-        each, mine = self.pass_of(specs[0]), self._told(specs, number, memory_limit, told)
+        each, mine = self.pass_of(spec), self._told(spec, number, memory_limit, told)
         looks = each.decides in LIMITED or not is_built_in(type(each))
         limit = memory_limit if looks else memory_limit is not None
-        facts = told.facts or msgspec.msgpack.encode(mine if told.orders else None)
-        key = (memo, number, self._looked_at(specs), limit, facts)
+        key = (number, spec, limit, told.facts or msgspec.msgpack.encode(mine if told.orders else None))
         if key not in self._steps:
-            context = self.context(memory_limit, memo, [self.pass_of(spec) for spec in specs[1:]])
-            self.steps.append(self._run(each, number, context, mine))
+            self.steps.append(self._run(each, number, self.context(memory_limit), mine))
             self._steps[key] = len(self.steps) - 1
         found = self.steps[self._steps[key]]
         if not draft and not found.is_verified:
@@ -201,13 +187,13 @@ class Worker:
             found.is_verified = True
         return self._steps[key]
 
-    def _told(self, specs: Sequence[Spec], number: int, memory_limit: int | None, told: Decision) -> tuple[Any, ...]:
+    def _told(self, spec: Spec, number: int, memory_limit: int | None, told: Decision) -> tuple[Any, ...]:
         """The facts as the pass finds them."""
         if told.orders is not None:
             return (told.orders, told.orders.of_plans[told.plan_of[self.seat]]) if told.orders.of_plans else ()
         if not told.facts:
             return ()
-        own, packed = self._facts[self._facts_key(specs, number, memory_limit)]
+        own, packed = self._facts[spec, number, memory_limit]
         kind: Any = type(own)
         return tuple(own if each == packed else _facts_of(each, kind) for each in told.facts)
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints
 
 import msgspec
@@ -175,7 +175,6 @@ class World:
         self._made: dict[Any, tuple[Programs, tuple[tuple[int, ...], ...]]] = {}
         self._steps: dict[Any, tuple[int, float] | None] = {}
         self.drafts: list[Draft] = []
-        self._memos = count(1)
         self._plans: OrderedDict[tuple[int, int], Program] = OrderedDict()
         self.facts: Sequence[RankFacts] = facts or self.map(rank_facts)
         self.representative = _representatives([each.equivalence_key for each in self.facts]) if self.is_whole else {}
@@ -184,10 +183,6 @@ class World:
     def alone(cls, worker: Worker) -> World:
         """A rank of which the others are not known."""
         return cls({0: worker}, (0,))
-
-    def own_memo(self) -> int:
-        """The number of a memo that one run has for itself (`Search.memo`)."""
-        return -next(self._memos)
 
     @property
     def firsts(self) -> tuple[int, ...]:
@@ -244,9 +239,7 @@ class World:
 
     # ----------------------------------------------------------------------------------------------------- running passes
 
-    def run(
-        self, pipeline: Pipeline, memory_limits: MemoryLimits, after: Made | None = None, ranks: Sequence[int] | None = None, memo: int = 0
-    ) -> Made:
+    def run(self, pipeline: Pipeline, memory_limits: MemoryLimits, after: Made | None = None, ranks: Sequence[int] | None = None) -> Made:
         """Run passes on some ranks, on all without `ranks`; what is known is not made again.
 
         Args:
@@ -254,22 +247,21 @@ class World:
             memory_limits: What they may hold.
             after: The programs to start from; without it those that were captured.
             ranks: Which make a program; the others have none then.
-            memo: See `Search.memo`.
 
         Raises:
             PassError: As `Pipeline.run`.
         """
         start = after or self.start
         ranks = tuple(self.all if ranks is None else ranks)
-        key = (tuple(map(spec_of, pipeline.passes)), pipeline.is_draft, memory_limits, start.programs, ranks, memo)
+        key = (tuple(map(spec_of, pipeline.passes)), pipeline.is_draft, memory_limits, start.programs, ranks)
         if key not in self._made:
-            self._made[key] = self._run(pipeline, memory_limits, start.programs, ranks, memo)
+            self._made[key] = self._run(pipeline, memory_limits, start.programs, ranks)
         programs, steps = self._made[key]
         whole = tuple((*before, *now) for before, now in zip(start.steps, steps, strict=True))
         return Made(Pipeline((*start.passes.passes, *pipeline.passes)), programs, whole, memory_limits, start.notes)
 
     def _run(
-        self, pipeline: Pipeline, memory_limits: MemoryLimits, programs: Programs, ranks: Sequence[int], memo: int
+        self, pipeline: Pipeline, memory_limits: MemoryLimits, programs: Programs, ranks: Sequence[int]
     ) -> tuple[Programs, tuple[tuple[int, ...], ...]]:
         passes, specs = pipeline.passes, tuple(map(spec_of, pipeline.passes))
         steps: list[tuple[int, ...]] = [()] * len(self.all)
@@ -278,7 +270,7 @@ class World:
         for first, last in pairwise([0, *stops, len(passes)]):
             decides = last < len(passes) and passes[last].decides == "transfers" and self._decides
             facts = last < len(passes) and not decides
-            some = Passes(specs, first, last, memory_limits, pipeline.is_draft, memo)
+            some = Passes(specs, first, last, memory_limits, pipeline.is_draft)
             ran: list[Ran | None] = self.map(run_passes, some, programs, told, facts, ranks=ranks)
             programs = tuple(-1 if each is None else each.program for each in ran)
             steps = [(*before, *each.steps) if each else before for before, each in zip(steps, ran, strict=True)]

@@ -33,7 +33,7 @@ class Plain(Pass, frozen=True):
     number: int = 0
 
     def run(self, program: Program, context: Context) -> Program:
-        context.memo.setdefault("told", []).append((self.name, self.number, tuple(context.facts), context.memory_limit, context.later))
+        context.memo.setdefault("told", []).append((self.name, self.number, tuple(context.facts), context.memory_limit))
         return program
 
 
@@ -88,15 +88,15 @@ def test_a_pass_is_refused_in_front_of_one_that_it_must_follow() -> None:
 # ----------------------------------------------------------------------------------------------------------------------- run
 
 
-def test_each_pass_is_told_what_comes_after_it_and_what_it_asked_for() -> None:
-    asks = own("asks", facts=lambda self, program, context: (program.rank, len(context.later)))
+def test_each_pass_is_told_what_it_asked_for() -> None:
+    asks = own("asks", facts=lambda self, program, context: program.rank)
     quiet, end = own("quiet"), own("end")
     passes, memo = (asks(number=1), quiet(number=2), end(number=3)), dict[Any, Any]()
     made, reports = Pipeline(passes).run(PROGRAM, COST, memory_limit=77, memo=memo)
     assert memo["told"] == [
-        ("asks", 1, ((0, 2),), 77, passes[1:]),
-        ("quiet", 2, (), 77, passes[2:]),
-        ("end", 3, (), 77, ()),
+        ("asks", 1, (0,), 77),
+        ("quiet", 2, (), 77),
+        ("end", 3, (), 77),
     ]
     assert [each.asks_ranks for each in passes] == [True, False, False]
     assert made.passes == ("asks", "quiet", "end")
@@ -298,4 +298,3 @@ def test_what_a_context_holds_at_first() -> None:
         None,
         {},
     )
-    assert context.later == ()

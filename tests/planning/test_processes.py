@@ -289,11 +289,10 @@ def test_a_step_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning_world, "run_passes", counted)
     passes = make_config({"schedule_1f1b": {"interleave": "off"}, "narrow_gathers": "off", "choose_recompute": "off"}).pipeline()
     with world_of([Worker(program, COSTS) for program in RANKS], [0, 1, 2]) as world:
-        first, again = (world.run(passes, world.memory_limits(None)) for _ in range(2))
+        first, again = (world.run(passes, world.memory_limits(2)) for _ in range(2))
         assert again == first
         count, steps = len(runs), len(world.workers[0].steps)
-        assert (
-            world.run(passes, world.memory_limits(1)).steps[0][:2] == first.steps[0][:2]
-        )  # the last one, throttle-host, looks at its room
+        # the last one, throttle-host, looks at its room
+        assert world.run(passes, world.memory_limits(1)).steps[0][:2] == first.steps[0][:2]
         assert len(runs) == 2 * count
         assert len(world.workers[0].steps) < 2 * steps

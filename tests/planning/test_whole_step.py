@@ -420,7 +420,7 @@ def test_a_draft_that_is_slower_already_is_not_made_again(fastest_ns: int | None
         offloads=True,
         world=SimpleNamespace(run=run, step_ns=simulated_ns, joules=lambda *_: 0.0, drafts=[]),
         peaks=lambda plan: [(120, 110, 100)[plan.round]],
-        make=SimpleNamespace(memo=0, lower_limits=lambda plan, memory_limits, over: (memory_limits[0] - over[0],)),
+        make=SimpleNamespace(lower_limits=lambda plan, memory_limits, over: (memory_limits[0] - over[0],)),
     )
     found = Drafts.draft(choice, None, Schedule1F1B(), (), 100)  # type: ignore[arg-type]
     assert made == [(100,), (80,), (70,)][:rounds]

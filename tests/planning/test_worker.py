@@ -39,15 +39,15 @@ def test_what_is_moved_follows_the_limit() -> None:
 
 
 def test_passes_that_look_at_the_limit_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what the others make it is not kept with which limit, nor of any of ours before which passes."""
+    """Of what the others make it is not kept with which limit."""
     looking, read = list[Pass](), set[str]()
 
     class Noted(Context):
         """Says which pass asks for more than whether there is a limit."""
 
         def __getattribute__(self, name: str) -> object:
-            if name in ("memory_limit", "later") and looking:
-                read.add(looking[-1].decides if name == "memory_limit" else name)
+            if name == "memory_limit" and looking:
+                read.add(looking[-1].decides)
             return super().__getattribute__(name)
 
     for kind in {type(each) for each in make_config(OPTIONS).pipeline().passes}:
@@ -77,41 +77,27 @@ def test_a_schedule_without_a_limit_is_not_taken_for_one_within_a_limit() -> Non
 
 def test_what_raised_is_not_taken_for_what_ran_after_it(own: type[Pass]) -> None:
     """A pass that refuses a program refuses it again."""
-    worker, refuses, counts = Worker(trained(), COSTS), Pipeline((own(refuses=True),)), Pipeline((own(),))
+    worker, refuses, runs = Worker(trained(), COSTS), Pipeline((own(refuses=True),)), Pipeline((own(),))
     with world_of([worker], [0]) as world:
         for _ in range(2):
             with pytest.raises(PassError, match="refused"):
                 world.run(refuses, (None,))
-            world.run(counts, (None,))
-
-
-def test_an_own_pass_runs_again_before_other_passes(own: type[Pass]) -> None:
-    """It may look at them, for its facts too."""
-    worker = Worker(trained(), COSTS)
-    with world_of([worker], [0]) as world:
-        runs = [world.run(Pipeline((own(), *(own(number=k) for k in range(1, 1 + count)))), (None,)) for count in (0, 2, 0)]
-    told = [worker.steps[run.steps[0][0]].report.remarks[0].numbers for run in runs]
-    assert told == [{"later": count, "told": count} for count in (0, 2, 0)]
+            world.run(runs, (None,))
 
 
 @pytest.fixture
 def own() -> Iterator[type[Pass]]:
-    """A user's pass that says how many come after it."""
+    """A user's pass that refuses programs where it is asked to."""
 
     @register
-    class Looks(Pass, frozen=True, kw_only=True):
-        name = "looks"
-        number: int = 0
+    class Picky(Pass, frozen=True, kw_only=True):
+        name = "picky"
         refuses: bool = False
-
-        def facts(self, program: Program, context: Context) -> int:
-            return len(context.later)
 
         def run(self, program: Program, context: Context) -> Program:
             if self.refuses:
                 raise PassError("refused")
-            context.found("jobs-cut", later=len(context.later), told=context.facts[0])
             return program
 
-    yield Looks
-    del REGISTRY[Looks.name]
+    yield Picky
+    del REGISTRY[Picky.name]
