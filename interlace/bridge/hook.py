@@ -339,7 +339,9 @@ def _timed(engine: Any, mode: Mode | None) -> Iterator[None]:
     if not _timed_last or _timed_last[0] is not measured:  # the step before was another plan's, or failed
         measured.returned_ns = 0
     _timed_last.clear()
-    _at_edge(measured)
+    if measured.is_edge:
+        choose_device().synchronize()
+        _read_energy(measured)
     start_ns = time.perf_counter_ns()
     yield
     if measured.is_last:
@@ -347,7 +349,7 @@ def _timed(engine: Any, mode: Mode | None) -> Iterator[None]:
     measured.returned(start_ns, time.perf_counter_ns())
     _timed_last[:] = [measured]
     if not measured.is_open:
-        _at_edge(measured)
+        _read_energy(measured)
         _add_up(engine, mode.report)
         say_once(mode.report.measured_line())
 
@@ -357,13 +359,9 @@ def _launched(engine: Any, mode: Mode | None) -> AbstractContextManager[None]:
     return nullcontext() if mode is None or mode.graphs is None else mode.graphs.around(engine)
 
 
-def _at_edge(measured: Measured) -> None:
-    """Where the steps that count are about to begin or have ended: wait for the device, and read the energy that it counts."""
-    if not measured.is_edge:
-        return
-    device = choose_device()
-    device.synchronize()
-    index = device.gpu_index()
+def _read_energy(measured: Measured) -> None:
+    """The energy that the device counts, which has done all that it was given: before the steps that count, and behind them."""
+    index = choose_device().gpu_index()
     gpu = find_gpu(index)[0] if index is not None else None
     if gpu is not None:
         measured.energy_mj.append(gpu.millijoules())

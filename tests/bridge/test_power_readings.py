@@ -128,15 +128,21 @@ def test_a_driver_without_energy_and_a_missing_module_are_told(machine: Machine,
 
 
 class Steps:
-    """Steps of plans on a device that says when the host waits for it; each takes the host 1 s, and what lies between two of them 10 s."""
+    """Steps of plans on a device that says when the host waits for it; each takes the host 1 s, and what lies between two of them 10 s. A GPU
+    that is given has spent the energy of a step, 150 J, when the host has waited for it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.waits, self.said = 0, list[int](), list[str]()
-        device = SimpleNamespace(gpu_index=lambda: None, synchronize=lambda: self.waits.append(self.count))
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gpu: Machine | None = None) -> None:
+        self.now, self.waits, self.said, self.gpu = 0, list[int](), list[str](), gpu
+        device = SimpleNamespace(gpu_index=lambda: None if gpu is None else 0, synchronize=self.wait)
         monkeypatch.setattr(hook, "choose_device", lambda: device)
         monkeypatch.setattr(hook, "say_once", self.said.append)
         monkeypatch.setattr(hook.time, "perf_counter_ns", lambda: self.now)
         self.count = 0
+
+    def wait(self) -> None:
+        self.waits.append(self.count)
+        if self.gpu is not None:
+            self.gpu.joules = 150.0 * self.count
 
     def run(self, measured: Measured, fails: bool = False) -> None:
         report = SimpleNamespace(measured=measured, measured_line=lambda: "took a while", plan=SimpleNamespace())
@@ -153,7 +159,7 @@ def test_the_host_waits_for_the_device_before_the_steps_that_count_and_behind_th
     steps, measured = Steps(monkeypatch), Measured()
     for _ in range(WARM_UP + COUNTED + 1):
         steps.run(measured)
-    assert set(steps.waits) == {WARM_UP, WARM_UP + COUNTED}
+    assert steps.waits == [WARM_UP, WARM_UP + COUNTED]
     assert measured.took_ns == [1, *[11] * (WARM_UP - 1), 1, *[11] * (COUNTED - 1)]
     assert steps.said == ["took a while"]
 
@@ -166,13 +172,12 @@ def test_a_step_behind_another_plans_or_behind_one_that_failed_counts_from_its_s
 
 
 def test_training_reads_energy_around_the_steps_that_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: 0, synchronize=lambda: None))
-    measured = Measured()
-    for step in range(WARM_UP + COUNTED):
-        hook._at_edge(measured)
-        machine.joules += 150.0
-        measured.took_ns.append(1000 + step)
-    hook._at_edge(measured)
+    """Each time behind the wait for the device."""
+    steps, measured = Steps(monkeypatch, machine), Measured()
+    monkeypatch.setattr(hook, "_add_up", lambda *_: None)
+    for _ in range(WARM_UP + COUNTED):
+        steps.run(measured)
+    assert steps.waits == [WARM_UP, WARM_UP + COUNTED]
     assert measured.joules == pytest.approx(150.0)
     assert measured.energy_line(100.0) == "this rank's device: 150.0 J a step, predicted 100.0 J (measured +50.0 %)"
 
@@ -230,7 +235,7 @@ def test_tokens_per_joule_are_of_all_ranks(
 def test_devices_that_are_no_gpus_are_not_read(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook, "choose_device", lambda: SimpleNamespace(gpu_index=lambda: None, synchronize=lambda: None))
     measured = Measured(took_ns=[1] * WARM_UP)
-    hook._at_edge(measured)
+    hook._read_energy(measured)
     hook._add_up(SimpleNamespace(), SimpleNamespace(measured=measured))  # type: ignore[arg-type]
     assert (measured.energy_mj, measured.joules, measured.energy_line(5.0)) == ([], None, "")
     assert (measured.run_joules, measured.tokens_per_joule) == (0.0, None)

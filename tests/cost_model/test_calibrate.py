@@ -38,7 +38,9 @@ def test_a_measured_profile_answers_for_this_machine(tmp_path, monkeypatch, caps
     assert profile.device == calibrate.device_name("cpu")
     assert wanted <= {sample.kind for sample in profile.ops}
     assert {sample.kind for sample in profile.collectives} == {"all_reduce"}
-    assert 0 < profile.host.op_ns < 10_000_000
+    host = profile.host
+    assert [summary[f"host_{each}_ns"] for each in ("op", "job", "between_steps")] == [host.op_ns, host.job_ns, host.between_steps_ns]
+    assert 0 < host.op_ns < 10_000_000
     assert CostModel(profile).profile.memory_rate.per_s > 1e8
 
 
@@ -123,8 +125,8 @@ def test_on_a_device_behind_the_host_the_hosts_share_does_not_show(monkeypatch, 
 def test_the_hosts_cost_of_an_operation_is_that_of_training_steps_where_it_runs_ahead(
     monkeypatch, is_serial: bool, expected_ns: int
 ) -> None:
-    """The host needs 20 us for an operation, 30 for one of a program that has a backward, and 100 for a job; a job begins with a constant,
-    and each scale has one."""
+    """The host needs 20 us for an operation, 30 for one of a program that has a backward, 100 for a job and 250 for a run; a job begins with
+    a constant, and each scale has one."""
     import paddle
 
     from interlace.bridge import calibrate
@@ -136,7 +138,7 @@ def test_the_hosts_cost_of_an_operation_is_that_of_training_steps_where_it_runs_
             build()
         names = [op.name() for op in program.global_block().ops if op.name() not in NO_KERNEL]
         each = 30e-6 if "pd_op.layer_norm_grad" in names else 20e-6
-        return [num_jobs * (100e-6 + each * len(names))] * (num_runs or self.num_runs)
+        return [250e-6 + num_jobs * (100e-6 + each * len(names))] * (num_runs or self.num_runs)
 
     monkeypatch.setattr(calibrate.Bench, "seconds", seconds)
     monkeypatch.setattr(calibrate.Bench, "is_serial", is_serial)
@@ -144,3 +146,4 @@ def test_the_hosts_cost_of_an_operation_is_that_of_training_steps_where_it_runs_
         host = calibrate._host_costs(calibrate.Bench("cpu", 0.02, 5), True)
     assert host.op_ns == pytest.approx(expected_ns, rel=0.01)
     assert host.job_ns == pytest.approx(120_000, rel=0.01)
+    assert host.between_steps_ns == pytest.approx(250_000, rel=0.01)
