@@ -11,7 +11,7 @@ from interlace.local.launch import launch
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "gpt.py"
 WORDS = ["--pp", "2", "--micro-batches", "4", "--layers", "2", "--steps", "2"]
-CONFIG = "schedule_1f1b: {interleave: mixed}\noffload_activations: {fraction: 0.5, min_bytes: 1KB}\nexamine: on\n"
+CONFIG = "schedule_1f1b: {interleave: mixed, search: false}\noffload_activations: {fraction: 0.5, min_bytes: 1KB}\nexamine: on\n"
 
 
 def run(folder: Path, capfd: pytest.CaptureFixture[str], **env: str) -> tuple[list[str], list[str]]:

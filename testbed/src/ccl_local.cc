@@ -1,16 +1,20 @@
 // Ranks of one host meet in a file that all of them map. Each communication is a piece of work of its stream's thread: it blocks
 // that stream, never the host, and it ends only when all ranks of the ring have taken part, as on a device.
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -25,10 +29,17 @@ namespace {
 constexpr size_t kSlot = size_t{1} << 20;  // bytes a rank lays down at once
 
 struct Shared {
-  std::atomic<uint64_t> arrived;
-  char pad[56];
+  std::atomic<uint32_t> arrived;
+  char pad[60];
   std::atomic<uint64_t> kind[64];  // what each rank says it is doing, so that a mix-up is an error and no wrong number
 };
+
+// Sleep until another process wakes who waits at `word`; not at all where the word is no longer as it was seen, and a second at most.
+void sleep_at(std::atomic<uint32_t>& word, uint32_t seen) {
+  const timespec most{1, 0};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &most, nullptr, 0);
+}
+void wake_all_at(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
 double timeout_s() {
   const char* given = getenv("INTERLACE_TIMEOUT_S");
@@ -48,7 +59,7 @@ struct Ring {
   int size, rank;
   Shared* shared;
   char* slots;
-  uint64_t phases = 0;
+  uint32_t phases = 0;
 
   // Work of one ring goes in the order in which the host gave it, whatever streams it sits on, as NCCL keeps it.
   std::mutex mutex;
@@ -58,13 +69,12 @@ struct Ring {
   char* slot(int rank) const { return slots + rank * kSlot; }
 
   void meet(const char* name) {
-    uint64_t until = ++phases * size;
-    ++shared->arrived;
+    uint32_t until = ++phases * size;
+    if (++shared->arrived == until) return wake_all_at(shared->arrived);
     auto start = std::chrono::steady_clock::now();
-    for (int spins = 0; shared->arrived < until; ++spins) {
-      if (spins < 200) std::this_thread::yield();
-      else std::this_thread::sleep_for(std::chrono::microseconds(50));
-      if (spins % 1024 == 1023 && std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > timeout_s())
+    for (uint32_t seen; (seen = shared->arrived) < until;) {
+      sleep_at(shared->arrived, seen);
+      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > timeout_s())
         stop(std::string(name) + " on ring " + id + ": rank " + std::to_string(rank) + " of " + std::to_string(size) +
              " waited " + std::to_string(static_cast<int>(timeout_s())) + " s for the others");
     }
