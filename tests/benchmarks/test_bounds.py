@@ -60,7 +60,7 @@ def bounds_of(pp: int, micro_batches: int, costs: GivenCosts) -> Bounds:
 
 
 @pytest.mark.parametrize("costs", [COSTS, AT_THE_LIMIT], ids=["full-clock", "limited"])
-@pytest.mark.parametrize("form", ["stock", "dx-first", "mixed", "zb-h1", "auto"])
+@pytest.mark.parametrize("form", ["stock", "dx-first", "mixed", "zb-h1", pytest.param("auto", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("pp", "micro_batches"), [(2, 4), pytest.param(3, 6, marks=pytest.mark.slow)])
 def test_no_plan_passes_a_bound(form: str, pp: int, micro_batches: int, costs: GivenCosts) -> None:
     known = bounds_of(pp, micro_batches, costs)

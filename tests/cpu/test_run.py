@@ -170,6 +170,7 @@ def test_verify_command(forked: None, tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["runs"]["interlace"]["ranks"][0]["plan"] is None
 
 
+@pytest.mark.slow
 def test_terminated_launcher_ends_its_ranks(tmp_path: Path) -> None:
     """SIGTERM, and SIGKILL too: ranks notice that their launcher is gone. No Paddle in the ranks: they only sleep.
 

@@ -95,6 +95,7 @@ def test_a_lag_or_depth_that_is_given_does_not_hide_a_refusal(given: dict[str, o
         within(programs(SMALL), 1, schedule_1f1b={"interleave": "dx-first", **given})
 
 
+@pytest.mark.slow
 def test_a_larger_budget_is_no_slower() -> None:
     """Forms that exceed a budget are also planned as a smaller one would have them (668: 2170 ns, 688: 2050; 708: once 2190)."""
     plain, steps = programs(SMALL), []
@@ -105,6 +106,7 @@ def test_a_larger_budget_is_no_slower() -> None:
     assert steps == sorted(steps, reverse=True)
 
 
+@pytest.mark.slow
 def test_the_plan_without_a_budget_is_taken_where_it_keeps_the_budget_and_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not below what Paddle's baseline holds, where it is not made."""
     plain = programs(SMALL)

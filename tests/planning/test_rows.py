@@ -89,6 +89,7 @@ def test_plans_of_some_stages_leave_no_rows(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_schedule_is_printed_edited_and_planned_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     for program in programs(WORLD):

@@ -40,6 +40,7 @@ def steps(given_: Sequence[Program]) -> dict[int, int]:
     return {rank.rank: rank.step_ns for rank in found.ranks}
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(worlds(max_pp=3, max_dp=2, max_micro_batches=3, max_layers=2, schedule="1F1B"))
 def test_stages_are_planned_and_timed_as_their_whole_world(world: World) -> None:

@@ -109,7 +109,7 @@ def test_one_more_draft_is_made_where_none_says_it() -> None:
     [
         ({}, "baseline"),
         pytest.param({"memory_budget": "+1KB"}, "beyond", marks=pytest.mark.slow),
-        ({"memory_budget": 0.9}, "budget"),
+        pytest.param({"memory_budget": 0.9}, "budget", marks=pytest.mark.slow),
         pytest.param({"memory_budget": "1GB"}, "budget", marks=pytest.mark.slow),
         ({"memory_budget": "off"}, None),
         pytest.param({"schedule_1f1b": {"interleave": "mixed"}}, None, marks=pytest.mark.slow),

@@ -118,6 +118,7 @@ def test_more_memory_makes_it_no_slower() -> None:
     assert step_ns(roomy, LOADED) <= step_ns(tight, LOADED)
 
 
+@pytest.mark.slow
 def test_what_was_considered_is_told() -> None:
     auto = planned(programs(World(pp=2, mp=2, micro_batches=6, layers=2)), LOADED, "auto")
     assert {"step_ns", "baseline_step_ns", "baseline_peak_bytes", "limit_bytes"} <= choice(auto).numbers.keys()
@@ -125,6 +126,7 @@ def test_what_was_considered_is_told() -> None:
         assert any(f"interleave: {form}" in line for line in told(auto)), form
 
 
+@pytest.mark.slow
 def test_one_baseline() -> None:
     """What `auto` calls Paddle's baseline is what the closing sentence calls so; with an offload of the user's it is something else."""
     plain, costs = programs(World(pp=2, mp=2, micro_batches=6, layers=2)), CostModel(load_profile("h200"))
@@ -157,6 +159,7 @@ def test_one_order_has_one_name(world: World) -> None:
         assert not [each for each in remarks(plans) if "jobs" in each.names and each.numbers["step_ns"] == kept.numbers["baseline_step_ns"]]
 
 
+@pytest.mark.slow
 def test_under_a_budget_the_baseline_is_paddles_own_plan() -> None:
     """Without what the budget moves; its peak is the one of which budgets are fractions."""
     plain, costs = programs(World(pp=2, mp=2, micro_batches=6, layers=2)), CostModel(load_profile("h200"))
@@ -168,6 +171,7 @@ def test_under_a_budget_the_baseline_is_paddles_own_plan() -> None:
     assert any(line in each for each in told(made)), told(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "world",
     [
@@ -187,6 +191,7 @@ def test_other_schedules(world: World) -> None:
     assert choice(auto).kind == "decided"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["mixed", "auto"])
 def test_stages_keep_one_depth_where_one_of_them_draws_in_forward_and_backward(form: str) -> None:
     """Dropout that the last stage alone computes again: the first one's draws would allow the depth of mixed pairs, which its neighbour
@@ -207,6 +212,7 @@ def test_stages_keep_one_depth_where_one_of_them_draws_in_forward_and_backward(f
     assert step_ns(made, LOADED) > 0
 
 
+@pytest.mark.slow
 def test_forms_and_the_end_are_chosen_by_stage() -> None:
     """What `auto` says that it took plans the same jobs when it is given by hand."""
     plain, costs = programs(World(pp=2, mp=2, micro_batches=6, layers=2)), FairCosts({"comm": 30, "gemm": 100, "default": 10})
@@ -218,6 +224,7 @@ def test_forms_and_the_end_are_chosen_by_stage() -> None:
     assert [plan.program.jobs for plan in again] == [plan.program.jobs for plan in auto]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight_delay", [1, 3, (0, 2)])
 def test_weight_gradients_trail_with_chunks(weight_delay: int | tuple[int, ...]) -> None:
     """VPP with any weight_delay is proved, and computes every part once; weight gradients of a chunk stay in the order of their
@@ -274,6 +281,7 @@ def test_a_budget_that_cannot_be_kept_is_refused() -> None:
         make_plans(recomputing("accumulate"), config, LOADED, "given")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", [0, 10, 10**9])
 def test_schedules_are_looked_for_in_less_memory_where_all_exceed_it_by_a_little(monkeypatch: pytest.MonkeyPatch, over: int) -> None:
     """The coarse model says less than plans hold: it is asked again, for as much less as it was off by, which gives other schedules; not
@@ -535,6 +543,7 @@ def with_work_of(program: Program, other: Program) -> Program:
     return msgspec.structs.replace(other, rank=program.rank, pipeline=program.pipeline, groups=program.groups).with_ops(ops, other.values)
 
 
+@pytest.mark.slow
 def test_stages_that_do_the_same_work_have_their_orders_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five stages the three in the middle are alike; what one of them finds is what each would find."""
     found: dict[int, list[Any]] = {}

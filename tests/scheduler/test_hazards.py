@@ -675,6 +675,7 @@ def long_plan(num_ops: int) -> Program:
     return Program(tuple(ops), tuple(values), pipeline=Pipeline(), jobs=jobs, events=events)
 
 
+@pytest.mark.slow
 def test_time_grows_with_the_plan_and_not_with_its_square() -> None:
     spent = []
     for num_ops in (4_000, 32_000):

@@ -120,6 +120,7 @@ def test_a_transfer_is_issued_behind_what_it_waits_for() -> None:
     assert step_ns(late, SLOWED) < simulate(stay, SLOWED).step_ns  # moving them is worth something besides waiting
 
 
+@pytest.mark.slow
 def test_a_receive_that_would_be_issued_late_is_issued_earlier() -> None:
     """The host does not run ahead here, so what stands late in a job is posted late, and a sender that is busier waits for it."""
     plain = programs(World(pp=4, mp=2, micro_batches=6, layers=6))

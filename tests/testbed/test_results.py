@@ -182,6 +182,7 @@ def test_a_case_without_any_of_the_plans_is_left_out() -> None:
     assert {case.name for case in training._chosen(training.cases(2), "gpt-*:budget-*")} == with_budgets
 
 
+@pytest.mark.slow
 def test_plans_are_made_with_the_device_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every plan's configuration, once; Paddle's baseline has none."""
     written: list[str] = []
