@@ -112,6 +112,8 @@ def test_budgets(tmp_path: Path) -> None:
             assert row[name].get("least_bytes") or row[name]["peak_bytes"] <= row["fraction"] * row[name]["stock_peak_bytes"]
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.paddle
 def test_executor(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
@@ -123,8 +125,11 @@ def test_executor(tmp_path: Path) -> None:
     assert result["jobs"]["us_per_job"] == pytest.approx(slope, abs=0.01)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.paddle
 def test_road(tmp_path: Path) -> None:
+    """What it times, capture, planning, proof and lowering, has tests of its own."""
     pytest.importorskip("paddle")
     (row,) = quick("road", tmp_path / "road.json")["rows"]
     assert row["share"]["median"] > 0  # of a model this small it says nothing: the search for an order takes the same time for all
