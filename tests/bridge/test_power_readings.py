@@ -128,8 +128,8 @@ def test_a_driver_without_energy_and_a_missing_module_are_told(machine: Machine,
 
 
 class Steps:
-    """Steps of plans on a device that says when the host waits for it; each takes the host 1 s, and what lies between two of them 10 s. A GPU
-    that is given has spent the energy of a step, 150 J, when the host has waited for it."""
+    """Steps of plans on a device that says when the host waits for it; each takes the host 1 s, and what lies between two of them 10 s. A
+    GPU that is given has spent the energy of a step, 150 J, when the host has waited for it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, gpu: Machine | None = None) -> None:
         self.now, self.waits, self.said, self.gpu = 0, list[int](), list[str](), gpu

@@ -125,8 +125,8 @@ def test_on_a_device_behind_the_host_the_hosts_share_does_not_show(monkeypatch, 
 def test_the_hosts_cost_of_an_operation_is_that_of_training_steps_where_it_runs_ahead(
     monkeypatch, is_serial: bool, expected_ns: int
 ) -> None:
-    """The host needs 20 us for an operation, 30 for one of a program that has a backward, 100 for a job and 250 for a run; a job begins with
-    a constant, and each scale has one."""
+    """The host needs 20 us for an operation, 30 for one of a program that has a backward, 100 for a job and 250 for a run; a job begins
+    with a constant, and each scale has one."""
     import paddle
 
     from interlace.bridge import calibrate

@@ -116,5 +116,6 @@ def test_stored_errors_are_those_of_today(device: str, has_stages: bool, monkeyp
         accuracy, "stored_runs", lambda *given: [row for row in every(*given) if ("pp" in accuracy.place_of(row["case"])) == has_stages]
     )
     runs = accuracy.predicted_runs(accuracy.results_folder(), device, profile)
-    found, fields = accuracy.accuracy_of(runs, profile.accuracy.date), ("stages", "stages_limited") if has_stages else ("one_stage", "one_stage_limited")
-    assert [getattr(found, field) for field in fields] == [getattr(profile.accuracy, field) for field in fields]
+    found = accuracy.accuracy_of(runs, profile.accuracy.date)
+    for field in ("stages", "stages_limited") if has_stages else ("one_stage", "one_stage_limited"):
+        assert getattr(found, field) == getattr(profile.accuracy, field)
