@@ -145,9 +145,11 @@ class Steps:
             self.gpu.joules = 150.0 * self.count
 
     def run(self, measured: Measured, fails: bool = False) -> None:
-        report = SimpleNamespace(measured=measured, measured_line=lambda: "took a while", plan=SimpleNamespace())
+        program = SimpleNamespace(pipeline=SimpleNamespace(num_micro_batches=1))
+        report = SimpleNamespace(measured=measured, measured_line=lambda: "took a while", plan=SimpleNamespace(program=program))
+        engine = SimpleNamespace(_mode="train", _pir_dist_main_progs={"train": None})
         self.now += 10
-        with suppress(OSError), hook._timed(SimpleNamespace(_mode="train"), SimpleNamespace(is_paddles=False, report=report)):  # type: ignore[arg-type]
+        with suppress(OSError), hook._timed(engine, SimpleNamespace(is_paddles=False, report=report)):  # type: ignore[arg-type]
             self.now += 1
             self.count += 1
             if fails:
@@ -174,12 +176,13 @@ def test_a_step_behind_another_plans_or_behind_one_that_failed_counts_from_its_s
 def test_training_reads_energy_around_the_steps_that_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time behind the wait for the device."""
     steps, measured = Steps(monkeypatch, machine), Measured()
-    monkeypatch.setattr(hook, "_add_up", lambda *_: None)
+    monkeypatch.setattr(hook, "tokens_of", lambda *_: 204)
+    monkeypatch.setattr(hook, "gather", lambda peers, topic, mine: [mine])
     for _ in range(WARM_UP + COUNTED):
         steps.run(measured)
     assert steps.waits == [WARM_UP, WARM_UP + COUNTED]
-    assert measured.joules == pytest.approx(150.0)
-    assert measured.energy_line(100.0) == "this rank's device: 150.0 J a step, predicted 100.0 J (measured +50.0 %)"
+    assert (measured.joules, measured.run_joules, measured.tokens) == (150.0, 150.0, 204)
+    assert measured.energy_line(100.0).startswith("this rank's device: 150.0 J a step, predicted 100.0 J (measured +50.0 %); all devices: ")
 
 
 def embedding(ids: Callable[[Any], Any], shape: Sequence[int]) -> Any:

@@ -57,8 +57,13 @@ def test_all_rules_hold_as_it_is(examined: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("switch", [each for each in FAILS if each != PAGEABLE])
-def test_the_other_behaviour_fails_its_rules(examined: dict[str, Any], switch: str) -> None:
+def test_the_other_behaviour_fails_its_rules(examined: dict[str, Any], tmp_path: Path, switch: str) -> None:
+    """Looked at again where a stream without priority won by chance, as it may on a busy machine."""
     found = examined[switch]
+    for _ in range(2 * (switch == "priorities=0")):
+        if found["priorities of streams"][0] == "fails":
+            break
+        found = _examined(tmp_path, switch)[0][switch]
     assert {rule for rule, (verdict, _, _) in found.items() if verdict == "fails"} == FAILS[switch], found
 
 
