@@ -49,6 +49,7 @@ def unpaid(listed: list[tuple[Op, Graph]], cost: CostModel) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_computing_operation_is_free() -> None:
     cost = CostModel(load_profile("h200"))
     graphs = [Graph(program) for program in stored()[1].values()]

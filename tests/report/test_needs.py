@@ -91,6 +91,7 @@ def test_memory_that_the_device_has_is_used_where_tune_is_on(monkeypatch: pytest
     assert "a tenth of the device would not stay free" in told
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_does_with_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The plan that is taken is never slower, and its record has the memory that it may hold more."""
     for program in TWO:

@@ -113,6 +113,7 @@ def _no_search() -> Iterator[None]:
     planner.SEARCH_WORK = work
 
 
+@pytest.mark.slow
 def test_what_passes_say_is_told_in_whole_sentences(told: list[Remark]) -> None:
     """Each remark has the facts that its first clause needs, and its sentence names every fact."""
     assert len({each.rule for each in told}) > 25
@@ -126,6 +127,7 @@ def test_what_passes_say_is_told_in_whole_sentences(told: list[Remark]) -> None:
     assert {rule: facts for rule, facts in unnamed.items() if facts} == {}
 
 
+@pytest.mark.slow
 def test_remarks_are_stored_as_they_are(told: list[Remark]) -> None:
     assert msgspec.json.decode(msgspec.json.encode(told), type=list[Remark]) == told
     assert all(each.pass_name for each in told)
