@@ -6,10 +6,10 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
-MIXED = {"memory_budget": "+1GB", "schedule_1f1b": {"interleave": "mixed"}}
+MIXED = {"memory_budget": "off", "schedule_1f1b": {"interleave": "mixed"}}
 HALF = {"fraction": 0.5, "min_bytes": 64}
-AUTO = {"device": "slow", "memory_budget": "+1GB", "schedule_1f1b": {"interleave": "auto"}}
-ROOMY = {"memory_budget": "+1GB", "schedule_1f1b": {"interleave": "dx-first"}}
+AUTO = {"device": "slow", "memory_budget": "off", "schedule_1f1b": {"interleave": "auto"}}
+ROOMY = {"memory_budget": "off", "schedule_1f1b": {"interleave": "dx-first"}}
 CASES = {
     "one rank, no accumulation, offload": (1, "gpt", "--steps 2", {**ROOMY, "offload_activations": OFFLOAD}),
     "one rank, accumulation, offload": (
@@ -91,7 +91,7 @@ UNCAPTURED = {
         "gpt",
         "--pp 4 --micro-batches 8",
         {
-            "memory_budget": "+1GB",
+            "memory_budget": "off",
             "schedule_1f1b": {
                 "interleave": ["mixed", "dx-first", "mixed", "mixed"],
                 "weight_delay": [0, 1, 2, 3],

@@ -8,9 +8,9 @@ SCRIPT = Path(__file__).with_name("zoo.py")
 OFF = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams"), "off")
 PLAIN = {**OFF, "schedule_1f1b": {"interleave": "off"}}
 OFFLOAD = {"offload_activations": {"fraction": 1.0, "min_bytes": 64}}
-DX_FIRST = {"memory_budget": "+1GB", "schedule_1f1b": {"interleave": "dx-first"}, **OFFLOAD}
+DX_FIRST = {"memory_budget": "off", "schedule_1f1b": {"interleave": "dx-first"}, **OFFLOAD}
 RECOMPUTED = {"schedule_1f1b": {"interleave": "mixed"}, "choose_recompute": {"level": 1}}
-MIXED = {"memory_budget": "+1GB", "schedule_1f1b": {"interleave": "mixed"}, **OFFLOAD}
+MIXED = {"memory_budget": "off", "schedule_1f1b": {"interleave": "mixed"}, **OFFLOAD}
 CASES = {
     "nothing but lowering; predicting in between": (2, "norm,tied,branch --pp 2 --predict", PLAIN),
     "batch norm, a branch, dropout, stages of 1 and 2 layers, 5 micro-batches": (
