@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo     train a small GPT on 4 CPU ranks, baseline against Interlace; plan a large one (about 2 minutes)"
-	@echo "make test-fast  the tests that need no Paddle, without long searches, random ones with a third of their examples (about 1.5 minutes on 2 cores)"
+	@echo "make test-fast  the tests that need no Paddle, without long searches, random ones with a fifth of their examples (about 1.5 minutes on 2 cores)"
 	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 3)"
 	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples, stored programs in every configuration, and what is marked long: more combinations in training, up to eight ranks (an hour)"
 	@echo "make test-paddle VERSION=3.3.0  the tests that need Paddle, with another version, in an environment of its own (.venv-paddle-3.3.0)"
@@ -91,7 +91,7 @@ test: setup
 	$(PYTEST)
 
 test-fast: $(FAST)
-	$(PYTEST) --examples 0.3 -m "not paddle and not slow"
+	$(PYTEST) --examples 0.2 -m "not paddle and not slow"
 
 test-long: setup
 	$(PYTEST) --examples 10 -m "not paddle"

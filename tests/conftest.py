@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--update-golden` rewrites expected texts; review the difference before you commit it. `--long`: see the mark of that name."""
     parser.addoption("--update-golden", action="store_true", help="rewrite expected texts instead of comparing with them")
     parser.addoption("--long", action="store_true", help="run tests marked long too")
-    parser.addoption("--examples", type=float, default=1, help="run random tests with so many times their examples, 0.3 for fewer")
+    parser.addoption("--examples", type=float, default=1, help="run random tests with so many times their examples, 0.2 for fewer")
 
 
 APART = (
