@@ -18,10 +18,8 @@ SHAPE := --pp 2 --mp 2 --micro-batches 8 --steps 5
 SECONDS ?= 3600
 SEED ?=
 
-# Processes that run tests side by side; on a machine with more cores, more of them: `make test WORKERS=8`. On two cores three, as tests that
-# train wait for their ranks, and ranks for each other; of the tests that need no Paddle none waits.
+# Processes that run tests side by side; on a machine with more cores, more of them: `make test WORKERS=8`.
 WORKERS ?= 2
-test test-paddle: WORKERS = 3
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # Processes that start by the hundred compile every module anew where bytecode is not stored.
@@ -32,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo     train a small GPT on 4 CPU ranks, baseline against Interlace; plan a large one (about 2 minutes)"
 	@echo "make test-fast  the tests that need no Paddle, without long searches, random ones with a fifth of their examples (about 1.5 minutes on 2 cores)"
-	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 3)"
+	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 2)"
 	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples, stored programs in every configuration, and what is marked long: more combinations in training, up to eight ranks (an hour)"
 	@echo "make test-paddle VERSION=3.3.0  the tests that need Paddle, with another version, in an environment of its own (.venv-paddle-3.3.0)"
 	@echo "make test-nlp  the example with PaddleNLP's AutoTrainer, in an environment of its own (1.9 GB, in $(NLP); minutes to install, 2 to run)"

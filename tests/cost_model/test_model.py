@@ -184,7 +184,7 @@ def test_categories(h200):
 
 
 def test_host_costs_are_for_what_is_launched(h200):
-    assert h200.host_ns(binary("pd_op.add", "4")[0]) == 11785
+    assert h200.host_ns(binary("pd_op.add", "4")[0]) == 11808
     assert h200.host_ns(unary("builtin.combine", "4")[0]) == 0
     assert h200.job_ns() == 8432
 
