@@ -1,7 +1,8 @@
 """How much an operation and a collective, exchange or copy beside it stretch each other.
 
-Rows are measured with both sides looping, those beside `wait` and `p2p` in traced steps of pipelines; a lookup takes the row of the same
-operation, collective and group size, else the nearest, and says so. Measured factors a little under 1 are noise and count as 1.
+Rows are measured with both sides looping; those beside `wait` and `p2p`, and those that tell which of the two began first
+(`Interference.holds`), in traced steps. A lookup takes the row of the same operation, collective and group size, else the nearest, and
+says so. Measured factors a little under 1 are noise and count as 1.
 """
 
 from __future__ import annotations

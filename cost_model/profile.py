@@ -122,8 +122,8 @@ class Interference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, fo
         beside: Category of the other (`comm:all_reduce`, `p2p`, `copy:d2h`), or `wait`: a communication that waits for its peers.
         group_size: Ranks that took part in the other.
         dims: `n`, `k` of a GEMM's weight in this row.
-        stretch_op, stretch_beside: Medians over `num_files` measured tables, beside `wait` means of `num_files` traced steps, weighted
-            by time; ranges are smallest and largest.
+        stretch_op, stretch_beside: Medians over `num_files` measured tables, or means of `num_files` traced steps, weighted by time;
+            ranges are smallest and largest.
         holds: Whether the other, if its data are there only when the operation runs already, begins when that has ended; the factors
             are then of one that runs before the operation begins. Otherwise they are the same in whichever order the two begin.
     """
