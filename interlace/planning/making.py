@@ -35,6 +35,11 @@ class Beaten:
     step_ns: int = 0
     forms: frozenset[Schedule1F1B] = frozenset()
 
+    def also_by(self, step_ns: int | None) -> Beaten:
+        """With another run that there is; None where its step is not known."""
+        most = [each for each in (self.step_ns, int(CLEARLY * (step_ns or 0))) if each]
+        return replace(self, step_ns=min(most, default=0))
+
 
 class Making:
     """Makes plans.

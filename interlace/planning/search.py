@@ -254,11 +254,13 @@ class Search:
         """A run within a budget, or the one that keeps all optimizer state on the device, where that keeps the budget and is as fast."""
         if self.make.levels.states is None:
             return leaving
-        passes = Pipeline(tuple(each for each in self.asked.passes if each.decides != "states"))
-        staying = Search(self.world, passes).fitting(budget)
+        search = Search(self.world, Pipeline(tuple(each for each in self.asked.passes if each.decides != "states")))
+        took = self.world.step_ns(leaving) if leaving is not None else None
+        search.make.beaten = self.make.beaten.also_by(took)
+        staying = search.fitting(budget)
         if staying is None or leaving is None:
             return leaving or staying
-        took, other = (self.world.step_ns(run) for run in (leaving, staying))
+        other = self.world.step_ns(staying)
         if took is None or (other is not None and other <= took):
             return staying.noted(said("decided", "states-stay", step_ns=other or 0, leaving_ns=took or 0))
         return leaving.noted(said("decided", "states-leave", step_ns=took, staying_ns=other or 0))
