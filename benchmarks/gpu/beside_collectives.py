@@ -90,7 +90,7 @@ def traced(program: Program, ranked: RankTrace, costs: Costs) -> Traced:
         spans.append((begin, end, kind))
         parts = work_of(op, values).parts if op else ()
         if len(parts) == 1:
-            beside = [(found, each, name) for each, name in running if (found := _together(begin, end, each)) > 0]
+            beside = [(found, each, name) for each, name in running if (found := beside_transfers.overlap_us(begin, end, [each])) > 0]
             by_size[parts[0]].append((kind, begin, sum(run.end_us - run.begin_us for run in runs), beside))
     operations = [found for runs in by_size.values() for found in _beside(runs)]
     alone = {each.op: costs.op_time(ops[beside_transfers.op_of(known[each.op].label)], values, groups).dur_ns / 1e3 for each, _ in running}
@@ -111,12 +111,8 @@ def _beside(runs: Sequence[tuple[str, float, float, list[tuple[float, Interval, 
 def _ran(each: Interval, name: str, spans: Sequence[tuple[float, float, str]], alone_us: float) -> Ran:
     beside: dict[str, float] = defaultdict(float)
     for begin, end, kind in spans:
-        beside[kind + FIRST * (begin <= each.begin_us)] += _together(begin, end, each)
+        beside[kind + FIRST * (begin <= each.begin_us)] += beside_transfers.overlap_us(begin, end, [each])
     return Ran(name, each.end_us - each.begin_us, alone_us, {kind: found for kind, found in beside.items() if found})
-
-
-def _together(begin: float, end: float, each: Interval) -> float:
-    return max(0.0, min(end, each.end_us) - max(begin, each.begin_us))
 
 
 def summary(steps: Sequence[Sequence[Traced]]) -> dict[str, dict[str, dict[str, float]]]:

@@ -50,8 +50,9 @@ class State:
 
 _building: list[tuple[Any, str, State]] = []
 _last_planned: list[State] = []
-_timed_last: list[Measured] = []
 """The engine that came last to a plan of training, as Interlace knows it."""
+_timed_last: list[Measured] = []
+"""What the step before was measured for, if it was."""
 _capture_only: list[Callable[[Program], None]] = []
 
 
