@@ -39,7 +39,7 @@ COMMON = (
     "ops_comm",
     "device",
 )
-OWN = {"threads": ("threads", "gemm", "attention", "ccl_local"), "cuda": ("gemm_cuda", "attention_cudnn", "ccl_nccl")}
+OWN = {"threads": ("threads", "gemm", "attention", "ccl_local"), "cuda": ("gemm_cuda", "attention_cudnn", "ccl_nccl", "activity")}
 DEVICE_CODE = {"threads": ("kernels", "norms", "zoo"), "cuda": ("kernels", "norms", "zoo", "cuda")}
 FLAGS = ("-std=c++17", "-fPIC", "-MMD", "-DPADDLE_WITH_CUSTOM_DEVICE", "-D_GLIBCXX_USE_CXX11_ABI=1")
 
@@ -165,7 +165,7 @@ def _cuda_home() -> Path:
 def _cuda_includes(variant: str) -> tuple[str, ...]:
     if variant != "cuda":
         return ()
-    folders = [_cuda_home() / "include", *_cudnn_folders()]
+    folders = [_cuda_home() / "include", _cuda_home() / "extras" / "CUPTI" / "include", *_cudnn_folders()]
     return tuple(word for folder in folders for word in ("-isystem", str(folder)))
 
 

@@ -61,6 +61,7 @@ class Piece {
  private:
   Stream stream_;
   void* interval_ = nullptr;
+  bool watched_ = false;
 };
 #else
 void enqueue(Stream stream, Work work, const char* name, std::function<void()> run);
