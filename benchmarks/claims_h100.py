@@ -12,10 +12,11 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import results
 from benchmarks.gpu.by_kind import OTHER
-from benchmarks.gpu.training import LONG_RUN
+from benchmarks.gpu.training import LONG_RUN, WARM_OF_LONG
 from interlace.grouping import grouped
 from interlace.report import accuracy
 
+SETTLED = "h100/testbed_settled.json"
 KINDS = (
     ("products", ("gemm",)),
     ("attention", ("attention",)),
@@ -183,6 +184,30 @@ def back_to_back_in_short() -> str:
             f"({len(gains)} cases)"
         )
     return "; ".join(told)
+
+
+@claim
+def settled_runs() -> str:
+    """Gains of plans on two H100 in steps that count once pools of memory have settled, by sitting."""
+    rows = []
+    for case, plan in dict.fromkeys((row["case"], row["plan"]) for row in raw(SETTLED)["runs"]):
+        runs = [row for row in raw(SETTLED)["runs"] if row["case"] == case and "2 H100" in row["sitting"]]
+        baselines = {row["sitting"]: median_ms(row) for row in runs if row["plan"] == "stock"}
+        mine = [row for row in runs if row["plan"] == plan != "stock"]
+        if mine:
+            took = ", ".join(f"{baselines[row['sitting']]:.1f} and {median_ms(row):.1f}" for row in mine)
+            gains = ", ".join(f"{100 * (baselines[row['sitting']] / median_ms(row) - 1):+.1f}" for row in mine)
+            rows.append([f"`{case}`", plan, took, gains])
+    return table(["case", "plan", "baseline and plan, ms", "gain %"], rows)
+
+
+@claim
+def settling() -> str:
+    """Steps before and after an allocator's pools have settled, of the plan that holds most."""
+    rows = [row for row in raw(SETTLED)["runs"] if row["plan"] == "dx-first" and row.get("first_step")]
+    (row,) = rows
+    before, after = row["steps_ms"][WARM_OF_LONG : row["first_step"]], median_ms(row)
+    return f"{statistics.median(before):.0f} ms from the {WARM_OF_LONG + 1}th to the {row['first_step']}th, {after:.0f} ms from then on"
 
 
 @claim

@@ -157,6 +157,21 @@ def power_beside() -> str:
 
 
 @claim
+def energy_beside() -> str:
+    """What communication adds in training steps, and how far changes of a step's energy are off with and without it."""
+    found, static = raw("h100/beside_energy.json"), power_profile.static_of(raw("h100/power_kinds.json"))
+    rows = found["configurations"]
+    without, with_it = (median(abs(row[key] - row["measured"]) for row in rows) for key in ("without", "predicted"))
+    others = [row["others_w"] for row in rows]
+    looped = power_profile.beside_watts(raw("h100/power_beside.json"), static)
+    return (
+        f"{found['watts']:.0f} W from {len(rows)} configurations, {min(others):.0f} to {max(others):.0f} W with one of them left out "
+        f"(the rows above: {looped:.0f} W); the change of energy that a plan makes is {100 * with_it:.1f} points off in the median, "
+        f"each by the value of all others, and {100 * without:.1f} without"
+    )
+
+
+@claim
 def power_mixes() -> str:
     """Energy of a kernel at lower clocks over that at the highest, each in turn with products whose energy at that clock is known."""
     cells: dict[str, dict[str, str]] = {}

@@ -207,7 +207,7 @@ def _measured(found: Row, all_losses: bool) -> Row:
         "bits": {"losses": _digest(found["loss_bits"]), "parameters": found["parameters"][:DIGEST]},
         "traced_step": {key: longest[key] for key in kept if key in longest},
         "kernels_us": dict(list(found["traced_step"][0].get("kernels_us", {}).items())[:KERNELS_KEPT]),
-        **{key: found[key] for key in ("power", "trial") if key in found},
+        **{key: found[key] for key in ("first_step", "power", "trial") if key in found},
     }
 
 

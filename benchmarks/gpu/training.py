@@ -63,9 +63,9 @@ WIDE = ("--hidden", "5120", "--heads", "40")
 SMALL = ("--layers", "2", "--steps", "8", "--micro-batches", "4", "--schedule", "1F1B")
 DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
 CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 400.0, 100.0  # a run waits for the others of its wave
-WARM_STEPS, LONG_RUN, WARM_OF_LONG, TRACED_STEPS = 2, 16, 9, 3
-"""First steps of a run that do not count; a number of steps, from which on so many do not, while the host's lead, pools and clocks settle;
-and the last steps, which do not count either."""
+WARM_STEPS, LONG_RUN, WARM_OF_LONG, QUIET_STEPS, TRACED_STEPS = 2, 16, 9, 5, 3
+"""First steps of a run that do not count; a number of steps, from which on so many do not, while the host's lead and clocks settle, and
+none does until pools of memory have not grown for so many; and the last steps, which do not count either."""
 
 
 DEVICE = ROOT / "benchmarks" / "results" / "h200" / "testbed_profile.json"
@@ -502,8 +502,11 @@ def _found(room: Path, samplers: Sequence[nvml.Sampler] = ()) -> dict[str, Any]:
     spans = _spans([each["steps"] for each in measured])
     steps = [1e3 * (end - begin) for begin, end in spans]
     traced = sum(step["traced"] for step in measured[0]["steps"]) or 1  # the last one ends with the device idle
-    warm_up = WARM_OF_LONG if len(steps) >= LONG_RUN else WARM_STEPS
-    kept = next(part for part in (slice(warm_up, -traced), slice(-1), slice(None)) if steps[part])
+    is_long = len(steps) >= LONG_RUN
+    usual = WARM_OF_LONG if is_long else WARM_STEPS
+    reserved = [[step["memory"]["reserved"] for step in each["steps"][:-traced]] for each in measured]
+    settled = max(usual, *map(_settled, reserved)) if is_long else usual
+    kept = next(part for part in (slice(settled, -traced), slice(usual, -traced), slice(-1), slice(None)) if steps[part])
     warm = steps[kept]
     with_loss = [rank for rank in ranks if rank["losses"] and rank["losses"][0]["raw_hex"]]
     peaks = [
@@ -515,12 +518,24 @@ def _found(room: Path, samplers: Sequence[nvml.Sampler] = ()) -> dict[str, Any]:
         "memory": peaks,
         "pinned_buffers_by_step": [[step["memory"]["pinned_buffers"] for step in each["steps"]] for each in measured],
         "pinned_after_step": [[step["memory"]["pinned"] for step in each["steps"]] for each in measured],
+        "first_step": kept.start or 0,
         "losses": [statistics.fmean(loss["values"]) for loss in with_loss[-1]["losses"]],
         "loss_bits": [loss["raw_hex"] for loss in with_loss[-1]["losses"]],
         "parameters": _digest([rank["parameters"] for rank in ranks]),
         "traced_step": [each["trace"] for each in measured],
         **({"power": [nvml.of_steps(each, spans[kept]) for each in samplers]} if samplers else {}),
     }
+
+
+def _settled(reserved: Sequence[int]) -> int:
+    """The first step before which allocators took nothing from the device for `QUIET_STEPS`, all steps if there is none; the device waits
+    while they do, and the host's lead takes some steps to come back. `reserved`: bytes after each step.
+
+    >>> _settled([7, 9, 9, 10, 10, 10, 10, 10, 10, 11])
+    9
+    """
+    grew = [at for at in range(1, len(reserved)) if reserved[at] > reserved[at - 1]]
+    return next((at for at in range(QUIET_STEPS, len(reserved)) if not any(at - QUIET_STEPS <= each < at for each in grew)), len(reserved))
 
 
 def _spans(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[float, float]]:

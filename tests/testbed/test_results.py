@@ -6,13 +6,14 @@ import gzip
 import json
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu import beside_transfers, by_kind, nvml, predict, results, training, waits_at_once
+from benchmarks.gpu import beside_energy, beside_transfers, by_kind, nvml, predict, results, training, waits_at_once
 from interlace.cost_model.base import GivenCosts
 from interlace.ir import parse
 from testbed.device import Call, Interval, Issue, Trace
@@ -410,18 +411,42 @@ def test_energy_of_steps_is_what_was_drawn_in_them_alone() -> None:
     assert "no reading" in nvml.of_steps(readings([], []), [(0.0, 0.5)])["failed"]
 
 
+def stored_run(folder: Path, seconds: Sequence[float], reserved: Sequence[int]) -> None:
+    """Files of two ranks whose steps take so long; after each the second rank's pools hold so much, the first one's always the same."""
+    ends = [sum(seconds[: k + 1]) for k in range(len(seconds))]
+    for rank in range(2):
+        steps = [
+            {
+                "begin_s": end - took,
+                "end_s": end,
+                "traced": end == ends[-1],
+                "memory": {"pinned_buffers": 0, "pinned": 0, "reserved": held if rank else 1},
+            }
+            for took, end, held in zip(seconds, ends, reserved, strict=True)
+        ]
+        (folder / f"rank{rank}.json").write_text(json.dumps({"steps": steps, "trace": {}}))
+    ranks = [{"losses": [{"raw_hex": "aa", "values": [1.0]}], "parameters": {}}] * 2
+    (folder / "run.json").write_text(json.dumps({"runs": {"run": {"ranks": ranks}}}))
+
+
 def test_power_of_a_run_is_of_the_steps_that_count(tmp_path: Path) -> None:
     """Two steps to warm up, one that is traced: neither counts for the step, and neither for power."""
-    for rank in range(2):
-        steps = [{"begin_s": k, "end_s": k + 1.0, "traced": k == 4, "memory": {"pinned_buffers": 0, "pinned": 0}} for k in range(5)]
-        (tmp_path / f"rank{rank}.json").write_text(json.dumps({"steps": steps, "trace": {}}))
-    ranks = [{"losses": [{"raw_hex": "aa", "values": [1.0]}], "parameters": {}}] * 2
-    (tmp_path / "run.json").write_text(json.dumps({"runs": {"run": {"ranks": ranks}}}))
+    stored_run(tmp_path, [1.0] * 5, [7] * 5)
     energy = [(float(k), [0, 900_000, 1_800_000, 1_900_000, 2_000_000, 2_900_000][k]) for k in range(6)]
     samplers = [readings(energy, [(k + 0.5, mhz) for k, mhz in enumerate((100, 100, 1700, 1800, 100))]) for _ in range(2)]
     power = training._found(tmp_path, samplers)["power"]
     assert [(each["watts"], each["mhz"], each["mhz_min"], each["steps"]) for each in power] == [(100.0, 1750.0, 1700, 2)] * 2
     assert "power" not in training._found(tmp_path)
+
+
+def test_no_step_counts_until_pools_of_memory_have_settled(tmp_path: Path) -> None:
+    """Steps of 1, 2, ... s, the last one traced; allocators take memory from the device in the first eleven, and once more late."""
+    seconds = [k + 1.0 for k in range(20)]
+    stored_run(tmp_path, seconds, [*range(11), *[10] * 7, 11, 11])
+    found = training._found(tmp_path)
+    assert (found["first_step"], found["step_ms"]["median"]) == (16, 18e3)
+    stored_run(tmp_path, seconds, range(20))
+    assert training._found(tmp_path)["first_step"] == training.WARM_OF_LONG  # they never settle
 
 
 def test_power_is_collected(tmp_path: Path) -> None:
@@ -469,4 +494,20 @@ def test_predictions_stand_beside_what_was_measured(tmp_path: Path) -> None:
     assert [line.split(" | ")[3:] for line in lines.splitlines()[2:]] == [
         ["11.0, 12.0, 13.0", "", "1650, 1700", "6, 7", "0.00, 2.00 |"],
         ["10.0, 10.0, 11.0", "+10.0, +20.0, +18.2", "1650, 1700", "6, 7", "0.00, 2.00 |"],
+    ]
+
+
+def test_what_communication_adds_is_found_from_energy_and_held_against_what_was_left_out() -> None:
+    """Three plans whose energy falls as 100 W say, one of them seen twice, and one as 160 W say: each is predicted from the others."""
+    steep = beside_energy.Change(measured=-0.03, without=-0.05, per_watt=0.0002)
+    runs = {(case, "auto"): [steep] for case in ("a", "b")}
+    runs["c", "auto"] = [steep._replace(measured=-0.02), steep._replace(measured=-0.04)]
+    runs["d", "auto"] = [steep._replace(measured=-0.018)]
+    found = beside_energy.summary(runs)
+    assert found["watts"] == 115.0
+    assert [(row["num_runs"], row["others_w"], row["predicted"]) for row in found["configurations"]] == [
+        (1, 120.0, -0.026),
+        (1, 120.0, -0.026),
+        (2, 120.0, -0.026),
+        (1, 100.0, -0.03),
     ]
