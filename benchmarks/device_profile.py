@@ -25,7 +25,7 @@ import msgspec
 
 from benchmarks.gpu.beside_collectives import CLASSES, FIRST
 from benchmarks.gpu.beside_transfers import PRODUCT
-from benchmarks.power_profile import beside_watts, power_part, static_of
+from benchmarks.power_profile import power_part
 from interlace.cost_model.curves import Curve
 from interlace.cost_model.interference import RESULT
 from interlace.cost_model.profile import (
@@ -600,10 +600,10 @@ def profiles() -> dict[str, DeviceProfile]:
 
 
 def power_of(name: str) -> Power:
-    """The power part of a profile; what a communication beside computation adds was measured on H100s alone."""
-    (kinds,), (h100_kinds,), (beside,) = read("power_kinds", name), read("power_kinds", "h100"), read("power_beside", "h100")
+    """The power part of a profile; what a communication beside computation adds is found from training steps of H100s alone."""
+    (kinds,), (beside,) = read("power_kinds", name), read("beside_energy", "h100")
     note = "" if name == "h100" else "; what a communication beside computation adds is that of H100s"
-    return power_part(kinds, beside_watts(beside, static_of(h100_kinds)), note)
+    return power_part(kinds, float(beside["watts"]), note)
 
 
 def with_stored_accuracy(name: str, profile: DeviceProfile) -> DeviceProfile:
