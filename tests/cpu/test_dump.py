@@ -106,7 +106,7 @@ def test_what_cannot_be_read_among_stages_is_told_by_its_name(tmp_path: Path, mo
 
 
 @pytest.mark.paddle
-def test_sharding_stage_3_needs_no_memory(tmp_path: Path) -> None:
+def test_sharding_stage_3_needs_no_memory(forked: None, tmp_path: Path) -> None:
     """Parameters that are described only are placed as those with contents are: the same program."""
     words = ["--world", "2", "--rank", "1", "--", "--layers", "1", "--dp", "2", "--sharding-stage", "3"]
     example = str(TINY.parents[2] / "examples" / "gpt.py")
@@ -119,7 +119,7 @@ def test_sharding_stage_3_needs_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.paddle
-def test_a_script_that_needs_values_is_told_of_materialize(tmp_path: Path, capfd: Any) -> None:
+def test_a_script_that_needs_values_is_told_of_materialize(forked: None, tmp_path: Path, capfd: Any) -> None:
     script = tmp_path / "script.py"
     script.write_text("import paddle\nlayer = paddle.nn.Linear(2, 2)\nlayer(paddle.ones([1, 2]))\n")
     assert main(["dump", str(script), "--world", "1", "-o", str(tmp_path)]) != 0

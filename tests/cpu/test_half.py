@@ -274,16 +274,14 @@ def losses(result: LaunchResult) -> list[str]:
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("words", [["--pp", "2", "--amp-dtype", "bfloat16"], ["--mp", "2", "--amp-dtype", "float16"]])
-def test_baseline_and_interlace_train_alike_in_half_precision(tmp_path: Path, words: list[str]) -> None:
+def test_half_precision_trains_nearly_as_float32(tmp_path: Path, words: list[str]) -> None:
+    """With Paddle alone, whose bits `tests/training` compares with a plan's."""
     half.load()  # compiled before the ranks start
-    options = ["--amp", "O2", "--master-grad", *words]
-    baseline = train(tmp_path, "gpt", *options, env={"INTERLACE_DISABLE": "1"})
-    ours = train(tmp_path, "gpt", *options)
-    full = train(tmp_path, "gpt", *words)
-    assert losses(baseline) == losses(ours)
-    assert [report.parameters for report in baseline.reports] == [report.parameters for report in ours.reports]
-    assert losses(ours) != losses(full)
-    for one, other in zip(ours.reports[-1].losses, full.reports[-1].losses, strict=True):
+    found, full = (
+        train(tmp_path, "gpt", *options, *words, env={"INTERLACE_DISABLE": "1"}) for options in (["--amp", "O2", "--master-grad"], [])
+    )
+    assert losses(found) != losses(full)
+    for one, other in zip(found.reports[-1].losses, full.reports[-1].losses, strict=True):
         np.testing.assert_allclose(one.values, other.values, rtol=0.02)
 
 

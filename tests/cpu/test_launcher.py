@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from interlace.launch import main
 from interlace.local.launch import launch
 
 ROOT = Path(__file__).parents[2]
@@ -92,12 +93,19 @@ def test_a_script_that_never_asks_trains_with_a_plan_and_the_same_bits(forked: N
     ],
 )
 @pytest.mark.paddle
-def test_wrong_words_are_refused_before_anything_starts(tmp_path: Path, variables: dict[str, str], script: str, said: str) -> None:
+def test_wrong_words_are_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variables: dict[str, str], script: str, said: str
+) -> None:
     for name in ("train.py", "train.sh"):
         (tmp_path / name).write_text("raise SystemExit('started')")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("INTERLACE_")}
-    words = [sys.executable, "-m", "interlace.launch", "--nproc_per_node", "2", script]
-    done = subprocess.run(words, env={**kept, "PYTHONPATH": str(ROOT), **variables}, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"interlace.launch: {said}" in done.stderr
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("INTERLACE_")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["launch", "--nproc_per_node", "2", script])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"interlace.launch: {said}" in capsys.readouterr().err
     assert not (tmp_path / "log").exists()

@@ -18,10 +18,12 @@ import pytest
 from interlace import cli
 from interlace.errors import LaunchError
 from interlace.local import launch as launch_module
+from interlace.local import processes
 from interlace.local import rank as rank_module
 from interlace.local.launch import LaunchResult, launch
 from interlace.local.rank_report import RankReport, StepLoss
 from interlace.local.verdict import first_difference
+from tests.forked import Servers
 
 TINY = Path(__file__).with_name("tiny_gpt.py")
 paddle_needed = pytest.mark.paddle
@@ -75,8 +77,10 @@ def command(*words: object) -> int:
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> LaunchResult:
-    return train(tmp_path_factory.mktemp("one"), 1)
+def one_process(rank_servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> LaunchResult:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "start", rank_servers.start)
+        return train(tmp_path_factory.mktemp("one"), 1)
 
 
 @paddle_needed
@@ -121,7 +125,7 @@ def test_data_parallel_with_fused_sharding_and_evaluation(forked: None, tmp_path
 
 
 @paddle_needed
-def test_the_rank_that_failed_is_named_first(tmp_path: Path) -> None:
+def test_the_rank_that_failed_is_named_first(forked: None, tmp_path: Path) -> None:
     script = write(
         tmp_path,
         """

@@ -66,7 +66,9 @@ def config(tmp_path: Path, text: str) -> str:
 
 
 @pytest.mark.paddle
-def test_a_scripts_own_pass_may_stand_in_the_configuration(script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_scripts_own_pass_may_stand_in_the_configuration(
+    forked: None, script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A user's pass. The script registers it, the configuration asks for it, in the place of what the script asks for: said in a line."""
     asked, out = config(tmp_path, "noisy: {word: hush}\n"), tmp_path / "new" / "out.json"
     assert main(["run", str(script), "--world", "1", "--config", asked, "--json", str(out), "--", "--steps", "1"]) == 0
@@ -91,7 +93,9 @@ def test_a_memory_budget_alone_goes_on_top_of_the_scripts_own(
 
 
 @pytest.mark.paddle
-def test_a_pass_that_nobody_registers_is_found_by_the_rank(script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pass_that_nobody_registers_is_found_by_the_rank(
+    forked: None, script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Wrong options. Where the name resembles none of ours the launcher waits for the script; file, line and column all the same."""
     asked = config(tmp_path, "zzz: on\n")
     assert main(["run", str(script), "--world", "1", "--config", asked, "--", "--steps", "1"]) == 2
