@@ -70,7 +70,7 @@ def test_a_larger_budget_is_never_slower() -> None:
 @pytest.mark.parametrize("form", ["off", "auto"])
 def test_a_sweep_keeps_the_fastest_plan_that_fits_the_budget_asked_for(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan itself, which is not made again; what was asked for where nothing is faster."""
-    plain = programs(World(pp=2, micro_batches=4, layers=2, schedule="1F1B"))
+    plain = programs(World(pp=2, micro_batches=4, schedule="1F1B"))
     config = make_config({"memory_budget": 1.0, "offload_activations": {"min_bytes": 0}})
     asked = make_plans(plain, make_config({"memory_budget": 1.0, "schedule_1f1b": {"interleave": form}}), COSTS, "given")
     made: list[list[Plan]] = []
@@ -97,7 +97,7 @@ def test_a_sweep_keeps_the_fastest_plan_that_fits_the_budget_asked_for(form: str
 @pytest.mark.slow
 def test_no_budget_that_holds_a_plan_made_without_one_is_slower_than_it() -> None:
     """Unlimited memory is another search, which may miss what the one within Paddle's memory finds."""
-    plain = programs(World(pp=2, micro_batches=4, layers=2, schedule="1F1B"))
+    plain = programs(World(pp=2, micro_batches=4, schedule="1F1B"))
     config = make_config({})
     asked = make_plans(plain, config, COSTS, "given")
     outcome = asked[0].outcome

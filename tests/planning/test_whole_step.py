@@ -102,7 +102,7 @@ def test_auto_is_never_slower_than_what_holds_no_more(world: World, costs: FairC
 def test_weight_gradients_trail_where_that_hides_more() -> None:
     """The last stage has room that Paddle's plan leaves: a weight-gradient delay there is faster than every named form that holds as
     little."""
-    plain, costs = programs(World(pp=2, mp=2, micro_batches=8, layers=4)), FairCosts({"comm": 30, "gemm": 100, "default": 10})
+    plain, costs = programs(World(pp=2, mp=2, micro_batches=6, layers=4)), FairCosts({"comm": 30, "gemm": 100, "default": 10})
     auto = planned(plain, costs, "auto")
     form = choice(auto).names["form"]
     assert isinstance(form, str)
@@ -113,7 +113,7 @@ def test_weight_gradients_trail_where_that_hides_more() -> None:
 
 @pytest.mark.slow
 def test_more_memory_makes_it_no_slower() -> None:
-    plain = programs(World(pp=3, mp=2, micro_batches=4, layers=3))
+    plain = programs(World(pp=3, mp=2, micro_batches=4, layers=2))
     tight, roomy = (planned(plain, LOADED, "auto", memory_budget=budget) for budget in (None, "+1MiB"))
     assert step_ns(roomy, LOADED) <= step_ns(tight, LOADED)
 
@@ -547,7 +547,7 @@ def with_work_of(program: Program, other: Program) -> Program:
 def test_stages_that_do_the_same_work_have_their_orders_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five stages the three in the middle are alike; what one of them finds is what each would find."""
     found: dict[int, list[Any]] = {}
-    plain, orders = list(programs(World(pp=5, micro_batches=5, layers=2, schedule="1F1B"))), tasks.stage_orders
+    plain, orders = list(programs(World(pp=5, micro_batches=5, schedule="1F1B"))), tasks.stage_orders
     for stage in (2, 3):
         plain[stage] = with_work_of(plain[stage], plain[stage - 1])
 
