@@ -61,7 +61,7 @@ def test_a_script_that_explains_its_plan_runs_with_interlace_off_too(tmp_path: P
     assert "SAME" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("device", ["h200", "own"])
+@pytest.mark.parametrize("device", [pytest.param("h200", marks=pytest.mark.long), "own"])
 def test_the_log_says_what_a_step_took_beside_what_was_predicted(device: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """After the first steps, once; with a hint only where the profile is of the device in use."""
     profile, result = device, tmp_path / "result.json"

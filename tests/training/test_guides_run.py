@@ -32,10 +32,13 @@ SHORTER = {
     "--preset gpt3-6.7b --layers 4": "--layers 2",
     "--seq-len 2048": "--seq-len 32",
     "--sweep": "--sweep --points 2",
+    "--gpus 4 --memory 70GB --device h100 --layers": "--gpus 2 --memory 70GB --device h100 --layers",
     "--layouts 8": "--layouts 2 --finalists 1",
     "--attention flash --amp O2 --master-grad ": "",
 }
 """Sizes of models and curves in commands, which would take minutes, and those that are taken here."""
+SIZE, SMALLER = "LAYERS, MICRO_BATCHES, STEPS = 4, 8, 3", "LAYERS, MICRO_BATCHES, STEPS = 2, 4, 3"
+"""The script's model, where no document shows what comes of its size."""
 NOT_RUN = {
     "pip install": "would install packages",
     "INTERLACE_CONFIG=overlap python -m interlace.launch": "needs GPUs; tests/cpu/test_launcher.py runs it on CPU ranks",
@@ -77,9 +80,9 @@ SCRIPT = blocks(FIRST)[0].text
 
 @pytest.fixture(scope="module")
 def dumps(forked_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the first command of the first steps leaves; read only."""
+    """What the first command of the first steps leaves of a smaller model; read only."""
     folder = tmp_path_factory.mktemp("guides")
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(smaller(SCRIPT))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(words(next(lines(FIRST)))) == 0
@@ -87,13 +90,24 @@ def dumps(forked_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(dumps: Path, short_search: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the script, its dumps, and our examples, as the current one."""
+def whole(forked_ranks: None, short_search: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the script as it stands, as the current one."""
     (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def here(dumps: Path, short_search: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the script of a smaller model, its dumps, and our examples, as the current one."""
+    (tmp_path / "train.py").write_text(smaller(SCRIPT))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     shutil.copytree(dumps, tmp_path / "dumps")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+
+
+def smaller(script: str) -> str:
+    assert SIZE in script
+    return script.replace(SIZE, SMALLER)
 
 
 def words(line: str) -> list[str]:
@@ -154,9 +168,8 @@ def test_what_is_shortened_or_left_out_is_there() -> None:
     assert {str(document.relative_to(ROOT)) for document in GUIDES for block in blocks(document) if not block.language} == set(NO_COMMANDS)
 
 
-def test_first_steps(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_first_steps(whole: None, capfd: pytest.CaptureFixture[str]) -> None:
     """Each command prints what the document says; the commands of step 1 see the script as it was, that of step 2 with its two lines."""
-    shutil.rmtree("dumps")
     printed = follow(FIRST, lambda: capfd.readouterr().out)
     assert [line.split()[1] for line in printed] == ["dump", "plan", "report", "run"]
     _, plan, _, verified = printed.values()
@@ -167,7 +180,7 @@ def test_first_steps(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "import interlace\n" in Path("train.py").read_text()
 
 
-def test_readme(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_readme(here: None, capfd: pytest.CaptureFixture[str]) -> None:
     """The lines that it adds explain the plan and write its page in the run."""
     document = ROOT / "README.md"
     printed = list(follow(document, lambda: capfd.readouterr().out).values())
@@ -177,7 +190,7 @@ def test_readme(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert len(list(Path("dumps").glob("*.ilp"))) == 4
 
 
-def test_commands(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_commands(here: None, capfd: pytest.CaptureFixture[str]) -> None:
     """Plans made once are those that a run loads; the configuration loads; the example gives the figures of both plans."""
     shutil.rmtree("dumps")
     printed = follow(ROOT / "docs" / "commands.md", lambda: capfd.readouterr().out)
@@ -187,7 +200,7 @@ def test_commands(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert load_config("my.yaml").dump == "plans/"
 
 
-def test_choosing_a_memory_budget(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_choosing_a_memory_budget(here: None, capfd: pytest.CaptureFixture[str]) -> None:
     """The sweep prints the columns that the guide shows, and a plan has its budget, which is that of the configuration."""
     document = ROOT / "docs" / "guide-memory.md"
     printed = list(follow(document, lambda: capfd.readouterr().out).values())
@@ -198,7 +211,7 @@ def test_choosing_a_memory_budget(here: Path, capfd: pytest.CaptureFixture[str])
     assert read_record("mine/rank0.ilp").memory_budget == load_config("my.yaml").memory_budget == 70 * 10**9
 
 
-def test_choosing_a_layout(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_choosing_a_layout(here: None, capfd: pytest.CaptureFixture[str]) -> None:
     """Both commands recommend a layout with its command line; the page is there."""
     first, listed = follow(ROOT / "docs" / "guide-choose.md", lambda: capfd.readouterr().out).values()
     assert re.search(r"^recommended: pp \d, mp \d, dp \d, m \d", first, re.MULTILINE)
@@ -207,13 +220,13 @@ def test_choosing_a_layout(here: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert Path("layouts/choose.html").read_text().startswith("<!doctype html>")
 
 
-def test_the_page(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_page(here: None, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "dumps", "--config", "baseline", "-o", "plan"]) == 0
     follow(ROOT / "docs" / "guide-page.md", lambda: capfd.readouterr().out)
     assert Path("report.html").read_text().startswith("<!doctype html>")
 
 
-def test_a_pass_of_ones_own(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pass_of_ones_own(here: None, capfd: pytest.CaptureFixture[str]) -> None:
     """It does something in this model; the command that trains with it, which stands in the text, gives the same bits."""
     document = ROOT / "docs" / "guide-pass.md"
     _, why, difference, _ = follow(document, lambda: capfd.readouterr().out).values()
@@ -229,8 +242,9 @@ def test_a_pass_of_ones_own(here: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert ran.returncode == 0, ran.stderr
 
 
-def test_a_schedule_file(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_schedule_file(whole: None, capfd: pytest.CaptureFixture[str]) -> None:
     """The file of the guide is a schedule of this script, as are the rows that are copied in its place."""
+    assert main(words(next(lines(FIRST)))) == 0
     document = ROOT / "docs" / "guide-schedule.md"
     _, shown, _, checked, compared = follow(document, lambda: capfd.readouterr().out).values()
     assert rows() == shown == Path("my.rows").read_text()
@@ -247,7 +261,7 @@ def rows(folder: str = "mine") -> str:
     return rows_text(rows_of([load(path) for path in Path(folder).glob("*.ilp")]))
 
 
-def test_a_device_profile(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_device_profile(here: None, capfd: pytest.CaptureFixture[str]) -> None:
     printed = list(follow(ROOT / "docs" / "guide-device-profile.md", lambda: capfd.readouterr().out).values())
     assert "profile my-device.json" in printed[0]
     assert load_profile("my-device.json").device == "My GPU"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import socket
 from pathlib import Path
 
@@ -15,17 +16,19 @@ from interlace.planning.choice import Beginning
 from interlace.planning.outcome import Outcome
 from interlace.planning.plan import read_record
 from tests.report.pages import data_in
-from tests.training.tuned import FORM, MEMORY, MESHES, OURS, Run
+from tests.training.tuned import FORM, MEMORY, MESHES, OURS, STEPS, Run
 
 pytestmark = pytest.mark.paddle
 SLOW_MS = 200.0
 """What a plan that is played slow sleeps in every step."""
+NOTHING_PROPOSED = {"form": "mixed"}
+"""Where it does not matter which plans there are beside Interlace's and Paddle's."""
 
 
 @functools.cache
-def baseline(layout: str, folder: Path) -> list[object]:
+def baseline(layout: str, folder: Path, words: str = STEPS) -> list[object]:
     """The bits of Paddle alone."""
-    return Run(folder, layout, {}, INTERLACE_DISABLE="1").bits()
+    return Run(folder, layout, {}, words, INTERLACE_DISABLE="1").bits()
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +36,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("baseline")
 
 
-@pytest.mark.parametrize("layout", ["mp2, one micro-batch", *(pytest.param(layout, marks=pytest.mark.long) for layout in ("pp2", "mp2"))])
-def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(layout: str, tmp_path: Path, folder: Path) -> None:
+@functools.cache
+def decided(layout: str, folder: Path) -> Run:
+    """A run that leaves what it decided in the folder's cache; it evaluates and saves in between."""
+    return Run(folder, layout, {"between": True, "slow": BASELINE})
+
+
+SMALL = "mp2, one micro-batch"
+
+
+@pytest.mark.parametrize("layout", [SMALL, *(pytest.param(layout, marks=pytest.mark.long) for layout in ("pp2", "mp2"))])
+def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(layout: str, folder: Path) -> None:
     """The next run takes what was decided, and tries nothing. (`tests/testbed/test_tuning.py` has the bits of the other layouts.)"""
-    run = Run(tmp_path, layout, {"between": True, "slow": BASELINE})
+    run = decided(layout, folder / layout)
     assert run.bits() == baseline(layout, folder)
     head, *lines = run.trial()
     assert head.startswith(("plans measured in ", "plans are being measured, "))  # a noisy machine decides later
     assert BASELINE not in head, "a slow plan loses"
     took = next(line for line in lines if line.startswith(f"  {BASELINE}: ")).split()[2]
     assert float(took) >= SLOW_MS, lines
-    again = Run(tmp_path, layout, {})
+    again = Run(folder / layout, layout, {})
     assert again.bits() == baseline(layout, folder)
     assert again.trial()[0].startswith("plans measured: ")
 
@@ -72,7 +84,8 @@ def test_all_plans_that_differ_in_kind_are_tried(tried: Run, folder: Path) -> No
     assert shown["taken"] in tried.trial()[0]
 
 
-@pytest.mark.parametrize(("memory", "is_dropped"), [(300_000, True), pytest.param(300_000_000, False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("memory", "is_dropped"), [(300_000, True), (300_000_000, False)])
 def test_a_plan_with_more_memory_is_tried_where_every_device_has_it(memory: int, is_dropped: bool, tmp_path: Path, folder: Path) -> None:
     run = Run(tmp_path, "pp2", {"slow": BASELINE, "memory": memory})
     assert run.bits() == baseline("pp2", folder)
@@ -81,13 +94,14 @@ def test_a_plan_with_more_memory_is_tried_where_every_device_has_it(memory: int,
     assert all(FORM in line or MEMORY in line for line in dropped), dropped
 
 
-def test_a_plan_that_becomes_slow_is_tried_against_the_others_again(tmp_path: Path) -> None:
+def test_a_plan_that_becomes_slow_is_tried_against_the_others_again(tmp_path: Path, folder: Path) -> None:
     """On one rank alone; a run that knows the choice of an earlier one. The bits stay, and what was kept for later runs."""
-    words = "--steps 70"
-    first = Run(tmp_path, "mp2, one micro-batch", {"slow": BASELINE}, words)
+    words, first = "--steps 70", decided(SMALL, folder / SMALL)
+    shutil.copytree(folder / SMALL / "cache", tmp_path / "cache")
     kept = [path.read_bytes() for path in (tmp_path / "cache").glob("tuned-*.json")]
-    run = Run(tmp_path, "mp2, one micro-batch", {"later": 10}, words)
-    assert run.bits() == first.bits()
+    run = Run(tmp_path, SMALL, {"later": 10}, words)
+    assert kept
+    assert run.bits() == baseline(SMALL, folder, words)
     head, *lines = run.trial()
     assert head.startswith(("plans measured in ", "plans are being measured, ")), head  # a noisy machine decides later
     taken = first.trial()[0].partition("steps of this run: ")[2].removesuffix(" is taken")
@@ -108,7 +122,7 @@ def test_a_plan_that_fails_is_dropped_and_training_goes_on(kind: str, on: int | 
     """Its first step fails at its very end: parameters are written, and go back to what they were (`tests/testbed/test_tuning.py` trains
     that on one rank each time)."""
     play = {kind: OURS, **({} if on is None else {"on": on})}
-    run = Run(tmp_path, "pp2", play)
+    run = Run(tmp_path, "pp2", {**play, **NOTHING_PROPOSED})
     assert run.bits() == baseline("pp2", folder)
     said = "\n".join(run.said)
     assert [line for line in run.trial() if line.startswith(f"  {OURS}: dropped: ")] or kind == "build", said
@@ -120,7 +134,7 @@ def test_a_plan_that_fails_is_dropped_and_training_goes_on(kind: str, on: int | 
 @pytest.mark.parametrize("kind", ["fail", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("build", "take"))])
 def test_a_baseline_that_fails_beside_a_plan_that_runs_ends_nothing(kind: str, tmp_path: Path, folder: Path) -> None:
     """As where the model only fits with what Interlace moves."""
-    run = Run(tmp_path, "pp2", {kind: BASELINE})
+    run = Run(tmp_path, "pp2", {kind: BASELINE, **NOTHING_PROPOSED})
     assert run.bits() == baseline("pp2", folder)
     assert [line for line in run.trial() if line.startswith(f"  {BASELINE}: dropped: ")], run.trial()
     assert BASELINE not in run.trial()[0]
@@ -149,4 +163,4 @@ def test_dumps_and_reports_hold_the_plan_that_was_taken(tried: Run, folder: Path
 
 def test_a_rank_that_dies_in_a_trial_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="rank 1 failed: ended with exit code 3"):
-        Run(tmp_path, "pp2", {"die": 5})
+        Run(tmp_path, "pp2", {"die": 5, **NOTHING_PROPOSED})

@@ -5,6 +5,7 @@ at the end of its first step, when parameters are written already; on rank `on` 
 ends.
 `page`: where the page of the plan goes in the end; `dump`: where dumps go.
 `memory`: bytes of the device's memory on the last rank, of which half are in use.
+`form`: of the schedule; with one by name no other plans are proposed than Interlace's and Paddle's.
 `later`: a step from which the plan that was taken by then is slow, on rank 1.
 """
 
@@ -99,7 +100,12 @@ if __name__ == "__main__":
     hook.Tuning = Played
     interlace.enable = lambda strategy: ENABLE(
         strategy,
-        {"device": "h200", "tune": "on", "dump": PLAY.get("dump", ""), "schedule_1f1b": {"interleave": "auto", "only_gains": False}},
+        {
+            "device": "h200",
+            "tune": "on",
+            "dump": PLAY.get("dump", ""),
+            "schedule_1f1b": {"interleave": PLAY.get("form", "auto"), "only_gains": False},
+        },
     )
     args = gpt.parse(sys.argv[1:])
     model, loader = gpt.build(args)
