@@ -106,7 +106,7 @@ def test_the_command(plugin: Path, tmp_path: Path) -> None:
     from testbed.gpus import python_path
 
     env = {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1", "TESTBED_SWITCHES": PAGEABLE}
-    words = [sys.executable, "-m", "interlace", "doctor", "--target", "testbed", "--json", os.fspath(tmp_path / "found.json")]
+    words = [sys.executable, "-m", "interlace", "doctor", "--target", "testbed", "--no-times", "--json", os.fspath(tmp_path / "found.json")]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("offload rests on: "))

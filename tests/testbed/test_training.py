@@ -60,7 +60,7 @@ def baseline_mp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Laun
     return baseline
 
 
-@pytest.mark.parametrize("obeyed", [True, False])
+@pytest.mark.parametrize("obeyed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_tensor_parallel_with_column_overlap_under_delays(baseline_mp2: LaunchResult, tmp_path: Path, obeyed: bool) -> None:
     """Equal results, plain lowering. Collectives have the priority that the plan gives them; copies have none."""
     report = {"TESTBED_REPORT": os.fspath(tmp_path), "TESTBED_SWITCHES": switches(f"priorities={obeyed:d}")}

@@ -171,6 +171,13 @@ LONG_ON_THE_TESTBED = (
     "pp2 mixed, offload",
     "pp2 mp2 bfloat16 O2, master gradients",
     "pp2 mp2, everything on",
+    "pp2, all offload, 2 pp + 1 micro-batches",
+    "pp2 vpp2 mp2 mixed",
+    "dp2 pp2 sharding 2",
+    "mp2 sequence parallel, full recompute",
+    "auto, pp2 mp2, recompute",
+    "pp3 vpp2, shared embedding, optimizer state on the host",
 )
 """Beside `LONG`: any two parts of these cases (parallelism, form, offload, recomputation, number type) meet in another case too, there or
-on CPU ranks; sharding stage 1 beside mp, and bfloat16 beside sequence parallelism, in plans that `tests/captured` proves."""
+on CPU ranks; sharding stage 1 and chunks beside mp, sharding stage 2 beside pp, and bfloat16 beside sequence parallelism, in plans that
+`tests/captured` proves."""
