@@ -14,7 +14,7 @@ from interlace.planning.floor import Floors, floors_of
 
 pytestmark = pytest.mark.paddle
 ROOT = Path(__file__).parents[2]
-MODEL = "--layers 4 --hidden 256 --heads 4 --seq-len 64 --batch-size 8 --amp O2 --master-grad --dp 2 --pp 2 --micro-batches 2"
+MODEL = "--layers 2 --hidden 256 --heads 4 --seq-len 64 --batch-size 8 --amp O2 --master-grad --dp 2 --pp 2 --micro-batches 2"
 COSTS = CostModel(load_profile("h100"))
 
 

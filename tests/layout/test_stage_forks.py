@@ -15,7 +15,7 @@ SMALL = "--layers 4 --hidden 64 --heads 4 --seq-len 32"
 CASES = {
     "gpt": "--pp 2 --mp 2 --dp 2 --micro-batches 4 --vpp 2 --sharding-stage 1 --batch-size 16",
     "llama": "--pp 4 --mp 2 --dp 1 --micro-batches 4 --batch-size 8 --recompute full --sequence-parallel",
-    "moe": "--pp 2 --mp 2 --dp 2 --micro-batches 2 --batch-size 8",
+    "moe": "--layers 2 --pp 2 --mp 2 --dp 2 --micro-batches 2 --batch-size 8",
 }
 
 
