@@ -55,7 +55,7 @@ def ranks_running(tmp_path: Path) -> list[str]:
 
 
 def train(tmp_path: Path, world: int, *args: str) -> LaunchResult:
-    return launch(TINY, [*args, "--micro-batches", "4"], world, {}, None, tmp_path / "logs", 60.0)
+    return launch(TINY, [*args, "--layers", "4", "--micro-batches", "4"], world, {}, None, tmp_path / "logs", 60.0)
 
 
 def losses(result: LaunchResult, rank: int = -1, mode: str = "train") -> list[str]:

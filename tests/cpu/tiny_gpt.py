@@ -1,4 +1,4 @@
-"""A training script for tests: a GPT of four small blocks, built and trained by Paddle's static auto-parallel."""
+"""A training script for tests: a GPT of small blocks, built and trained by Paddle's static auto-parallel."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import paddle.distributed as dist
 import paddle.nn.functional as F
 from paddle import nn
 
-HIDDEN, HEADS, VOCABULARY, SEQUENCE, LAYERS, BATCH = 16, 2, 32, 4, 4, 8
+HIDDEN, HEADS, VOCABULARY, SEQUENCE, BATCH = 16, 2, 32, 4, 8
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     for name in ("--dp", "--mp", "--pp", "--vpp", "--micro-batches"):
         parser.add_argument(name, type=int, default=1)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--schedule", default="")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--sharding", action="store_true", help="optimizer states sharded over dp, fused")
@@ -37,8 +38,8 @@ class Layout:
         shape = [degrees.get(name, 1) for name in self.axes]
         ranks = np.arange(args.pp * args.dp * args.mp).reshape(args.pp, -1)
         self.stages = [dist.ProcessMesh(row.reshape(shape), self.axes) for row in ranks]
-        blocks_a_chunk = LAYERS // (args.pp * args.vpp)
-        self.stage_of = [index // blocks_a_chunk % args.pp for index in range(LAYERS)]
+        blocks_a_chunk = args.layers // (args.pp * args.vpp)
+        self.stage_of = [index // blocks_a_chunk % args.pp for index in range(args.layers)]
 
     def place(self, parameter: Any, stage: int, split_dim: int | None = None) -> Any:
         placements = [dist.Shard(split_dim) if a == "mp" and split_dim is not None else dist.Replicate() for a in self.axes]

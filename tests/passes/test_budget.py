@@ -232,7 +232,7 @@ def test_a_plan_keeps_its_budget_on_the_place_or_is_refused() -> None:
     kept: list[bool] = []
     least: list[float] = []
 
-    @settings(max_examples=12, deadline=None, database=None)
+    @settings(max_examples=8, deadline=None, database=None)
     @given(worlds(max_pp=2, max_micro_batches=4, max_layers=2, schedule="1F1B"), st.sampled_from([0.6, 0.8, 1.0, 1.5]))
     def holds(world: World, share: float) -> None:
         plain = programs(world)

@@ -193,7 +193,7 @@ def test_every_piece_of_work_delayed_in_turn(request: pytest.FixtureRequest, bas
 def test_delays_shrink_to_the_one_that_shows_the_fault(pp2: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No races: over all ranks, through the command.
 
-    The receive that nobody waits for is delayed by far more than a busy machine takes to come to its reader, others by less.
+    The receive that nobody waits for is delayed by far more than a busy machine takes to come to its reader, the other by less.
     """
     planted = pp2.planted["a receive without its wait"]
     _store(planted.broken, tmp_path / "plans")
@@ -202,22 +202,21 @@ def test_delays_shrink_to_the_one_that_shows_the_fault(pp2: Ran, tmp_path: Path,
     model = [*SIZE[:-2], *BASES["pp2"][1], "--steps", "2"]  # on a GPU the first step's launches load kernels, and wait
     env = {"INTERLACE_TARGET": "testbed", "INTERLACE_CONFIG": os.fspath(config), IMPORT_VARIABLE: plant}
     sites = _sites_around(shrink.Case(script, model, 2, env, 60.0), planted.fronts()[0], tmp_path)
-    assert len(sites) == 4
+    assert len({site.rank for site in sites}) == 2
     words = ["--world", "2", "--config", os.fspath(config), "--import", plant, "--delays", f"sites={show_sites(sites)}"]
     assert shrink.main([script, *words, "--", *model]) == 0
     *found, again = capsys.readouterr().out.splitlines()
-    assert 1 <= len(found) < len(sites), "on a busy machine the receive may come too late without its delay"
+    assert len(found) == 1, "on a busy machine the receive may come too late without its delay"
     assert all("_v2" in line for line in found)  # the send, or the receive, that comes too late
     assert "TESTBED_DELAYS=" in again
 
 
 def _sites_around(case: shrink.Case, late: Front, folder: Path) -> list[Site]:
-    """A long delay in front of what comes too late in the last step, short ones after it on its stream, and one at the other rank's end."""
+    """A long delay in front of what comes too late in the last step, and a short one at the other rank's end."""
     case.run("seed=1,permille=1000,max_us=1,kinds=collective", folder)
     sites = case.taken(folder)
     named = f"micro-batch {late.item[1]}, op #{late.item[0]}"
     own = [site for site in sites if site.rank == late.rank]
     target = max((site for site in own if named in case.labels[str(site)]), key=lambda site: site.ordinal)
-    behind = [site for site in own if site.stream == target.stream and site.ordinal > target.ordinal]
     other = next(site for site in reversed(sites) if site.rank != late.rank)
-    return [target._replace(us=1_000_000), *(site._replace(us=20_000) for site in (*behind[:2], other))]
+    return [target._replace(us=1_000_000), other._replace(us=20_000)]

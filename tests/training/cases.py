@@ -177,6 +177,8 @@ LONG_ON_THE_TESTBED = (
     "mp2 sequence parallel, full recompute",
     "auto, pp2 mp2, recompute",
     "pp3 vpp2, shared embedding, optimizer state on the host",
+    "one rank, accumulation, offload",
+    "pp4 mixed, offload",
 )
 """Beside `LONG`: any two parts of these cases (parallelism, form, offload, recomputation, number type) meet in another case too, there or
 on CPU ranks; sharding stage 1 and chunks beside mp, sharding stage 2 beside pp, and bfloat16 beside sequence parallelism, in plans that

@@ -32,10 +32,10 @@ ON_CPU_RANKS = {
         "--dp 2 --mp 2 --sharding-stage 3 --clip-grad 1 --schedule 1F1B --micro-batches 2",
         {**ROOMY, "offload_optimizer_state": OFFLOAD},
     ),
-    "dp2 sharding 1 over fused buffers, optimizer state on the host": (
+    "dp2 sharding 1 over fused buffers, clip, optimizer state on the host": (
         2,
-        "gpt",
-        "--dp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --schedule 1F1B --micro-batches 2",
+        "llama",
+        "--dp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --clip-grad 1 --schedule 1F1B --micro-batches 2",
         {**ROOMY, "offload_optimizer_state": OFFLOAD},
     ),
     "pp2 vpp2, optimizer state on the host": (
@@ -73,12 +73,6 @@ ON_CPU_RANKS = {
         "gpt",
         "--pp 2 --mp 2 --micro-batches 4",
         {**ROOMY, "return_memory": {"min_bytes": 64}},
-    ),
-    "dp2 sharding 1 over fused buffers, clip": (
-        2,
-        "llama",
-        "--dp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --clip-grad 1 --schedule 1F1B --micro-batches 2",
-        {**ROOMY},
     ),
     "mp2, sequence parallel, all recomputed, collectives too": (
         2,
