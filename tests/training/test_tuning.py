@@ -47,7 +47,7 @@ SMALL = "mp2, one micro-batch"
 
 @pytest.mark.parametrize("layout", [SMALL, *(pytest.param(layout, marks=pytest.mark.long) for layout in ("pp2", "mp2"))])
 def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(layout: str, folder: Path) -> None:
-    """The next run takes what was decided, and tries nothing. (`tests/testbed/test_tuning.py` has the bits of the other layouts.)"""
+    """The next run takes what was decided, and tries nothing. (`tests/testbed/test_tuning.py` has the bits of two stages.)"""
     run = decided(layout, folder / layout)
     assert run.bits() == baseline(layout, folder)
     head, *lines = run.trial()
