@@ -112,7 +112,12 @@ UNCAPTURED = {
     ),
     "auto, pp2 vpp2": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", AUTO),
     "auto, dp2 pp2, offload": (4, "gpt", "--dp 2 --pp 2", {**AUTO, "offload_activations": HALF}),
-    "dp2 sharding 3, clip": (2, "llama", "--dp 2 --sharding-stage 3 --clip-grad 1 --schedule 1F1B --micro-batches 2", {**MIXED}),
+    "dp2 mp2 sharding 3, clip": (
+        4,
+        "llama",
+        "--dp 2 --mp 2 --sharding-stage 3 --clip-grad 1 --schedule 1F1B --micro-batches 2",
+        {**MIXED},
+    ),
     "dp2, experts, shared expert, clip, recompute and offload by module": (
         2,
         "moe",
@@ -134,12 +139,6 @@ LONG = {
         "moe",
         "--dp 2 --mp 2 --pp 2 --micro-batches 3 --batch-size 6 --dense-every 0 --recompute mlp --hidden 32 --vocab 64",
         {**ROOMY},
-    ),
-    "dp2 mp2 sharding 3, clip": (
-        4,
-        "llama",
-        "--dp 2 --mp 2 --sharding-stage 3 --clip-grad 1 --schedule 1F1B --micro-batches 2",
-        {**MIXED},
     ),
     "dp2 mp2 sharding 2": (
         4,

@@ -93,6 +93,7 @@ LONG_ON_CPU_RANKS = (
     "dp2, experts, shared expert, clip, recompute and offload by module",
     "dp2 pp2, experts, pp + 1 micro-batches",
     "dp2 mp2 sharding 1, clip",
+    "dp2 mp2 sharding 3, clip",
     "mp2 sequence parallel, full recompute",
     "pp2 vpp2 mp2 mixed",
     "pp2, all offload, 2 pp + 1 micro-batches",
