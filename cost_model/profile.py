@@ -313,10 +313,8 @@ def is_path(device: str) -> bool:
 
 
 def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
-    """A profile that comes with Interlace, by name, or any other by path.
-
-    Raises:
-        ConfigError: Unknown name, unreadable file, or a field that is missing, unknown or of the wrong type.
+    """A profile that comes with Interlace, by name, or any other by path. Raises ConfigError: unknown name, unreadable file, or a field
+    that is missing, unknown or of the wrong type.
 
     >>> load_profile("h200").device
     'NVIDIA H200'
@@ -381,10 +379,7 @@ def save_profile(profile: DeviceProfile, path: str | os.PathLike[str]) -> Path:
 
 
 def require_device(profile: DeviceProfile, actual_name: str) -> None:
-    """Check that a profile was measured on the kind of device in use.
-
-    Raises:
-        ConfigError: It was not.
+    """Check that a profile was measured on the kind of device in use. Raises ConfigError where it was not.
 
     >>> require_device(load_profile("h200"), "nvidia h200")
     """

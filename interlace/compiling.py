@@ -13,15 +13,11 @@ import numba
 
 
 def compiled(function: Callable[..., Any], sources: Sequence[ModuleType], **options: Any) -> Any:
-    """The function compiled by numba when it is called first; stored where that is possible.
+    """The function, of arrays and numbers, compiled by numba (`options` are those of `numba.njit`) when it is called first; stored where
+    that is possible.
 
-    numba keeps a stored function for as long as its own file is the same, and knows nothing of what it calls. So what was stored from
-    other sources is thrown away.
-
-    Args:
-        function: Takes arrays and numbers.
-        sources: The modules of everything that it calls, and of the layout of what it reads.
-        options: For `numba.njit`.
+    numba keeps a stored function for as long as its own file is the same, and knows nothing of what it calls. So what was stored from other
+    `sources` is thrown away: the modules of everything that it calls, and of the layout of what it reads.
     """
     try:
         made = numba.njit(cache=True, **options)(function)

@@ -248,11 +248,7 @@ def make_config(
 
 
 def require_jobs(config: Config) -> None:
-    """Refuse what leaves a training step without jobs.
-
-    Raises:
-        ConfigError: Passes are on, but none that gives a schedule.
-    """
+    """Refuse what leaves a training step without jobs. Raises ConfigError where passes are on, but none that gives a schedule."""
     every = config.passes.values()
     if config.active and not config.plan and not any("scheduled" in each.gives for each in every):
         names = ", ".join(option_name(each.name) for each in every)
@@ -263,10 +259,8 @@ def require_jobs(config: Config) -> None:
 
 
 def load_config(path: str | Path, more: Mapping[str, Any] | None = None) -> Config:
-    """Read a YAML file; a name without a folder may be one of our presets; `more` are options of the command line, which go on top.
-
-    Raises:
-        ConfigError: The file is missing, is no YAML, or holds something `make_config` refuses; with file, line and column.
+    """Read a YAML file; a name without a folder may be one of our presets; `more` are options of the command line, which go on top. Raises
+    ConfigError, with file, line and column, where the file is missing, is no YAML, or holds something `make_config` refuses.
     """
     options, marks = read_yaml(find_config(path))
     return make_config({**options, **(more or {})}, str(path), {**marks, **command_marks(more or {})})
@@ -385,10 +379,7 @@ def _budget(value: Any, where: _Where) -> MemoryBudget:
 
 def parse_budget(value: Any) -> MemoryBudget:
     """Bytes, as a whole number, or a fraction of what Paddle's baseline holds, as a number with a point or in percent; with a plus sign
-    bytes beyond that; `off` for no limit; None for the default.
-
-    Raises:
-        ConfigError: It is neither.
+    bytes beyond that; `off` for no limit; None for the default. Raises ConfigError on anything else.
 
     >>> [parse_budget(each) for each in ("70GB", "1.5GiB", "0.8", 0.8, "80%", "350 %", 1 << 30, None)]
     [70000000000, 1610612736, 0.8, 0.8, 0.8, 3.5, 1073741824, None]
@@ -632,11 +623,7 @@ def is_preset(path: str | Path) -> bool:
 
 
 def find_config(path: str | Path) -> Path:
-    """The file of a path or of a preset's name.
-
-    Raises:
-        ConfigError: There is neither; the message lists the presets.
-    """
+    """The file of a path or of a preset's name. Raises ConfigError, with the list of presets, where there is neither."""
     presets = presets_folder()
     for candidate in (Path(path), presets / Path(path).name, presets / f"{Path(path).name}.yaml"):
         if candidate.is_file():

@@ -17,13 +17,9 @@ CACHE_VARIABLE = "INTERLACE_CACHE"
 
 
 def read_file(path: str | os.PathLike[str], most_bytes: int, what: str, error: type[InterlaceError]) -> bytes:
-    """The bytes of a regular file, unpacked where it is compressed by gzip.
-
-    Args:
-        path: Of the file.
-        most_bytes: Of the file, and of what it holds unpacked.
-        what: What a message calls the kind of file, and what is expected, such as "a dump that `interlace dump` wrote".
-        error: Raised where it is no regular file, larger, may not be read, or is cut short.
+    """The bytes of a regular file, unpacked where it is compressed by gzip. Raises `error` where it is no regular file, larger than
+    `most_bytes` (also unpacked), may not be read, or is cut short; `what` says what was expected, such as "a dump that `interlace dump`
+    wrote".
     """
     try:
         mode = os.stat(path).st_mode
@@ -62,11 +58,7 @@ def not_a_file(path: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn a failure of the block, which writes this file or makes this folder, into an error that names it.
-
-    Raises:
-        OutputError: For every OSError.
-    """
+    """Turn a failure of the block, which writes this file or makes this folder, into an OutputError that names it: every OSError."""
     try:
         yield
     except OSError as failed:

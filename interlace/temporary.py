@@ -51,11 +51,7 @@ class Held:
 
 
 def hold(prefix: str = PREFIX, within: Path | None = None) -> Held:
-    """Make a temporary folder, and remove those of this prefix whose processes have ended.
-
-    Raises:
-        OutputError: It cannot be made.
-    """
+    """Make a temporary folder, and remove those of this prefix whose processes have ended. Raises OutputError where it cannot be made."""
     base = within or Path(tempfile.gettempdir())
     _remove_left(base, prefix)
     with uninterrupted(), writing(base):
@@ -104,15 +100,10 @@ def _remove_left(base: Path, prefix: str) -> None:
 
 @contextmanager
 def claimed(folder: Path, name: str = "") -> Iterator[None]:
-    """Make a folder, and keep other commands from writing there until the block ends; if it fails, folders that were made go again.
+    """Make a folder (an absolute path), and keep other commands from writing there until the block ends; if it fails, folders that were
+    made go again. Where `name` is that of the only file that is to be written, others may write other files there at the same time.
 
-    Args:
-        folder: Absolute.
-        name: Of the only file that is to be written; others may write other files there at the same time.
-
-    Raises:
-        ConfigError: Another command writes there.
-        OutputError: The folder cannot be made.
+    Raises ConfigError where another command writes there, OutputError where the folder cannot be made.
     """
     new = [each for each in (folder, *folder.parents) if not each.exists()]
     locks: list[tuple[int, Path]] = []

@@ -105,11 +105,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def check_unscheduled(program: Program) -> None:
-    """Refuse a program with jobs.
-
-    Raises:
-        PassError: It has some.
-    """
+    """Refuse a program with jobs. Raises PassError where it has some."""
     if program.jobs:
         count = len(program.jobs)
         raise PassError(f"the program has a schedule already ({count} jobs); put this pass before 'schedule-1f1b'")
@@ -135,10 +131,8 @@ def option_name(name: str) -> str:
 
 
 def register(kind: P) -> P:
-    """Class decorator that makes a pass known under its name, ours and a user's own alike.
-
-    Raises:
-        PassError: It is no pass, has no name, or the name is taken by another class.
+    """Class decorator that makes a pass known under its name, ours and a user's own alike. Raises PassError where it is no pass, has no
+    name, or the name is taken by another class.
     """
     if not (isinstance(kind, type) and issubclass(kind, Pass)):
         raise PassError(f"register() got {kind!r}; expected a subclass of interlace.passes.Pass")
@@ -152,11 +146,7 @@ def register(kind: P) -> P:
 
 
 def find_pass(name: str) -> Callable[..., Pass]:
-    """The pass class of a name.
-
-    Raises:
-        PassError: No such pass; the message lists those there are.
-    """
+    """The pass class of a name. Raises PassError, with the list of those there are, where there is no such pass."""
     if name not in REGISTRY:
         raise PassError(f"no pass {name!r}; there are {sorted(REGISTRY)}; a pass of your own needs @interlace.passes.register")
     return REGISTRY[name]

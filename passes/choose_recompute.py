@@ -186,14 +186,8 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
 
 
 def recomputation(program: Program, costs: Costs, memo: dict[Any, Any], *, adds: bool, collectives: bool = False) -> Recomputation:
-    """What a program's backward computes again, worked out once for the same program.
-
-    Args:
-        program: As captured.
-        costs: Times of operations.
-        memo: Keeps what was found.
-        adds: Whether with repetitions of all that it could compute again.
-        collectives: Whether these repeat collectives within the stage too.
+    """What a captured program's backward computes again, worked out once for the same program and kept in `memo`. With `adds` it has
+    repetitions of all that it could compute again, with `collectives` of collectives within the stage too.
     """
 
     def make() -> Recomputation:

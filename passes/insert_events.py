@@ -56,13 +56,11 @@ class InsertEvents(Pass, frozen=True, kw_only=True):
 def events_of(program: Program, known: Iterable[Event] = (), memo: dict[Any, Any] | None = None) -> tuple[Event, ...]:
     """The events that a plan needs besides the known ones: each order that the proof's analysis finds missing becomes an event.
 
-    What the executor or an earlier event orders gets none. The last op instance that uses a block waits for readers on other streams
-    that may not have completed: Paddle frees a block after its last reader. No event reaches into the next step: accesses to
-    persistable values are waited for by the last op instance of the stream that accesses them first in the next step. For `memo` see
-    `needs_of`.
+    What the executor or an earlier event orders gets none. The last op instance that uses a block waits for readers on other streams that
+    may not have completed: Paddle frees a block after its last reader. No event reaches into the next step: accesses to persistable values
+    are waited for by the last op instance of the stream that accesses them first in the next step. For `memo` see `needs_of`.
 
-    Raises:
-        PlanError: The walk still misses orders after `ROUNDS`; the first is named.
+    Raises PlanError, with the first order, where the walk still misses some after `ROUNDS`.
     """
     plan = msgspec.structs.replace(program, events=tuple(known))
     for _ in range(ROUNDS):

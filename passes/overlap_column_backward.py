@@ -80,10 +80,8 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
         return tuple(sorted({work.layer(op) for op in work.sites}))
 
     def run(self, program: Program, context: Context) -> Program:
-        """The program with its collectives moved up.
-
-        Raises:
-            PassError: The program has a schedule already, or `modules` names what is not there.
+        """The program with its collectives moved up. Raises PassError where it has a schedule already, or `modules` names what is not
+        there.
         """
         check_unscheduled(program)
         work = Work(Graph(program), context, self)

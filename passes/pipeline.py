@@ -50,10 +50,8 @@ class Pipeline:
     is_draft: bool = False
 
     def check(self, program: Program) -> None:
-        """Hold every pass's needs against what comes before it.
-
-        Raises:
-            PassError: A need is not met, or a pass comes before one that it must follow.
+        """Hold every pass's needs against what comes before it. Raises PassError where a need is not met, or a pass comes before one that
+        it must follow.
         """
         have = {tag for name in program.passes if name in REGISTRY for tag in REGISTRY[name].gives}
         ran = list(program.passes)
@@ -76,10 +74,8 @@ class Pipeline:
         self, program: Program, cost: Costs, memory_limit: int | None = None, memo: dict[Any, Any] | None = None, extra_bytes: int = 0
     ) -> tuple[Program, list[PassReport]]:
         """Run all passes on a rank of which the others are not known; the given program is untouched whatever happens. For the other
-        arguments see `Context`.
-
-        Raises:
-            PassError: A contract is broken, or a pass fails or gives a program that does not verify; it names the pass.
+        arguments see `Context`. Raises PassError, with the pass, where a contract is broken, or one fails or gives a program that does not
+        verify.
         """
         self.check(program)
         reports, memo = [], {} if memo is None else memo
@@ -109,11 +105,7 @@ def errors_named(each: Pass) -> Iterator[None]:
 
 
 def applied(each: Pass, program: Program, context: Context) -> Program:
-    """What a pass makes of a program, with its name in it.
-
-    Raises:
-        PassError: It gave something else.
-    """
+    """What a pass makes of a program, with its name in it. Raises PassError where it gave something else."""
     made = each.run(program, context)
     if not isinstance(made, Program):
         raise PassError(f"run() gave {type(made).__name__}, expected a Program")
@@ -138,11 +130,7 @@ def built_in() -> tuple[type[Pass], ...]:
 
 
 def ordered(passes: Sequence[Pass]) -> Pipeline:
-    """Ours in their order, and a user's own as early as their `after` and `needs` allow.
-
-    Raises:
-        PassError: The passes ask for a circle.
-    """
+    """Ours in their order, and a user's own as early as their `after` and `needs` allow. Raises PassError where they ask for a circle."""
     names = [kind.name for kind in built_in()]
     ours = sorted((each for each in passes if is_built_in(type(each))), key=lambda each: names.index(each.name))
     return Pipeline(tuple(_place(ours, [each for each in passes if not is_built_in(type(each))])))

@@ -101,10 +101,8 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
         return tuple(sorted({op.layer for op in _gradients(program) if weight_index(op, weights) is not None}))
 
     def run(self, program: Program, context: Context) -> Program:
-        """The program with its weight gradients split.
-
-        Raises:
-            PassError: The program has a schedule already, or `modules` names what is not there.
+        """The program with its weight gradients split. Raises PassError where it has a schedule already, or `modules` names what is not
+        there.
         """
         check_unscheduled(program)
         graph = Graph(program)

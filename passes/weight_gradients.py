@@ -55,15 +55,8 @@ def is_used(graph: Graph, op: Op, index: int) -> bool:
 
 
 def check_modules(modules: Sequence[str], program: Program, context: Context) -> None:
-    """Refuse names that match no layer of any rank; where the other stages are not known, say what this one lacks.
-
-    Args:
-        modules: Names or globs.
-        program: Of this rank.
-        context: Its facts are the layers of each rank.
-
-    Raises:
-        PassError: It lists the layers there are.
+    """Refuse names or globs that match no layer of any rank (the facts of `context`); where the other stages are not known, say what this
+    one lacks. Raises PassError with the layers there are.
     """
     known = sorted({layer for layers in context.facts for layer in layers if layer})
     for pattern in modules:

@@ -51,17 +51,11 @@ class PlanSummary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 def require_agreement(plan: Plan, comm: RankComm, target: Target) -> None:
-    """Compare options and prove the plans of all ranks together: partners issue matching calls, and there is no deadlock.
+    """Compare options and prove the plans of all ranks together: partners issue matching calls, and there is no deadlock. `comm` is this
+    rank's communication, as `require_safe` returned it.
 
-    Every rank sends a few hundred bytes; the order of its communication is sent once for all ranks that have the same one.
-
-    Args:
-        plan: This rank's plan.
-        comm: Its communication, as `require_safe` returned it.
-        target: The rules of the device.
-
-    Raises:
-        PlanError: On every rank alike, with the findings that `interlace check` has for the same plans.
+    Every rank sends a few hundred bytes; the order of its communication is sent once for all ranks that have the same one. Raises PlanError
+    on every rank alike, with the findings that `interlace check` has for the same plans.
     """
     peers = peers_of(plan.program)
     if peers is not None:
@@ -175,11 +169,7 @@ class StoreRounds:
         self.rounds = count()
 
     def exchange(self, mine: bytes) -> list[bytes]:
-        """See `Rounds`.
-
-        Raises:
-            PlanError: A rank sends nothing within the time-out.
-        """
+        """See `Rounds`. Raises PlanError where a rank sends nothing within the time-out."""
         key, deadline_s = f"{STORE_KEY}/{next(self.rounds)}", time.monotonic() + self.timeout_s
         self._write(f"{key}/{self.rank}", mine)
         if self.rank == 0:

@@ -50,15 +50,10 @@ def inplace_pairs(source: Any) -> Pairs:
 
 
 def inside(source: Any, outer: Sequence[Any], op_id: int) -> Inside:
-    """Look through the blocks of an operation.
+    """Look through the blocks of an operation of control flow. `outer` are its operands, and the other values around it that its blocks
+    read; errors name it by `op_id`.
 
-    Args:
-        source: Control flow.
-        outer: Its operands, and the other values around it that its blocks read.
-        op_id: Its number, for errors.
-
-    Raises:
-        ProgramError: A block communicates, draws random numbers or may, or writes a value around it that is no variable of the loop.
+    Raises ProgramError: a block communicates, draws random numbers or may, or writes a value around it that is no variable of the loop.
     """
     walk = _Walk()
     for k, value in enumerate(outer):

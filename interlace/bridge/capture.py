@@ -57,16 +57,10 @@ class Captured:
 
 
 def capture(source: Any, pipeline: Pipeline | None = None, *, mode: str = "train", layers: LayerNames | None = None) -> Captured:
-    """Take a snapshot of a dense PIR program.
+    """Take a snapshot of a dense PIR program (`paddle.pir.Program`) after partition and reshard: one rank's own operations and shapes.
+    `layers` are names of parameters, for `Op.layer`; without them layers are named after Paddle's class paths.
 
-    Args:
-        source: `paddle.pir.Program` after partition and reshard (one rank's own operations and shapes).
-        pipeline: The step it belongs to.
-        mode: `train`, `eval` or `predict`.
-        layers: Names of parameters, for `Op.layer`; without them layers are named after Paddle's class paths.
-
-    Raises:
-        ProgramError: An operation reads what a later part of the step gives (forward from backward, say); named.
+    Raises ProgramError, with the operation, where one reads what a later part of the step gives (forward from backward, say).
     """
     return _Capture(source, pipeline or Pipeline(), mode, layers or LayerNames()).run()
 
@@ -212,11 +206,8 @@ class _Capture:
 def fused_parameters(buffer: str, known: Collection[str]) -> list[str]:
     """The parameters in a fused buffer, from its name: known names, joined by hyphens, which may have hyphens of their own.
 
-    A word that is no known name is a parameter that this program does not use; the reading with the fewest such words is
-    returned. O(words x words of the longest known name).
-
-    Raises:
-        ProgramError: Several readings are as good.
+    A word that is no known name is a parameter that this program does not use; the reading with the fewest such words is returned. O(words
+    x words of the longest known name). Raises ProgramError where several readings are as good.
     """
     words = buffer.removeprefix(FUSED).split("-")
     longest = 1 + max((name.count("-") for name in known), default=0)
@@ -375,10 +366,8 @@ def plain(value: Any) -> Any:
 
 
 def with_group(op: Op) -> Op:
-    """The operation with the ring that its attributes name as its group.
-
-    Raises:
-        ProgramError: It has a ring, and Interlace does not know how operations of its kind communicate.
+    """The operation with the ring that its attributes name as its group. Raises ProgramError where Interlace does not know how operations
+    of its kind communicate.
     """
     group = ring_of(op)
     if group >= 0 and not is_known_comm(op):

@@ -12,12 +12,10 @@ from interlace.errors import PlanError
 
 @contextmanager
 def matching_feed(lowered: Lowered, data: Any) -> Iterator[None]:
-    """Run a step with a batch that the plan can cut into its micro-batches.
+    """Run a step with a batch that the plan can cut into its micro-batches. If nothing is sent between stages, a smaller batch is tried:
+    some programs do not depend on shapes.
 
-    If nothing is sent between stages, a smaller batch is tried: some programs do not depend on shapes.
-
-    Raises:
-        PlanError: The batch cannot be run, raised before anything runs; or Paddle failed with a smaller batch.
+    Raises PlanError: the batch cannot be run, raised before anything runs; or Paddle failed with a smaller batch.
     """
     found = different_feed(lowered, data)
     if found is None:

@@ -41,14 +41,8 @@ class Flags:
         return self._options, *self._origin
 
     def final(self, strategy: Any, say: bool = True) -> Config:
-        """The configuration to build with: the flags, and what the strategy and the environment ask for in Paddle's words.
-
-        Args:
-            strategy: Paddle's.
-            say: Log which option of ours does what a flag of Paddle's says.
-
-        Raises:
-            ConfigError: Something cannot run as it stands.
+        """The configuration to build with: the flags, and what the strategy and the environment ask for in Paddle's words. With `say`, log
+        which option of ours does what a flag of Paddle's says. Raises ConfigError where something cannot run as it stands.
         """
         return final_config(*self.asked(), strategy, say)
 
@@ -135,10 +129,8 @@ class _PassFlags:
 
 
 def final_config(options: Mapping[str, Any], source: str, marks: Mapping[str, str], strategy: Any, say: bool = True) -> Config:
-    """The configuration to build with: these options, and what the strategy and the environment ask for in Paddle's words.
-
-    Raises:
-        ConfigError: Something cannot run as it stands.
+    """The configuration to build with: these options, and what the strategy and the environment ask for in Paddle's words. Raises
+    ConfigError where something cannot run as it stands.
     """
     config = make_config(with_dead_flags(strategy, dict(options), say), source, marks)
     require_jobs(config)

@@ -103,18 +103,11 @@ class Lowered:
 
 
 def lower(captured: Captured, program: Program, device: Device, is_graph: bool = False) -> Lowered:
-    """Build the job programs of a scheduled program.
+    """Build the job programs of a scheduled program, whose operations stand for captured ones (`origin`) or are new ones known to `newops`.
+    Values to fetch besides the program's named outputs are outputs too (`passes.insert_events.fetching`).
 
-    Args:
-        captured: What the program was captured from.
-        program: Scheduled; its operations stand for captured ones (`origin`) or are new ones known to `newops`. Values to fetch
-            besides the program's named outputs are outputs too (`passes.insert_events.fetching`).
-        device: What it is built for.
-        is_graph: Whether steps are captured. Outputs are then copied to host memory, which has their names in the global scope, and are
-            not fetched.
-
-    Raises:
-        PlanError: Something in the plan cannot be built; the operation and job are named.
+    With `is_graph` steps are captured: outputs are then copied to host memory, which has their names in the global scope, and are not
+    fetched. Raises PlanError, with the operation and the job, where something in the plan cannot be built.
     """
     with _short_stacks():
         return _Lowering(captured, program, device, is_graph).run()

@@ -29,10 +29,8 @@ def install() -> None:
 
 
 def require_world(named: set[int], world: int) -> None:
-    """Check that every process is in a mesh, and that every rank of a mesh has a process. A script without meshes passes.
-
-    Raises:
-        ConfigError: They differ; with the number of processes to start.
+    """Check that every process is in a mesh, and that every rank of a mesh has a process. A script without meshes passes. Raises
+    ConfigError, with the number of processes to start, where they differ.
 
     >>> require_world({0, 1}, 2)
     """

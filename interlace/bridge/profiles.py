@@ -16,15 +16,11 @@ UNREADABLE = (ValueError, RuntimeError, OSError)
 
 
 def costs_for(config: Config, device: Device, profile: str = "") -> tuple[CostModel, str]:
-    """The cost model to ask (`Config.costs`), and the name of its profile.
+    """The cost model to ask (`Config.costs`), and the name of its profile: `profile`, else that of the configuration, else `cpu` on a CPU,
+    on a GPU the one of its name, and `h200` on all others.
 
-    Args:
-        config: Names the profile; without one the CPU has the profile `cpu`, a GPU the one of its name, and all others `h200`.
-        device: On a GPU the profile must be of the GPU in use. The CPU and custom devices may stand for others: no check there.
-        profile: Name or path of a profile, instead of the configuration's.
-
-    Raises:
-        ConfigError: There is no such profile, or it is of another GPU and `force_device` is off.
+    On a GPU the profile must be of the GPU in use; the CPU and custom devices may stand for others. Raises ConfigError where there is no
+    such profile, or it is of another GPU and `force_device` is off.
     """
     name = profile or config.device or default_profile(device)
     loaded = load_profile(name)
@@ -40,10 +36,8 @@ def default_profile(device: Device) -> str:
 
 
 def require_own_gpu(profile: DeviceProfile, config: Config, device: Device, what: str) -> None:
-    """Refuse a profile of another GPU than the one in use, where `force_device` is off.
-
-    Raises:
-        ConfigError: With what names the profile, such as "device 'h200'".
+    """Refuse a profile of another GPU than the one in use, where `force_device` is off. The ConfigError names the profile by
+    `what`, such as "device 'h200'".
     """
     if device.target is GPU and not config.force_device:
         try:

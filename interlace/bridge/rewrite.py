@@ -17,12 +17,10 @@ from interlace.ir.kinds import KEYWORD
 
 
 def write_back(captured: Captured, program: Program, device: Device, *, roles: bool = True) -> None:
-    """Change a Paddle program in place: new operations, their order, operands and streams; others are erased.
+    """Change a Paddle program in place: new operations, their order, operands and streams; others are erased. New operations get their role
+    in `program`, unless `roles` is false, for a program without roles.
 
-    New operations get their role in `program`, unless `roles` is false, for a program without roles.
-
-    Raises:
-        PlanError: An operation cannot be built; found before anything is changed.
+    Raises PlanError where an operation cannot be built, before anything is changed.
     """
     ops = [op for op in program.ops if op.name != KEYWORD]
     for op in ops:

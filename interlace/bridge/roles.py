@@ -25,10 +25,8 @@ GIVE_ROLES = (
 
 
 def give_roles(source: Any) -> bool:
-    """Set missing roles on the operations of a private copy of a program; returns whether it had none at all.
-
-    Raises:
-        ProgramError: Some operations have roles, and a missing one cannot be derived from them; the first one is named.
+    """Set missing roles on the operations of a private copy of a program; returns whether it had none at all. Raises ProgramError, with the
+    first one, where some operations have roles and a missing one cannot be derived from them.
     """
     ops = list(source.global_block().ops)
     raw = [op.op_role for op in ops]
@@ -45,10 +43,8 @@ def give_roles(source: Any) -> bool:
 
 
 def require_sums(program: Program, derived: bool) -> None:
-    """Refuse to run the optimizer once for several micro-batches where it would see the gradients of one alone.
-
-    Raises:
-        ProgramError: The optimizer reads what every micro-batch computes anew, or no operation has a role.
+    """Refuse to run the optimizer once for several micro-batches where it would see the gradients of one alone. Raises ProgramError: the
+    optimizer reads what every micro-batch computes anew, or no operation has a role.
     """
     count = program.pipeline.num_micro_batches
     updates = [op for op in program.ops if op.role == "optimize"]

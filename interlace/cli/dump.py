@@ -118,13 +118,9 @@ def _representatives_before(args: argparse.Namespace) -> list[str]:
 
 
 def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dict[str, Any]]) -> str:
-    """Build the first rank of the other stages, each to stand for its stage; rank 0 is built.
+    """Build the first rank of the other stages, each to stand for its stage; rank 0 is built. Returns what was compared, in words.
 
-    Returns:
-        What was compared, in words.
-
-    Raises:
-        ProgramError: The stages are not told by the program, or a stage's first and last rank are not equivalent.
+    Raises ProgramError where the program does not tell its stages, or a stage's first and last rank are not equivalent.
     """
     import msgspec
 
@@ -155,15 +151,8 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
 def build_ranks(
     args: argparse.Namespace, ranks: Sequence[int], folder: Path, alive: Alive, before: int = 0, total: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Build ranks, several at once; all are ended if one fails or the caller stops.
-
-    Args:
-        args: Of the command.
-        ranks: To build.
-        folder: Where their programs go.
-        alive: Told how many are done.
-        before: Ranks that are built already.
-        total: Of all that the command builds; None where it is not known yet (the stages are told by the first program).
+    """Build ranks, several at once; all are ended if one fails or the caller stops. `before` counts the ranks that are built already,
+    `total` all that the command builds: None where it is not known yet (the stages are told by the first program).
     """
     from interlace.local.processes import run_all
     from interlace.units import size

@@ -18,10 +18,8 @@ Name = str | os.PathLike[str]
 
 
 def check_file(option: str, target: Name | None) -> None:
-    """Refuse a file that could not be written; None is no file.
-
-    Raises:
-        ConfigError: It is a folder or a device, may not be written, or its folder cannot be made; with the option.
+    """Refuse a file that could not be written; None is no file. Raises ConfigError, with the option, where it is a folder or a device, may
+    not be written, or its folder cannot be made.
     """
     if target is None:
         return
@@ -35,10 +33,8 @@ def check_file(option: str, target: Name | None) -> None:
 
 
 def check_folder(option: str, folder: Name, target: str = "") -> None:
-    """Refuse a folder that could not be created or written; creates none.
-
-    Raises:
-        ConfigError: With the option, and the part of the path that prevents it.
+    """Refuse a folder that could not be created or written; creates none. Raises ConfigError, with the option, and the part of the path
+    that prevents it.
     """
     path = Path(folder).absolute()
     known = next(each for each in (path, *path.parents) if os.path.lexists(each))
@@ -56,14 +52,10 @@ def check_folder(option: str, folder: Name, target: str = "") -> None:
 
 def check_apart(outputs: Mapping[str, Name | Iterable[Name] | None], inputs: Iterable[Name | None]) -> None:
     """Refuse outputs that would overwrite what the command reads, or each other; and single files that would overwrite other programs of a
-    folder of which it reads some.
+    folder of which it reads some. Raises ConfigError with the option and the file.
 
-    Args:
-        outputs: Option -> the file that it names, or all files that will be written into its folder.
-        inputs: Files, and folders of dumps or plans, that are read; None, and names that lead to no file, are none.
-
-    Raises:
-        ConfigError: With the option and the file.
+    `outputs` has for each option the file that it names, or all files that will be written into its folder. Of `inputs`, None and names
+    that lead to no file are none.
     """
     given = [Path(name) for name in inputs if name]
     read = {os.path.realpath(file): file for path in given for file in _files(path)}
@@ -93,10 +85,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def check_no_others(option: str, folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder that has programs of ranks besides those that are to be written there: with them it would hold a mixture.
-
-    Raises:
-        ConfigError: With the names of the files that would be left.
+    """Refuse a folder that has programs of ranks besides those that are to be written there: with them it would hold a mixture. Raises
+    ConfigError with the names of the files that would be left.
     """
     from interlace.ir.dump import programs_in
 
@@ -111,16 +101,12 @@ def check_no_others(option: str, folder: Path, names: Iterable[str]) -> None:
 
 @contextmanager
 def staged(folder: Path, name: str = "", instead_of: Sequence[str] = ()) -> Iterator[Path]:
-    """A temporary folder. At the end of the block all its files are moved to `folder`; none if the block fails.
+    """A temporary folder. At the end of the block all its files are moved to `folder`, which is made if it is not there; none if the block
+    fails. Files of an earlier command (`instead_of`) go, where this one does not write them.
 
-    Args:
-        folder: Made if it is not there; meanwhile no other command may write there.
-        name: Of the only file, where it is one; then others may write other files there.
-        instead_of: Names of files of an earlier command that go, where this one does not write them.
-
-    Raises:
-        ConfigError: Another command writes there, or there is a folder with the name of one of the files.
-        OutputError: Something cannot be written.
+    No other command may write to the folder meanwhile; where `name` is that of the only file, others may write other files there. Raises
+    ConfigError where another command writes there, or there is a folder with the name of one of the files; OutputError where something
+    cannot be written.
     """
     wanted = folder.absolute()
     with claimed(wanted, name), temporary_folder(".interlace-", wanted) as made:

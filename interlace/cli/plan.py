@@ -153,11 +153,7 @@ def _check_places(args: argparse.Namespace, config: Config, files: Sequence[Plan
 
 
 def require_captured(files: Sequence[PlanFile]) -> None:
-    """Refuse plans where captured programs are to be planned.
-
-    Raises:
-        ProgramError: With the folder that has what the plan was made from.
-    """
+    """Refuse plans where captured programs are to be planned. Raises ProgramError with the folder that has what the plan was made from."""
     from interlace.errors import ProgramError
 
     made = next((file.path for file in files if file.program.jobs), None)

@@ -45,11 +45,8 @@ def add_budget(parser: argparse.ArgumentParser, or_else: str = "") -> None:
 
 
 def read_files(paths: Sequence[str | Path]) -> list[PlanFile]:
-    """The programs of files and folders, in the order of the names.
-
-    Raises:
-        ProgramError: A name refers to none.
-        PlanError: A plan's record cannot be read.
+    """The programs of files and folders, in the order of the names. Raises ProgramError where a name refers to none, PlanError where a
+    plan's record cannot be read.
     """
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
@@ -59,17 +56,12 @@ def read_files(paths: Sequence[str | Path]) -> list[PlanFile]:
 
 
 def require_world(files: Sequence[PlanFile], partial: bool, *, is_proved: bool = False) -> None:
-    """Refuse programs that are not those of one world.
+    """Refuse programs that are not those of one world. With `partial` ranks may be missing; which ones is told on standard error. With
+    `is_proved` a proof follows: it compares the calls of ranks, judges plans that were made one by one, and names those that are not what
+    their records tell of.
 
-    Args:
-        files: As `read_files` gives them.
-        partial: Whether ranks may be missing; which ones is told on standard error.
-        is_proved: Whether a proof follows: it compares the calls of ranks, judges plans that were made one by one, and names those that
-            are not what their records tell of.
-
-    Raises:
-        ProgramError: A rank is there twice, or missing, or one differs from the others.
-        PlanError: Plans were not made together, or lie among dumps, or only some have a record, or one is not what its record tells of.
+    Raises ProgramError: a rank is there twice, or missing, or one differs from the others. Raises PlanError: plans were not made together,
+    or lie among dumps, or only some have a record, or one is not what its record tells of.
     """
     from interlace.ir.one_world import require_one_world
 
@@ -153,10 +145,8 @@ def _require_all(programs: Sequence[Program], partial: bool) -> None:
 def simulated(
     files: Sequence[PlanFile], setting: Setting, p2p: Literal["rendezvous", "buffered"] | None = None, *, partial: bool = False
 ) -> Result:
-    """A step of these plans; programs without jobs run in Paddle's baseline order, by Paddle's own jobs.
-
-    Raises:
-        ProgramError, PlanError, Stall: As `require_world` and the simulator.
+    """A step of these plans; programs without jobs run in Paddle's baseline order, by Paddle's own jobs. Raises what `require_world` and
+    the simulator raise.
     """
     from interlace.ir.target import with_paddles_jobs
     from interlace.planning.baseline import baseline_plan
@@ -170,10 +160,8 @@ def simulated(
 
 
 def require_same_model(plan: Sequence[Program], beside: Sequence[Program]) -> None:
-    """Times can be compared where the same model runs on the same world with the same micro-batches.
-
-    Raises:
-        PlanError: They differ; it says in what.
+    """Refuse to compare times of other than the same model on the same world with the same micro-batches. Raises PlanError, which says in
+    what they differ.
     """
     from interlace.errors import PlanError
 

@@ -54,9 +54,7 @@ class Setting:
     @classmethod
     def of(cls, files: Sequence[PlanFile], args: argparse.Namespace, *more: Target) -> Setting:
         """As the options say, of real targets and `more`; else the profile that the plans were made with, and the target that goes with it.
-
-        Raises:
-            ConfigError: There is no such profile or target, or the plans were made with several profiles.
+        Raises ConfigError where there is no such profile or target, or the plans were made with several profiles.
         """
         from interlace.cost_model import CostModel, load_profile
         from interlace.errors import ConfigError
@@ -85,10 +83,8 @@ class Setting:
         return f"simulated with the profile {Path(self.profile).stem} ({self.why}), rules of the {self.target.name} target"
 
     def simulate(self, programs: Sequence[Program], p2p: Literal["rendezvous", "buffered"] | None = None) -> Result:
-        """A step of these ranks and of those they stand for, all others being always ready; `p2p` in the place of the target's own rule.
-
-        Raises:
-            PlanError, Stall: As the simulator.
+        """A step of these ranks and of those they stand for, all others being always ready; `p2p` in place of the target's own rule. Raises
+        PlanError and Stall as the simulator.
         """
         from interlace.ir.equivalent_ranks import missing_ranks, representatives
         from interlace.scheduler.simulate.arrays import Options
@@ -100,10 +96,8 @@ class Setting:
 
 
 def profile_of(files: Sequence[PlanFile]) -> tuple[str, str]:
-    """The profile that plans were made with, and that it is theirs; the default for dumps, which have none.
-
-    Raises:
-        ConfigError: They were made with several.
+    """The profile that plans were made with, and that it is theirs; the default for dumps, which have none. Raises ConfigError where they
+    were made with several.
     """
     from interlace.errors import ConfigError
 

@@ -196,10 +196,8 @@ def auto_cast(amp: Any) -> Iterator[None]:
 
 
 def load(gpu_only: bool = False) -> None:
-    """Compile the kernels if that was not done yet, and register them in this process; a second call does nothing.
-
-    Raises:
-        ConfigError: There is no C++ compiler, or it fails.
+    """Compile the kernels if that was not done yet, and register them in this process; a second call does nothing. Raises ConfigError where
+    there is no C++ compiler, or it fails.
     """
     if _loaded and (_loaded[0].gpu_only or not gpu_only):
         return
@@ -298,10 +296,8 @@ class _Library:
             _check(name, self._calls.interlace_refuse(name.encode(), _DTYPES[dtype], text))
 
     def build_all(self, operations: Iterable[str]) -> set[str]:
-        """Let every operation build in half precision, and in any type those without a CPU kernel in float32.
-
-        Returns:
-            The operations without a kernel for some type; they raise when run.
+        """Let every operation build in half precision, and in any type those without a CPU kernel in float32. Returns the operations
+        without a kernel for some type; they raise when run.
         """
         refused = set()
         for name in operations:

@@ -80,11 +80,7 @@ def encode(program: Program, script: Script | None = None) -> bytes:
 
 
 def decode(data: bytes, where: str = "dump") -> Program:
-    """The program of a dump.
-
-    Raises:
-        ProgramError: The data is truncated, no dump, or of another schema; the message names `where`.
-    """
+    """The program of a dump. Raises ProgramError, which names `where`, for data that is truncated, no dump, or of another schema."""
     try:
         header = msgspec.json.decode(data, type=Header)
         if header.interlace_schema not in READABLE:
@@ -109,11 +105,7 @@ def _what_it_is(where: str) -> str:
 
 
 def save(program: Program, path: str | Path, script: Script | None = None) -> Path:
-    """Write a dump; the file is written completely or not at all.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
+    """Write a dump, completely or not at all. Raises OutputError where it cannot be written."""
     path = Path(path)
     data = encode(program, script)
     write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
@@ -121,10 +113,8 @@ def save(program: Program, path: str | Path, script: Script | None = None) -> Pa
 
 
 def load(path: str | Path) -> Program:
-    """Read a dump and check that it is a program.
-
-    Raises:
-        ProgramError: No such file, not a whole dump of this schema, or a program that breaks a rule of the IR.
+    """Read a dump and check that it is a program. Raises ProgramError: no such file, not a whole dump of this schema, or a program that
+    breaks a rule of the IR.
     """
     path = Path(path)
     program = decode(read_file(path, MOST_BYTES, "a dump that `interlace dump` wrote", ProgramError), str(path))
@@ -153,10 +143,8 @@ def script_of(path: str | Path) -> Script | None:
 
 
 def find_dumps(paths: Sequence[str | Path], *, one: bool = False) -> list[Path]:
-    """The dump files that names of files and folders refer to, in the order of the numbers in their names.
-
-    Raises:
-        ProgramError: A name refers to no dump, or with `one` to more than one.
+    """The dump files that names of files and folders refer to, in the order of the numbers in their names. Raises ProgramError where a name
+    refers to no dump, or with `one` to more than one.
     """
     found: list[Path] = []
     for path in map(Path, paths):
@@ -194,10 +182,8 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file through a temporary one beside it, so that an interruption leaves nothing half-written.
-
-    Raises:
-        OutputError: It cannot be written; what was there stays.
+    """Write a file through a temporary one beside it, so that an interruption leaves nothing half-written. Raises OutputError where it
+    cannot be written; what was there stays.
     """
     other = not_a_file(path)
     if other:

@@ -87,10 +87,8 @@ class Edit:
         self._renamed[old] = new
 
     def build(self, order: Sequence[int] | None = None) -> Program:
-        """The new program; `order` gives op ids in their new order, the old one where not given.
-
-        Raises:
-            ProgramError: A change is at an operation that the program does not have, or `order` does not list each operation once.
+        """The new program; `order` gives op ids in their new order, the old one where not given. Raises ProgramError where a change is at
+        an operation that the program does not have, or `order` does not list each operation once.
         """
         lost = sorted({*self._before, *self._after, *self._replaced} - {op.id for op in self.program.ops})
         if lost:

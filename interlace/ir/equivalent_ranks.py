@@ -41,10 +41,8 @@ def equivalence_key(program: Program) -> bytes:
 
 
 def representatives(programs: Sequence[Program]) -> dict[int, int]:
-    """Rank that is not given -> the rank whose program stands for it.
-
-    Raises:
-        ProgramError: A rank has two programs, its own or one that stands for it.
+    """Rank that is not given -> the rank whose program stands for it. Raises ProgramError where a rank has two programs, its own or one
+    that stands for it.
     """
     program_of: dict[int, int] = {}
     for program in programs:

@@ -24,15 +24,10 @@ TOGETHER = "give the dumps of one script with one set of arguments: `interlace d
 
 
 def require_one_world(programs: Sequence[Program], paths: Sequence[Path], *, with_calls: bool = True) -> None:
-    """Refuse programs that cannot run together. O(operations).
+    """Refuse programs, read from these files, that cannot run together. O(operations). With `with_calls` the calls that ranks share are
+    compared too, where no program has a schedule; the proof does it for all.
 
-    Args:
-        programs: Each of another rank, or several of one, which is refused too.
-        paths: Of their files.
-        with_calls: Compare the calls that ranks share, too, where none has a schedule; the proof does it for all.
-
-    Raises:
-        ProgramError: With the first rank that differs from an earlier one, and in what.
+    Raises ProgramError with the first rank that is there twice, or differs from an earlier one, and in what.
     """
     first: dict[int, Path] = {}
     for program, path in zip(programs, paths, strict=True):

@@ -172,11 +172,7 @@ SCHEDULES: dict[str, Schedule] = {"FThenB": f_then_b, "1F1B": one_f_one_b, "VPP"
 
 
 def find_schedule(name: str) -> Schedule:
-    """The schedule of a name.
-
-    Raises:
-        ConfigError: It is not known; the message lists those there are.
-    """
+    """The schedule of a name. Raises ConfigError, with the list of those there are, where it is not known."""
     if name not in SCHEDULES:
         raise ConfigError(f"schedule {name!r} is not known; there are {sorted(SCHEDULES)}")
     return SCHEDULES[name]
@@ -286,13 +282,11 @@ def show_row(stage: int, slots: list[Slot]) -> str:
 
 
 def parse_rows(text: str, where: str = "schedule") -> dict[int, list[Slot]]:
-    """Stages as text -> slots by stage; the inverse of `show_row`.
+    """Stages as text -> slots by stage; the inverse of `show_row`. Raises PlanError, with the line, where a token cannot be read, or a
+    stage occurs twice.
 
     >>> [str(slot) for slot in parse_rows("0 | 0F 0B+1F 1B O")[0]]
     ['0F', '0B+1F', '1B', 'O']
-
-    Raises:
-        PlanError: A token cannot be read, or a stage occurs twice; with the line.
     """
     rows: dict[int, list[Slot]] = {}
     for number, line in enumerate(text.splitlines(), 1):

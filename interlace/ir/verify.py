@@ -18,10 +18,8 @@ EVENT_NAME = re.compile(r"\S+")
 
 
 def verify(program: Program) -> None:
-    """Check a program; cost O(ops + operands + job items).
-
-    Raises:
-        ProgramError: With every broken rule (the first 20), each naming the operation.
+    """Check a program; cost O(ops + operands + job items). Raises ProgramError with every broken rule (the first 20), each naming the
+    operation.
     """
     faults = [
         *_ranks(program),
@@ -53,10 +51,8 @@ ATTRIBUTES: dict[str, tuple[type, ...]] = {
 
 
 def require_bounds(program: Program) -> None:
-    """Check a program from a file against limits of size, and the types of attributes that Interlace reads; cost O(ops + values).
-
-    Raises:
-        ProgramError: The program exceeds a limit, or an attribute has another type than its reader expects.
+    """Check a program from a file against limits of size, and the types of attributes that Interlace reads; cost O(ops + values). Raises
+    ProgramError where it exceeds a limit, or an attribute has another type than its reader expects.
     """
     batches = program.pipeline.num_micro_batches
     if max(len(program.ops), program.pipeline.num_chunks) * batches > MOST_ITEMS:

@@ -128,17 +128,8 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def answer_of(
     found: Sequence[Candidate], template: Template, cluster: Cluster, limits: Limits, device: str, network: str, tokens: int, built: int
 ) -> Answer:
-    """The answer.
-
-    Args:
-        found: By the search.
-        template, cluster, limits: Of the search.
-        device, network: In words.
-        tokens: Of a step, if given; 0 takes those that programs read.
-        built: Programs that were built.
-
-    Raises:
-        ConfigError: Layouts do not train the same number of tokens a step.
+    """The answer. `tokens` are those of a step, 0 for those that programs read; `built` counts the programs that were built. Raises
+    ConfigError where layouts do not train the same number of tokens a step.
     """
     tokens = tokens or _tokens(found, cluster)
     rows = sorted((_row(each, template, limits, tokens) for each in found), key=_order)

@@ -138,11 +138,7 @@ class Search:
         self.digest = hashlib.sha256(msgspec.json.encode(found)).hexdigest()[:24]
 
     def run(self, layouts: Sequence[Layout]) -> list[Candidate]:
-        """What is found of each layout, in the order of `layouts`.
-
-        Raises:
-            ConfigError: No layout is built.
-        """
+        """What is found of each layout, in the order of `layouts`. Raises ConfigError where none is built."""
         found = [Candidate(layout) for layout in layouts]
         if self.has_bounds and any(name in KNOWN for name, _ in layouts[0].values):
             self._refer(found)

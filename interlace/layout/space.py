@@ -151,16 +151,10 @@ def parse_tries(texts: Sequence[str]) -> dict[str, list[Number]]:
 def layouts_of(
     template: Template, cluster: Cluster, tries: Mapping[str, list[Number]], whole: Sequence[Mapping[str, Any]] = ()
 ) -> list[Layout]:
-    """All layouts that the command may be given, in a fixed order.
+    """All layouts that the command may be given, in a fixed order: those that are given as a `whole`, else all combinations of the values
+    in `tries`, and for other names of the ranges of `Cluster`.
 
-    Args:
-        template: The command.
-        cluster: What they are for.
-        tries: Values of names that are given; others have the ranges of `Cluster`.
-        whole: Layouts that are given as a whole, in the place of all combinations.
-
-    Raises:
-        ConfigError: A name is not known and has no values, is given values and not used, or no layout is left.
+    Raises ConfigError: a name is not known and has no values, is given values and not used, or no layout is left.
     """
     names = template.names
     if not names:

@@ -140,9 +140,8 @@ def build_program(
 ) -> Program:
     """The training program that a script builds as one rank of a world; with `has_stages`, in a fork, as the first rank of another stage.
 
-    Raises:
-        LaunchError: The script ended without building a training program.
-        ConfigError: Nobody has tested this Paddle, it lacks what dumps need, and is not forced.
+    Raises LaunchError where the script ended without building a training program; ConfigError where nobody has tested this Paddle, it lacks
+    what dumps need, and is not forced.
     """
     unusable = "" if force_paddle else unusable_paddle(EVERYTHING, DUMPS)
     if unusable:

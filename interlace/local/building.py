@@ -71,10 +71,8 @@ class Build:
         return [found for found in _documents(_text(self.out)) if found.get("rank", self.request.rank) != self.request.rank]
 
     def record(self, shown_as: str) -> dict[str, Any]:
-        """What the ended process printed about its program; `shown_as`: what messages call the folder of its path.
-
-        Raises:
-            ScriptError, LaunchError: It built none; with the end of what it said.
+        """What the ended process printed about its program; `shown_as`: what messages call the folder of its path. Raises ScriptError or
+        LaunchError, with the end of what it said, where it built none.
         """
         code, request = self.child.process.returncode, self.request
         if code:

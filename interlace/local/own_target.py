@@ -30,11 +30,7 @@ class OwnTarget(ABC):
 
     @abstractmethod
     def require(self) -> None:
-        """Find out, before anything starts, whether ranks can run here.
-
-        Raises:
-            ConfigError: They cannot; with what to do.
-        """
+        """Find out, before anything starts, whether ranks can run here. Raises ConfigError, with what to do, where they cannot."""
 
     @abstractmethod
     def install(self, rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
@@ -45,10 +41,8 @@ class OwnTarget(ABC):
 
 
 def find_own(name: str) -> OwnTarget:
-    """Import the module of a target, found as a script in this folder would find it.
-
-    Raises:
-        ConfigError: There is no such module, it fails, or has no target.
+    """Import the module of a target, found as a script in this folder would find it. Raises ConfigError where there is no such module, it
+    fails, or has no target.
     """
     module, _, attribute = (name if ":" in name else f"{name}:TARGET").partition(":")
     if os.getcwd() not in sys.path:

@@ -115,11 +115,7 @@ def output_path(run_dir: str | os.PathLike[str], rank: int) -> Path:
 
 
 def write_report(run_dir: str | os.PathLike[str], report: RankReport) -> None:
-    """Write a report so that a reader sees all of it or nothing.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
+    """Write a report so that a reader sees all of it or nothing. Raises OutputError where it cannot be written."""
     write_whole(report_path(run_dir, report.rank), msgspec.json.encode(report))
 
 

@@ -10,11 +10,8 @@ from interlace.units import ranks_text
 
 
 def stages_of(program: Program) -> list[range]:
-    """The ranks of each stage of the world that a captured program is of.
-
-    Raises:
-        ProgramError: The world is no multiple of its stages, or ranks of a stage send to each other (as where no pipeline schedule says
-            which ranks are of a stage).
+    """The ranks of each stage of the world that a captured program is of. Raises ProgramError where the world is no multiple of its stages,
+    or ranks of a stage send to each other (as where no pipeline schedule says which ranks are of a stage).
 
     >>> stages_of(Program((), (), world=4))
     [range(0, 4)]
@@ -36,11 +33,7 @@ def stages_of(program: Program) -> list[range]:
 
 
 def require_alike(first: Program, last: Program) -> None:
-    """Refuse a stage of which one rank cannot stand for the others.
-
-    Raises:
-        ProgramError: With the first thing in which the two differ.
-    """
+    """Refuse a stage of which one rank cannot stand for the others. Raises ProgramError with the first thing in which the two differ."""
     told = first_unlike(last, first)
     if told:
         raise ProgramError(

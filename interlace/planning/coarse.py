@@ -99,12 +99,8 @@ class Coarse:
         self, stages: Mapping[int, StageWork], programs: Mapping[int, Sequence[int]], speaker: Mapping[int, int]
     ) -> dict[str, tuple[StageOrder, ...]]:
         """The orders of the jobs of all stages: of each kind of work found on the first stage that does it, first with nothing more
-        recomputed, which the others are like.
-
-        Args:
-            stages: What they do.
-            programs: Numbers of the programs that do it.
-            speaker: The rank that speaks for a stage.
+        recomputed, which the others are like. `programs` are the numbers of the programs that do a stage's work, `speaker` the rank that
+        speaks for it.
         """
         owner = {work: stage for stage in sorted(stages, reverse=True) for work in stages[stage].work}
         found: dict[str, tuple[StageOrder, ...]] = {}

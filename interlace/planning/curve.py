@@ -71,10 +71,8 @@ def write_sweep(sweep: Sweep, folder: Path) -> Path:
 
 
 def read_sweep(folder: Path) -> Sweep | None:
-    """The curve of a folder of plans; None where `interlace plan --sweep` left none.
-
-    Raises:
-        PlanError: The file cannot be read, or holds something else.
+    """The curve of a folder of plans; None where `interlace plan --sweep` left none. Raises PlanError where the file cannot be read, or
+    holds something else.
     """
     path = folder / SWEEP
     if not path.is_file():

@@ -16,15 +16,10 @@ from interlace.planning.world import Made
 
 def fastest(drafts: Drafts) -> tuple[Made, Tried]:
     """Run the passes with the form that is simulated fastest within the memory, with as much recomputation as the schedule pays for.
+    Returns the run, and what was proposed for it; raises PassError as `Pipeline.run`.
 
     Every form that is proposed (`PROPOSALS`) is drafted, without local search inside its jobs, and simulated; the fastest is then planned
     in full. Where Paddle's own plan is the fastest it is kept as it is.
-
-    Returns:
-        The run, and what was proposed for it.
-
-    Raises:
-        PassError: As `Pipeline.run`.
     """
     made = drafts.world.run(drafted(drafts.own), drafts.memory_limits, ranks=drafts.ranks)
     peaks = drafts.peaks(made)

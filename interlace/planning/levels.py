@@ -36,11 +36,9 @@ class Levels:
         self.states = states if states is not None and any(world.known(movable_states, states)) else None
 
     def within(self, limit: int, beyond: Sequence[float] = MORE_FREED) -> tuple[Numbers, ...]:
-        """How much each stage may recompute, by stage, from nothing to most: a schedule may have any of them on each stage.
-
-        Args:
-            limit: Device bytes that no stage may pass in Paddle's order.
-            beyond: Parts of the limit by which recomputation may give back more than it takes for that, one for each level after the first.
+        """How much each stage may recompute, by stage, from nothing to most: a schedule may have any of them on each stage. `limit` is in
+        device bytes, which no stage may pass in Paddle's order; `beyond` has parts of it by which recomputation may give back more than it
+        takes for that, one for each level after the first.
         """
         freed = [(1.0, int(more * limit)) for more in beyond]
         found = self.to_free(limit, [(0.0, 0), *freed])

@@ -41,19 +41,14 @@ class Said(msgspec.Struct, frozen=True):
 
 
 def load_plan(folder: str | Path, captured: Program, peers: Peers | None = None) -> Plan:
-    """This rank's plan of a folder that `interlace plan`, or `dump` of a run, wrote.
-
-    Args:
-        folder: With `rank<N>.ilp`, and how it was made below `captured`.
-        captured: What Paddle built here and now.
-        peers: The ranks that load theirs at the same time.
+    """This rank's plan of a folder that `interlace plan`, or `dump` of a run, wrote. `captured` is what Paddle built here and now, `peers`
+    are the ranks that load theirs at the same time.
 
     Plans of one rank of each stage (`dump --stages`) are made again for every rank: the passes that were recorded run over what it
     captured, and must give the jobs of its stage.
 
-    Raises:
-        LoadError: On every rank alike: the plan of a rank is not there or cannot be read, was made for another program, or the ranks'
-            plans were not made together; or a rank of a stage comes to another plan than the one that stands for it.
+    Raises LoadError on every rank alike: the plan of a rank is not there or cannot be read, was made for another program, or the ranks'
+    plans were not made together; or a rank of a stage comes to another plan than the one that stands for it.
     """
     plan, said = Plan.off("no plan was read"), Said()
     try:
@@ -100,10 +95,8 @@ def _streams(program: Program) -> list[int]:
 
 
 def read_plan(folder: Path, rank: int) -> Plan:
-    """A rank's plan as `Plan.dump` wrote it, or that of the rank that stands for it.
-
-    Raises:
-        InterlaceError: The folder has none of this rank, its record is missing, or it was changed after it was made.
+    """A rank's plan as `Plan.dump` wrote it, or that of the rank that stands for it. Raises InterlaceError where the folder has none of
+    this rank, its record is missing, or it was changed after it was made.
     """
     path = folder / f"rank{rank}{SUFFIX}"
     if not path.is_file():
@@ -138,11 +131,7 @@ def require_its_record(path: Path, program: Program, record: Record) -> None:
 
 
 def compared_in(folder: Path) -> Comparison:
-    """Paddle's baseline beside the plans of a folder.
-
-    Raises:
-        InterlaceError: As `read_plan`.
-    """
+    """Paddle's baseline beside the plans of a folder. Raises InterlaceError as `read_plan`."""
     plans = [read_plan(folder, rank) for rank in sorted(_ranks_in(folder))]
     stages = [equivalence_key(plan.captured) for plan in plans]
     costs = plans[0].costs().issued()
@@ -158,11 +147,7 @@ def compared_in(folder: Path) -> Comparison:
 
 
 def require_ranks(folder: str | Path, world: int) -> None:
-    """Find out before anything starts whether a folder has a plan for each rank.
-
-    Raises:
-        LoadError: It lacks some.
-    """
+    """Find out before anything starts whether a folder has a plan for each rank. Raises LoadError where it lacks some."""
     missing = sorted(set(range(world)) - set(_files(Path(folder))))
     if missing:
         raise LoadError(f"{folder}: no plan of {ranks_text(missing)}{_those_there(Path(folder))}")

@@ -58,11 +58,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, result: Result, representative: Mapping[int, Sequence[int]] | None = None) -> Step:
-        """The figures of a simulation with memory.
-
-        Args:
-            result: The simulated step.
-            representative: Rank -> the ranks that it stands for, itself among them; what is not named, as its program says.
+        """The figures of a simulation with memory. `representative` has for a rank the ranks that it stands for, itself among them; what is
+        not named there, as its program says.
         """
         equivalent: dict[tuple[Any, ...], list[int]] = {}
         for at, (program, rank) in enumerate(zip(result.input.programs, result.ranks, strict=True)):

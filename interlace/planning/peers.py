@@ -21,20 +21,14 @@ class Peers(Protocol):
     """The ranks of a run, this one among them."""
 
     def gather(self, topic: str, mine: bytes) -> list[bytes]:
-        """What each rank says on a topic, in the order of ranks. Every rank asks for the same topics in the same order.
-
-        Raises:
-            PlanError: A rank is at another topic; on every rank alike.
+        """What each rank says on a topic, in the order of ranks. Every rank asks for the same topics in the same order. Raises PlanError,
+        on every rank alike, where one is at another topic.
         """
         ...
 
 
 def gather(peers: Peers | None, topic: str, mine: T) -> list[T]:
-    """What every rank says on a topic, by rank; only this one's own where there are no others.
-
-    Raises:
-        PlanError: As `Peers.gather`.
-    """
+    """What every rank says on a topic, by rank; only this one's own where there are no others. Raises PlanError as `Peers.gather`."""
     if peers is None:
         return [mine]
     said = peers.gather(topic, msgspec.msgpack.encode(mine))

@@ -76,11 +76,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return costs_of(self.profile, self.is_launched)
 
     def passes(self, names: Sequence[str]) -> tuple[Pass, ...]:
-        """Some of the passes with their options.
-
-        Raises:
-            PlanError: A pass is not registered here, or has no such options.
-        """
+        """Some of the passes with their options. Raises PlanError where a pass is not registered here, or has no such options."""
         try:
             return tuple(msgspec.convert(self.options[name], find_pass(name)) for name in names)
         except (KeyError, PassError, msgspec.ValidationError) as error:
@@ -221,10 +217,8 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers: Peers | None = None) -> Plan:
-    """Plan a captured program; `peers` are the ranks of the run, which plan at the same time.
-
-    Raises:
-        InterlaceError: A pass cannot do what is asked; the program stays as it is.
+    """Plan a captured program; `peers` are the ranks of the run, which plan at the same time. Raises InterlaceError where a pass cannot do
+    what is asked; the program stays as it is.
     """
     worker, compared = worker_of(program, config, cost, profile, is_whole=peers is not None), list[Comparison | None]()
 
@@ -238,14 +232,9 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
 
 
 def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile: str, processes: int = 1) -> list[Plan]:
-    """Plan captured programs; all ranks of a world together (some may stand for others), fewer each for itself.
-
-    Args:
-        programs, config, cost, profile: As `make_plan`.
-        processes: How many plan at most, copies of this one among which the stages are spread; the plans are the same.
-
-    Raises:
-        InterlaceError: A pass cannot do what is asked.
+    """Plan captured programs; all ranks of a world together (some may stand for others), fewer each for itself. At most `processes` plan at
+    once, copies of this one among which the stages are spread; the plans are the same. Raises InterlaceError where a pass cannot do what is
+    asked.
     """
     places = seats(programs)
     if places is None:
@@ -320,10 +309,8 @@ def taken(
 
 
 def replay(path: str | Path, name: str) -> tuple[Program, Program]:
-    """A plan's program before and after one of its passes, made again from what the plan's folder holds.
-
-    Raises:
-        PlanError: The file is no plan that `Plan.dump` wrote, or the pass is not one of its passes.
+    """A plan's program before and after one of its passes, made again from what the plan's folder holds. Raises PlanError where the file is
+    no plan that `Plan.dump` wrote, or the pass is not one of its passes.
     """
     path = Path(path)
     record = read_record(path)
@@ -354,10 +341,8 @@ def has_record(path: str | Path) -> bool:
 
 
 def read_record(path: str | Path) -> Record:
-    """How a plan file was made: its profile, options and reports.
-
-    Raises:
-        PlanError: The file is no plan that `Plan.dump` wrote, or another version wrote it.
+    """How a plan file was made: its profile, options and reports. Raises PlanError where the file is no plan that `Plan.dump` wrote, or
+    another version wrote it.
     """
     path = Path(path)
     try:

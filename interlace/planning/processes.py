@@ -27,16 +27,11 @@ def usable_processes() -> int:
 
 @contextmanager
 def world_of(workers: Sequence[Worker], seats: Sequence[int], processes: Sequence[int] = ()) -> Iterator[World]:
-    """A world of which one command plans all ranks; other processes are ended at the end of the block.
+    """A world of which one command plans all ranks; other processes, copies of this one, are ended at the end of the block. Raises
+    LinkError where one ended early.
 
-    Args:
-        workers: Of ranks.
-        seats: For each rank the place of its worker, where one of them speaks for several ranks.
-        processes: For each worker the number of the process that it works in; 0 is this one. Else all work here. The others are copies
-            of this one.
-
-    Raises:
-        LinkError: Another process ended early.
+    `seats` has for each rank the place of its worker, where one of them speaks for several ranks; `processes` for each worker the number of
+    the process that it works in, 0 for this one; without it all work here.
     """
     where = tuple(processes) or (0,) * len(workers)
     mine, others = {place: each for place, each in enumerate(workers) if not where[place]}, list[_Other]()
@@ -81,11 +76,7 @@ class _Other:
         theirs.close()
 
     def heard(self) -> dict[int, Answer]:
-        """What its ranks answer, by place.
-
-        Raises:
-            LinkError: It ended.
-        """
+        """What its ranks answer, by place. Raises LinkError where it ended."""
         try:
             return decoded(self.link.recv_bytes(), dict[int, Answer])  # type: ignore[no-any-return]
         except (EOFError, OSError):

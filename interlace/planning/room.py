@@ -47,14 +47,8 @@ def roomier(config: Config, outcome: Outcome | None) -> Beyond | None:
 def use_room(
     programs: Sequence[Program], config: Config, cost: CostModel, profile: str, plans: list[Plan], processes: int = 1
 ) -> tuple[list[Plan], str]:
-    """Plans that use memory which Paddle's baseline leaves free on the device of a profile, where `tune` is on and they are faster.
-
-    Args:
-        programs, config, cost, profile, processes: As `make_plans` got them.
-        plans: What it gave.
-
-    Returns:
-        The plans to take, and what to say of the memory; empty where there is nothing to say.
+    """Plans that use memory which Paddle's baseline leaves free on the device of a profile, where `tune` is on and they are faster than
+    `plans`, which `make_plans` gave for the same arguments; and what to say of the memory, empty where there is nothing to say.
     """
     outcome, total_bytes = plans[0].outcome, cost.profile.memory_bytes
     budget = roomier(config, outcome)

@@ -27,11 +27,7 @@ ROWS, CONFIG = "schedule.rows", "schedule.yaml"
 
 
 def rows_of(programs: Sequence[Program]) -> dict[int, list[Slot]]:
-    """The slots of each stage, as the jobs of its first rank here have them.
-
-    Raises:
-        PlanError: A program has no jobs.
-    """
+    """The slots of each stage, as the jobs of its first rank here have them. Raises PlanError where a program has no jobs."""
     found: dict[int, list[Slot]] = {}
     for program in sorted(programs, key=lambda program: program.rank):
         if not program.jobs:
@@ -48,15 +44,9 @@ def rows_text(rows: dict[int, list[Slot]]) -> str:
 
 
 def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
-    """Leave `schedule.rows` in a folder, and `schedule.yaml`, with which these rows and all other options are planned again.
-
-    Args:
-        plans: Of the ranks of a world.
-        folder: Where to write.
-        shown_as: How the folder is called in the file's first line.
-
-    Returns:
-        Whether all stages are there; without one of them a schedule file would be refused, and nothing is written.
+    """Leave `schedule.rows` in a folder, and `schedule.yaml`, with which these rows and all other options are planned again; its first line
+    calls the folder `shown_as`. Returns whether all stages are there: without one of them a schedule file would be refused, and nothing is
+    written.
     """
     rows = rows_of([plan.program for plan in plans])
     if len(rows) < plans[0].program.pipeline.num_stages:
@@ -83,8 +73,7 @@ def forced(folder: Path) -> dict[str, Any]:
     """The options with which another model's program gets the decisions of a folder of plans, whether or not it gains by them: the rows,
     the form of jobs, what is split, overlapped and recomputed. Where the plans move activations to the host, all move that can.
 
-    Raises:
-        PlanError: The folder holds no rows with their configuration, or one of its plans cannot be read.
+    Raises PlanError where the folder holds no rows with their configuration, or one of its plans cannot be read.
     """
     path = folder / CONFIG
     if not path.is_file() or not (folder / ROWS).is_file():

@@ -70,15 +70,12 @@ class Search:
         """Run the passes without a budget: where the form of the schedule is open, the fastest run found with which a GPU holds no more
         than with Paddle's baseline (`beyond_baseline`); else the form that was asked for, whatever it holds.
 
-        Compared are the run that holds no more with operations in turn; where it holds more on a GPU, or its host waits to hold no more
-        and that costs time, the same with memory given back and with waits of the host at its peaks; the run within that limit as a
-        budget, and, where that moves optimizer state or gains nothing, the one that keeps it; and Paddle's baseline.
+        Compared are the run that holds no more with operations in turn; where it holds more on a GPU, or its host waits to hold no more and
+        that costs time, the same with memory given back and with waits of the host at its peaks; the run within that limit as a budget,
+        and, where that moves optimizer state or gains nothing, the one that keeps it; and Paddle's baseline.
 
-        Args:
-            means: Passes that were not asked for and may be used to hold less: those that follow a budget, and in those cases others.
-
-        Raises:
-            PassError: As `Pipeline.run`.
+        `means` are passes that were not asked for and may be used to hold less: those that follow a budget, and in those cases others.
+        Raises PassError as `Pipeline.run`.
         """
         found, limit, world = self.unlimited(), self.limit_of_baseline, self.world
         if not limit or (took := world.step_ns(found)) is None:
@@ -127,23 +124,16 @@ class Search:
 
     def unlimited(self) -> Made:
         """Run the passes without a budget: where the form of the schedule is open no stage holds more than Paddle's baseline on its worst
-        one with operations in turn, and what is recomputed for it is open too.
-
-        Raises:
-            PassError: As `Pipeline.run`.
+        one with operations in turn, and what is recomputed for it is open too. Raises PassError as `Pipeline.run`.
         """
         return self.chosen(self.asked, None)
 
     def within(self, budget: int, means: Sequence[Pass] = ()) -> Made:
-        """Run the passes within a memory budget. Where the run without one keeps it and is faster it is taken, with memory_limits of 0.
+        """Run the passes within a memory budget, device bytes that no rank may pass on a GPU. Where the run without one keeps it and is
+        faster it is taken, with memory_limits of 0. `means` are passes that were not asked for and may be used where waits of the host cost
+        time (`or_with`).
 
-        Args:
-            budget: Device bytes that no rank may pass on a GPU.
-            means: Passes that were not asked for and may be used where waits of the host cost time (`or_with`).
-
-        Raises:
-            BudgetError: No plan keeps the budget; with the least feasible one, and what holds it.
-            PassError: As `Pipeline.run`.
+        Raises BudgetError, with the least feasible budget and what holds it, where no plan keeps this one; PassError as `Pipeline.run`.
         """
         found = self.or_with(means, self.or_with_states_kept(self.fitting(budget), budget), budget)
         found = self.or_without_budget(found, budget) if found else least_memory(self.make)

@@ -34,29 +34,15 @@ def sweep(
     asked: Sequence[Plan] = (),
     processes: int = 1,
 ) -> tuple[Sweep, list[Plan]]:
-    """The curve over `points` budgets, evenly apart, largest first.
+    """The curve over `points` budgets (two at least), evenly apart, largest first; and the fastest plans of it that fit into the budget of
+    `asked`: those of `asked` where none is faster, or without a budget.
 
-    The largest is what everything kept, Paddle's baseline, or a plan made without a budget holds, whichever is most; the smallest the
-    least feasible one. A larger budget is never slower: where its own plan would be, that of a smaller budget takes its place. They are
-    planned from the smallest on.
+    The largest is what everything kept, Paddle's baseline, or a plan made without a budget holds, whichever is most; the smallest the least
+    feasible one. A larger budget is never slower: where its own plan would be, that of a smaller budget takes its place. They are planned
+    from the smallest on, and `each` is given every point as soon as it is known.
 
-    Args:
-        programs: Of all ranks, captured.
-        config: With a memory budget, which the points take the place of.
-        cost: Times of operations.
-        profile: Their name.
-        points: How many, two at least.
-        each: Is given every point as soon as it is known.
-        asked: Plans of all ranks, under a budget of their own or without; from that budget, or from what they hold, on no point is slower.
-        processes: As `make_plans`.
-
-    Returns:
-        The curve, and the fastest plans of it that fit into the budget of `asked`; those of `asked` where none is faster, or without
-        a budget.
-
-    Raises:
-        ConfigError: Fewer than two points.
-        PlanError: The step cannot be simulated.
+    `asked` are plans of all ranks, under a budget of their own or without; from that budget, or from what they hold, on no point is slower.
+    Raises ConfigError on fewer than two points, PlanError where the step cannot be simulated.
     """
     if points < FEWEST:
         raise ConfigError(f"--points {points}: expected {FEWEST} or more")

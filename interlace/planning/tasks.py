@@ -197,14 +197,9 @@ def could_repeat(worker: Worker) -> bool:
 def levels_of(
     worker: Worker, limit: int, freed: tuple[tuple[float, int], ...], collectives: bool, states: StateOptions | None
 ) -> tuple[int, ...]:
-    """How much a stage must recompute, as levels of `ChooseRecompute`, to hold less in Paddle's order with nothing recomputed.
-
-    Args:
-        worker: The rank.
-        limit: Device bytes that it may hold.
-        freed: For each level a part of the bytes by which it holds more, and bytes on top.
-        collectives: Whether repetitions that are added may repeat collectives.
-        states: Optimizer state that leaves the device first.
+    """How much a stage must recompute, as levels of `ChooseRecompute`, to hold less than `limit` device bytes in Paddle's order with
+    nothing recomputed. `freed` has for each level a part of the bytes by which it holds more, and bytes on top; with `collectives`
+    repetitions that are added may repeat collectives; `states` is optimizer state that leaves the device first.
     """
     stage = _Recomputed(worker, collectives)
     limit += state_bytes(worker.captured, states) if states is not None else 0
@@ -285,15 +280,8 @@ def job_orders(
     like: tuple[Orders, ...],
     memory_limits: MemoryLimits,
 ) -> list[Orders]:
-    """The orders of jobs, for several programs.
-
-    Args:
-        worker: The rank.
-        asked: The schedule as configured.
-        programs: By rank, programs before the schedule.
-        like: By rank, the orders with something else recomputed. Where some weight gradients do not trail, jobs are then taken to change
-            as they do where all trail.
-        memory_limits: As for passes.
+    """The orders of jobs, for several programs (by rank, those before the schedule). `like` are, by rank, the orders with something else
+    recomputed: where some weight gradients do not trail, jobs are then taken to change as they do where all trail.
     """
     context = worker.context(memory_limits[worker.seat])
     return [stage_orders(asked, worker.programs[number], like[worker.seat], context) for number in programs[worker.seat]]
@@ -349,14 +337,8 @@ def _kinds(program: Program) -> list[str]:
 def finish(
     worker: Worker, specs: tuple[Spec, ...], programs: Programs, steps: tuple[tuple[int, ...], ...], notes: tuple[Remark, ...], budget: int
 ) -> str:
-    """Take a plan as the one that was decided on, with the reports of its steps; gives its digest.
-
-    Args:
-        worker: The rank.
-        specs: Passes that made it.
-        programs, steps: By rank.
-        notes: What was decided, for the reports of passes.
-        budget: Device bytes that it was to stay under; 0 without a budget.
+    """Take a plan as the one that was decided on, with the reports of its steps and `notes` on what was decided; gives its digest. `specs`
+    are the passes that made it, `budget` the device bytes that it was to stay under, 0 without a budget.
     """
     made, reports, before = worker.program(programs), list[PassReport](), worker.captured
     for step in (worker.steps[number] for number in steps[worker.seat]):

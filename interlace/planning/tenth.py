@@ -24,19 +24,11 @@ WORTH = 0.001
 def memory_limit(
     world: World, made: Made, limit_bytes: int, whose: Literal["baseline", "beyond", "budget"], tried: Tried | None = None
 ) -> MemoryLimit | None:
-    """The limit of the plan that was decided on, with what others bring; asked once nothing more is decided, as it makes drafts.
+    """The limit of the plan that was decided on, with what others bring; asked once nothing more is decided, as it makes drafts. None where
+    what the plan holds, or its step, is not known. `tried` is what the search without a budget proposed, if there was one.
 
     Where no draft says it, one more is made, or two: the schedule that the coarse model finds best in a tenth more, and the plan's own
     passes with a tenth more, or less, room where they had a limit.
-
-    Args:
-        world: With the drafts of its searches.
-        made: The plan.
-        limit_bytes, whose: Its limit.
-        tried: What the search without a budget proposed, if there was one.
-
-    Returns:
-        None where what the plan holds, or its step, is not known.
     """
     held, took = gpu_peak(world, made), world.step_ns(made)
     if held is None or took is None:

@@ -164,14 +164,8 @@ class Worker:
         return self._facts[key][1]
 
     def step(self, spec: Spec, number: int, memory_limit: int | None, told: Decision, draft: bool) -> int:
-        """Run a pass on a program, unless what it makes is known; gives the number of the step.
-
-        Args:
-            spec: The pass.
-            number: Of the program.
-            memory_limit: See `context`.
-            told: Its facts, where it has some.
-            draft: Whether the result is only simulated, and need not be verified.
+        """Run a pass on a program (`number`), unless what it makes is known; gives the number of the step. `told` are its facts, where it
+        has some; a draft is only simulated, and need not be verified. For `memory_limit` see `context`.
         """
         each, mine = self.pass_of(spec), self._told(spec, number, memory_limit, told)
         looks = each.decides in LIMITED or not is_built_in(type(each))

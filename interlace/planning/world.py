@@ -203,16 +203,11 @@ class World:
         return self._answers[key]
 
     def map(self, task: Callable[..., Any], *given: Any, ranks: Iterable[int] | None = None) -> list[Any]:
-        """What ranks answer, by rank; None for those that are not asked.
+        """What ranks answer to one of `tasks.TASKS` with these arguments, by rank; None for those that are not among `ranks` (all are asked
+        without it).
 
-        Args:
-            task: One of `tasks.TASKS`.
-            given: All its arguments but the rank.
-            ranks: Who is asked; all without them.
-
-        Raises:
-            LinkError: A rank is gone.
-            Exception: What the first of those raised that failed; it says which rank that is, unless it is rank 0.
+        Raises LinkError where a rank is gone; else what the first of those raised that failed, which says what rank that is, unless it is
+        rank 0.
         """
         ranks = tuple(self.all if ranks is None else ranks)
         asked = tuple(dict.fromkeys(self.of_rank[rank] for rank in ranks))
@@ -240,16 +235,8 @@ class World:
     # ----------------------------------------------------------------------------------------------------- running passes
 
     def run(self, pipeline: Pipeline, memory_limits: MemoryLimits, after: Made | None = None, ranks: Sequence[int] | None = None) -> Made:
-        """Run passes on some ranks, on all without `ranks`; what is known is not made again.
-
-        Args:
-            pipeline: The passes, or drafts of them.
-            memory_limits: What they may hold.
-            after: The programs to start from; without it those that were captured.
-            ranks: Which make a program; the others have none then.
-
-        Raises:
-            PassError: As `Pipeline.run`.
+        """Run passes, or drafts of them, on some ranks, on all without `ranks`: the others have no program then. They start from the
+        programs of `after`, without it from those that were captured; what is known is not made again. Raises PassError as `Pipeline.run`.
         """
         start = after or self.start
         ranks = tuple(self.all if ranks is None else ranks)
@@ -411,16 +398,8 @@ class _Ranks:
 
 
 def decide(worker: Worker, peers: Peers | None, search: Callable[[World], T], kind: Any) -> T:
-    """What `search` decides on rank 0, on every rank; the others do what it asks for. A rank without peers decides alone.
-
-    Args:
-        worker: This rank.
-        peers: All ranks of the run, which call this at the same time.
-        search: Gives the decision.
-        kind: Its type.
-
-    Raises:
-        Exception: What `search` raised, or what it asked for did on a rank; on every rank alike.
+    """What `search` decides on rank 0, of type `kind`, on every rank; the others, which call this at the same time, do what it asks for. A
+    rank without peers decides alone. Raises on every rank alike what `search` raised, or what it asked for did on a rank.
     """
     if peers is None:
         return search(World.alone(worker))

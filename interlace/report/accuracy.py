@@ -185,11 +185,7 @@ def _worst(values: Sequence[float]) -> float:
 
 
 def results_folder(given: str = "") -> Path:
-    """The folder of stored runs: the one given, else that of the checkout that Interlace runs from.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """The folder of stored runs: the one given, else that of the checkout Interlace runs from. Raises ConfigError where there is none."""
     import interlace
 
     here = Path(given) if given else Path(interlace.__file__).resolve().parent.parent / "benchmarks" / "results"
@@ -202,10 +198,8 @@ def results_folder(given: str = "") -> Path:
 
 
 def stored_runs(folder: Path, device: str) -> list[Row]:
-    """All runs of a device that ended, of the shipped profile's name or a profile file's, each once.
-
-    Raises:
-        ConfigError: A file is not as `benchmarks.gpu.results` writes it.
+    """All runs of a device that ended, of the shipped profile's name or a profile file's, each once. Raises ConfigError where a file is not
+    as `benchmarks.gpu.results` writes it.
     """
     found: dict[tuple[str, ...], Row] = {}
     for path in sorted((folder / device).glob("testbed_*.json")):

@@ -144,13 +144,7 @@ def table(found: Examination) -> str:
 
 
 def needs_table(found: Examination, script: str, in_force: str) -> str:
-    """What the plan of a script rests on, as text.
-
-    Args:
-        found: With the needs.
-        script: Its name.
-        in_force: What a run of it turns off, as a configuration says it.
-    """
+    """What the plan of a script rests on, as text; `in_force` is what a run of it turns off, as a configuration says it."""
     heads = ("", f"the plan of {script} needs", "for", "found", "without it")
     lines = _row(heads)
     for each in found.needs:

@@ -128,11 +128,8 @@ class Measured:
         return f"measured {ms(self.step_ns)}{other}, mean of {COUNTED} steps"
 
     def beside(self, predicted_ns: int | None, profile: str) -> str:
-        """For the log: the measured step beside the predicted one, and what to do where they do not fit; empty until all steps have run.
-
-        Args:
-            predicted_ns: None where no whole step was simulated.
-            profile: The device profile's name.
+        """For the log: the measured step beside the predicted one (None where no whole step was simulated), and what to do where they do
+        not fit; empty until all steps have run.
 
         >>> print(Measured("NVIDIA H200", "NVIDIA H200", [90, 80, 70, 50, 50, 51, 52, 52]).beside(50, "h200"))
         measured 0.000051 ms a step (mean of steps 4 to 8), predicted 0.000050 ms (profile h200): measured +2.0 %

@@ -30,12 +30,8 @@ from interlace.units import size
 
 
 def needs_of(plans: Sequence[Plan], config: Config, found: Examination) -> list[Check]:
-    """A row for each part of Interlace that plans use, with the rules that it relies on, and one for the memory that they take.
-
-    Args:
-        plans: Of all stages.
-        config: With which they were made.
-        found: On the machine.
+    """A row for each part of Interlace that the plans of all stages use, with the rules that it relies on, and one for the memory that they
+    take.
     """
     rows = [_row(feature, use, [each for each in found.checks if feature in each.rests]) for feature, use in used(plans, config).items()]
     return [*rows, _memory(plans, found)]

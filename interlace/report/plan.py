@@ -70,16 +70,11 @@ class PlanReport:
         return "\n".join(filter(None, [self.measured.beside(step.step_ns if step else None, self.plan.profile), energy]))
 
     def report(self, path: str | Path) -> Path | None:
-        """Write the page of this plan, one HTML file: the whole step as a picture, beside Paddle's baseline; times are simulated.
+        """Write the page of this plan, one HTML file: the whole step as a picture, beside Paddle's baseline; times are simulated. Rank 0
+        writes it, for all ranks, and returns the file's path; on the others nothing happens. Where Interlace is off a line on standard
+        error says that there is none, so that a script runs either way.
 
-        Rank 0 writes it, for all ranks; on the others nothing happens. Where Interlace is off a line on standard error says that there
-        is none, so that a script runs either way.
-
-        Returns:
-            The file's path; None where nothing is written.
-
-        Raises:
-            PlanError: The other stages' plans are not known here, or a step cannot be simulated.
+        Raises PlanError where the other stages' plans are not known here, or a step cannot be simulated.
         """
         plan = self.plan
         if plan.why_off:

@@ -29,11 +29,8 @@ from interlace.scheduler.hazards.skeleton import RankComm, Skeleton, comm_of, sk
 def check(programs: Sequence[Program], target: Target = GPU) -> list[Finding]:
     """Find what is unsafe in the plans of a world; an empty list is a proof under the target's rules.
 
-    Ranks may be missing; then what depends on them is not checked. O(op instances x operands) for each different plan; ranks
-    with equal plans are walked once.
-
-    Raises:
-        PlanError: Two programs of one rank, programs of different worlds, or p2p without a peer.
+    Ranks may be missing; then what depends on them is not checked. O(op instances x operands) for each different plan; ranks with equal
+    plans are walked once. Raises PlanError: two programs of one rank, programs of different worlds, or p2p without a peer.
     """
     return prove(programs, target).findings
 
@@ -79,10 +76,8 @@ def trace_of(program: Program, target: Target) -> Trace:
 
 
 def require_safe(programs: Sequence[Program], target: Target = GPU) -> list[RankComm]:
-    """Refuse an unsafe plan; returns the communication of each rank, for `check_together` with the other ranks.
-
-    Raises:
-        PlanError: With the findings; many are summarized by class.
+    """Refuse an unsafe plan; returns the communication of each rank, for `check_together` with the other ranks. Raises PlanError with the
+    findings; many are summarized by class.
     """
     proof = prove(programs, target)
     refuse(proof.findings, f"the plan is not safe on {target.name}")

@@ -74,15 +74,13 @@ def _wrong(op: Op, rank: int, ranks: tuple[int, ...]) -> str:
 
 
 def require_straight(pipeline: Pipeline) -> None:
-    """Refuse a pipeline in which Paddle's baseline order sends messages in one order and receives them in another.
+    """Refuse a pipeline in which Paddle's baseline order sends messages in one order and receives them in another. Raises PlanError with
+    the cause, and what to do.
 
     >>> require_straight(Pipeline(num_stages=2, num_micro_batches=6, num_chunks=2, schedule="VPP"))
     >>> require_straight(Pipeline(num_stages=2, num_micro_batches=5, num_chunks=2, schedule="VPP"))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     interlace.errors.PlanError: pipeline of 2 stages, 2 chunks and 5 micro-batches: ...
-
-    Raises:
-        PlanError: With the cause, and what to do.
     """
     stages, count, chunks = pipeline.num_stages, pipeline.num_micro_batches, pipeline.num_chunks
     if pipeline.schedule != "VPP" or _sent_and_received(stages, count, chunks):

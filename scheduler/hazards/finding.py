@@ -74,11 +74,8 @@ IN_FULL = 5
 
 
 def findings_text(findings: Sequence[Finding], in_full: bool = False) -> list[str]:
-    """Findings as lines, one each; many are summarized in a line for each class, with their number, ranks and first finding.
-
-    Args:
-        findings: In the order found.
-        in_full: A line for each finding, however many there are.
+    """Findings as lines, in the order found: many are summarized in a line for each class, with their number, ranks and first finding;
+    `in_full` each has its line, however many there are.
     """
     if in_full or len(findings) <= IN_FULL:
         return [str(finding) for finding in findings]

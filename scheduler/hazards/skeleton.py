@@ -106,11 +106,7 @@ class Skeleton(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 def unpacked(packed: bytes) -> Skeleton:
-    """The skeleton that another rank packed.
-
-    Raises:
-        PlanError: It is truncated or altered, or its columns are inconsistent.
-    """
+    """The skeleton that another rank packed. Raises PlanError where it is truncated or altered, or its columns are inconsistent."""
     try:
         opened = zlib.decompressobj()
         skeleton = msgspec.msgpack.decode(opened.decompress(packed, MAX_BYTES), type=Skeleton)

@@ -20,17 +20,12 @@ from interlace.ir.graph import written_operands
 
 
 def inline_weights(graph: Graph, weights: Sequence[Op], cost: Costs, part: float) -> frozenset[int]:
-    """Ids of those weight gradients of a micro-batch that do not trail: about `part` of their time, those first that keep most memory
-    for it, in program order where that is equal.
+    """Ids of those weight gradients of a micro-batch that do not trail: about `part` of their time (0 to less than 1), those first that
+    keep most memory for it, in program order where that is equal. `weights` are the operations of all weight gradients of a chunk, in
+    program order.
 
-    Operations stay together where one reads what another makes, where both read an activation that nothing else needs any more, and
-    where both write one buffer, whose sum would change its order. O(operations log operations).
-
-    Args:
-        graph: Of the program.
-        weights: The operations of all weight gradients of a chunk, in program order.
-        cost: Times of operations.
-        part: From 0 to less than 1; what costs least to keep always trails.
+    Operations stay together where one reads what another makes, where both read an activation that nothing else needs any more, and where
+    both write one buffer, whose sum would change its order. O(operations log operations).
     """
     units = units_of(graph, weights, cost)
     left, found = part * sum(unit.dur_ns for unit in units), set[int]()

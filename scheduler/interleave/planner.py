@@ -104,18 +104,12 @@ class PairPlan(msgspec.Struct, frozen=True):
 
 
 def plan_pair(pair: Pair, form: Form, extra_bytes: int = 0, max_ops: int = 4000, small_share: int = SMALL_SHARE) -> PairPlan:
-    """Find an order for the operations of one job, whose parts are independent of each other.
+    """Find an order for the operations of one job, whose parts, given in the order in which they would run one after another, are
+    independent of each other. With more than `max_ops` operations they stay one after another. Live bytes may exceed the peak of the parts
+    one after another by `extra_bytes`, and by one part in `small_share` of it.
 
-    Args:
-        pair: The parts, in the order in which they would run one after another.
-        form: Of the order.
-        extra_bytes: Live bytes allowed above the peak of the parts one after another.
-        max_ops: With more operations than this the parts stay one after another.
-        small_share: One part in so many of that peak is allowed besides.
-
-    Returns:
-        A legal order: every dependency of each part, the order of each group's collectives within a part, writes of lasting
-        state by micro-batch, receives of forward before sends of backward (the neighbour sends in that order too).
+    The order is legal: it keeps every dependency of each part, the order of each group's collectives within a part, writes of lasting state
+    by micro-batch, receives of forward before sends of backward (the neighbour sends in that order too).
     """
     plain = pair.plain()
     if len(plain) > max_ops:

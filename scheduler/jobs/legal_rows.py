@@ -11,14 +11,11 @@ from interlace.ir.schedule import OPTIMIZER, Part, Slot
 
 
 def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
-    """Where stages would wait for each other for ever, if a slot needs its inputs at its start and has its outputs at its end.
+    """Where stages would wait for each other for ever, if a slot needs its inputs at its start and has its outputs at its end: the grid of
+    stages with `<-- here` at the slots that are blocked; empty if every stage can finish.
 
-    A slot of receives (`R`) waits for its messages, as it does on the CPU place; where streams go on past it, what is behind it could
-    not use them earlier anyway. A pair counts as mixed: it needs the activation and the gradient at its start and has both outputs at
-    its end.
-
-    Returns:
-        Empty if every stage can finish, otherwise the grid of stages with `<-- here` at the slots that are blocked.
+    A slot of receives (`R`) waits for its messages, as it does on the CPU place; where streams go on past it, what is behind it could not
+    use them earlier anyway. A pair counts as mixed: it needs the activation and the gradient at its start and has both outputs at its end.
 
     >>> from interlace.ir.schedule import joined
     >>> stall([joined(s, 2, 4, weight_delay=0, warmup=1) for s in range(2)]).count("<-- here")
@@ -55,13 +52,8 @@ def reached(rows: Sequence[Sequence[Links]]) -> list[int]:
 
 
 def links(slot: Slot, stage: int, senders: Sequence[str], chunks: int) -> Links:
-    """What a slot needs and gives.
-
-    Args:
-        slot: Of a stage.
-        stage: Its number.
-        senders: What sends a gradient on each stage: its backward (`B`), or a slot of its own (`S`).
-        chunks: Model chunks of a stage.
+    """What a slot of a stage needs and gives. `senders` says for each stage what sends a gradient: its backward (`B`), or a slot of its own
+    (`S`).
     """
     outputs = [(stage, "B" if part.kind == "I" else part.kind, part.micro_batch, part.chunk) for part in slot.parts]
     return _needs(slot, stage, senders, chunks), outputs
@@ -95,10 +87,9 @@ def _stalled_row(stage: int, row: Sequence[Slot], at: int) -> str:
 def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: int, num_chunks: int, where: str) -> None:
     """Check a schedule against the number of stages, micro-batches and chunks.
 
-    Raises:
-        PlanError: A stage is missing or unknown; a part is missing, occurs twice or is unknown; backward is both whole and in parts; a
-            slot has parts that need each other; micro-batches of a chunk change their order; receives stand behind their forward;
-            stages would wait for each other (shown as a grid); or messages are received in another order than sent.
+    Raises PlanError: a stage is missing or unknown; a part is missing, occurs twice or is unknown; backward is both whole and in parts; a
+    slot has parts that need each other; micro-batches of a chunk change their order; receives stand behind their forward; stages would wait
+    for each other (shown as a grid); or messages are received in another order than sent.
     """
     if sorted(rows) != list(range(num_stages)):
         raise PlanError(f"{where}: has stages {sorted(rows)}, expected {list(range(num_stages))}")

@@ -158,11 +158,8 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             )
 
     def given_rows(self) -> dict[int, list[Slot]]:
-        """Slots of every stage in the schedule file.
-
-        Raises:
-            ConfigError: The file is missing, cannot be read, or holds no stage.
-            PlanError: A line is no row of slots; it has the line.
+        """Slots of every stage in the schedule file. Raises ConfigError where it is missing, cannot be read, or holds no stage; PlanError,
+        with the line, where that is no row of slots.
         """
         path, expected = self.schedule_file, "a line `<stage> | 0F 1F 0B ...` for each stage"
         try:

@@ -69,11 +69,7 @@ def job_of(part: Part, parts: Parts) -> Job:
 
 
 def baseline_jobs(program: Program) -> tuple[Job, ...]:
-    """The jobs of Paddle's own schedule for this rank, each in program order.
-
-    Raises:
-        ConfigError: As `baseline_row`.
-    """
+    """The jobs of Paddle's own schedule for this rank, each in program order. Raises ConfigError as `baseline_row`."""
     slots = baseline_row(program.pipeline)
     parts = Parts(program, {part.kind for slot in slots for part in slot.parts})
     return tuple(job for slot in slots for part in slot.parts if (job := job_of(part, parts)).items)

@@ -461,12 +461,8 @@ class OrderMemory:
         return self.placed(order).lives(count, count + 1)
 
     def placed(self, items: Ints, stream: Ints | None = None) -> Placed:
-        """The instances of an order of op instances.
-
-        Args:
-            items: The op instances. `[n, 2]`
-            stream: The stream of each. If given, the last reader of a variable needs its operand until it has completed, if it runs on
-                another stream than the producer.
+        """The instances of an order of op instances `[n, 2]`. If the stream of each is given, the last reader of a variable needs its
+        operand until it has completed, if it runs on another stream than the producer.
         """
         found = [
             self._instances(table, late, mine, items, stream) for table, late, micro_batches in self.tables for mine in _some(micro_batches)

@@ -143,19 +143,13 @@ class Placement:
 
 
 def place_transfers(line: Timeline, transfers: Sequence[OpenTransfer], cap: int | None, measured: bool) -> Placement:
-    """Choose positions: copy out as soon as forward has read the value, copy back as late as is hidden.
+    """Choose positions: copy out as soon as forward has read the value, copy back as late as is hidden. At most `cap` copies are in flight
+    at once in each direction. Where copy times are not known (`measured`), copies back are issued just before their readers. The given
+    transfers are not changed: the result holds copies of them.
 
-    The given transfers are not changed: the result holds copies of them.
-
-    Steps: 1 copies out run in the order of their sources; 2 from the end of the step backwards, each copy back ends before its
-    reader and before the next copy back starts; a transfer that finds no time in one of the queues is refused; 3 the queue of
-    copies back is run forwards, and the delay of copies that `not_before` makes late is computed.
-
-    Args:
-        line: The plan's time line.
-        transfers: What to place.
-        cap: Copies in flight at once in each direction; None for no limit.
-        measured: Whether copy times are known; otherwise copies back are issued just before their readers.
+    Steps: 1 copies out run in the order of their sources; 2 from the end of the step backwards, each copy back ends before its reader and
+    before the next copy back starts; a transfer that finds no time in one of the queues is refused; 3 the queue of copies back is run
+    forwards, and the delay of copies that `not_before` makes late is computed.
     """
     placed, transfers = Placement(), [copy(transfer) for transfer in transfers]
     _copy_out(line, sorted(transfers, key=order_key(attrgetter("source"))), cap, placed)

@@ -63,12 +63,8 @@ def _copy_times(moved: Mapping[int, Value], cost: Costs, name: str) -> dict[int,
 
 
 def agree(measured: Sequence[Measured]) -> Measured:
-    """Merge the input of ranks that must decide alike: the longest durations and the smallest limit.
-
-    Copies count as measured only where every rank measured them.
-
-    Raises:
-        PlanError: The ranks time different operations or sizes.
+    """Merge the input of ranks that must decide alike: the longest durations and the smallest limit. Copies count as measured only where
+    every rank measured them. Raises PlanError where the ranks time different operations or sizes.
 
     >>> agree([Measured({1: 5}, memory_limit=90), Measured({1: 7}, memory_limit=80)])
     Measured(op_ns={1: 7}, out_ns=None, back_ns=None, memory_limit=80)

@@ -27,17 +27,10 @@ SLACK_PARTS = (1.0, 0.5, 0.25)
 
 def plan_offload(program: Program, measured: Measured, choice: OffloadOptions, everyone: Sequence[Names] | None = None) -> OffloadPlan:
     """Plan offload for the scheduled program of one rank; equal inputs give equal plans. Where a budget is not feasible as much as possible
-    is moved, and a note says so.
+    is moved, and a note says so. `everyone` has the names of layers and operations of all ranks; without them a pattern that matches
+    nothing on one of several stages is only noted.
 
-    Args:
-        program: With jobs.
-        measured: Durations of operations and copies.
-        choice: The options.
-        everyone: Names of layers and operations of all ranks; without them a pattern that matches nothing on one of several stages
-            is only noted.
-
-    Raises:
-        ConfigError: A pattern matches nothing; the message lists the names there are.
+    Raises ConfigError, with the list of names there are, where a pattern matches nothing.
     """
     planner = Planner(program, measured, choice)
     planner.check_names(everyone)

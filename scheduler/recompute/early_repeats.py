@@ -15,14 +15,10 @@ from interlace.scheduler.memory.live import OrderMemory
 
 
 def with_early_repeats(program: Program, repeats: set[int]) -> Program:
-    """The program with the first repetitions of each chunk's backward before everything else of it, where it receives a gradient: as many
-    as do not raise the most that a micro-batch holds there.
+    """The captured program with the first of these repetitions of each chunk's backward before everything else of it, where it receives a
+    gradient: as many as do not raise the most that a micro-batch holds there.
 
     What one layer of backward reads is so computed before its gradient is there, and what the next one reads beside it as before.
-
-    Args:
-        program: As captured, with repetitions; unscheduled.
-        repeats: Their ids.
     """
     for chunk in range(program.pipeline.num_chunks):
         backward = [op for op in program.ops if op.role == "backward" and op.chunk == chunk and not is_boundary(op)]

@@ -26,13 +26,9 @@ ADDED = -2
 
 
 def with_repeats(program: Program, collectives: bool = False) -> Program:
-    """The program with a repetition, marked as Paddle's recompute pass marks its own, of every value of forward that backward reads and
-    can compute again; each stands before its first reader. The same program where there is none, or where nested blocks may read what
-    is not known.
-
-    Args:
-        program: As captured.
-        collectives: Whether collectives within the stage are repeated too.
+    """The captured program with a repetition, marked as Paddle's recompute pass marks its own, of every value of forward that backward
+    reads and can compute again; each stands before its first reader. With `collectives` those within the stage are repeated too. The same
+    program where there is none, or where nested blocks may read what is not known.
     """
     nested = any(op.num_blocks for op in program.ops if op.role != "optimize")
     return program if nested else _Adding(program, collectives).run()

@@ -45,9 +45,8 @@ from interlace.scheduler.simulate.rendezvous import meetings
 def lower(programs: Sequence[Program], cost: Costs, options: Options | None = None) -> SimInput:
     """The arrays of a world; cost O(op instances + ops x operands), vectorised over op instances.
 
-    Raises:
-        PlanError: A program has no jobs; an op instance is issued before one that it waits for; a group has a rank without a program;
-            ranks of a group issue collectives of different kinds; an op's time is negative or too long.
+    Raises PlanError: a program has no jobs; an op instance is issued before one that it waits for; a group has a rank without a program;
+    ranks of a group issue collectives of different kinds; an op's time is negative or too long.
     """
     options = options or Options()
     programs = sorted(programs, key=lambda program: program.rank)

@@ -141,10 +141,8 @@ class Result:
         return [(power.static_mw * self.step_ns + int(spent)) / 1e12 for spent in self.power.spent] if power else []
 
     def mhz(self, at: int) -> tuple[Ints, Ints]:
-        """The clock of the rank with index `at`: when it changes, from the start of the step on, and to what.
-
-        Raises:
-            PlanError: The device's power is not known.
+        """The clock of the rank with index `at`: when it changes, from the start of the step on, and to what. Raises PlanError where the
+        device's power is not known.
         """
         if self.input.power is None:
             raise PlanError("the clock of a rank was asked for, but the step was simulated without a limit of power")
@@ -176,13 +174,11 @@ def simulate(
     target: Target = IDEAL,
     with_memory: bool = True,
 ) -> Result:
-    """Simulate the plans of all ranks; `auto` uses the compiled engine for large plans if numba is installed; results are equal.
+    """Simulate the plans of all ranks; `auto` uses the compiled engine for large plans if numba is installed; results are equal. `target`
+    says when memory is allocated and freed; the rest of its rules is in `options` (`Options.of`).
 
-    `target` says when memory is allocated and freed; the rest of its rules is in `options` (`Options.of`).
-
-    Raises:
-        PlanError: What `lower` refuses.
-        Stall: Ranks wait for each other in a cycle, which the message prints, or for a communication that is never issued.
+    Raises PlanError as `lower`; Stall where ranks wait for each other in a cycle, which the message prints, or for a communication that is
+    never issued.
     """
     return run(lower(programs, cost, options), engine=engine, target=target, with_memory=with_memory)
 
@@ -722,15 +718,12 @@ def _split_gap(rank: RankColumns, low: int, high: int, busy: int, link: int, cha
 
 
 def gap_spans(rank: RankColumns, low: int, high: int, busy: int, link: int, chain: Ints, syncs: Ints, synced_at: Ints) -> tuple[int, Any]:
-    """What happens in a gap from `low` to `high`, as a number `n` and intervals: n runs of what the op after the gap waits for, then what
-    counts before the host does, and last the time in which the host is busy.
+    """What happens in a gap of a rank from `low` to `high`, as a number `n` and intervals: n runs of what the op after the gap waits for,
+    then what counts before the host does, and last the time in which the host is busy: until `busy` it is on the way to issue the op after
+    the gap.
 
-    Args:
-        rank: Its op instances.
-        low, high: The gap.
-        busy: Until when the host is on the way to issue the op after the gap.
-        link, chain: List of what that op waits for, as `waited_for` gives it.
-        syncs, synced_at: Op instances after which the host waits, and when they are issued.
+    `link` and `chain` are the list of what that op waits for, as `waited_for` gives it; `syncs` and `synced_at` the op instances after
+    which the host waits, and when they are issued.
     """
     n, at = 0, link
     while at >= 0:

@@ -59,10 +59,8 @@ def simulation(cost: Costs, representative: dict[int, int], host_waits: bool = T
 
 
 def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Orders:
-    """Orders that post each transfer `margin_ns` before its peer is ready, as far as they make the simulated step shorter.
-
-    Raises:
-        PlanError: The step without them cannot be simulated.
+    """Orders that post each transfer `margin_ns` before its peer is ready, as far as they make the simulated step shorter. Raises PlanError
+    where the step without them cannot be simulated.
     """
     result, transfers = run(plans), transfers_of(plans)
     best = Orders(tuple(() for _ in plans), result.step_ns, result.step_ns, sum(result.joules))
@@ -86,16 +84,12 @@ def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Or
 def transfers_in_time(
     plans: Sequence[Transfers], known: Sequence[Mapping[OpInstance, OpInstance]], result: Result, margin_ns: int
 ) -> list[dict[OpInstance, OpInstance]]:
-    """For each plan, transfers -> the compute op to wait for, so that each is posted `margin_ns` before its peer is ready.
+    """For each plan, transfers -> the compute op to wait for, so that each is posted `margin_ns` before its peer is ready. `plans` have no
+    orders of this kind, `known` is what transfers wait for already, and `result` the simulation with that.
 
-    One that was ready earlier waits for the last compute op that ends by then, of those that are issued before it or that it may be
-    issued behind (`Span`). One that now keeps its peer waiting, as all has moved since, waits for an earlier one, and so does a
-    receive that was issued late, if its sender's stage has more to compute. Others wait for what they did.
-
-    Args:
-        plans: The transfers of plans without orders of this kind.
-        known: What transfers wait for already.
-        result: The simulation of the plans with these.
+    One that was ready earlier waits for the last compute op that ends by then, of those that are issued before it or that it may be issued
+    behind (`Span`). One that now keeps its peer waiting, as all has moved since, waits for an earlier one, and so does a receive that was
+    issued late, if its sender's stage has more to compute. Others wait for what they did.
     """
     return [_of_rank(plan, mine, _Rank(plan, result, at), margin_ns) for at, (plan, mine) in enumerate(zip(plans, known, strict=True))]
 

@@ -78,17 +78,13 @@ class Ranked(msgspec.Struct, frozen=True):
 def find_schedules(
     stages: Sequence[StageTimes], num_micro_batches: int, limit_bytes: int, count: int, fixed_depth: bool, num_chunks: int = 1
 ) -> list[Ranked]:
-    """The best schedules of different depth, orders and time that the coarse model finds, the fastest first; the same on every machine.
+    """The best schedules, `count` at most, of different depth, orders and time that the coarse model finds, the fastest first; the same on
+    every machine. Schedules that only differ in the weight-gradient delay of a stage that waits anyway have one time: one of them is
+    enough.
 
-    Schedules that only differ in the weight-gradient delay of a stage that waits anyway have one time: one of them is enough.
-
-    Args:
-        stages: One for each stage, or several that differ in what is recomputed: those that recompute least first.
-        num_micro_batches: Of the step.
-        limit_bytes: Device memory that no stage may pass.
-        count: How many, at most.
-        fixed_depth: Whether each stage must hold as many micro-batches as in 1F1B (random draws would change their order).
-        num_chunks: Model chunks of each stage; with more than one the depth is fixed.
+    `stages` has one for each stage, or several that differ in what is recomputed: those that recompute least first. With `fixed_depth` each
+    stage must hold as many micro-batches as in 1F1B (random draws would change their order); with more than one chunk a stage the depth is
+    fixed.
     """
     return _Search(stages, num_micro_batches, limit_bytes, fixed_depth, num_chunks).run(count)
 

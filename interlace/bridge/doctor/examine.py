@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 
 def use_place(target: str = "") -> None:
-    """Let Paddle use a device: `gpu`, `cpu` or `custom`; empty for the first of GPU, custom device and CPU that there is.
-
-    Raises:
-        ConfigError: It is not there.
+    """Let Paddle use a device: `gpu`, `cpu` or `custom`; empty for the first of GPU, custom device and CPU that there is. Raises
+    ConfigError where it is not there.
     """
     import paddle
 
@@ -34,18 +32,12 @@ def use_place(target: str = "") -> None:
 
 
 def examine(profile: str = "", times: bool = True, target: str | None = None) -> Examination:
-    """All checks of the device that Paddle's executor uses in this process.
+    """All checks of the device that Paddle's executor uses in this process. Of several ranks one that fails says so to the others, which
+    would wait for it.
 
-    Of several ranks one that fails says so to the others, which would wait for it.
-
-    Args:
-        profile: Name or path of a device profile; empty for the one that plans would be made with.
-        times: Whether the profile is held against the device as well.
-        target: Which device to use, as `use_place` has it; None for the one in use.
-
-    Raises:
-        ConfigError: There is no such profile or device.
-        PlanError: A device whose rules Interlace does not know.
+    `profile` is the name or path of a device profile, empty for the one that plans would be made with; `times` holds it against the device
+    as well; `target` is as in `use_place`, None for the device in use. Raises ConfigError where there is no such profile or device,
+    PlanError on a device whose rules Interlace does not know.
     """
     internals = check_internals()
     try:

@@ -185,10 +185,8 @@ def _missing(each: Internals) -> list[str]:
 
 
 def resolve(path: str) -> Any:
-    """What a dotted name leads to, through modules and then their attributes.
-
-    Raises:
-        ImportError, AttributeError: Nothing.
+    """What a dotted name leads to, through modules and then their attributes. Raises ImportError or AttributeError where it leads to
+    nothing.
     """
     words = path.split(".")
     for end in range(len(words), 0, -1):

@@ -31,11 +31,7 @@ class Meeting:
         self.is_over = world < 2
 
     def come(self, why_not: str = "") -> str:
-        """Come, or say why this rank does not.
-
-        Returns:
-            Which rank is missing, and why; empty where all came. A second call gives nothing.
-        """
+        """Come, or say why this rank does not. Gives which rank is missing and why, empty where all came; nothing when called again."""
         if self.is_over:
             return ""
         self.is_over, until_s = True, time.monotonic() + self.wait_s

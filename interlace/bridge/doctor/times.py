@@ -32,15 +32,8 @@ MOST = 1.0
 
 
 def check_profile(device: Device, lab: Lab | None, name: str, profile: DeviceProfile, is_asked: bool, times: bool = True) -> list[Check]:
-    """Name of the device, and times.
-
-    Args:
-        device: In use.
-        lab: With which copies are measured; None on devices without pinned memory.
-        name: Of the profile.
-        profile: It.
-        is_asked: Whether the user named it.
-        times: Whether times are measured, and not its device alone looked at.
+    """Name of the device, and times unless only its name is looked at (`times`). `lab` measures copies, None on devices without pinned
+    memory; `is_asked`: the user named the profile.
     """
     own = known_name(device)
     same = own.strip().casefold() == profile.device.casefold()

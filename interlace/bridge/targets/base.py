@@ -42,10 +42,8 @@ class Device:
         return made
 
     def name(self) -> str:
-        """What the device is, as profiles call theirs; empty where that cannot be known.
-
-        Raises:
-            ValueError, RuntimeError, OSError: Paddle cannot tell.
+        """What the device is, as profiles call theirs; empty where that cannot be known. Raises ValueError, RuntimeError or OSError where
+        Paddle cannot tell.
         """
         return ""
 

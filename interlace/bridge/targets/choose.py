@@ -23,11 +23,7 @@ def register_device(device_type: str, make: Callable[[Any], Device]) -> None:
 
 
 def choose_device() -> Device:
-    """The device that Paddle's executor will use.
-
-    Raises:
-        PlanError: A device whose rules Interlace does not know.
-    """
+    """The device that Paddle's executor will use. Raises PlanError on a device whose rules Interlace does not know."""
     place = _current_expected_place_()
     if isinstance(place, paddle.CPUPlace):
         return CpuDevice(place)

@@ -73,11 +73,8 @@ def build_page(
     measured: str = "",
     sweep: Sweep | None = None,
 ) -> Page:
-    """The page's data; `reports` by rank, `memory` what the plan might hold, `measured` what a step really took, `sweep` the curve
-    of step time against memory.
-
-    Raises:
-        PlanError: The plans are not of the same ranks.
+    """The page's data; `reports` by rank, `memory` what the plan might hold, `measured` what a step really took, `sweep` the curve of step
+    time against memory. Raises PlanError where the plans are not of the same ranks.
     """
     both = [*([other] if other else []), ours]
     labels = _labels(both)
