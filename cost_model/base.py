@@ -74,10 +74,8 @@ class Row(NamedTuple):
 
 
 class Costs(ABC):
-    """Times of operations alone and beside each other. Answers are deterministic.
-
-    Attributes:
-        is_launched: Steps are launched as a graph (a CUDA graph) with one call, so that the host has no time in them.
+    """Times of operations alone and beside each other. Answers are deterministic. With `is_launched` steps are launched as a graph (a CUDA
+    graph) with one call, so that the host has no time in them.
     """
 
     is_launched: bool = False

@@ -68,13 +68,7 @@ _ATTRS = ("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_caus
 
 
 class CostModel(Costs):
-    """Times from a device profile.
-
-    Args:
-        profile: The device.
-        comm_ctas: Limit that NCCL will be given, 0 for none.
-        is_launched: As in `Costs`.
-    """
+    """Times from a device profile; `comm_ctas` is the limit that NCCL will be given, 0 for none."""
 
     def __init__(self, profile: DeviceProfile, comm_ctas: int = 0, is_launched: bool = False) -> None:
         self.profile, self.is_launched = profile, is_launched

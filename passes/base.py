@@ -24,14 +24,12 @@ class Context:
     """What a pass may ask and where it reports.
 
     Attributes:
-        cost: Times of operations, collectives and copies.
         facts: What `Pass.facts` gave on every rank, by rank; this rank's alone where the others are not known; empty without facts.
         is_whole: Whether `facts` are of every rank of the world.
         memo: Results for the same programs, where several forms of a plan are compared.
         memory_limit: Live device bytes that the rank may hold if operations run one after the other: its memory budget, less what side
             streams hold on a GPU; None without a budget.
         extra_bytes: Live bytes by which the order of a job may exceed its parts one after another (`memory_budget: +8GB`).
-        remarks: What was done, declined and found.
     """
 
     cost: Costs

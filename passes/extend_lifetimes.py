@@ -75,7 +75,6 @@ class MissingReader:
 
     Attributes:
         side: The operation on a side stream.
-        value: What it reads.
         last: The last reader so far; the new one comes after it.
         waiter: The computation that waits for the side stream and that the new one comes after; -1 for none.
     """

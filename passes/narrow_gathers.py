@@ -29,7 +29,6 @@ class Site:
     Attributes:
         cut: Dim of which each rank keeps one part.
         joined: Dim along which the ranks' tensors are joined; 0 where they stay one behind the other.
-        num_ranks: Ranks of the group.
     """
 
     gather: Op

@@ -78,10 +78,8 @@ def inside(source: Any, outer: Sequence[Any], op_id: int) -> Inside:
 
 @dataclass(slots=True)
 class _Walk:
-    """Places among the outer values in whose memory inner ones may be.
-
-    Attributes:
-        found: Inner operations that are refused, with the reason, or that write, with the places of what they write.
+    """Places among the outer values in whose memory inner ones may be; `found` are inner operations that are refused, with the reason, or
+    that write, with the places of what they write.
     """
 
     places: dict[str, frozenset[int]] = field(default_factory=dict)

@@ -47,13 +47,7 @@ _known: dict[Device, tuple[Feature, ...]] = {}
 
 
 class Contact(msgspec.Struct, frozen=True):
-    """What one rank found.
-
-    Attributes:
-        host: Where.
-        failed: Rules that do not hold.
-        unknown: Why the device could not be examined; empty where it was.
-    """
+    """What one rank found; `unknown` says why the device could not be examined, empty where it was."""
 
     host: str
     failed: tuple[Check, ...] = ()

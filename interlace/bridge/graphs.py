@@ -56,7 +56,6 @@ class StepGraphs:
     """Runs the training steps of one lowered plan.
 
     Attributes:
-        lowered: The plan.
         lasting: Names of the variables that the step keeps from one to the next.
         measured: Gets the number of launches.
         fits: Shapes of the batch with which a step ran eagerly since the last graph ended; None before one did.

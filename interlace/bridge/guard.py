@@ -128,11 +128,7 @@ class NotBuiltError(Exception):
 
 
 class Lasting:
-    """A copy of all that a step writes and that lasts.
-
-    Attributes:
-        why_none: Why there is no copy; empty where there is one.
-    """
+    """A copy of all that a step writes and that lasts, or why there is none (`why_none`)."""
 
     def __init__(self, program: Program) -> None:
         scope = paddle.static.global_scope()

@@ -62,11 +62,9 @@ class Lowered:
     """The lowered plan. Paddle's engine uses it as its plan: it has the methods of `core.Plan` that engine and executor call.
 
     Attributes:
-        jobs: In order.
         outputs: Output name -> value of the collecting program, for fetching.
         fetched: Id of a fetched value -> value of the collecting program.
         fed: Name of an input -> shape of its whole batch, -1 where a dimension is unknown.
-        num_micro_batches: Number of micro-batches in a batch.
         has_p2p: Whether there are sends and receives, which fix the sizes of values.
         on_host: Names of variables that are in host memory between steps.
         is_read_early: Whether outputs of issued steps are read behind what writes them, so that the host prepares the next step beside this

@@ -101,7 +101,6 @@ class ModeMaker:
     Attributes:
         mode: `train`, `eval` or `predict`.
         dense: The program that Paddle built.
-        pipeline: The step that it belongs to.
         baseline: Gives Paddle's baseline of such a program; None where Paddle runs it without one.
         takers: Get the captured program, if it is one of training.
     """

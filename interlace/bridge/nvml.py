@@ -11,14 +11,8 @@ MODULE = "pynvml"
 
 
 class Gpu:
-    """Readings of one GPU.
-
-    Args:
-        index: Its number among those that CUDA shows to this process.
-        nvml: The module that reads.
-
-    Raises:
-        Exception: Of NVML: no driver, no such GPU, or a GPU that does not count its energy.
+    """Readings of the GPU with this number among those that CUDA shows to this process. Raises what NVML does: no driver, no such GPU, or a
+    GPU that does not count its energy.
     """
 
     def __init__(self, index: int, nvml: Any) -> None:

@@ -80,8 +80,6 @@ class Entrant:
     """A plan that can run.
 
     Attributes:
-        contender: Which it is.
-        mode: What the engine runs.
         executors: Paddle's, of this plan alone.
         has_run: Whether its first step went well.
     """
@@ -96,9 +94,7 @@ class Tuning:
     """The plans of one mode of an engine.
 
     Args:
-        maker: How plans are made.
         config: As the user gave it.
-        device: What programs are built for.
         peers: The ranks of the run, which do the same at the same time.
         use: Takes what the engine is to run next.
     """

@@ -18,7 +18,6 @@ class Alive:
     """Prints what a command is doing, and for how long, while it prints nothing else.
 
     Args:
-        command: Name of the command.
         doing: What it does, as in "planning 4 ranks".
         write: Prints a line; standard error by default.
         wait_s: Seconds of silence before the first line, and between lines; by default as standard error is a terminal or not.

@@ -35,15 +35,11 @@ def add_options(parser: argparse.ArgumentParser, *more: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The times and rules to simulate with.
+    """The times and rules to simulate with, of steps that are issued; `of_plans` gives those of plans.
 
     Attributes:
         profile: Name or path of the device profile.
         why: Where that name comes from, in a few words.
-        costs: The profile as a cost model.
-        target: The rules.
-
-    Both are of steps that are issued; `of_plans` gives those of plans.
     """
 
     profile: str

@@ -41,7 +41,6 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         name: Of the training script's file.
         digest: Of its text.
-        arguments: What it was given.
     """
 
     name: str

@@ -80,7 +80,6 @@ class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
         storage: Values with one storage share memory (views, in-place results); by default the value's own id.
         name: Name in Paddle's scope: of a parameter, an input, or a named output; empty for all else.
         persistable: Lives across steps (parameters, optimizer state, gradient-merge buffers).
-        memory: The kind of memory that it is in.
         elements: Types of a vector's tensors.
     """
 
@@ -116,7 +115,6 @@ class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_
         id: Unique in the program; keeps its meaning through all passes.
         name: Paddle's name, such as `"pd_op.matmul_grad"`.
         operands, results: Value ids; an absent optional operand is `ABSENT`.
-        role: Part of the step that it belongs to.
         chunk: Model chunk under virtual pipeline stages, otherwise 0.
         attrs: Attributes as plain data (dtypes and Paddle's places as text).
         layer: Dotted module path, such as `"layers.3.mlp.fc1"`; empty where unknown.

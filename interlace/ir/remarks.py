@@ -47,9 +47,7 @@ class Remark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     Attributes:
         rule: What it is, in kebab-case: the same for all places and figures.
-        kind: See `Kind`.
         pass_name: The pass in whose report it stands; `pass` in JSON.
-        place: Where.
         numbers: Figures by name. The end of the name is the unit: `_ns`, `_bytes`, else a count or a ratio.
         names: Options, streams, forms and the like.
         ops: Other operations that it speaks of.

@@ -100,14 +100,12 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a search found; all times are simulated.
 
     Attributes:
-        version: Of this record.
         tokens: Of a step, over all replicas; 0 where not known.
         network: What connects hosts, in words; empty on one host.
         rows: The fastest first; then those that are not known in full, the most promising bound first.
         counts: Of layouts by state, and of programs that were built for this answer.
         decides: Between the first and the second, in words.
         gap: By how much, at most, a layout that was not built may be faster, as bounds say; 0 where none may.
-        frontier: By memory.
     """
 
     version: int

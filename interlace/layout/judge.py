@@ -49,9 +49,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         programs: Files, one rank of each stage in the order of the stages.
-        profile: Of the device.
         memory_budget: Device bytes of a plan; 0 asks for a draft.
-        config: Of a plan.
         folder: Where the plans go.
         processes: That plan at once.
     """

@@ -110,9 +110,6 @@ class Search:
         options: Of the builder.
         profile: Of the device, by name or path.
         config: Of plans; empty for the defaults.
-        limits: What may be done.
-        store: What is built and found.
-        say: Is told what happens.
         has_bounds: Whether layouts are excluded by bounds; without, all are built.
         references: What all layouts of a model split.
         shared: What layouts take at least, by what they share (`_alike`).

@@ -51,7 +51,6 @@ class Store:
     Attributes:
         folder: Made if it is not there.
         at_once: Processes that run at once.
-        say: Is told of each program as it is built.
         built: Programs that this run built itself.
         may_fork: Whether one build may give the programs of all stages.
     """

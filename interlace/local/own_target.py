@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class OwnTarget(ABC):
-    """How ranks run on a device of one's own.
-
-    Attributes:
-        rules: What the device does by itself; `interlace check --target MODULE` asks it.
-    """
+    """How ranks run on a device of one's own; `rules` say what it does by itself, and `interlace check --target MODULE` asks for them."""
 
     rules: Target
 

@@ -32,11 +32,7 @@ def path_of(first: Path, rank: int) -> Path:
 
 
 class StageForks:
-    """Forks of this process.
-
-    Attributes:
-        rank: Which rank this process is now.
-    """
+    """Forks of this process, which is now `rank`."""
 
     def __init__(self, rank: int, environment: Callable[[int], Mapping[str, str]], transport: Any) -> None:
         """`environment`: what tells Paddle its rank; `transport`: has a rank too."""

@@ -34,13 +34,7 @@ class Beginning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What is known from earlier runs.
-
-    Attributes:
-        choice: What was taken.
-        path: Where that stands.
-        ended: Names of plans in whose first step a run ended without a word.
-    """
+    """What is known from earlier runs; `ended` names plans in whose first step one ended without a word."""
 
     choice: TrialOutcome | None = None
     path: str = ""
@@ -48,11 +42,8 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """The files of one key, in a folder that only rank 0 reads and writes.
-
-    Args:
-        folder: Made where it is missing.
-        key: Of programs, devices, configuration and versions.
+    """The files of one key (of programs, devices, configuration and versions), in a folder that only rank 0 reads and writes; it is made
+    where it is missing.
     """
 
     def __init__(self, folder: Path, key: str) -> None:

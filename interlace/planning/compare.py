@@ -33,7 +33,6 @@ class Comparison:
     Attributes:
         members: One rank of each stage, or the only rank that is known.
         representative: Every rank of the world -> the member's rank; empty where all other ranks are assumed to be always ready.
-        profile: The device profile's name.
         memory: What the plan might hold; None without a limit.
     """
 

@@ -37,7 +37,6 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     Attributes:
         budget_bytes: Device bytes that a rank may hold.
-        feasible: Whether there is a plan within it.
         peak_bytes: What the fullest rank holds on a GPU, however fast its host.
         step_us, exposed_us: The step, and the mean exposed communication of the ranks, in microseconds.
         kept_bytes, recomputed_bytes, offloaded_bytes: What backward reads of forward's values, by where it comes from, over all

@@ -57,7 +57,6 @@ class Drafts:
     """Makes drafts with the forms of one schedule.
 
     Args:
-        make: Of the search.
         pipeline: The passes as asked for.
         asked: The schedule among them.
         limit: Under a memory budget.

@@ -18,10 +18,6 @@ MORE_FREED = (0.0, 0.08, 0.2)
 class Levels:
     """What ranks answer about recomputation.
 
-    Args:
-        world: The ranks.
-        asked: The passes as configured.
-
     Attributes:
         are_open: Whether there is something to decide: a pass that recomputes, and whose user did not say how much.
         collectives: Whether repetitions that are added may repeat collectives.

@@ -44,17 +44,11 @@ class Beaten:
 class Making:
     """Makes plans.
 
-    Args:
-        world: The ranks.
-        asked: The passes as configured.
-
     Attributes:
         is_alone: Whether the other stages are not known, so that no step can be simulated.
         draws: Whether forward and backward of any rank both draw random numbers.
         offloads: Whether a pass moves what is over the budget.
-        beaten: By a run that there is already.
         by_name: Simulated steps of forms by name, drafted without a budget, as far as their steps end.
-        levels: What is recomputed.
     """
 
     def __init__(self, world: World, asked: Pipeline) -> None:

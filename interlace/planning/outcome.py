@@ -131,8 +131,6 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         before: Of the plan compared with, which `against` names; None where there is none.
-        plan: Of the plan.
-        profile: The device profile that gave the times.
         errors: How far its predictions were off measured runs with, or without, pipeline stages; None where none were held against it.
         memory: What the plan might hold; None where there was no limit.
         refusal: Why Paddle does not run the plan compared with; empty where it does.

@@ -93,9 +93,7 @@ class Plan:
     Attributes:
         captured: The program as Paddle built it.
         program: The program with its jobs.
-        reports: What each pass did and declined.
         profile: Name of the device profile that was asked.
-        passes: The passes that ran, with their options.
         why_off: Why Interlace left Paddle's plan as it is; empty where it planned.
         set_digest: Equal on all ranks that planned at the same time, and on no others.
         loaded_from: The folder that it was read from; empty where it was made in this run.
@@ -200,8 +198,6 @@ class Decided(msgspec.Struct, frozen=True):
     """What rank 0 decided for all ranks, who have their plans already and take them.
 
     Attributes:
-        specs: The passes that made the plans.
-        memory_limits: By rank, what passes might hold.
         memory_budget: Device bytes that no rank was to pass; 0 without a limit.
         beside_baseline: See `Plan`.
         set_digest: Of the plans of all ranks.

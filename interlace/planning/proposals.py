@@ -40,7 +40,6 @@ class Tried:
 
     Attributes:
         drafts: They make drafts, and know what was asked for and whether there is a budget (`given`).
-        coarse: The coarse model.
         by_name: Forms by name that are possible for the program.
         limit: Bytes that a plan may hold.
         baseline_peaks: What the baseline holds, by rank.

@@ -52,15 +52,7 @@ HELD = 1.005
 
 
 class Search:
-    """The decision for a world.
-
-    Args:
-        world: Its ranks.
-        asked: The passes as configured.
-
-    Attributes:
-        unlimited_tried: What was proposed for an open schedule without a budget; None where nothing was.
-    """
+    """The decision for a world; `unlimited_tried` is what was proposed for an open schedule without a budget, None where nothing was."""
 
     def __init__(self, world: World, asked: Pipeline) -> None:
         self.world, self.asked, self.make = world, asked, Making(world, asked)

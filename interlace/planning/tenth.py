@@ -46,14 +46,8 @@ def gpu_peak(world: World, made: Made) -> int | None:
 
 
 class Others:
-    """What other limits bring.
-
-    Args:
-        world: With the drafts of its searches.
-        made: The plan.
-        limit_bytes: Its limit.
-        held, took: What it holds on its fullest rank, and its step in nanoseconds.
-        tried: As `memory_limit`.
+    """What other limits bring than that of a plan which holds `held` on its fullest rank and takes `took` nanoseconds. `tried` as in
+    `memory_limit`.
     """
 
     def __init__(self, world: World, made: Made, limit_bytes: int, held: int, took: int, tried: Tried | None) -> None:

@@ -57,7 +57,6 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a trial found of one plan.
 
     Attributes:
-        name: How reports call it.
         steps: Number of steps that count.
         median_ns, spread_ns: Of these steps, each as long as on its slowest rank; the spread is the interquartile range.
         predicted_ns: The simulated step; 0 where there is none.
@@ -266,7 +265,6 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A trial as reports show it.
 
     Attributes:
-        results: Of each plan.
         taken: The name of the one that was taken; empty while the trial runs.
         steps: Steps until it was decided, or so far.
         known: Where an earlier run's choice was found instead; empty where there was none.

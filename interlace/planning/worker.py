@@ -45,12 +45,9 @@ class RankFacts(msgspec.Struct, frozen=True):
     """What every rank tells of itself before anything is planned.
 
     Attributes:
-        stage: Its pipeline stage.
         equivalence_key: Equal for ranks that can be simulated in each other's place.
         draws: Whether its forward and its backward draw random numbers.
-        recomputes: Whether its program recomputes.
         options: A digest of its configuration.
-        memory_budget: As configured.
     """
 
     stage: int
@@ -83,10 +80,8 @@ class Worker:
 
     Args:
         program: As captured.
-        cost: Times of operations.
         passes: As configured: rank 0 may ask for these and for registered ones.
         options: The whole configuration as text, the same on every rank.
-        memory_budget: See `RankFacts`.
         is_whole: Whether all ranks of the world plan together; else this one is alone.
     """
 

@@ -60,11 +60,8 @@ class Check(msgspec.Struct, frozen=True):
     """A rule, held against the machine.
 
     Attributes:
-        rule: Its name.
-        expected: What the rule says.
         found: What was seen; where nothing could be seen, why.
         verdict: `not checked` is never a pass: the rule is as unknown as before.
-        rests: What relies on the rule.
         group: The heading that it stands under.
     """
 
@@ -88,7 +85,6 @@ class Examination(msgspec.Struct, frozen=True):
     """All checks of one machine.
 
     Attributes:
-        device: What was examined.
         target: Whose rules were expected there.
         versions: Of what is installed.
         profile: Name of the device profile that its times were held against.

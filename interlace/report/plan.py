@@ -31,12 +31,7 @@ from interlace.units import ranks_text
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What `interlace.plan_of(model)` gives.
-
-    Attributes:
-        plan: One rank's.
-        measured: How long the first training steps with it took in this process.
-    """
+    """What `interlace.plan_of(model)` gives: one rank's plan, and how long the first training steps with it took in this process."""
 
     plan: Plan
     measured: Measured = field(default_factory=Measured, compare=False)

@@ -18,7 +18,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         name: Of the pass.
         rule, kind: Of its remarks.
-        text: What they say.
         numbers: Their figures by name: least and most.
         layers: In which layers, `*` for their numbers; empty where the remarks name none.
     """

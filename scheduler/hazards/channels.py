@@ -22,7 +22,6 @@ class World:
     """The communication of several ranks.
 
     Attributes:
-        comms: By rank.
         skeletons: The different skeletons, each once.
         kind: Rank -> index of its skeleton.
         lines: Line -> rank -> the rank's own name of that channel.
@@ -82,8 +81,6 @@ class Difference:
     """The first call of a line in which two ranks differ.
 
     Attributes:
-        line: The line.
-        ranks: The two ranks.
         index: Index of the call among those of the line, and those that name no group.
         calls: Number of the call on each of the two ranks; `NOBODY` for a rank with fewer calls.
     """

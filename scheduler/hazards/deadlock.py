@@ -37,12 +37,7 @@ class Edge(NamedTuple):
 
 @dataclass(slots=True)
 class Waits:
-    """The graph of waits.
-
-    Attributes:
-        nodes: Node -> its calls `(actor, call)`.
-        edges: Node -> what it waits for.
-    """
+    """The graph of waits: by node its calls `(actor, call)`, and what it waits for."""
 
     nodes: dict[Node, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     edges: dict[Node, list[Edge]] = field(default_factory=lambda: defaultdict(list))

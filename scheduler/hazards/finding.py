@@ -50,8 +50,6 @@ class Finding(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
     """One fault of a plan.
 
     Attributes:
-        kind: Its class.
-        ranks: Ranks it concerns.
         items: The op instances that show it: a pair, or a cycle.
         message, remedy: What is wrong, and what would correct it.
         count: Faults of this kind between these operations, over all micro-batches; the first is shown.

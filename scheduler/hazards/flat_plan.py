@@ -68,7 +68,6 @@ class FlatPlan:
             index into `streams`, or `HOST`.
         reads, writes: Accesses of each operation, by position.
         views: For each operation the variables that it defines without writing: views of its operands.
-        storages: By number.
         omitted: `(value, micro-batch)` of an omitted copy's result -> the copy, the access of its operand, and the key of the result's
             variable.
         viewed: Keys of storages to which results of omitted copies add the variables of their views.

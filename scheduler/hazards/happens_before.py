@@ -78,10 +78,8 @@ class Row(NamedTuple):
 
     Attributes:
         base, stride, writer: As in `Access`.
-        writes: Whether the access is a write.
         plain: A storage of one micro-batch with one variable, read as this micro-batch wrote it, or newly written.
         constant: A read of what the step starts with.
-        access: The access itself.
     """
 
     base: int

@@ -96,7 +96,6 @@ class Break:
     Attributes:
         name: Of the pass.
         line: What they share.
-        ranks: The two.
         channels: Each one's own name of the line; None for a rank that never calls there.
         calls: Where only the captured calls differ that calls stand for: what they are on each rank, in words.
         is_unclear: It cannot be told whether they differ.

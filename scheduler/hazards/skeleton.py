@@ -65,7 +65,6 @@ class Skeleton(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     Attributes:
         stage, schedule: Of the pipeline.
         signatures: What partners must agree on: kind, bytes, dtype, root.
-        calls: The calls.
     """
 
     stage: int

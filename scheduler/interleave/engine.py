@@ -24,7 +24,6 @@ class Engine(NamedTuple):
     Attributes:
         whole, times: Make its columns, of whole numbers and of times, from lists.
         find_order, run_order, run_stamped: As in `list_schedule.py` and `clock.py`.
-        join: Joins columns.
         made: Makes of another function over columns what it calls.
     """
 

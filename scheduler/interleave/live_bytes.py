@@ -55,12 +55,7 @@ class PairBytes:
 
 
 class Walk:
-    """Live memory while nodes run one after another.
-
-    Attributes:
-        live: Live bytes now.
-        peak: The most so far.
-    """
+    """Live memory, now and at its peak so far, while nodes run one after another."""
 
     def __init__(self, table: PairBytes) -> None:
         self.table = table

@@ -33,8 +33,6 @@ class Jobs:
 
     Args:
         program: Whose operations.
-        options: How they are ordered.
-        cost: Times and interference.
         memo: Results for the same programs, whatever the options.
         has_budget: Whether a memory budget is given: orders then exceed their memory by less.
         extra_bytes: Bytes by which orders may exceed it.

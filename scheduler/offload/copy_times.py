@@ -25,7 +25,6 @@ class Timeline:
     """The plan in the host's issue order.
 
     Attributes:
-        items: All op instances.
         index: Op instance -> index in `items`.
         job: Index of the job of each op instance.
         job_start: Index of the first op instance of each job, and the number of op instances.

@@ -97,7 +97,6 @@ class StatePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         moves: In the order of first users.
-        kept: What stays on the device.
         measured: Whether copy times were known.
         stall_ns: Estimated time for which updates wait for copies.
         before_peak_bytes, peak_bytes: Peak of live device bytes in the order of operations, without copies and with them.

@@ -60,8 +60,6 @@ class Saved(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
     Attributes:
         value: The value that is copied; of several saved values the one that the others are views of.
-        storage: Its storage.
-        size_bytes: Size of the copied value.
         freed_bytes: Size of the storage, which may be larger than a view of it.
         producer: The operation that produces the value.
         before: Forward operations that write or read the contents of the storage; the copy out comes after all of them.

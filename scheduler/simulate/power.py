@@ -31,7 +31,6 @@ class Clocks:
     """The clocks that a device chooses from, highest first, and what holds at each. `[num_levels]` each.
 
     Attributes:
-        mhz: The clock.
         slower: By how much time that follows the clock is stretched, over 1.
         energy: A kernel's energy, as a part of that at the highest clock.
         load: Power of what draws most, as a part of that at the highest clock.
@@ -60,7 +59,6 @@ class PowerInput:
         draw: Of each op instance, its energy at the highest clock over its duration, in milliwatts above static. `[num_items]`
         share: Part of its duration that follows the clock, in units of 1 / ONE. `[num_items]`
         own: Index of its own clock, that of its duration; of the next higher one that there is. `[num_items]`
-        clocks: What the device chooses from.
         moves: Whether it is a communication between devices. `[num_items]`
         static_mw, limit_mw, waiting_mw, beside_mw: As in `Power`.
         response: Part of the difference by which the average moves in a tick, in units of 1 / ONE.

@@ -41,7 +41,6 @@ class Orders(msgspec.Struct, frozen=True):
     """What was decided.
 
     Attributes:
-        of_plans: Orders of each plan.
         before_ns, step_ns: Simulated step without and with them.
         joules: Energy of the step with them, of the simulated ranks; 0 where it is not known.
     """

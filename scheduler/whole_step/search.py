@@ -52,7 +52,6 @@ class StageSchedule(NamedTuple):
         early: Whether jobs are ordered for early sends.
         inline_share: The part of weight gradients that do not trail.
         level: Which of the stage's `StageTimes`.
-        form: Of jobs.
         early_at_end: As `early`, for the jobs from the last forward on.
         more_weight_delay_at_end: By how much weight gradients that trail do so further from there on.
     """

@@ -39,7 +39,6 @@ class StageOrder(msgspec.Struct, frozen=True):
     """One way to order the jobs of a stage.
 
     Attributes:
-        form: `dx-first` or `mixed`.
         early: Whether sends leave early, or jobs are as short as they can be.
         inline_share: Part of weight gradients that are computed with their own input gradients where the others trail.
         slots: Kind of job (`I+F+W`) -> its times.
@@ -55,7 +54,6 @@ class StageTimes(msgspec.Struct, frozen=True):
     """What all ranks have to know of one stage.
 
     Attributes:
-        stage: Its number.
         orders: Ways to order its jobs; the same on every stage, with each form and both values of `early` for each `inline_share`, 0 among
             them.
         peak_bytes: Device memory of Paddle's baseline at its peak.

@@ -57,7 +57,6 @@ class Behaviour:
     """Checks of one device.
 
     Attributes:
-        device: On which all run.
         meeting: Of all ranks, before the check that needs them.
         runs: Whether small programs run at all.
         side_by_side: Whether streams run side by side; without that nothing can be early, and the order of things cannot be checked.

@@ -14,14 +14,7 @@ GROUP = "internals of Paddle"
 
 @dataclass(frozen=True, slots=True)
 class Internals:
-    """Names of one kind, each below `owner`; `name/3` must take so many parameters.
-
-    Attributes:
-        what: What they are for.
-        owner: A module, or a class of one.
-        names: Below it.
-        rests: What depends on them.
-    """
+    """Names of one kind, each below `owner`, a module or a class of one; `name/3` must take so many parameters."""
 
     what: str
     owner: str

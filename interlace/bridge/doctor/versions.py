@@ -30,7 +30,6 @@ class Flag:
     Attributes:
         value: What it must be, which is the default.
         why: What another value does.
-        rests: What relies on it.
         on_gpus: Whether it means something on GPUs only.
     """
 

@@ -18,8 +18,6 @@ class Device:
     """A device that programs are built for; a kind of device is a subclass with its target.
 
     Attributes:
-        place: Paddle's place object.
-        target: The rules of this kind of device.
         labels_all: Whether every operation gets a label, and not only communication.
         tunes: Whether plans are measured there by default (`tune: auto`).
         examines: Whether the machine is looked at by default before the first plan (`examine: auto`).
