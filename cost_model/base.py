@@ -75,8 +75,7 @@ class Row(NamedTuple):
 
 class Costs(ABC):
     """Times of operations alone and beside each other. Answers are deterministic. With `is_launched` steps are launched as a graph (a CUDA
-    graph) with one call, so that the host has no time in them.
-    """
+    graph) with one call, so that the host has no time in them."""
 
     is_launched: bool = False
 

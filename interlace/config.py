@@ -260,8 +260,7 @@ def require_jobs(config: Config) -> None:
 
 def load_config(path: str | Path, more: Mapping[str, Any] | None = None) -> Config:
     """Read a YAML file; a name without a folder may be one of our presets; `more` are options of the command line, which go on top. Raises
-    ConfigError, with file, line and column, where the file is missing, is no YAML, or holds something `make_config` refuses.
-    """
+    ConfigError, with file, line and column, where the file is missing, is no YAML, or holds something `make_config` refuses."""
     options, marks = read_yaml(find_config(path))
     return make_config({**options, **(more or {})}, str(path), {**marks, **command_marks(more or {})})
 

@@ -19,8 +19,7 @@ CACHE_VARIABLE = "INTERLACE_CACHE"
 def read_file(path: str | os.PathLike[str], most_bytes: int, what: str, error: type[InterlaceError]) -> bytes:
     """The bytes of a regular file, unpacked where it is compressed by gzip. Raises `error` where it is no regular file, larger than
     `most_bytes` (also unpacked), may not be read, or is cut short; `what` says what was expected, such as "a dump that `interlace dump`
-    wrote".
-    """
+    wrote"."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):

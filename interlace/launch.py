@@ -25,8 +25,7 @@ ATTACH = Path(__file__).with_name("local") / "attach.py"
 
 def words_with_interlace(words: Sequence[str]) -> list[str]:
     """The launcher's arguments with Interlace before the script. Raises ConfigError where the environment asks for nothing, or for what
-    cannot be read, or the script is no Python file.
-    """
+    cannot be read, or the script is no Python file."""
     outside = asked_outside(typed=VARIABLES)
     if outside is None:
         raise ConfigError(

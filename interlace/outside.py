@@ -38,8 +38,7 @@ class Outside(NamedTuple):
 
 def asked_outside(environment: Mapping[str, str] = os.environ, typed: Mapping[str, str] = OPTIONS) -> Outside | None:
     """What an environment asks for; None where it asks for nothing. Errors call its variables as `typed` does. Raises ConfigError where the
-    configuration cannot be read, or a preset stands beside plans.
-    """
+    configuration cannot be read, or a preset stands beside plans."""
     path, folder = environment.get(CONFIG_VARIABLE, ""), environment.get(PLAN_VARIABLE, "")
     budget = environment.get(BUDGET_VARIABLE, "")
     given = {CONFIG_VARIABLE: path, PLAN_VARIABLE: folder, BUDGET_VARIABLE: budget}

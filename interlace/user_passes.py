@@ -32,8 +32,7 @@ def add_import(parser: argparse.ArgumentParser) -> None:
 
 def import_own(names: Iterable[str]) -> None:
     """Import modules, found as a script in this folder, or beside the named file, would find them. Raises ConfigError where there is no
-    such module, or it fails.
-    """
+    such module, or it fails."""
     from interlace.passes import REGISTRY
 
     for name in names:

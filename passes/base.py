@@ -130,8 +130,7 @@ def option_name(name: str) -> str:
 
 def register(kind: P) -> P:
     """Class decorator that makes a pass known under its name, ours and a user's own alike. Raises PassError where it is no pass, has no
-    name, or the name is taken by another class.
-    """
+    name, or the name is taken by another class."""
     if not (isinstance(kind, type) and issubclass(kind, Pass)):
         raise PassError(f"register() got {kind!r}; expected a subclass of interlace.passes.Pass")
     if not kind.name:

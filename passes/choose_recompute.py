@@ -187,8 +187,7 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
 
 def recomputation(program: Program, costs: Costs, memo: dict[Any, Any], *, adds: bool, collectives: bool = False) -> Recomputation:
     """What a captured program's backward computes again, worked out once for the same program and kept in `memo`. With `adds` it has
-    repetitions of all that it could compute again, with `collectives` of collectives within the stage too.
-    """
+    repetitions of all that it could compute again, with `collectives` of collectives within the stage too."""
 
     def make() -> Recomputation:
         whole = with_repeats(program, collectives) if adds else program

@@ -22,8 +22,7 @@ NOBODY, NEXT_STEP = -1, -2
 
 def require_kept(before: Program, made: Program) -> None:
     """Check what a pass made of a program. Raises PassError: an operation, a value or the step is said to be what it is not, an input or
-    output of the program is gone, or an operation reads contents of memory that are not those it read before.
-    """
+    output of the program is gone, or an operation reads contents of memory that are not those it read before."""
     if made.pipeline != before.pipeline:
         raise PassError(f"the step is now {made.pipeline}, expected {before.pipeline}; a pass does not change it")
     old, ops, values = {op.id: op for op in before.ops}, {op.id: op for op in made.ops}, {value.id: value for value in made.values}

@@ -81,8 +81,7 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
 
     def run(self, program: Program, context: Context) -> Program:
         """The program with its collectives moved up. Raises PassError where it has a schedule already, or `modules` names what is not
-        there.
-        """
+        there."""
         check_unscheduled(program)
         work = Work(Graph(program), context, self)
         check_modules(self.modules, program, context)

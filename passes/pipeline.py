@@ -51,8 +51,7 @@ class Pipeline:
 
     def check(self, program: Program) -> None:
         """Hold every pass's needs against what comes before it. Raises PassError where a need is not met, or a pass comes before one that
-        it must follow.
-        """
+        it must follow."""
         have = {tag for name in program.passes if name in REGISTRY for tag in REGISTRY[name].gives}
         ran = list(program.passes)
         names = [p.name for p in self.passes]
@@ -75,8 +74,7 @@ class Pipeline:
     ) -> tuple[Program, list[PassReport]]:
         """Run all passes on a rank of which the others are not known; the given program is untouched whatever happens. For the other
         arguments see `Context`. Raises PassError, with the pass, where a contract is broken, or one fails or gives a program that does not
-        verify.
-        """
+        verify."""
         self.check(program)
         reports, memo = [], {} if memo is None else memo
         for each in self.passes:

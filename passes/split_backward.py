@@ -102,8 +102,7 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
 
     def run(self, program: Program, context: Context) -> Program:
         """The program with its weight gradients split. Raises PassError where it has a schedule already, or `modules` names what is not
-        there.
-        """
+        there."""
         check_unscheduled(program)
         graph = Graph(program)
         weights = weight_values(graph)

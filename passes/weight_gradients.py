@@ -56,8 +56,7 @@ def is_used(graph: Graph, op: Op, index: int) -> bool:
 
 def check_modules(modules: Sequence[str], program: Program, context: Context) -> None:
     """Refuse names or globs that match no layer of any rank (the facts of `context`); where the other stages are not known, say what this
-    one lacks. Raises PassError with the layers there are.
-    """
+    one lacks. Raises PassError with the layers there are."""
     known = sorted({layer for layers in context.facts for layer in layers if layer})
     for pattern in modules:
         if not any(names_layer(pattern, layer) for layer in known):

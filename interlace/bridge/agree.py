@@ -161,8 +161,7 @@ def gather_on(rounds: Rounds, topic: str, mine: bytes) -> list[bytes]:
 
 class StoreRounds:
     """All-gathers through Paddle's store. Rank 0 collects the bytes of all ranks and writes them once, so the number of calls grows
-    with the number of ranks and not with its square.
-    """
+    with the number of ranks and not with its square."""
 
     def __init__(self, store: Any, rank: int, world: int, timeout_s: float = STORE_TIMEOUT_S) -> None:
         self.store, self.rank, self.world, self.timeout_s = store, rank, world, timeout_s

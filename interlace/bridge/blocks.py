@@ -79,8 +79,7 @@ def inside(source: Any, outer: Sequence[Any], op_id: int) -> Inside:
 @dataclass(slots=True)
 class _Walk:
     """Places among the outer values in whose memory inner ones may be; `found` are inner operations that are refused, with the reason, or
-    that write, with the places of what they write.
-    """
+    that write, with the places of what they write."""
 
     places: dict[str, frozenset[int]] = field(default_factory=dict)
     found: list[tuple[str, str, frozenset[int]]] = field(default_factory=list)

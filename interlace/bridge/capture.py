@@ -367,8 +367,7 @@ def plain(value: Any) -> Any:
 
 def with_group(op: Op) -> Op:
     """The operation with the ring that its attributes name as its group. Raises ProgramError where Interlace does not know how operations
-    of its kind communicate.
-    """
+    of its kind communicate."""
     group = ring_of(op)
     if group >= 0 and not is_known_comm(op):
         raise ProgramError(

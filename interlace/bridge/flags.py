@@ -42,8 +42,7 @@ class Flags:
 
     def final(self, strategy: Any, say: bool = True) -> Config:
         """The configuration to build with: the flags, and what the strategy and the environment ask for in Paddle's words. With `say`, log
-        which option of ours does what a flag of Paddle's says. Raises ConfigError where something cannot run as it stands.
-        """
+        which option of ours does what a flag of Paddle's says. Raises ConfigError where something cannot run as it stands."""
         return final_config(*self.asked(), strategy, say)
 
     def with_more(self, options: Mapping[str, Any], source: str, marks: Mapping[str, str]) -> Flags:
@@ -130,8 +129,7 @@ class _PassFlags:
 
 def final_config(options: Mapping[str, Any], source: str, marks: Mapping[str, str], strategy: Any, say: bool = True) -> Config:
     """The configuration to build with: these options, and what the strategy and the environment ask for in Paddle's words. Raises
-    ConfigError where something cannot run as it stands.
-    """
+    ConfigError where something cannot run as it stands."""
     config = make_config(with_dead_flags(strategy, dict(options), say), source, marks)
     require_jobs(config)
     return config

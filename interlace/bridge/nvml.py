@@ -12,8 +12,7 @@ MODULE = "pynvml"
 
 class Gpu:
     """Readings of the GPU with this number among those that CUDA shows to this process. Raises what NVML does: no driver, no such GPU, or a
-    GPU that does not count its energy.
-    """
+    GPU that does not count its energy."""
 
     def __init__(self, index: int, nvml: Any) -> None:
         self.nvml = nvml

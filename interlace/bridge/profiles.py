@@ -37,8 +37,7 @@ def default_profile(device: Device) -> str:
 
 def require_own_gpu(profile: DeviceProfile, config: Config, device: Device, what: str) -> None:
     """Refuse a profile of another GPU than the one in use, where `force_device` is off. The ConfigError names the profile by
-    `what`, such as "device 'h200'".
-    """
+    `what`, such as "device 'h200'"."""
     if device.target is GPU and not config.force_device:
         try:
             require_device(profile, _gpu_name(device))

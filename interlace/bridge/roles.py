@@ -26,8 +26,7 @@ GIVE_ROLES = (
 
 def give_roles(source: Any) -> bool:
     """Set missing roles on the operations of a private copy of a program; returns whether it had none at all. Raises ProgramError, with the
-    first one, where some operations have roles and a missing one cannot be derived from them.
-    """
+    first one, where some operations have roles and a missing one cannot be derived from them."""
     ops = list(source.global_block().ops)
     raw = [op.op_role for op in ops]
     if all(role == MISSING for role in raw):
@@ -44,8 +43,7 @@ def give_roles(source: Any) -> bool:
 
 def require_sums(program: Program, derived: bool) -> None:
     """Refuse to run the optimizer once for several micro-batches where it would see the gradients of one alone. Raises ProgramError: the
-    optimizer reads what every micro-batch computes anew, or no operation has a role.
-    """
+    optimizer reads what every micro-batch computes anew, or no operation has a role."""
     count = program.pipeline.num_micro_batches
     updates = [op for op in program.ops if op.role == "optimize"]
     if count < 2 or not updates:

@@ -12,8 +12,7 @@ LOOK_UPS = {"pd_op.embedding": 0, "pd_op.c_embedding": 1}
 def tokens_of(program: Any, num_micro_batches: int) -> int:
     """Ids of a whole step that the largest look-up of fed ids reads, on all data-parallel ranks together; 0 where no fed ids are looked up
     (a later stage; images), or where a shape is not known. `program` is that of a micro-batch as Paddle builds it before it splits tensors,
-    with shapes of the whole ones.
-    """
+    with shapes of the whole ones."""
     ids = [op.operand_source(LOOK_UPS[op.name()]) for op in program.global_block().ops if op.name() in LOOK_UPS]
     return num_micro_batches * max((prod(max(0, dim) for dim in each.shape) for each in ids if _is_fed(each)), default=0)
 

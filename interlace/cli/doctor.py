@@ -77,8 +77,7 @@ class _Asked(NamedTuple):
 
 def _asked(args: argparse.Namespace) -> _Asked:
     """What the command and the environment ask for. Raises ConfigError where the script, the number of its ranks or the configuration is
-    missing or wrong.
-    """
+    missing or wrong."""
     from interlace.config import load_config, make_config
     from interlace.errors import ConfigError
     from interlace.outside import CONFIG_VARIABLE, VARIABLES, asked_outside
@@ -144,8 +143,7 @@ def _programs(args: argparse.Namespace) -> list[Program]:
 @contextlib.contextmanager
 def _prepared(target: str) -> Iterator[str]:
     """Paddle, imported with the device that was asked for; gives its kind. Raises ConfigError where a device of the user's own is not
-    there.
-    """
+    there."""
     from interlace.installed import require_paddle
     from interlace.temporary import temporary_folder
 

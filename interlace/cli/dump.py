@@ -152,8 +152,7 @@ def build_ranks(
     args: argparse.Namespace, ranks: Sequence[int], folder: Path, alive: Alive, before: int = 0, total: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """Build ranks, several at once; all are ended if one fails or the caller stops. `before` counts the ranks that are built already,
-    `total` all that the command builds: None where it is not known yet (the stages are told by the first program).
-    """
+    `total` all that the command builds: None where it is not known yet (the stages are told by the first program)."""
     from interlace.local.processes import run_all
     from interlace.units import size
 

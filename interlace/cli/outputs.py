@@ -19,8 +19,7 @@ Name = str | os.PathLike[str]
 
 def check_file(option: str, target: Name | None) -> None:
     """Refuse a file that could not be written; None is no file. Raises ConfigError, with the option, where it is a folder or a device, may
-    not be written, or its folder cannot be made.
-    """
+    not be written, or its folder cannot be made."""
     if target is None:
         return
     path = Path(target).absolute()
@@ -34,8 +33,7 @@ def check_file(option: str, target: Name | None) -> None:
 
 def check_folder(option: str, folder: Name, target: str = "") -> None:
     """Refuse a folder that could not be created or written; creates none. Raises ConfigError, with the option, and the part of the path
-    that prevents it.
-    """
+    that prevents it."""
     path = Path(folder).absolute()
     known = next(each for each in (path, *path.parents) if os.path.lexists(each))
     said = target or os.fspath(folder)
@@ -86,8 +84,7 @@ def _files(path: Path) -> list[Path]:
 
 def check_no_others(option: str, folder: Path, names: Iterable[str]) -> None:
     """Refuse a folder that has programs of ranks besides those that are to be written there: with them it would hold a mixture. Raises
-    ConfigError with the names of the files that would be left.
-    """
+    ConfigError with the names of the files that would be left."""
     from interlace.ir.dump import programs_in
 
     left = sorted({path.name for path in programs_in(folder)} - set(names))

@@ -46,8 +46,7 @@ def add_budget(parser: argparse.ArgumentParser, or_else: str = "") -> None:
 
 def read_files(paths: Sequence[str | Path]) -> list[PlanFile]:
     """The programs of files and folders, in the order of the names. Raises ProgramError where a name refers to none, PlanError where a
-    plan's record cannot be read.
-    """
+    plan's record cannot be read."""
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
     from interlace.planning.plan import has_record, read_record
@@ -146,8 +145,7 @@ def simulated(
     files: Sequence[PlanFile], setting: Setting, p2p: Literal["rendezvous", "buffered"] | None = None, *, partial: bool = False
 ) -> Result:
     """A step of these plans; programs without jobs run in Paddle's baseline order, by Paddle's own jobs. Raises what `require_world` and
-    the simulator raise.
-    """
+    the simulator raise."""
     from interlace.ir.target import with_paddles_jobs
     from interlace.planning.baseline import baseline_plan
 
@@ -161,8 +159,7 @@ def simulated(
 
 def require_same_model(plan: Sequence[Program], beside: Sequence[Program]) -> None:
     """Refuse to compare times of other than the same model on the same world with the same micro-batches. Raises PlanError, which says in
-    what they differ.
-    """
+    what they differ."""
     from interlace.errors import PlanError
 
     finders: dict[str, Callable[[Program], object]] = {

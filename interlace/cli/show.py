@@ -162,8 +162,7 @@ def _why(files: Sequence[PlanFile], records: Sequence[Record], every: bool, rule
 
 def _selected(records: Sequence[Record], rules: Sequence[str]) -> list[Record]:
     """The records with the remarks of these rules, and the passes that have any; all without rules. Raises ConfigError where no plan has
-    remarks of a rule.
-    """
+    remarks of a rule."""
     import msgspec
 
     from interlace.errors import ConfigError

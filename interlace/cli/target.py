@@ -50,8 +50,7 @@ class Setting:
     @classmethod
     def of(cls, files: Sequence[PlanFile], args: argparse.Namespace, *more: Target) -> Setting:
         """As the options say, of real targets and `more`; else the profile that the plans were made with, and the target that goes with it.
-        Raises ConfigError where there is no such profile or target, or the plans were made with several profiles.
-        """
+        Raises ConfigError where there is no such profile or target, or the plans were made with several profiles."""
         from interlace.cost_model import CostModel, load_profile
         from interlace.errors import ConfigError
         from interlace.ir.target import TARGETS, target_of
@@ -80,8 +79,7 @@ class Setting:
 
     def simulate(self, programs: Sequence[Program], p2p: Literal["rendezvous", "buffered"] | None = None) -> Result:
         """A step of these ranks and of those they stand for, all others being always ready; `p2p` in place of the target's own rule. Raises
-        PlanError and Stall as the simulator.
-        """
+        PlanError and Stall as the simulator."""
         from interlace.ir.equivalent_ranks import missing_ranks, representatives
         from interlace.scheduler.simulate.arrays import Options
         from interlace.scheduler.simulate.simulator import simulate
@@ -93,8 +91,7 @@ class Setting:
 
 def profile_of(files: Sequence[PlanFile]) -> tuple[str, str]:
     """The profile that plans were made with, and that it is theirs; the default for dumps, which have none. Raises ConfigError where they
-    were made with several.
-    """
+    were made with several."""
     from interlace.errors import ConfigError
 
     found: dict[str, Path] = {}

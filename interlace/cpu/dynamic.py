@@ -63,22 +63,13 @@ class DynamicGroup:
         return Task()
 
     def all_reduce(self, tensor: Any, op: Any, sync_op: bool = True) -> Task:
-        array, dtype = _read(tensor)
-        result = self._transport.all_reduce(array, _reduction(op), self._channel, self._ranks(), "dynamic all_reduce", dtype)
-        return _write(tensor, result, dtype)
+        return self._exchange("all_reduce", tensor, tensor, _reduction(op))
 
     def broadcast(self, tensor: Any, root: int, sync_op: bool = True) -> Task:
-        array, dtype = _read(tensor)
-        ranks = self._ranks()
-        result = self._transport.broadcast(array, ranks[root], self._channel, ranks, "dynamic broadcast", dtype)
-        return _write(tensor, result, dtype)
+        return self._exchange("broadcast", tensor, tensor, self._ranks()[root])
 
     def reduce(self, tensor: Any, root: int, op: Any, sync_op: bool = True) -> Task:
-        array, dtype = _read(tensor)
-        ranks = self._ranks()
-        where = "dynamic reduce"
-        result = self._transport.reduce(array, _reduction(op), ranks[root], self._channel, ranks, where, dtype)
-        return _write(tensor, result, dtype)
+        return self._exchange("reduce", tensor, tensor, _reduction(op), self._ranks()[root])
 
     def all_gather(self, tensors: list[Any], tensor: Any, sync_op: bool = True) -> Task:
         array, dtype = _read(tensor)
@@ -93,14 +84,10 @@ class DynamicGroup:
         return _write(out, np.concatenate([np.atleast_1d(part) for part in parts]), dtype)
 
     def reduce_scatter_tensor(self, out: Any, tensor: Any, op: Any, sync_op: bool = True) -> Task:
-        array, dtype = _read(tensor)
-        where = "dynamic reduce_scatter"
-        result = self._transport.reduce_scatter(array, _reduction(op), self._channel, self._ranks(), where, dtype)
-        return _write(out, result, dtype)
+        return self._exchange("reduce_scatter", tensor, out, _reduction(op))
 
     def all_to_all_tensor(self, out: Any, tensor: Any, sync_op: bool = True) -> Task:
-        array, dtype = _read(tensor)
-        return _write(out, self._transport.all_to_all(array, self._channel, self._ranks(), "dynamic all_to_all", dtype), dtype)
+        return self._exchange("all_to_all", tensor, out)
 
     def send(self, tensor: Any, peer: int, sync_op: bool = True) -> Task:
         array, dtype = _read(tensor)
@@ -112,6 +99,12 @@ class DynamicGroup:
         array, dtype = _read(tensor)
         ranks = self._ranks()
         return _write(tensor, self._transport.recv(array.shape, dtype, ranks[peer], self._channel, ranks, "dynamic recv"), dtype)
+
+    def _exchange(self, call: str, tensor: Any, out: Any, *given: Any) -> Task:
+        """Do a call of the transport with a tensor, and write what it gives into another one, or the same."""
+        array, dtype = _read(tensor)
+        result = getattr(self._transport, call)(array, *given, self._channel, self._ranks(), f"dynamic {call}", dtype)
+        return _write(out, result, dtype)
 
     def _ranks(self) -> Sequence[int]:
         ranks: Sequence[int] = _GroupManager.group_map_by_id[self._group_id].ranks

@@ -197,8 +197,7 @@ def auto_cast(amp: Any) -> Iterator[None]:
 
 def load(gpu_only: bool = False) -> None:
     """Compile the kernels if that was not done yet, and register them in this process; a second call does nothing. Raises ConfigError where
-    there is no C++ compiler, or it fails.
-    """
+    there is no C++ compiler, or it fails."""
     if _loaded and (_loaded[0].gpu_only or not gpu_only):
         return
     from interlace.cpu.ops import communication_names
@@ -297,8 +296,7 @@ class _Library:
 
     def build_all(self, operations: Iterable[str]) -> set[str]:
         """Let every operation build in half precision, and in any type those without a CPU kernel in float32. Returns the operations
-        without a kernel for some type; they raise when run.
-        """
+        without a kernel for some type; they raise when run."""
         refused = set()
         for name in operations:
             dtypes = _DTYPES if self.has(name, _FLOAT32) else _ALL_DTYPES

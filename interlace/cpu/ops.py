@@ -179,7 +179,7 @@ def _replace_communication(site: _Site, start: Starter, in_place: bool) -> None:
         op.erase()
         return
     paddle.pir.set_insertion_point(reader)
-    value = _python_op(f"{site.name}.finish", _finish_function(), ticket, result.shape, result.dtype)
+    value = _python_op(f"{site.name}.finish", _finish, ticket, result.shape, result.dtype)
     _replace(op, [value], in_place)
 
 
@@ -243,17 +243,18 @@ def _python_op(name: str, function: Callable[..., Any], operand: Any | None, sha
     """Insert a Python op of at most one operand and one result of this shape and dtype."""
     shape = list(shape)
 
-    def meta_of_one(x: Any) -> Any:
+    def meta() -> Any:
         return paddle.static.MetaTensor(shape=shape, dtype=dtype)
 
-    def meta_of_none() -> Any:
-        return paddle.static.MetaTensor(shape=shape, dtype=dtype)
-
-    label = _unique_label(name)
     if operand is None:
-        return paddle.static.python_op.register_op(function, name=label, infer_meta=meta_of_none, input_names=[], output_names=["out"])()
-    return paddle.static.python_op.register_op(function, name=label, infer_meta=meta_of_one, input_names=["x"], output_names=["out"])(
-        operand
+        return _registered(name, function, meta, [], ["out"])()
+    return _registered(name, function, lambda x: meta(), ["x"], ["out"])(operand)
+
+
+def _registered(name: str, function: Callable[..., Any], meta: Callable[..., Any], inputs: list[str], outputs: list[str]) -> Any:
+    """What inserts a Python op that runs `function`; `meta` gives the types of its results."""
+    return paddle.static.python_op.register_op(
+        function, name=_unique_label(name), infer_meta=meta, input_names=inputs, output_names=outputs
     )
 
 
@@ -317,11 +318,8 @@ def _start_function(site: _Site, start: Starter) -> Callable[..., Any]:
     return start_communication
 
 
-def _finish_function() -> Callable[..., Any]:
-    def finish(x: Any) -> Any:
-        return _guarded(lambda: _PENDING.pop(int(x.numpy()[0])).wait())
-
-    return finish
+def _finish(x: Any) -> Any:
+    return _guarded(lambda: _PENDING.pop(int(x.numpy()[0])).wait())
 
 
 def _guarded(action: Callable[[], Any]) -> Any:
@@ -481,10 +479,8 @@ def _python_op_of_many(
     site: _Site, function: Callable[..., Any], meta: Callable[..., Any], inputs: list[str], outputs: list[str]
 ) -> list[Any]:
     """Insert a Python op before `site.op` with the same operands and number of results."""
-    label = _unique_label(site.name)
     paddle.pir.set_insertion_point(site.op)
-    build = paddle.static.python_op.register_op(function, name=label, infer_meta=meta, input_names=inputs, output_names=outputs)
-    made = build(*site.op.operands_source())
+    made = _registered(site.name, function, meta, inputs, outputs)(*site.op.operands_source())
     return [made] if len(outputs) == 1 else list(made)
 
 

@@ -113,8 +113,7 @@ def save(program: Program, path: str | Path, script: Script | None = None) -> Pa
 
 def load(path: str | Path) -> Program:
     """Read a dump and check that it is a program. Raises ProgramError: no such file, not a whole dump of this schema, or a program that
-    breaks a rule of the IR.
-    """
+    breaks a rule of the IR."""
     path = Path(path)
     program = decode(read_file(path, MOST_BYTES, "a dump that `interlace dump` wrote", ProgramError), str(path))
     try:
@@ -143,8 +142,7 @@ def script_of(path: str | Path) -> Script | None:
 
 def find_dumps(paths: Sequence[str | Path], *, one: bool = False) -> list[Path]:
     """The dump files that names of files and folders refer to, in the order of the numbers in their names. Raises ProgramError where a name
-    refers to no dump, or with `one` to more than one.
-    """
+    refers to no dump, or with `one` to more than one."""
     found: list[Path] = []
     for path in map(Path, paths):
         inside = [path] if path.is_file() else programs_in(path)
@@ -182,8 +180,7 @@ def write_json(path: Path, document: Any) -> None:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file through a temporary one beside it, so that an interruption leaves nothing half-written. Raises OutputError where it
-    cannot be written; what was there stays.
-    """
+    cannot be written; what was there stays."""
     other = not_a_file(path)
     if other:
         raise OutputError(str(path), f"is {other}, which no file may replace")

@@ -88,8 +88,7 @@ class Edit:
 
     def build(self, order: Sequence[int] | None = None) -> Program:
         """The new program; `order` gives op ids in their new order, the old one where not given. Raises ProgramError where a change is at
-        an operation that the program does not have, or `order` does not list each operation once.
-        """
+        an operation that the program does not have, or `order` does not list each operation once."""
         lost = sorted({*self._before, *self._after, *self._replaced} - {op.id for op in self.program.ops})
         if lost:
             raise ProgramError(f"edit: changes at {lost}, which the program does not have; name operations of the given program")

@@ -66,8 +66,7 @@ def is_constant(op: Op) -> bool:
 
 def is_repeatable(op: Op) -> bool:
     """Whether the same operands and attributes always give the same results, and nothing else happens: the operation may run once more,
-    or not at all where nothing reads its results. A collective may be so, where all its ranks do the same.
-    """
+    or not at all where nothing reads its results. A collective may be so, where all its ranks do the same."""
     known = effect_of(op) == "computes" and OPAQUE not in op.attrs.values()
     return known and bool(op.results) and not (written_positions(op) or op.inplace or op.num_blocks or is_p2p(op) or is_boundary(op))
 

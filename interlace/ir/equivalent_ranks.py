@@ -33,8 +33,7 @@ def sends_within_stage(program: Program) -> Op | None:
 
 def equivalence_key(program: Program) -> bytes:
     """Equal for ranks of which each can stand for the others: of one stage, with programs that differ in attributes and in the ranks of
-    groups only. A rank that sends within its stage is like no other. O(operations).
-    """
+    groups only. A rank that sends within its stage is like no other. O(operations)."""
     plain = without_place(program)
     alone = program.rank if sends_within_stage(program) is not None else -1
     return hashlib.sha256(msgspec.msgpack.encode((alone, plain.pipeline, plain.ops, plain.values))).digest()[:16]
@@ -42,8 +41,7 @@ def equivalence_key(program: Program) -> bytes:
 
 def representatives(programs: Sequence[Program]) -> dict[int, int]:
     """Rank that is not given -> the rank whose program stands for it. Raises ProgramError where a rank has two programs, its own or one
-    that stands for it.
-    """
+    that stands for it."""
     program_of: dict[int, int] = {}
     for program in programs:
         for rank in program.ranks:

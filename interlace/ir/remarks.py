@@ -68,8 +68,7 @@ class Remark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 def remark(kind: Kind, rule: str, at: Op | Place | None = None, /, **facts: Fact) -> Remark:
     """A remark on a place; facts go where their types say: numbers, words and operations, or several of one of them. No sentences: these
-    stand in `interlace/report/remarks.py`.
-    """
+    stand in `interlace/report/remarks.py`."""
     numbers, names, ops = dict[str, Number | tuple[Number, ...]](), dict[str, str | tuple[str, ...]](), dict[str, tuple[Place, ...]]()
     for name, fact in facts.items():
         each = (fact,) if isinstance(fact, str | Op) or not isinstance(fact, Sequence) else tuple(fact)

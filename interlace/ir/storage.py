@@ -201,8 +201,7 @@ class Storages:
     def writes(self, op: Op) -> list[int]:
         """Results that the operation computes: all but views and results that are left out; the buffer into which `coalesce_tensor`
         has put what it writes over; and what control flow writes over, or an unknown operation may. What lasts an unknown operation
-        writes only where it says so.
-        """
+        writes only where it says so."""
         if is_boundary(op) or op.name in (COMBINE, SPLIT):
             return []
         viewed = {result for result, _ in views_of(op)}

@@ -109,8 +109,7 @@ def show_job(job: Job) -> str:
 
 def parse(text: str, where: str = "program text") -> Program:
     """Read the printed form; blank lines and lines that start with `//` are skipped. Raises ProgramError, which names `where` and the line,
-    where one cannot be read.
-    """
+    where one cannot be read."""
     ops: list[Op] = []
     values: dict[int, Value] = {}
     fields: dict[str, Any] = {"groups": [], "jobs": [], "events": [], "refusals": []}

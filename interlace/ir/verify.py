@@ -19,8 +19,7 @@ EVENT_NAME = re.compile(r"\S+")
 
 def verify(program: Program) -> None:
     """Check a program; cost O(ops + operands + job items). Raises ProgramError with every broken rule (the first 20), each naming the
-    operation.
-    """
+    operation."""
     faults = [
         *_ranks(program),
         *_values(program),
@@ -52,8 +51,7 @@ ATTRIBUTES: dict[str, tuple[type, ...]] = {
 
 def require_bounds(program: Program) -> None:
     """Check a program from a file against limits of size, and the types of attributes that Interlace reads; cost O(ops + values). Raises
-    ProgramError where it exceeds a limit, or an attribute has another type than its reader expects.
-    """
+    ProgramError where it exceeds a limit, or an attribute has another type than its reader expects."""
     batches = program.pipeline.num_micro_batches
     if max(len(program.ops), program.pipeline.num_chunks) * batches > MOST_ITEMS:
         raise ProgramError(

@@ -127,8 +127,7 @@ def answer_of(
     found: Sequence[Candidate], template: Template, cluster: Cluster, limits: Limits, device: str, network: str, tokens: int, built: int
 ) -> Answer:
     """The answer. `tokens` are those of a step, 0 for those that programs read; `built` counts the programs that were built. Raises
-    ConfigError where layouts do not train the same number of tokens a step.
-    """
+    ConfigError where layouts do not train the same number of tokens a step."""
     tokens = tokens or _tokens(found, cluster)
     rows = sorted((_row(each, template, limits, tokens) for each in found), key=_order)
     best, second = ([row for row in rows if row.best()] + [None, None])[:2]

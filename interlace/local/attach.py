@@ -17,8 +17,7 @@ from interlace.user_passes import import_from_environment
 
 def attach() -> None:
     """Install Interlace in Paddle's engine if the environment asks for it, even where the script does not. Raises ConfigError where what it
-    asks for cannot be read.
-    """
+    asks for cannot be read."""
     import_from_environment()
     if os.environ.get("INTERLACE_DISABLE") == "1":
         return

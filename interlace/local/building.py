@@ -72,8 +72,7 @@ class Build:
 
     def record(self, shown_as: str) -> dict[str, Any]:
         """What the ended process printed about its program; `shown_as`: what messages call the folder of its path. Raises ScriptError or
-        LaunchError, with the end of what it said, where it built none.
-        """
+        LaunchError, with the end of what it said, where it built none."""
         code, request = self.child.process.returncode, self.request
         if code:
             tail = "\n".join(_text(self.err).strip().splitlines()[-_TAIL_LINES:]).replace(str(self.path.parent), shown_as)

@@ -119,8 +119,7 @@ def has_gpu_paddle() -> bool:
 
 def require_target(name: str) -> None:
     """Find out before anything starts whether ranks can run there. Raises ConfigError, with what to do, where this machine has no such
-    target.
-    """
+    target."""
     if name == "gpu" and not has_gpu_paddle():
         raise ConfigError("--target gpu: no GPU, or the installed Paddle is no GPU build; use --target cpu, or install paddlepaddle-gpu")
     if name not in KNOWN:

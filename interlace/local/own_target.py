@@ -38,8 +38,7 @@ class OwnTarget(ABC):
 
 def find_own(name: str) -> OwnTarget:
     """Import the module of a target, found as a script in this folder would find it. Raises ConfigError where there is no such module, it
-    fails, or has no target.
-    """
+    fails, or has no target."""
     module, _, attribute = (name if ":" in name else f"{name}:TARGET").partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

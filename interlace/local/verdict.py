@@ -78,8 +78,7 @@ class Verdict:
 
 def judge(baseline: LaunchResult | LaunchError, planned: LaunchResult | LaunchError, run: Run) -> Verdict:
     """Compare two runs of a script. Raises LaunchError where Interlace's run failed; it says whether the baseline's did too, and whether
-    runs that only train do.
-    """
+    runs that only train do."""
     if isinstance(planned, LaunchError):
         raise LaunchError(_why_it_failed(baseline, planned, run))
     runs = {"interlace": planned}

@@ -49,8 +49,7 @@ def refusal_of(programs: Iterable[Program]) -> str:
 
 def baseline_plan(program: Program, costs: Costs) -> Program:
     """A captured program as Paddle itself would run it, as the preset `baseline` has it; one that has jobs stays as it is. Raises PassError
-    as `Pipeline.run`.
-    """
+    as `Pipeline.run`."""
     if program.jobs:
         return program
     passes = (baseline(kind()) for kind in built_in() if kind.is_default)

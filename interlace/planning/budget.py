@@ -32,8 +32,7 @@ def baseline_peak_bytes(program: Program, cost: Costs) -> int | None:
 
 def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassReport], budget: int, peak: int | None) -> list[PassReport]:
     """The reports on a plan that keeps its budget (0 for none), or cannot be simulated, with the peak of the whole plan on a GPU (None
-    where it is not known) against the budget in that of the last pass which follows one.
-    """
+    where it is not known) against the budget in that of the last pass which follows one."""
     if not budget or not planned.jobs:
         return reports
     ran = {report.name for report in reports}

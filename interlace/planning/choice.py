@@ -43,8 +43,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 class Store:
     """The files of one key (of programs, devices, configuration and versions), in a folder that only rank 0 reads and writes; it is made
-    where it is missing.
-    """
+    where it is missing."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self.choice_path, self.beginning_path = folder / f"tuned-{key}.json", folder / f"tuned-{key}.first-step.json"

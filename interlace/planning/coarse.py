@@ -100,8 +100,7 @@ class Coarse:
     ) -> dict[str, tuple[StageOrder, ...]]:
         """The orders of the jobs of all stages: of each kind of work found on the first stage that does it, first with nothing more
         recomputed, which the others are like. `programs` are the numbers of the programs that do a stage's work, `speaker` the rank that
-        speaks for it.
-        """
+        speaks for it."""
         owner = {work: stage for stage in sorted(stages, reverse=True) for work in stages[stage].work}
         found: dict[str, tuple[StageOrder, ...]] = {}
         for are_bases in (True, False):

@@ -71,8 +71,7 @@ def write_sweep(sweep: Sweep, folder: Path) -> Path:
 
 def read_sweep(folder: Path) -> Sweep | None:
     """The curve of a folder of plans; None where `interlace plan --sweep` left none. Raises PlanError where the file cannot be read, or
-    holds something else.
-    """
+    holds something else."""
     path = folder / SWEEP
     if not path.is_file():
         return None

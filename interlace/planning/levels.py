@@ -34,8 +34,7 @@ class Levels:
     def within(self, limit: int, beyond: Sequence[float] = MORE_FREED) -> tuple[Numbers, ...]:
         """How much each stage may recompute, by stage, from nothing to most: a schedule may have any of them on each stage. `limit` is in
         device bytes, which no stage may pass in Paddle's order; `beyond` has parts of it by which recomputation may give back more than it
-        takes for that, one for each level after the first.
-        """
+        takes for that, one for each level after the first."""
         freed = [(1.0, int(more * limit)) for more in beyond]
         found = self.to_free(limit, [(0.0, 0), *freed])
         beside = self.to_free(limit, freed, beside_states=True) if self.states is not None else ()

@@ -31,8 +31,7 @@ class Limit:
 
 def budget_bytes(world: World) -> int:
     """The memory budget in bytes, for all ranks the least of those that are configured; 0 without one. Raises BudgetError where a fraction
-    is asked for and what Paddle's baseline holds is not known, PlanError where ranks have budgets of different sorts.
-    """
+    is asked for and what Paddle's baseline holds is not known, PlanError where ranks have budgets of different sorts."""
     asked = [each.memory_budget for each in world.facts]
     sizes = [each for each in asked if isinstance(each, int)]
     if len(sizes) == len(asked):

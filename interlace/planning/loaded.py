@@ -96,8 +96,7 @@ def _streams(program: Program) -> list[int]:
 
 def read_plan(folder: Path, rank: int) -> Plan:
     """A rank's plan as `Plan.dump` wrote it, or that of the rank that stands for it. Raises InterlaceError where the folder has none of
-    this rank, its record is missing, or it was changed after it was made.
-    """
+    this rank, its record is missing, or it was changed after it was made."""
     path = folder / f"rank{rank}{SUFFIX}"
     if not path.is_file():
         path = _files(folder).get(rank, path)

@@ -41,8 +41,7 @@ def history_of(captured: Program, planned: Program, orders: Sequence[Change], re
 
 def require_one_order(world: World) -> None:
     """Refuse finished plans in which partners have different orders of calls because of a pass. Raises PassError with the pass and the
-    first calls that differ.
-    """
+    first calls that differ."""
     found = breaks(world.map(order_history))
     if found:
         first = found[0]

@@ -59,8 +59,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def of(cls, result: Result, representative: Mapping[int, Sequence[int]] | None = None) -> Step:
         """The figures of a simulation with memory. `representative` has for a rank the ranks that it stands for, itself among them; what is
-        not named there, as its program says.
-        """
+        not named there, as its program says."""
         equivalent: dict[tuple[Any, ...], list[int]] = {}
         for at, (program, rank) in enumerate(zip(result.input.programs, result.ranks, strict=True)):
             power = (round(result.joules[at], 3), round(result.mean_mhz(at))) if result.joules else (0.0, 0)

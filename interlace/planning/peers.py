@@ -22,8 +22,7 @@ class Peers(Protocol):
 
     def gather(self, topic: str, mine: bytes) -> list[bytes]:
         """What each rank says on a topic, in the order of ranks. Every rank asks for the same topics in the same order. Raises PlanError,
-        on every rank alike, where one is at another topic.
-        """
+        on every rank alike, where one is at another topic."""
         ...
 
 

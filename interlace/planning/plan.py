@@ -214,8 +214,7 @@ class Decided(msgspec.Struct, frozen=True):
 
 def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers: Peers | None = None) -> Plan:
     """Plan a captured program; `peers` are the ranks of the run, which plan at the same time. Raises InterlaceError where a pass cannot do
-    what is asked; the program stays as it is.
-    """
+    what is asked; the program stays as it is."""
     worker, compared = worker_of(program, config, cost, profile, is_whole=peers is not None), list[Comparison | None]()
 
     def search(world: World) -> Decided:
@@ -230,8 +229,7 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
 def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile: str, processes: int = 1) -> list[Plan]:
     """Plan captured programs; all ranks of a world together (some may stand for others), fewer each for itself. At most `processes` plan at
     once, copies of this one among which the stages are spread; the plans are the same. Raises InterlaceError where a pass cannot do what is
-    asked.
-    """
+    asked."""
     places = seats(programs)
     if places is None:
         return [make_plan(program, config, cost, profile) for program in programs]
@@ -306,8 +304,7 @@ def taken(
 
 def replay(path: str | Path, name: str) -> tuple[Program, Program]:
     """A plan's program before and after one of its passes, made again from what the plan's folder holds. Raises PlanError where the file is
-    no plan that `Plan.dump` wrote, or the pass is not one of its passes.
-    """
+    no plan that `Plan.dump` wrote, or the pass is not one of its passes."""
     path = Path(path)
     record = read_record(path)
     if name not in record.order:
@@ -338,8 +335,7 @@ def has_record(path: str | Path) -> bool:
 
 def read_record(path: str | Path) -> Record:
     """How a plan file was made: its profile, options and reports. Raises PlanError where the file is no plan that `Plan.dump` wrote, or
-    another version wrote it.
-    """
+    another version wrote it."""
     path = Path(path)
     try:
         data = read_file(_record_of(path), MOST_BYTES, "the record of a plan", PlanError)

@@ -48,8 +48,7 @@ def use_room(
     programs: Sequence[Program], config: Config, cost: CostModel, profile: str, plans: list[Plan], processes: int = 1
 ) -> tuple[list[Plan], str]:
     """Plans that use memory which Paddle's baseline leaves free on the device of a profile, where `tune` is on and they are faster than
-    `plans`, which `make_plans` gave for the same arguments; and what to say of the memory, empty where there is nothing to say.
-    """
+    `plans`, which `make_plans` gave for the same arguments; and what to say of the memory, empty where there is nothing to say."""
     outcome, total_bytes = plans[0].outcome, cost.profile.memory_bytes
     budget = roomier(config, outcome)
     is_asked = config.tune == "on" or (config.tune == "auto" and target_of(profile) is GPU)

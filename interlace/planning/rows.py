@@ -46,8 +46,7 @@ def rows_text(rows: dict[int, list[Slot]]) -> str:
 def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
     """Leave `schedule.rows` in a folder, and `schedule.yaml`, with which these rows and all other options are planned again; its first line
     calls the folder `shown_as`. Returns whether all stages are there: without one of them a schedule file would be refused, and nothing is
-    written.
-    """
+    written."""
     rows = rows_of([plan.program for plan in plans])
     if len(rows) < plans[0].program.pipeline.num_stages:
         return False

@@ -116,8 +116,7 @@ class Search:
 
     def unlimited(self) -> Made:
         """Run the passes without a budget: where the form of the schedule is open no stage holds more than Paddle's baseline on its worst
-        one with operations in turn, and what is recomputed for it is open too. Raises PassError as `Pipeline.run`.
-        """
+        one with operations in turn, and what is recomputed for it is open too. Raises PassError as `Pipeline.run`."""
         return self.chosen(self.asked, None)
 
     def within(self, budget: int, means: Sequence[Pass] = ()) -> Made:

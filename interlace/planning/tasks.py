@@ -199,8 +199,7 @@ def levels_of(
 ) -> tuple[int, ...]:
     """How much a stage must recompute, as levels of `ChooseRecompute`, to hold less than `limit` device bytes in Paddle's order with
     nothing recomputed. `freed` has for each level a part of the bytes by which it holds more, and bytes on top; with `collectives`
-    repetitions that are added may repeat collectives; `states` is optimizer state that leaves the device first.
-    """
+    repetitions that are added may repeat collectives; `states` is optimizer state that leaves the device first."""
     stage = _Recomputed(worker, collectives)
     limit += state_bytes(worker.captured, states) if states is not None else 0
     return tuple(stage.level(int(part * max(0, stage.peak(0) - limit)) + more) for part, more in freed)
@@ -281,8 +280,7 @@ def job_orders(
     memory_limits: MemoryLimits,
 ) -> list[Orders]:
     """The orders of jobs, for several programs (by rank, those before the schedule). `like` are, by rank, the orders with something else
-    recomputed: where some weight gradients do not trail, jobs are then taken to change as they do where all trail.
-    """
+    recomputed: where some weight gradients do not trail, jobs are then taken to change as they do where all trail."""
     context = worker.context(memory_limits[worker.seat])
     return [stage_orders(asked, worker.programs[number], like[worker.seat], context) for number in programs[worker.seat]]
 
@@ -338,8 +336,7 @@ def finish(
     worker: Worker, specs: tuple[Spec, ...], programs: Programs, steps: tuple[tuple[int, ...], ...], notes: tuple[Remark, ...], budget: int
 ) -> str:
     """Take a plan as the one that was decided on, with the reports of its steps and `notes` on what was decided; gives its digest. `specs`
-    are the passes that made it, `budget` the device bytes that it was to stay under, 0 without a budget.
-    """
+    are the passes that made it, `budget` the device bytes that it was to stay under, 0 without a budget."""
     made, reports, before = worker.program(programs), list[PassReport](), worker.captured
     for step in (worker.steps[number] for number in steps[worker.seat]):
         after = worker.programs[step.result]

@@ -47,8 +47,7 @@ def gpu_peak(world: World, made: Made) -> int | None:
 
 class Others:
     """What other limits bring than that of a plan which holds `held` on its fullest rank and takes `took` nanoseconds. `tried` as in
-    `memory_limit`.
-    """
+    `memory_limit`."""
 
     def __init__(self, world: World, made: Made, limit_bytes: int, held: int, took: int, tried: Tried | None) -> None:
         self.world, self.made, self.limit_bytes, self.held, self.took, self.tried = world, made, limit_bytes, held, took, tried

@@ -160,8 +160,7 @@ class Worker:
 
     def step(self, spec: Spec, number: int, memory_limit: int | None, told: Decision, draft: bool) -> int:
         """Run a pass on a program (`number`), unless what it makes is known; gives the number of the step. `told` are its facts, where it
-        has some; a draft is only simulated, and need not be verified. For `memory_limit` see `context`.
-        """
+        has some; a draft is only simulated, and need not be verified. For `memory_limit` see `context`."""
         each, mine = self.pass_of(spec), self._told(spec, number, memory_limit, told)
         looks = each.decides in LIMITED or not is_built_in(type(each))
         limit = memory_limit if looks else memory_limit is not None

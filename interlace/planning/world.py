@@ -399,8 +399,7 @@ class _Ranks:
 
 def decide(worker: Worker, peers: Peers | None, search: Callable[[World], T], kind: Any) -> T:
     """What `search` decides on rank 0, of type `kind`, on every rank; the others, which call this at the same time, do what it asks for. A
-    rank without peers decides alone. Raises on every rank alike what `search` raised, or what it asked for did on a rank.
-    """
+    rank without peers decides alone. Raises on every rank alike what `search` raised, or what it asked for did on a rank."""
     if peers is None:
         return search(World.alone(worker))
     facts = gather(peers, "ranks", worker.facts())

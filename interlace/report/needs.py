@@ -31,8 +31,7 @@ from interlace.units import size
 
 def needs_of(plans: Sequence[Plan], config: Config, found: Examination) -> list[Check]:
     """A row for each part of Interlace that the plans of all stages use, with the rules that it relies on, and one for the memory that they
-    take.
-    """
+    take."""
     rows = [_row(feature, use, [each for each in found.checks if feature in each.rests]) for feature, use in used(plans, config).items()]
     return [*rows, _memory(plans, found)]
 

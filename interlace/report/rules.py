@@ -34,8 +34,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def rules(reports: Mapping[int, Sequence[PassReport]], of: Callable[[PassReport], Sequence[Remark]]) -> list[Rule]:
     """What passes say, by rule, in the order of the passes; `reports` are of one rank of each stage, by stage, and `of` gives the remarks
-    of a report that are meant.
-    """
+    of a report that are meant."""
     found: dict[tuple[str, str, str], list[tuple[int, Remark]]] = {}
     order: dict[str, None] = {}
     for stage, each in sorted(reports.items()):

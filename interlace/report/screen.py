@@ -57,8 +57,7 @@ def rules_text(reports: Mapping[int, Sequence[PassReport]]) -> str:
 
 def reports_text(reports: Sequence[PassReport], limit: int | None = None, names_rules: bool = False) -> list[str]:
     """A block for each pass of a rank that changed something; then a line for each that only declined, and one for all that had nothing to
-    do. With `limit` so many rules are told of each sort; with `names_rules` each line ends in the name of its rule.
-    """
+    do. With `limit` so many rules are told of each sort; with `names_rules` each line ends in the name of its rule."""
     blocks = [line for report in reports if report.done for line in _report_lines(report, limit, names_rules)]
     left = [report for report in reports if report.declined and not report.done]
     lines = [f"  {report.name}: {'; '.join(_rule_lines(report, report.declined, limit, names_rules))}" for report in left]

@@ -77,8 +77,7 @@ def trace_of(program: Program, target: Target) -> Trace:
 
 def require_safe(programs: Sequence[Program], target: Target = GPU) -> list[RankComm]:
     """Refuse an unsafe plan; returns the communication of each rank, for `check_together` with the other ranks. Raises PlanError with the
-    findings; many are summarized by class.
-    """
+    findings; many are summarized by class."""
     proof = prove(programs, target)
     refuse(proof.findings, f"the plan is not safe on {target.name}")
     return proof.comms

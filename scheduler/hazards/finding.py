@@ -73,8 +73,7 @@ IN_FULL = 5
 
 def findings_text(findings: Sequence[Finding], in_full: bool = False) -> list[str]:
     """Findings as lines, in the order found: many are summarized in a line for each class, with their number, ranks and first finding;
-    `in_full` each has its line, however many there are.
-    """
+    `in_full` each has its line, however many there are."""
     if in_full or len(findings) <= IN_FULL:
         return [str(finding) for finding in findings]
     return [_class_text(found) for found in grouped((finding.kind, finding) for finding in findings).values()]

@@ -244,8 +244,7 @@ def _exchanged(
 
 def _are_same(one: _Stand, two: _Stand, alike: bool) -> bool:
     """Whether two calls of one place, which stand for one captured call or for none that is known, are the same. `alike`: the ranks have
-    equal captured programs, and issue this call both, so that what they carry can be compared.
-    """
+    equal captured programs, and issue this call both, so that what they carry can be compared."""
     others = max(one.others, two.others)
     if (one.captured is None) != (two.captured is None):
         return False

@@ -15,8 +15,7 @@ from interlace.scheduler.hazards.happens_before import Fault
 
 def draws_out_of_order(plan: FlatPlan) -> list[Fault]:
     """The first draw of a step that Paddle's own schedule makes at another position, if there is one. Raises PlanError where the plan does
-    not make each draw of Paddle's own schedule once, so there is no order to compare.
-    """
+    not make each draw of Paddle's own schedule once, so there is no order to compare."""
     drawing = {position for position, op in enumerate(plan.program.ops) if is_ordered(op)}
     if not drawing:
         return []

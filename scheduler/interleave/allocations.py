@@ -21,8 +21,7 @@ PairOp = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class PartOps:
     """One part of a job: its label (unique in the job), its kind (`F`, `B`, `I` or `W`), its operations in program order, and ids of weight
-    gradients beside input gradients (`fillers`, see `inline_share`).
-    """
+    gradients beside input gradients (`fillers`, see `inline_share`)."""
 
     label: str
     kind: str

@@ -53,8 +53,7 @@ def reached(rows: Sequence[Sequence[Links]]) -> list[int]:
 
 def links(slot: Slot, stage: int, senders: Sequence[str], chunks: int) -> Links:
     """What a slot of a stage needs and gives. `senders` says for each stage what sends a gradient: its backward (`B`), or a slot of its own
-    (`S`).
-    """
+    (`S`)."""
     outputs = [(stage, "B" if part.kind == "I" else part.kind, part.micro_batch, part.chunk) for part in slot.parts]
     return _needs(slot, stage, senders, chunks), outputs
 

@@ -159,8 +159,7 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def given_rows(self) -> dict[int, list[Slot]]:
         """Slots of every stage in the schedule file. Raises ConfigError where it is missing, cannot be read, or holds no stage; PlanError,
-        with the line, where that is no row of slots.
-        """
+        with the line, where that is no row of slots."""
         path, expected = self.schedule_file, "a line `<stage> | 0F 1F 0B ...` for each stage"
         try:
             rows = parse_rows(read_text(os.path.abspath(path), MOST_SCHEDULE_BYTES, expected, ConfigError), path)

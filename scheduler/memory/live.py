@@ -462,8 +462,7 @@ class OrderMemory:
 
     def placed(self, items: Ints, stream: Ints | None = None) -> Placed:
         """The instances of an order of op instances `[n, 2]`. If the stream of each is given, the last reader of a variable needs its
-        operand until it has completed, if it runs on another stream than the producer.
-        """
+        operand until it has completed, if it runs on another stream than the producer."""
         found = [
             self._instances(table, late, mine, items, stream) for table, late, micro_batches in self.tables for mine in _some(micro_batches)
         ]

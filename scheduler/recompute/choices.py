@@ -118,8 +118,7 @@ class RecomputeLevels:
 
     def least(self, limit: int, peak: Callable[[int], int]) -> int:
         """The least level whose peak is within a limit; the last where none is. `peak` of a level is slow, so it is asked for few of them:
-        it differs from the peak that is counted here by bytes that are nearly the same for neighbouring levels.
-        """
+        it differs from the peak that is counted here by bytes that are nearly the same for neighbouring levels."""
         below, within, stride = -1, LEVELS, 1
         more = 0
         while within - below > 1:

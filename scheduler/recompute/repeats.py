@@ -28,8 +28,7 @@ ADDED = -2
 def with_repeats(program: Program, collectives: bool = False) -> Program:
     """The captured program with a repetition, marked as Paddle's recompute pass marks its own, of every value of forward that backward
     reads and can compute again; each stands before its first reader. With `collectives` those within the stage are repeated too. The same
-    program where there is none, or where nested blocks may read what is not known.
-    """
+    program where there is none, or where nested blocks may read what is not known."""
     nested = any(op.num_blocks for op in program.ops if op.role != "optimize")
     return program if nested else _Adding(program, collectives).run()
 
@@ -40,8 +39,7 @@ class _Adding:
     there: Values from which repetitions start: what backward reads anyway, and what passes from layer to layer.
     again: Results of forward that can be computed again from those -> the operation that gives them.
     wanted: Those of them that backward reads, and whose memory nothing else holds.
-    repeated: Value of forward -> the repeated one.
-    """
+    repeated: Value of forward -> the repeated one."""
 
     def __init__(self, program: Program, collectives: bool) -> None:
         self.groups = groups_within_stage(program) if collectives else set[int]()

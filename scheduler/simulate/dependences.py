@@ -26,8 +26,7 @@ def item_order(program: Program) -> Ints:
 
 def across_streams(program: Program) -> Ints:
     """The pairs of `item_order` that streams do not imply: across streams only, and for each stream only the last op instance that is
-    waited for. Raises PlanError where an op instance is issued before one that it waits for.
-    """
+    waited for. Raises PlanError where an op instance is issued before one that it waits for."""
     found, events, stream = _ordered(program), _events(program), streams_of(program)[1]
     looked = places_of(program, *found.looked)
     if found.is_late or (looked[:, 0] > looked[:, 1]).any() or (events[:, 0] > events[:, 1]).any():

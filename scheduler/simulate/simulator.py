@@ -142,8 +142,7 @@ class Result:
 
     def mhz(self, at: int) -> tuple[Ints, Ints]:
         """The clock of the rank with index `at`: when it changes, from the start of the step on, and to what. Raises PlanError where the
-        device's power is not known.
-        """
+        device's power is not known."""
         if self.input.power is None:
             raise PlanError("the clock of a rank was asked for, but the step was simulated without a limit of power")
         when, ranks, levels = self.power.changes

@@ -17,8 +17,7 @@ from interlace.scheduler.recompute.copies import COPY, ORIGINAL
 def work_key(program: Program, cost: Costs) -> str:
     """Equal for programs whose jobs cost the same: the same operations in order, on values of the same types in the same places of memory,
     with communication that takes as long. How values, layers, parameters, streams and groups are called or numbered does not count.
-    O(operations).
-    """
+    O(operations)."""
     values, groups = tables_of(program)
     seen: dict[tuple[str, Any], int] = {}
 

@@ -59,8 +59,7 @@ def simulation(cost: Costs, representative: dict[int, int], host_waits: bool = T
 
 def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Orders:
     """Orders that post each transfer `margin_ns` before its peer is ready, as far as they make the simulated step shorter. Raises PlanError
-    where the step without them cannot be simulated.
-    """
+    where the step without them cannot be simulated."""
     result, transfers = run(plans), transfers_of(plans)
     best = Orders(tuple(() for _ in plans), result.step_ns, result.step_ns, sum(result.joules))
     found: list[dict[OpInstance, OpInstance]] = [{} for _ in plans]

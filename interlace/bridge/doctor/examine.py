@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 def use_place(target: str = "") -> None:
     """Let Paddle use a device: `gpu`, `cpu` or `custom`; empty for the first of GPU, custom device and CPU that there is. Raises
-    ConfigError where it is not there.
-    """
+    ConfigError where it is not there."""
     import paddle
 
     has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0

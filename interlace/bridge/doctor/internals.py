@@ -179,8 +179,7 @@ def _missing(each: Internals) -> list[str]:
 
 def resolve(path: str) -> Any:
     """What a dotted name leads to, through modules and then their attributes. Raises ImportError or AttributeError where it leads to
-    nothing.
-    """
+    nothing."""
     words = path.split(".")
     for end in range(len(words), 0, -1):
         try:

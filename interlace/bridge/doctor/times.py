@@ -33,8 +33,7 @@ MOST = 1.0
 
 def check_profile(device: Device, lab: Lab | None, name: str, profile: DeviceProfile, is_asked: bool, times: bool = True) -> list[Check]:
     """Name of the device, and times unless only its name is looked at (`times`). `lab` measures copies, None on devices without pinned
-    memory; `is_asked`: the user named the profile.
-    """
+    memory; `is_asked`: the user named the profile."""
     own = known_name(device)
     same = own.strip().casefold() == profile.device.casefold()
     verdict: Verdict

@@ -41,8 +41,7 @@ class Device:
 
     def name(self) -> str:
         """What the device is, as profiles call theirs; empty where that cannot be known. Raises ValueError, RuntimeError or OSError where
-        Paddle cannot tell.
-        """
+        Paddle cannot tell."""
         return ""
 
     def synchronize(self) -> None:

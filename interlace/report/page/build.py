@@ -74,8 +74,7 @@ def build_page(
     sweep: Sweep | None = None,
 ) -> Page:
     """The page's data; `reports` by rank, `memory` what the plan might hold, `measured` what a step really took, `sweep` the curve of step
-    time against memory. Raises PlanError where the plans are not of the same ranks.
-    """
+    time against memory. Raises PlanError where the plans are not of the same ranks."""
     both = [*([other] if other else []), ours]
     labels = _labels(both)
     costs = {label.ranks[0]: _costs(ours.result, label.ranks[0], given) for label in labels}

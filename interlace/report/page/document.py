@@ -108,8 +108,7 @@ class Communication(_Part, frozen=True):
 
 class Return(_Part, frozen=True):
     """A value of one micro-batch that backward gets back: when it left the device or its recomputation began, when it was there again,
-    and when it was read first.
-    """
+    and when it was read first."""
 
     stage: int
     micro_batch: int
@@ -214,8 +213,7 @@ class Page(_Part, frozen=True):
     """Everything; `plans` ends with the plan itself, what it is compared with stands first. `imbalance` says that a stage has more to
     compute than others, where it has, `limit` what gave the limit of memory (`Outcome.memory`), where there was one. `sweep` is the curve
     of step time against memory, where `interlace plan --sweep` left one beside the plans. `trial` is what a run measured of several plans,
-    where it did.
-    """
+    where it did."""
 
     version: str
     world: World
