@@ -182,7 +182,7 @@ class _Lowering:
 
     def _crossing(self) -> set[str]:
         """Names of values that are read in another job than their producer's, or fetched."""
-        found = {self.names.of(value, m) for value in self._fetched_values() for m in range(self.count)}
+        found = {self.names.of(op.operands[0], m) for op in self.program.ops if op.name == SHADOW_OUTPUT for m in range(self.count)}
         for item, job in self.job_of.items():
             op = self.graph.ops[item[0]]
             for value in op.operands:
@@ -200,10 +200,6 @@ class _Lowering:
                 yield from self._names_from_elsewhere(element, micro_batch, job)
         else:
             yield self.names.of(value, micro_batch)
-
-    def _fetched_values(self) -> list[int]:
-        """Values of the program's named outputs, and of the user's fetches."""
-        return [op.operands[0] for op in self.program.ops if op.name == SHADOW_OUTPUT]
 
     def _job(self, job: Job) -> JobProgram:
         build = _JobBuilder(self, job)

@@ -27,13 +27,12 @@ def main(args: argparse.Namespace) -> int:
     import sys
     from datetime import date
 
-    from interlace.cli.outputs import check_apart, check_file, write_json
+    from interlace.cli.outputs import check_apart, write_json
     from interlace.cli.progress import Alive
     from interlace.cost_model import load_profile, profile_names
     from interlace.errors import ConfigError
     from interlace.report import accuracy
 
-    check_file("--json", args.json)
     check_apart({"--json": args.json}, [args.runs] if args.runs else [])
     folder = accuracy.results_folder(args.runs)
     names = args.device or [name for name in profile_names() if accuracy.stored_runs(folder, name)]

@@ -77,11 +77,9 @@ def _power_line(power: Power | None, why_not: str) -> str:
 
 def _check(args: argparse.Namespace) -> None:
     """Find the user's errors before anything is measured."""
-    from interlace.cli.outputs import check_apart, check_file
+    from interlace.cli.outputs import check_apart
     from interlace.errors import ConfigError
 
-    check_file("-o", args.output)
-    check_file("--json", args.json)
     check_apart({"-o": args.output, "--json": args.json}, [])
     try:
         day = args.date and date.fromisoformat(args.date).isoformat()

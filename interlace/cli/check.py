@@ -35,13 +35,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0 where the plan is safe, 1 where it is not."""
-    from interlace.cli.outputs import check_apart, check_file, write_json
+    from interlace.cli.outputs import check_apart, write_json
     from interlace.cli.plans import read_files, require_world
     from interlace.ir.equivalent_ranks import missing_ranks
     from interlace.planning.loaded import why_not_its_record
     from interlace.scheduler.hazards import check
 
-    check_file("--json", args.json)
     check_apart({"--json": args.json}, [*args.files, args.device])
     files = read_files(args.files)
     setting = Setting.of(files, args).of_plans(files)

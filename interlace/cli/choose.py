@@ -71,7 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 where no layout that was built keeps the memory, 2 for the user's errors."""
-    from interlace.cli.outputs import check_apart, check_file, check_folder, write_json
+    from interlace.cli.outputs import check_apart, check_folder, write_json
     from interlace.cli.progress import Alive
     from interlace.config import load_config, make_config, require_jobs
     from interlace.cost_model import load_profile
@@ -93,8 +93,6 @@ def main(args: argparse.Namespace) -> int:
     require_paddle()
     page = args.page or args.output / "choose.html"
     check_folder("-o", args.output)
-    check_file("--json", args.json)
-    check_file("--page", args.page)
     check_apart({"--json": args.json, "--page": args.page}, [args.script, args.alternatives, args.config, args.device])
     require_jobs(load_config(args.config, {}) if args.config else make_config({}))
     found = load_profile(args.device)

@@ -77,7 +77,6 @@ def main(args: argparse.Namespace) -> int:
     require_paddle()
     if args.jobs < 1:
         raise ConfigError(f"--jobs {args.jobs}: expected a number of ranks, 1 or more")
-    check_file("--json", args.json)
     if _is_file(args):
         check_file("-o", args.output)
     else:

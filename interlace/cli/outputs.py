@@ -49,12 +49,15 @@ def check_folder(option: str, folder: Name, target: str = "") -> None:
 
 
 def check_apart(outputs: Mapping[str, Name | Iterable[Name] | None], inputs: Iterable[Name | None]) -> None:
-    """Refuse outputs that would overwrite what the command reads, or each other; and single files that would overwrite other programs of a
-    folder of which it reads some. Raises ConfigError with the option and the file.
+    """Refuse single files that could not be written (`check_file`); outputs that would overwrite what the command reads, or each other; and
+    single files that would overwrite other programs of a folder of which it reads some. Raises ConfigError with the option and the file.
 
     `outputs` has for each option the file that it names, or all files that will be written into its folder. Of `inputs`, None and names
     that lead to no file are none.
     """
+    for option, names in outputs.items():
+        if names is None or isinstance(names, (str, os.PathLike)):
+            check_file(option, names)
     given = [Path(name) for name in inputs if name]
     read = {os.path.realpath(file): file for path in given for file in _files(path)}
     others = {os.path.realpath(file): file for path in given if ".ilp" in path.name and path.is_file() for file in _files(path.parent)}

@@ -38,15 +38,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
-    from interlace.cli.outputs import check_apart, check_file, write_json
+    from interlace.cli.outputs import check_apart, write_json
     from interlace.cli.plans import read_files, require_same_model, simulated
     from interlace.planning.baseline import BASELINE
     from interlace.report.page.build import OURS, Given, Simulated, build_page
     from interlace.report.page.write import write_page
     from interlace.scheduler.simulate.simulator import Stall
 
-    check_file("-o", args.output)
-    check_file("--json", args.json)
     check_apart({"-o": args.output, "--json": args.json}, [*args.plans, *args.beside, args.device])
     files = read_files(args.plans)
     setting = Setting.of(files, args)

@@ -117,7 +117,7 @@ def _decisions(args: argparse.Namespace) -> Iterator[None]:
 
 def _check(args: argparse.Namespace) -> None:
     """Check the arguments before anything starts."""
-    from interlace.cli.outputs import check_apart, check_file, check_folder
+    from interlace.cli.outputs import check_apart, check_folder
     from interlace.errors import ConfigError
     from interlace.installed import require_paddle
     from interlace.local.launch import require_target
@@ -134,7 +134,6 @@ def _check(args: argparse.Namespace) -> None:
         require_target(target)
     import_own(args.imports)
     _check_options(args)
-    check_file("--json", args.json)
     check_folder("--log-dir", args.log_dir or ".")
     check_apart({"--json": args.json}, [args.script, args.config, args.plan, args.decisions, *args.imports])
 

@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
-    from interlace.cli.outputs import check_apart, check_file, write_json
+    from interlace.cli.outputs import check_apart, write_json
     from interlace.errors import ConfigError
     from interlace.ir.dump import find_dumps
 
@@ -62,7 +62,6 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("--all: goes with --why, --costs or --before-after, which tell by rule without it; all else is printed whole")
     if args.rule and not args.why:
         raise ConfigError(f"--rule {args.rule[0]}: selects what --why tells; add --why or leave it out")
-    check_file("--json", args.json)
     check_apart({"--json": args.json}, [args.file, args.device, *(args.imports or ())])
     import_own(args.imports)
     several = args.rows or (args.why and len(find_dumps([args.file])) > 1)

@@ -16,7 +16,7 @@ from interlace.scheduler.interleave.planner import EARLY, Form
 T = TypeVar("T", int, float, str)
 Delay = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+InlineShare = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=4)]
 MOST_SCHEDULE_BYTES = 1 << 20
 OWN_ORDER = ("auto", "off", "zb-h1")
@@ -77,7 +77,7 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     weight_delay: Delay | tuple[Delay, ...] = 0
     weight_delay_at_end: Delay | tuple[Delay, ...] | None = None
     depth: tuple[Positive, ...] = ()
-    inline_share: Share | tuple[Share, ...] = 0.0
+    inline_share: InlineShare | tuple[InlineShare, ...] = 0.0
     send_latency_weight: Weight | tuple[Weight, ...] = EARLY
     send_latency_weight_at_end: Weight | tuple[Weight, ...] | None = None
     search: bool = True

@@ -59,7 +59,7 @@ class Planner:
         keep = self.choice.keep_on(self.program.pipeline.stage, self.program.pipeline.num_stages)
         if nothing := self.choice.asks_for_nothing(self.budget):
             self.notes.append(nothing)
-            self._keep_values(found.saved)
+            self.skipped += [Skipped(each.value, each.size_bytes, "kept") for each in found.saved]
             return self._plan(Placement())
         transfers = self._transfers([saved for saved in found.saved if self._is_chosen(saved)])
         transfers = self._within(transfers, keep)
@@ -194,9 +194,6 @@ class Planner:
 
     def _keep_transfers(self, transfers: Iterable[OpenTransfer], reason: Reason) -> None:
         self.kept += [Kept(t.saved.value, t.micro_batch, t.saved.size_bytes, reason) for t in transfers]
-
-    def _keep_values(self, saved: Iterable[Saved]) -> None:
-        self.skipped += [Skipped(each.value, each.size_bytes, "kept") for each in saved]
 
     def _plan(self, placed: Placement) -> OffloadPlan:
         for transfer, reason in placed.refused:

@@ -33,11 +33,6 @@ def blocks_host(op: Op) -> bool:
     return op.kind == "fetch" or (op.kind == "memcpy_d2h" and op.attrs.get("dst_place_type", 0) == 0)
 
 
-def _always(op: Op) -> bool:
-    """On a serial target the host waits for every operation."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of a simulation.
@@ -72,7 +67,7 @@ class Options:
         return cls(
             **{
                 "p2p": "buffered" if target.p2p_buffer_bytes == UNBOUNDED else "rendezvous",
-                "blocks": _always if target.serial else blocks_host,
+                "blocks": (lambda op: True) if target.serial else blocks_host,  # a serial target's host waits for every operation
                 "blocking": target.blocking,
                 "host_waits": target.host_runs_ahead,
                 "job_end_waits": target.job_end_waits,

@@ -310,11 +310,10 @@ class _Classes:
             return 0, 0
         if resource == other:
             return (ONE, ONE) if self.options.share else (0, 0)
-        is_side = resource != COMPUTE and other == COMPUTE
-        found = self.cost.stretch_between(beside, category) if is_side else self.cost.stretch_between(category, beside)
-        excess = _over_one(found.beside if is_side else found.op)
+        found = self.cost.stretch_between(category, beside)
+        excess = _over_one(found.op)
         if found.holds and COMPUTE in (resource, other):
-            return excess, _over_one(STILL) if is_side else 0
+            return excess, _over_one(STILL) if other == COMPUTE else 0
         return excess, excess
 
 

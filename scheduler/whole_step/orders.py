@@ -25,7 +25,7 @@ from interlace.ir.equivalent_ranks import groups_within_stage
 from interlace.ir.graph import dependencies
 from interlace.ir.kinds import is_collective, is_comm, is_copy, is_p2p, is_receive, takes_events
 from interlace.ir.per_ops import once_per_items, once_per_ops
-from interlace.scheduler.simulate.arrays import COMPUTE, Flags, Ints, Options, pairs_of
+from interlace.scheduler.simulate.arrays import COMPUTE, Ints, Options, pairs_of
 from interlace.scheduler.simulate.simulator import Result, simulate
 
 Order = tuple[OpInstance, OpInstance]
@@ -139,16 +139,12 @@ class Transfers:
         self.receives, self._spans = _receives(program), np.array([*self.spans.values()], np.int64).reshape(-1, len(Span._fields))
         self.places = self._spans[:, Span._fields.index("at")]
         num_ops = 1 + max((op.id for op in program.ops), default=0)
-        self._recorders = np.zeros(num_ops, np.bool_)
-        self._recorders[list(_recorders(program))] = True
+        self.records = np.zeros(num_ops, np.bool_)
+        self.records[list(_recorders(program))] = True
 
     def issued(self, op: Ints, micro_batch: Ints) -> Ints:
         """Places of op instances; -1 for those of no job."""
         return places_of(self._program, op, micro_batch)
-
-    def can_be_recorded(self, op: Ints) -> Flags:
-        """Operations after which an event can be recorded."""
-        return self._recorders[op]
 
     def spans_among(self, places: Ints) -> list[Span]:
         """Of each transfer, as if only the op instances of these places, ascending, were counted."""
@@ -170,7 +166,7 @@ class _Rank:
         items = slice(int(sim.first[at]), int(sim.first[at + 1]))
         op, micro_batch, end = sim.op[items], sim.micro_batch[items], times.end[items]
         on_compute = np.array([name == COMPUTE for name in sim.stream_names])[sim.stream[items]]
-        chosen = np.flatnonzero(plan.can_be_recorded(op) & on_compute & (end > times.start[items]))
+        chosen = np.flatnonzero(plan.records[op] & on_compute & (end > times.start[items]))
         issued = plan.issued(op, micro_batch)
         self._op, self._micro_batch = op[chosen], micro_batch[chosen]
         self.places, self.ends = issued[chosen], end[chosen].tolist()
