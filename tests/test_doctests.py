@@ -9,7 +9,7 @@ import pytest
 
 from tests.modules import package_modules
 
-HELPERS = ("tests.interpreter", "tests.strategies", "tests.closure")
+HELPERS = ("docs.write_options", "tests.interpreter", "tests.strategies", "tests.closure")
 MODULES = [name for name in package_modules() if not name.startswith("interlace.bridge")]
 
 

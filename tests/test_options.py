@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from docs.write_options import meanings, parts, reference
 from interlace.config import PLAIN_FIELDS, Config
 from interlace.passes.pipeline import built_in
-from interlace.report.options import meanings, parts, reference
 
 MOST_CELL = 240
 """Characters of a cell that can still be read in a table; more goes to the details."""
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 def test_the_page_is_up_to_date(update_golden: bool) -> None:
     if update_golden:
         PAGE.write_text(reference(), encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == reference(), "run `python -m interlace.report.options > docs/options.md`"
+    assert PAGE.read_text(encoding="utf-8") == reference(), "run `python -m docs.write_options > docs/options.md`"
 
 
 @pytest.mark.parametrize("kind", [Config, *built_in()], ids=lambda kind: kind.__name__)

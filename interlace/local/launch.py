@@ -169,16 +169,12 @@ def _spawn(run: _Run, rank: int, command: list[str], env: dict[str, str], log_na
 def _watch(run: _Run, on_progress: OnProgress, on_output: OnOutput) -> None:
     """Wait until all ranks are done. Raises LaunchError or ScriptError when one fails."""
     while True:
+        codes = [rank.child.process.poll() for rank in run.ranks]  # first: what an ended rank wrote is read to its end
         _read_progress(run, on_progress)
         _read_output(run, on_output)
-        codes = [rank.child.process.poll() for rank in run.ranks]
         if any(code not in (None, 0) for code in codes):
-            _read_progress(run, on_progress)
-            _read_output(run, on_output)
             raise _explain(run)
         if all(code == 0 for code in codes):
-            _read_progress(run, on_progress)
-            _read_output(run, on_output)
             return
         time.sleep(_POLL_S)
 
