@@ -82,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.layout.page import page_html
     from interlace.layout.screen import screen_text
     from interlace.layout.search import Limits, Search
-    from interlace.layout.space import Template, layouts_of, parse_tries, read_alternatives
+    from interlace.layout.space import Cluster, Template, layouts_of, parse_tries, read_alternatives
     from interlace.layout.store import Store
     from interlace.temporary import claimed
 
@@ -96,7 +96,8 @@ def main(args: argparse.Namespace) -> int:
     check_apart({"--json": args.json, "--page": args.page}, [args.script, args.alternatives, args.config, args.device])
     require_jobs(load_config(args.config, {}) if args.config else make_config({}))
     found = load_profile(args.device)
-    cluster = _cluster(args, found)
+    a_host = found.ranks_per_host if args.gpus_a_host is None else args.gpus_a_host
+    cluster = Cluster(args.gpus, a_host, args.layers, args.heads, args.batch_size)
     memory = _memory(args.memory, found)
     given = read_alternatives(args.alternatives) if args.alternatives else None
     tries = {**(given.values if given else {}), **parse_tries(args.tries)}
@@ -119,13 +120,6 @@ def main(args: argparse.Namespace) -> int:
         write_json(args.json, answer)
     print(f"{screen_text(answer)}\nas a page: {page}")
     return 0 if answer.rows and answer.rows[0].best() else 1
-
-
-def _cluster(args: argparse.Namespace, profile: DeviceProfile) -> Cluster:
-    from interlace.layout.space import Cluster
-
-    a_host = profile.ranks_per_host if args.gpus_a_host is None else args.gpus_a_host
-    return Cluster(args.gpus, a_host, args.layers, args.heads, args.batch_size)
 
 
 def _memory(text: str | None, profile: DeviceProfile) -> int:

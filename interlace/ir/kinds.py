@@ -126,3 +126,8 @@ def is_known_comm(op: Op) -> bool:
 def is_copy(op: Op) -> bool:
     """Whether the operation copies between host and device memory."""
     return op.kind in COPIES
+
+
+def layer_pattern(layer: str) -> str:
+    """`blocks.3.mlp` -> `blocks.*.mlp`: what layers of one sort have in common."""
+    return ".".join("*" if part.isdigit() else part for part in layer.split("."))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -213,21 +214,18 @@ def first_difference(baseline: Sequence[RankReport], planned: Sequence[RankRepor
     return next((text for one, other in pairs if (text := first_state_difference(one, other))), None)
 
 
+_BITS = attrgetter("mode", "step", "dtype", "shape", "raw_hex")
+
+
 def _first_loss(baseline: RankReport, planned: RankReport) -> tuple[int, str] | None:
     """Position in the run and description of a rank's first differing loss."""
     for position, (one, other) in enumerate(zip(baseline.losses, planned.losses, strict=False)):
-        if (one.mode, one.step, one.dtype, one.shape, one.raw_hex) != (
-            other.mode,
-            other.step,
-            other.dtype,
-            other.shape,
-            other.raw_hex,
-        ):
+        if _BITS(one) != _BITS(other):
             where = f"rank {baseline.rank}, {one.mode} step {one.step}"
             return position, f"{where}: baseline {_exact(one)}, interlace {_exact(other)}"
     if len(baseline.losses) != len(planned.losses):
         position = min(len(baseline.losses), len(planned.losses))
-        return position, (f"rank {baseline.rank}: baseline ran {len(baseline.losses)} steps, interlace {len(planned.losses)}")
+        return position, f"rank {baseline.rank}: baseline ran {len(baseline.losses)} steps, interlace {len(planned.losses)}"
     return None
 
 

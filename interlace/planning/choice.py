@@ -54,10 +54,7 @@ class Store:
         with suppress(OSError, msgspec.DecodeError):
             choice = msgspec.json.decode(self.choice_path.read_bytes(), type=TrialOutcome)
             kept = Kept(choice, os.fspath(self.choice_path))
-        with suppress(OSError, msgspec.DecodeError):
-            begun = msgspec.json.decode(self.beginning_path.read_bytes(), type=list[Beginning])
-            kept = msgspec.structs.replace(kept, ended=tuple(each.name for each in begun if not _is_alive(each)))
-        return kept
+        return msgspec.structs.replace(kept, ended=tuple(each.name for each in self._begun() if not _is_alive(each)))
 
     def write(self, choice: TrialOutcome) -> bool:
         """Keep a choice; says whether that was possible."""
@@ -77,9 +74,11 @@ class Store:
                 self.beginning_path.unlink()
 
     def _others(self) -> list[Beginning]:
+        return [each for each in self._begun() if (each.host, each.process) != (socket.gethostname(), os.getpid())]
+
+    def _begun(self) -> list[Beginning]:
         with suppress(OSError, msgspec.DecodeError):
-            begun = msgspec.json.decode(self.beginning_path.read_bytes(), type=list[Beginning])
-            return [each for each in begun if (each.host, each.process) != (socket.gethostname(), os.getpid())]
+            return msgspec.json.decode(self.beginning_path.read_bytes(), type=list[Beginning])
         return []
 
 

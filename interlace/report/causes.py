@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from interlace.grouping import grouped
-from interlace.ir.kinds import is_collective, is_p2p
+from interlace.ir.kinds import is_collective, is_p2p, layer_pattern
 from interlace.scheduler.memory.live import LiveBytes
 from interlace.scheduler.simulate.arrays import Ints
 from interlace.scheduler.simulate.simulator import Result
@@ -114,7 +114,7 @@ class _Chain:
 
     def _last(self, item: int, free: int) -> tuple[int, str]:
         """What ended last, after `free`, of what an op instance needs and what is in front of it on its stream; -1 for nothing."""
-        end, needs = self.result.times.end, _needs(self.result, item)
+        end, needs = self.result.times.end, self.result.input.needs(item)
         before = self.before.get(item, -1)
         last = max((k for k in needs if end[k] > free), key=lambda k: int(end[k]), default=-1)
         if before >= 0 and end[before] > (end[last] if last >= 0 else free):
@@ -132,16 +132,11 @@ class _Chain:
         return int(sim.awaits[earlier[np.argmax(late)]]) if late.max() > 0 else -1
 
 
-def _needs(result: Result, item: int) -> list[int]:
-    sim = result.input
-    return [int(k) for k in sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]]]
-
-
 def _peers(result: Result, item: int) -> str:
     """Whom a communication waited for: of a transfer, the other stage."""
     sim = result.input
     meet, follow = int(sim.meet[item]), int(sim.follow[item])
-    mates = sim.mates[sim.meet_first[meet] : sim.meet_first[meet + 1]].tolist() if meet >= 0 else [follow]
+    mates = sim.mates_at(meet) if meet >= 0 else [follow]
     others = [sim.rank_index(mate) for mate in mates if mate not in (item, -1)]
     if is_p2p(sim.op_at(item)) and others:
         return f"stage {sim.programs[others[0]].pipeline.stage} comes later"
@@ -154,7 +149,7 @@ def _why(result: Result, at: int, link: _Link, reader: int) -> str:
     end = min((int(first) for _, first in sim.job_first[at] if first > reader), default=int(sim.first[at + 1]))
     bound, other_ns = {comm}, 0
     for k in range(comm + 1, end):
-        if bound.intersection(_needs(result, k)):
+        if bound.intersection(sim.needs(k)):
             bound.add(k)
         elif k > reader and not sim.side[k]:
             other_ns += int(sim.dur[k])
@@ -204,11 +199,6 @@ def held_text(rows: list[LiveBytes], limit: int = 4) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def layer_pattern(layer: str) -> str:
-    """`blocks.3.mlp` -> `blocks.*.mlp`."""
-    return ".".join("*" if part.isdigit() else part for part in layer.split("."))
 
 
 def _name(layer: str, kind: str) -> str:

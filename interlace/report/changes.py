@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 
 from interlace.ir import Op, Program
-from interlace.report.causes import layer_pattern
+from interlace.ir.kinds import layer_pattern
 from interlace.scheduler.jobs.parts import slot_text
 
 Item = tuple[int, int]
@@ -140,19 +141,14 @@ def _longest_rising(numbers: Sequence[int]) -> set[int]:
 
 def _summed(ops: Iterable[Op]) -> list[str]:
     """`12 matmul (blocks.*.mlp)`, most first."""
-    count: dict[str, int] = {}
-    for op in ops:
-        count[_name(op)] = count.get(_name(op), 0) + 1
+    count = Counter(map(_name, ops))
     return [f"{number} {name}" for name, number in sorted(count.items(), key=lambda each: (-each[1], each[0]))]
 
 
 def _fields(old: Mapping[int, Op], new: Mapping[int, Op]) -> list[str]:
     """Operations that are in both and differ, by what differs in them."""
-    count: dict[tuple[str, str], int] = {}
-    for op_id in old.keys() & new.keys():
-        if old[op_id] != new[op_id]:
-            key = _name(new[op_id]), "; ".join(_differing(old[op_id], new[op_id]))
-            count[key] = count.get(key, 0) + 1
+    both = (op_id for op_id in old.keys() & new.keys() if old[op_id] != new[op_id])
+    count = Counter((_name(new[op_id]), "; ".join(_differing(old[op_id], new[op_id]))) for op_id in both)
     return [f"~ {number} {name}: {text}" for (name, text), number in sorted(count.items(), key=lambda each: (-each[1], each[0]))]
 
 

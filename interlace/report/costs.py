@@ -8,7 +8,7 @@ import msgspec
 
 from interlace.cost_model.base import HOWS, Row
 from interlace.grouping import grouped
-from interlace.report.causes import layer_pattern
+from interlace.ir.kinds import layer_pattern
 from interlace.units import ms_figure
 
 EXACT, BETWEEN = ("exact", "given", "free"), ("interpolated",)
@@ -63,8 +63,8 @@ def sums_text(title: str, sums: Sequence[CostSum], every: bool) -> list[str]:
     rest = [each for each in sums if each not in shown]
     total = sum(each.dur_ns for each in sums)
     lines = [(each.name, each) for each in shown]
-    lines += [(f"{len(rest)} more", _together("", rest))] if rest else []
-    lines.append(("sum", _together("", sums)))
+    lines += [(f"{len(rest)} more", _together(rest))] if rest else []
+    lines.append(("sum", _together(sums)))
     width = max(len(title), *(len(name) for name, _ in lines))
     widths = [max(9, len(head)) for head in HEADS]
 
@@ -74,8 +74,8 @@ def sums_text(title: str, sums: Sequence[CostSum], every: bool) -> list[str]:
     return [line(title, HEADS), *(line(name, _cells(each, total)) for name, each in lines)]
 
 
-def _together(name: str, sums: Sequence[CostSum]) -> CostSum:
-    return CostSum(name, *(sum(getattr(each, field) for each in sums) for field in CostSum.__struct_fields__[1:]))
+def _together(sums: Sequence[CostSum]) -> CostSum:
+    return CostSum("", *(sum(getattr(each, field) for each in sums) for field in CostSum.__struct_fields__[1:]))
 
 
 def _cells(each: CostSum, total_ns: int) -> list[str]:

@@ -17,9 +17,9 @@ from functools import cache
 from string import Formatter
 from typing import NamedTuple
 
+from interlace.ir.kinds import layer_pattern
 from interlace.ir.program import kind_of
 from interlace.ir.remarks import Number, Place, Remark
-from interlace.report.causes import layer_pattern
 from interlace.units import ms, ranges, size
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from interlace.ir.kinds import layer_pattern
 from interlace.ir.remarks import Kind, Number, Remark
 from interlace.passes.pipeline import PassReport
-from interlace.report.causes import layer_pattern
 from interlace.report.remarks import key_of, summary
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from interlace.ir import Op
 from interlace.ir.dump import write_whole
 from interlace.ir.kinds import is_comm, is_copy, is_receive, is_send
 from interlace.scheduler.simulate.parts import parts_of
@@ -172,25 +171,16 @@ def _memory(result: Result, at: int) -> list[Event]:
 def _arrows(result: Result) -> list[Event]:
     """From each communication or copy to who waits for it, and from each send to its receive."""
     sim = result.input
-    pairs = [
-        (before, item)
-        for item in range(sim.num_items)
-        for before in sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]].tolist()
-        if sim.side[before]
-    ]
+    pairs = [(before, item) for item in range(sim.num_items) for before in sim.needs(item) if sim.side[before]]
     for meet in range(len(sim.meet_size)):
-        mates = sim.mates[sim.meet_first[meet] : sim.meet_first[meet + 1]].tolist()
-        if len(mates) == 2 and is_send(_op(result, mates[0])) and is_receive(_op(result, mates[1])):
+        mates = sim.mates_at(meet)
+        if len(mates) == 2 and is_send(sim.op_at(mates[0])) and is_receive(sim.op_at(mates[1])):
             pairs.append((mates[0], mates[1]))
     pairs += [(int(sim.follow[item]), item) for item in range(sim.num_items) if sim.follow[item] >= 0]
     events = []
     for number, (source, target) in enumerate(pairs):
         events += [_end(result, number, source, "s"), {**_end(result, number, target, "f"), "bp": "e"}]
     return events
-
-
-def _op(result: Result, item: int) -> Op:
-    return result.input.op_at(item)
 
 
 def _end(result: Result, number: int, item: int, phase: str) -> Event:

@@ -13,8 +13,7 @@ import copy
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise, product
 from typing import Literal
@@ -116,38 +115,24 @@ def plan_pair(pair: Pair, form: Form, extra_bytes: int = 0, max_ops: int = 4000,
         return msgspec.structs.replace(pair.result(plain), why_plain="too-large", most_ops=max_ops)
     plain_peak = pair.memory.peak(plain)
     cap = plain_peak + plain_peak // small_share + extra_bytes
-    order = list(_orders.get(pair.key(form, cap), lambda: pair.within(cap, form)))
+    order = _order_of(pair, form, cap)
     found = pair.result(order)
     return found if order != plain else msgspec.structs.replace(found, why_plain="nothing-faster-fits")
 
 
-class _Orders:
-    """A cache of orders, so that equal ranks that plan in one process search for each order once."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.known: dict[bytes, Future[list[PairOp]]] = {}
-
-    def get(self, key: bytes, make: Callable[[], list[PairOp]]) -> list[PairOp]:
-        """The order for a key; the first caller computes it with `make`, others wait for it."""
-        with self.lock:
-            future, mine = self.known.get(key), key not in self.known
-            if future is None:
-                future = self.known[key] = Future()
-                if len(self.known) > MOST_ORDERS:
-                    del self.known[next(iter(self.known))]
-        if mine:
-            try:
-                future.set_result(make())
-            except BaseException as error:
-                with self.lock:
-                    self.known.pop(key, None)
-                future.set_exception(error)
-                raise
-        return future.result()
+_orders: dict[bytes, list[PairOp]] = {}
+"""Orders by `Pair.key`: equal ranks that plan in one process search for each order once."""
+_ordering = threading.Lock()
 
 
-_orders = _Orders()
+def _order_of(pair: Pair, form: Form, cap_bytes: int) -> list[PairOp]:
+    key = pair.key(form, cap_bytes)
+    with _ordering:
+        if key not in _orders:
+            _orders[key] = pair.within(cap_bytes, form)
+            if len(_orders) > MOST_ORDERS:
+                del _orders[next(iter(_orders))]
+        return list(_orders[key])
 
 
 @dataclass

@@ -71,7 +71,7 @@ class State(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     layer: str = ""
 
 
-class Kept(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class KeptState(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """A persistable value of the optimizer part that stays on the device, and why."""
 
     value: int
@@ -103,7 +103,7 @@ class StatePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     moves: tuple[StateMove, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptState, ...] = ()
     measured: bool = True
     before_peak_bytes: int = 0
     peak_bytes: int = 0
@@ -134,7 +134,7 @@ class StatePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @once_per_ops
-def find_states(program: Program) -> tuple[list[State], list[Kept]]:
+def find_states(program: Program) -> tuple[list[State], list[KeptState]]:
     """The values that can stay on the host between updates, by their first users, and those of the optimizer part that cannot;
     O(values + operands)."""
     return _Finder(program).run()
@@ -149,7 +149,7 @@ class _Finder:
                 for number in self.graph.storages.numbers(value):
                     self.users.setdefault(number, {})[op.id] = None
 
-    def run(self) -> tuple[list[State], list[Kept]]:
+    def run(self) -> tuple[list[State], list[KeptState]]:
         states, kept = [], []
         for number, storage in enumerate(self.graph.storages.storages):
             ops = [self.graph.ops[op_id] for op_id in self.users.get(number, ())]
@@ -160,7 +160,7 @@ class _Finder:
                 continue  # a parameter, or a buffer of gradients
             reason = self._reason(storage, ops, inner)
             if reason:
-                kept.append(Kept(storage.value, storage.size_bytes, reason))
+                kept.append(KeptState(storage.value, storage.size_bytes, reason))
             else:
                 written = any(value in op.results for op in inner for value in storage.values)
                 users = tuple(op.id for op in inner)
@@ -222,15 +222,15 @@ def state_bytes(program: Program, options: StateOptions) -> int:
     return sum(state.size_bytes for state in _chosen(find_states(program)[0], everything)[0])
 
 
-def _chosen(states: Sequence[State], options: StateOptions) -> tuple[list[State], list[Kept]]:
+def _chosen(states: Sequence[State], options: StateOptions) -> tuple[list[State], list[KeptState]]:
     """The values that the options ask for, the largest first until the fraction is reached, and why others are kept."""
-    kept: list[Kept] = []
+    kept: list[KeptState] = []
     eligible: list[State] = []
     for state in states:
         if state.size_bytes < options.min_bytes or not state.size_bytes:
-            kept.append(Kept(state.value, state.size_bytes, "below-floor"))
+            kept.append(KeptState(state.value, state.size_bytes, "below-floor"))
         elif options.modules and not any(names_layer(pattern, state.layer) for pattern in options.modules):
-            kept.append(Kept(state.value, state.size_bytes, "other-module"))
+            kept.append(KeptState(state.value, state.size_bytes, "other-module"))
         else:
             eligible.append(state)
     if options.fraction is None:
@@ -241,7 +241,7 @@ def _chosen(states: Sequence[State], options: StateOptions) -> tuple[list[State]
         if state.size_bytes <= room:
             room -= state.size_bytes
             taken.add(state.value)
-    kept += [Kept(state.value, state.size_bytes, "kept") for state in eligible if state.value not in taken]
+    kept += [KeptState(state.value, state.size_bytes, "kept") for state in eligible if state.value not in taken]
     return [state for state in eligible if state.value in taken], kept
 
 
@@ -265,7 +265,7 @@ class _Planner:
         self.clock = np.cumsum([0, *(facts.op_ns.get(op_id, 0) for op_id, _ in self.items)], dtype=np.int64)
         self.live = order_curve(program)
 
-    def run(self, states: Sequence[State], kept: Sequence[Kept]) -> StatePlan:
+    def run(self, states: Sequence[State], kept: Sequence[KeptState]) -> StatePlan:
         """See `plan_states`."""
         limit, asked = self.facts.memory_limit, bool(self.options.modules) or self.options.fraction is not None
         before = int(self.live.max(initial=0))
@@ -276,7 +276,7 @@ class _Planner:
         else:
             taken = self._least(states, limit)
         there = {state.value for state in taken}
-        kept = (*kept, *(Kept(state.value, state.size_bytes, "kept") for state in states if state.value not in there))
+        kept = (*kept, *(KeptState(state.value, state.size_bytes, "kept") for state in states if state.value not in there))
         groups = self._groups(taken)
         places, live = self._placed(groups, self._limit(taken))
         moves = tuple(

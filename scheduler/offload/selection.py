@@ -10,7 +10,7 @@ import msgspec
 
 from interlace.errors import ConfigError
 from interlace.ir import Op, Program
-from interlace.ir.kinds import is_boundary
+from interlace.ir.kinds import is_boundary, layer_pattern
 from interlace.ir.remarks import Remark, remark
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -133,7 +133,7 @@ def unknown_names(choice: OffloadOptions, there: Sequence[Names]) -> list[Unknow
     """Each pattern of the options that matches nothing on any rank."""
     layers = sorted({layer for names in there for layer in names.layers})
     ops = sorted({op for names in there for op in names.ops})
-    short = tuple(sorted({".".join("*" if part.isdigit() else part for part in layer.split(".")) for layer in layers if layer}))
+    short = tuple(sorted({layer_pattern(layer) for layer in layers if layer}))
     modules = [Unknown("modules", p, short) for p in choice.modules if not any(names_layer(p, layer) for layer in layers)]
     every = [*(Op(-1, op, (), (), "forward") for op in ops), *(Op(-1, "", (), (), "forward", layer=layer) for layer in layers)]
     excluded = [Unknown("exclude_ops", p, short, tuple(ops)) for p in choice.exclude_ops if not any(names_op(p, op) for op in every)]

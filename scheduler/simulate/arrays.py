@@ -149,6 +149,14 @@ class SimInput:
         """Index in `ranks` of the rank of an op instance."""
         return int(np.searchsorted(self.first, item, side="right")) - 1
 
+    def needs(self, item: int) -> list[int]:
+        """What an op instance waits for on its rank (`dep`)."""
+        return [int(k) for k in self.dep[self.dep_first[item] : self.dep_first[item + 1]]]
+
+    def mates_at(self, meet: int) -> list[int]:
+        """The op instances of a rendezvous."""
+        return [int(k) for k in self.mates[self.meet_first[meet] : self.meet_first[meet + 1]]]
+
     def op_at(self, item: int) -> Op:
         """The operation of an op instance."""
         at = self.rank_index(item)

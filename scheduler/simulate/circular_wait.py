@@ -34,7 +34,7 @@ def _blocker(sim: SimInput, end: Ints, item: int) -> tuple[int, str]:
     ahead = next((k for k in before if sim.stream[k] == sim.stream[item] and end[k] < 0), -1)
     if ahead >= 0:
         return ahead, f"its stream, where {sim.describe(ahead)} comes first"
-    for k in sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]].tolist():
+    for k in sim.needs(item):
         if end[k] < 0:
             return k, f"{sim.describe(k)}"
     meet = int(sim.meet[item])
@@ -42,8 +42,7 @@ def _blocker(sim: SimInput, end: Ints, item: int) -> tuple[int, str]:
         return int(sim.follow[item]), f"the message of {sim.describe(int(sim.follow[item]))}"
     if meet in sim.absent:
         return -1, f"its mates: {sim.absent[meet]}"
-    mates = sim.mates[sim.meet_first[meet] : sim.meet_first[meet + 1]].tolist()
-    mate = next(k for k in mates if k != item and not _is_ready(sim, end, k))
+    mate = next(k for k in sim.mates_at(meet) if k != item and not _is_ready(sim, end, k))
     return mate, f"its mate, {sim.describe(mate)}"
 
 
@@ -54,5 +53,5 @@ def _is_ready(sim: SimInput, end: Ints, item: int) -> bool:
     return (
         not any(sim.awaits[k] >= 0 and end[sim.awaits[k]] < 0 for k in before)
         and not any(end[k] < 0 and sim.stream[k] == sim.stream[item] for k in before)
-        and not (end[sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]]] < 0).any()
+        and not (end[sim.needs(item)] < 0).any()
     )

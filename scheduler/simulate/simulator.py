@@ -325,7 +325,7 @@ class Simulation:
         self.waits = np.diff(sim.dep_first).tolist()
         self.unblocks: list[list[int]] = [[] for _ in range(count)]
         for item in range(count):
-            for before in sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]]:
+            for before in sim.needs(item):
                 self.unblocks[before].append(item)
         self.followers = {int(sim.follow[item]): item for item in np.flatnonzero(sim.follow >= 0).tolist()}
         self.running: list[list[int]] = [[] for _ in sim.ranks]
@@ -375,9 +375,7 @@ class Simulation:
     def _mates(self, item: int) -> list[int]:
         """All op instances that run together with this one."""
         meet = self.meet[item]
-        if meet < 0:
-            return [item]
-        return [int(k) for k in self.sim.mates[self.sim.meet_first[meet] : self.sim.meet_first[meet + 1]]]
+        return [item] if meet < 0 else self.sim.mates_at(meet)
 
     def _look(self, stream: int, now: int) -> None:
         """Start the next op instance of a stream if it can start."""

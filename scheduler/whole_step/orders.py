@@ -194,7 +194,7 @@ class _Rank:
         """Of each transfer, items of other ranks that it meets; none if they are not simulated."""
         sim = self.result.input
         return [
-            [mate for mate in sim.mates[sim.meet_first[meet] : sim.meet_first[meet + 1]].tolist() if meet >= 0 and mate != item]
+            [mate for mate in sim.mates_at(meet) if mate != item] if meet >= 0 else []
             for item, meet in zip(self.transfers.tolist(), sim.meet[self.transfers].tolist(), strict=True)
         ]
 

@@ -66,7 +66,7 @@ class Noting(World):
 
 def world_of(given: Sequence[Program], config: Config) -> Noting:
     """Of ranks that were asked nothing yet."""
-    interleave._orders.known.clear()
+    interleave._orders.clear()
     return Noting([worker_of(program, config, COST, "h200") for program in given])
 
 

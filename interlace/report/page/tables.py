@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from interlace.ir import Graph, Op, Program
-from interlace.ir.kinds import is_comm, is_copy
-from interlace.report.causes import layer_pattern
+from interlace.ir.kinds import is_comm, is_copy, layer_pattern
 from interlace.report.page.document import Communication, Offload, Recomputed, Return
 from interlace.report.page.picture import Items
 from interlace.scheduler.recompute.copies import COPY, recomputes
