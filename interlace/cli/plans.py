@@ -158,8 +158,8 @@ def simulated(
 
 
 def require_same_model(plan: Sequence[Program], beside: Sequence[Program]) -> None:
-    """Refuse to compare times of other than the same model on the same world with the same micro-batches. Raises PlanError, which says in
-    what they differ."""
+    """Refuse to compare times unless both are of the same model on the same world with the same micro-batches. Raises PlanError, which says
+    in what they differ."""
     from interlace.errors import PlanError
 
     finders: dict[str, Callable[[Program], object]] = {

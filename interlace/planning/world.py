@@ -206,8 +206,7 @@ class World:
         """What ranks answer to one of `tasks.TASKS` with these arguments, by rank; None for those that are not among `ranks` (all are asked
         without it).
 
-        Raises LinkError where a rank is gone; else what the first of those raised that failed, which says what rank that is, unless it is
-        rank 0.
+        Raises LinkError where a rank is gone; else the error of the first rank that failed, with its number unless it is rank 0.
         """
         ranks = tuple(self.all if ranks is None else ranks)
         asked = tuple(dict.fromkeys(self.of_rank[rank] for rank in ranks))

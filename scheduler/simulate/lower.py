@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from interlace.cost_model.interference import STILL
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
-from interlace.ir.copies import is_copy_into, items_of, places_of
+from interlace.ir.copies import is_copy_into, items_of, job_bounds, places_of
 from interlace.ir.kinds import NO_KERNEL, is_boundary, is_comm, is_copy
 from interlace.ir.per_ops import once_per_ops
 from interlace.scheduler.simulate.arrays import (
@@ -226,12 +227,10 @@ def _host_waits(program: Program) -> list[tuple[int, int]]:
 
 def _job_ends(program: Program, stream: Ints) -> Iterator[tuple[int, int]]:
     """The last item of each job, and its last one on the compute stream."""
-    first = 0
-    for job in program.jobs:
-        computed = np.flatnonzero(stream[first : first + len(job.items)] == 0)
+    for first, end in pairwise(job_bounds(program)):
+        computed = np.flatnonzero(stream[first:end] == 0)
         if len(computed):
-            yield first + len(job.items) - 1, first + int(computed[-1])
-        first += len(job.items)
+            yield end - 1, first + int(computed[-1])
 
 
 def wait_ns(program: Program, cost: Costs) -> int:
@@ -252,7 +251,7 @@ def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[t
     The work ends where the host could begin the next step: a step takes no less time than the host needs from one to the next.
     """
     charge = op_ns.copy()
-    job_first, at, trailing = [], 0, cost.between_steps_ns()
+    trailing = cost.between_steps_ns()
     following = [item + 1 for item, _ in _host_waits(program)]
     each_ns = wait_ns(program, cost) if following else 0
     for item in following:
@@ -260,13 +259,12 @@ def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[t
             charge[item] += each_ns
         else:
             trailing += each_ns
-    for job in program.jobs:
-        job_first.append((job.name, at))
-        if at < len(charge):
-            charge[at] += cost.job_ns()
+    job_first = [(job.name, first) for job, first in zip(program.jobs, job_bounds(program), strict=False)]
+    for _, first in job_first:
+        if first < len(charge):
+            charge[first] += cost.job_ns()
         else:
             trailing += cost.job_ns()
-        at += len(job.items)
     issue = np.cumsum(charge)
     return issue, (int(issue[-1]) if len(issue) else 0) + trailing, job_first
 

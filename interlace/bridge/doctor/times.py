@@ -32,8 +32,8 @@ MOST = 1.0
 
 
 def check_profile(device: Device, lab: Lab | None, name: str, profile: DeviceProfile, is_asked: bool, times: bool = True) -> list[Check]:
-    """Name of the device, and times unless only its name is looked at (`times`). `lab` measures copies, None on devices without pinned
-    memory; `is_asked`: the user named the profile."""
+    """Whether the profile is of this device, and, with `times`, whether its times hold. `lab` measures copies, None on devices without
+    pinned memory; `is_asked`: the user named the profile."""
     own = known_name(device)
     same = own.strip().casefold() == profile.device.casefold()
     verdict: Verdict
