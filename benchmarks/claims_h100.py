@@ -188,10 +188,10 @@ def back_to_back_in_short() -> str:
 
 @claim
 def settled_runs() -> str:
-    """Gains of plans on two H100 in steps that count once pools of memory have settled, by sitting."""
+    """Gains of plans in steps that count once pools of memory have settled, by sitting."""
     rows = []
     for case, plan in dict.fromkeys((row["case"], row["plan"]) for row in raw(SETTLED)["runs"]):
-        runs = [row for row in raw(SETTLED)["runs"] if row["case"] == case and "2 H100" in row["sitting"]]
+        runs = [row for row in raw(SETTLED)["runs"] if row["case"] == case and row.get("first_step") is not None]
         baselines = {row["sitting"]: median_ms(row) for row in runs if row["plan"] == "stock"}
         mine = [row for row in runs if row["plan"] == plan != "stock"]
         if mine:
@@ -203,7 +203,7 @@ def settled_runs() -> str:
 
 @claim
 def settling() -> str:
-    """Steps before and after an allocator's pools have settled, of the plan that holds most."""
+    """Steps of `dx-first` at mp 2 with dp 2 on four H100, before and after pools have settled."""
     rows = [row for row in raw(SETTLED)["runs"] if row["plan"] == "dx-first" and row.get("first_step")]
     (row,) = rows
     before, after = row["steps_ms"][WARM_OF_LONG : row["first_step"]], median_ms(row)

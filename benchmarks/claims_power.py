@@ -164,10 +164,12 @@ def energy_beside() -> str:
     without, with_it = (median(abs(row[key] - row["measured"]) for row in rows) for key in ("without", "predicted"))
     others = [row["others_w"] for row in rows]
     looped = power_profile.beside_watts(raw("h100/power_beside.json"), static)
+    steep = max(rows, key=lambda row: abs(row["predicted"] - row["without"]) / row["others_w"])
     return (
-        f"{found['watts']:.0f} W from {len(rows)} configurations, {min(others):.0f} to {max(others):.0f} W with one of them left out "
-        f"(the rows above: {looped:.0f} W); the change of energy that a plan makes is {100 * with_it:.1f} points off in the median, "
-        f"each by the value of all others, and {100 * without:.1f} without"
+        f"{found['watts']:.0f} W by least squares from {len(rows)} configurations, {min(others):.0f} to {max(others):.0f} W with one "
+        f"of them left out (`{steep['case']}` {steep['plan']} weighs most: {steep['others_w']:.0f} W without it; the rows above: "
+        f"{looped:.0f} W); the change of energy that a plan makes is {100 * with_it:.1f} points off in the median, each by the value of "
+        f"all others, and {100 * without:.1f} without"
     )
 
 

@@ -30,7 +30,7 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 
 PROBE_W = 100.0
-"""The energy follows `beside_w` nearly in a straight line; this is the other point of it."""
+"""The energy is taken as linear in `beside_w`; this is the other point of the line."""
 Row = dict[str, Any]
 
 
@@ -112,6 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     args = parser.parse_args(argv)
     found = summary(grouped(changes(args.device, load_profile(args.device), results_folder())))
+    if not found["configurations"]:
+        parser.error(f"no stored run of {args.device} has tensor parallelism, joules of its steps and Paddle's baseline beside it")
     lines = ",\n".join(json.dumps(row) for row in found["configurations"])
     args.output.write_text(f'{{"watts": {found["watts"]}, "configurations": [\n{lines}\n]}}\n')
     print(f"{found['watts']} W from {len(found['configurations'])} configurations")

@@ -66,7 +66,7 @@ void keep(const CUpti_Activity* record) {
 
 void CUPTIAPI give_buffer(uint8_t** buffer, size_t* size, size_t* most_records) {
   *buffer = static_cast<uint8_t*>(aligned_alloc(kAlignment, kBuffer));
-  *size = kBuffer, *most_records = 0;
+  *size = *buffer ? kBuffer : 0, *most_records = 0;
 }
 
 void CUPTIAPI take_buffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t filled) {
@@ -88,20 +88,22 @@ void CUPTIAPI take_buffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t f
 
 bool start() {
   if (!getenv("TESTBED_CUPTI")) return false;
+  size_t enabled = 0;
   try {
     static const bool registered = (CUPTI_CHECK(cuptiActivityRegisterCallbacks, give_buffer, take_buffer), true);
-    for (auto kind : kKinds) CUPTI_CHECK(cuptiActivityEnable, kind);
+    for (auto kind : kKinds) CUPTI_CHECK(cuptiActivityEnable, kind), ++enabled;
     state().now_us = now_us();
     CUPTI_CHECK(cuptiGetTimestamp, &state().now_ns);
     return registered;
   } catch (const std::runtime_error& error) {
     fprintf(stderr, "%s; device work is timed by events\n", error.what());
+    for (size_t k = 0; k < enabled; ++k) functions().cuptiActivityDisable(kKinds[k]);
     return false;
   }
 }
 
 void begin(long piece) {
-  CUPTI_CHECK(cuptiActivityPushExternalCorrelationId, CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, static_cast<uint64_t>(piece));
+  functions().cuptiActivityPushExternalCorrelationId(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, static_cast<uint64_t>(piece));
 }
 
 void end() {  // called where nothing may be thrown
@@ -110,12 +112,12 @@ void end() {  // called where nothing may be thrown
 }
 
 std::vector<Span> take() {
-  for (auto kind : kKinds) CUPTI_CHECK(cuptiActivityDisable, kind);
-  CUPTI_CHECK(cuptiActivityFlushAll, CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+  for (auto kind : kKinds) functions().cuptiActivityDisable(kind);
+  functions().cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);  // what does not come is missing, and counted
   State& s = state();
   std::lock_guard<std::mutex> guard(s.mutex);
   std::map<long, Span> found;
-  auto us = [&s](uint64_t ns) { return s.now_us + (static_cast<double>(ns) - static_cast<double>(s.now_ns)) / 1e3; };
+  auto us = [&s](uint64_t ns) { return s.now_us + static_cast<double>(static_cast<int64_t>(ns - s.now_ns)) / 1e3; };
   for (const Work& each : s.work) {
     auto piece = s.pieces.find(each.correlation);
     if (piece == s.pieces.end()) continue;  // of no piece: what a library does by itself

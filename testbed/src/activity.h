@@ -1,5 +1,4 @@
-// Times of device work as CUPTI, the driver's tracer, has them: nothing is put between kernels. Timed events are, which adds microseconds
-// to each, more beside copies, and lets in a collective that waits for multiprocessors. Used where TESTBED_CUPTI holds the library's path.
+// Times of device work from CUPTI, the driver's tracer, without events between kernels. Used where TESTBED_CUPTI holds the library's path.
 #pragma once
 #include <vector>
 
