@@ -189,15 +189,14 @@ def back_to_back_in_short() -> str:
 @claim
 def settled_runs() -> str:
     """Gains of plans in steps that count once pools of memory have settled, by sitting."""
+    runs = [row for row in raw(SETTLED)["runs"] if row.get("first_step") is not None]
+    baselines = {(row["case"], row["sitting"]): median_ms(row) for row in runs if row["plan"] == "stock"}
+    plans = [row for row in runs if row["plan"] != "stock"]
+    pairs = grouped(((row["case"], row["plan"]), (baselines[row["case"], row["sitting"]], median_ms(row))) for row in plans)
     rows = []
-    for case, plan in dict.fromkeys((row["case"], row["plan"]) for row in raw(SETTLED)["runs"]):
-        runs = [row for row in raw(SETTLED)["runs"] if row["case"] == case and row.get("first_step") is not None]
-        baselines = {row["sitting"]: median_ms(row) for row in runs if row["plan"] == "stock"}
-        mine = [row for row in runs if row["plan"] == plan != "stock"]
-        if mine:
-            took = ", ".join(f"{baselines[row['sitting']]:.1f} and {median_ms(row):.1f}" for row in mine)
-            gains = ", ".join(f"{100 * (baselines[row['sitting']] / median_ms(row) - 1):+.1f}" for row in mine)
-            rows.append([f"`{case}`", plan, took, gains])
+    for (case, plan), steps in pairs.items():
+        took = ", ".join(f"{baseline:.1f} and {own:.1f}" for baseline, own in steps)
+        rows.append([f"`{case}`", plan, took, ", ".join(f"{100 * (baseline / own - 1):+.1f}" for baseline, own in steps)])
     return table(["case", "plan", "baseline and plan, ms", "gain %"], rows)
 
 

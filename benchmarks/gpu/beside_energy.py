@@ -25,7 +25,7 @@ from interlace.cost_model.profile import DeviceProfile
 from interlace.grouping import grouped
 from interlace.ir import load
 from interlace.ir.target import GPU
-from interlace.report.accuracy import BASELINE, as_run, kind_of, results_folder, stored_plans, stored_runs
+from interlace.report.accuracy import BASELINE, kind_of, place_of, results_folder, runnable, stored_plans, stored_runs
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 
@@ -46,7 +46,7 @@ def changes(device: str, profile: DeviceProfile, folder: Path) -> Iterator[tuple
     """Of each run that can be compared: its case and plan, and its change."""
     costs = [CostModel(_with_watts(profile, watts)) for watts in (0.0, PROBE_W)]
     runs = (row for row in stored_runs(folder, device) if row.get("power") and row["traced_step"].get("host_around_us"))
-    rows = [row for row in runs if "-mp" in row["case"] and "-pp" not in row["case"] and "mp1" not in row["case"]]
+    rows = [row for row in runs if "mp" in (place := place_of(row["case"])) and "pp" not in place]
     baselines = {(row["case"], row["sitting"], row["file"]): row for row in rows if row["plan"] == BASELINE}
     known: dict[tuple[str, ...], list[float]] = {}
     with stored_plans(folder, device) as plans:
@@ -70,9 +70,7 @@ def _with_watts(profile: DeviceProfile, watts: float) -> DeviceProfile:
 def _joules(known: dict[tuple[str, ...], list[float]], files: Sequence[Path], costs: Sequence[CostModel]) -> list[float]:
     key = tuple(map(str, files))
     if key not in known:
-        programs = [load(file) for file in files]
-        if any(not program.jobs for program in programs):
-            programs = [as_run(program, costs[0]) for program in programs]
+        programs = runnable([load(file) for file in files], costs[0])
         known[key] = [sum(simulate(programs, each, Options.of(GPU, power=True), with_memory=False).joules) for each in costs]
     return known[key]
 

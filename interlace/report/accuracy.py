@@ -276,6 +276,11 @@ def as_run(captured: Program, costs: CostModel) -> Program:
     return baseline_plan(replace(captured, ops=ops), costs)
 
 
+def runnable(programs: Sequence[Program], costs: CostModel) -> list[Program]:
+    """Plans as they are; captured programs as Paddle's baseline of them."""
+    return [program if program.jobs else as_run(program, costs) for program in programs]
+
+
 def _runs_as(row: Row) -> tuple[bool, bool]:
     """Whether it is Paddle's baseline, and whether its steps are launched as a graph: all that a prediction depends on beside programs."""
     return kind_of(row["plan"]) == BASELINE, row["plan"].endswith(LAUNCHED)
@@ -285,8 +290,7 @@ def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
     """The run with `now` and `limited`. Raises PlanError where the step would never end."""
     is_baseline, is_launched = _runs_as(row)
     costs = CostModel(costs.profile, is_launched=True) if is_launched else costs
-    if any(not program.jobs for program in programs):
-        programs = [as_run(program, costs) for program in programs]
+    programs = runnable(programs, costs)
     limited, free = (simulate(programs, costs, Options.of(GPU, power=power), with_memory=False) for power in (True, False))
     place = with_paddles_jobs(IDEAL) if is_baseline else IDEAL
     peaks = [in_order(program, target=place).peak() for program in programs]
