@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median, quantiles
+from typing import Any
 
 import device_profile
 from claiming import Row, claim, median_ms, raw, span, table
@@ -163,3 +165,25 @@ def beside_transfers() -> str:
         f"products {products} times as long, by the elements of their result; {beside[0]}. Beside one that moves data products take "
         f"{moves['gemm']['stretch']:.2f} times as long; {beside[1]}"
     )
+
+
+@claim
+def connections() -> str:
+    """Steps and gaps between kernels of computation by the number of hardware connections that streams share."""
+    runs: dict[tuple[str, ...], list[Any]] = defaultdict(list)
+    for row in raw("h200/connections.json")["rows"]:
+        runs[
+            row["machine"],
+            row["case"],
+            row["plan"].replace("stock-again", "baseline").replace("stock", "baseline"),
+            str(row["connections"]),
+        ].append(row)
+    lines = [
+        "| machine | case | plan | connections | step ms, each run | gap us, median of each run |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for key, rows in runs.items():
+        steps = ", ".join(f"{row['step_ms'][0]:.1f}" for row in rows)
+        gaps = ", ".join(f"{row['gap_us']['else']['median_us']:.1f}" for row in rows)
+        lines.append(f"| {' | '.join(key)} | {steps} | {gaps} |")
+    return "\n".join(lines)
