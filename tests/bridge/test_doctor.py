@@ -150,6 +150,26 @@ def test_flags_of_gpus() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "verdict", "found"),
+    [
+        ("", "holds", "8, as it is not set; 32 give shorter gaps between kernels"),
+        ("32", "holds", "32"),
+        ("1", "fails", "1: work of one stream waits for that of others"),
+        ("33", "fails", "'33': no number from 1 to 32"),
+        ("many", "fails", "'many': no number from 1 to 32"),
+    ],
+)
+def test_connections_to_a_gpu(asked: str, verdict: str, found: str) -> None:
+    rows = {row.rule: row for row in versions.check_flags(GpuDevice(SimpleNamespace()), {versions.CONNECTIONS: asked})}
+    assert (rows[versions.CONNECTIONS].verdict, rows[versions.CONNECTIONS].found) == (verdict, found)
+
+
+def test_connections_mean_nothing_without_a_gpu() -> None:
+    rows = {row.rule: row for row in versions.check_flags(CpuDevice(paddle.CPUPlace()), {versions.CONNECTIONS: "1"})}
+    assert rows[versions.CONNECTIONS].verdict == "not checked"
+
+
+@pytest.mark.parametrize(
     ("each_ns", "rel_error", "verdict"),
     [
         ([100.0, 105.0, 110.0], 0.05, "holds"),

@@ -21,6 +21,8 @@ VERSIONS, FLAGS = "versions", "flags"
 DRIVER = Path("/proc/driver/nvidia/version")
 SET = ("FLAGS_new_executor_sequential_run", "FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode")
 """Flags that runs set by themselves."""
+CONNECTIONS, USUAL, MOST = "CUDA_DEVICE_MAX_CONNECTIONS", 8, 32
+"""Connections to the GPU that the streams of a process share: the variable, CUDA's default, and its most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def check_versions(device: Device, profile: DeviceProfile) -> list[Check]:
 def check_flags(device: Device, environment: Mapping[str, str] | None = None) -> list[Check]:
     """Whether flags are as rules need them; all in one row but those that are not."""
     environment = os.environ if environment is None else environment
-    rows = [_set_by_runs()]
+    rows = [_set_by_runs(), _connections(device, environment.get(CONNECTIONS, ""))]
     for each in CHECKED:
         name, expected = each.name.removeprefix("FLAGS_"), _shown(each.value)
         found = each.found(environment)
@@ -107,6 +109,23 @@ def check_flags(device: Device, environment: Mapping[str, str] | None = None) ->
             verdict, said = "fails", f"{_shown(found)}: {each.why}"
         rows.append(Check(name, expected, said, verdict, each.rests, FLAGS))
     return rows
+
+
+def _connections(device: Device, asked: str) -> Check:
+    """Streams that share a connection to the GPU wait for each other where there is one, and have longer gaps between kernels where there
+    are few (benchmarks/results/gpu.md)."""
+    verdict: Verdict = "not checked"
+    if device.target is not GPU:
+        said = "means something on GPUs only"
+    elif not asked:
+        verdict, said = "holds", f"{USUAL}, as it is not set; {MOST} give shorter gaps between kernels"
+    elif not asked.isascii() or not asked.isdigit() or not 1 <= int(asked) <= MOST:
+        verdict, said = "fails", f"{asked!r}: no number from 1 to {MOST}"
+    elif int(asked) < USUAL:
+        verdict, said = "fails", f"{asked}: work of one stream waits for that of others"
+    else:
+        verdict, said = "holds", asked
+    return Check(CONNECTIONS, f"{USUAL} to {MOST}", said, verdict, (TIMES,), FLAGS)
 
 
 def _shown(value: Any) -> str:
