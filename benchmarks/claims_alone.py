@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median, quantiles
-from typing import Any
 
 import device_profile
 from claiming import Row, claim, median_ms, raw, span, table
@@ -14,6 +12,8 @@ from interlace.cost_model.curves import Curve, Surface
 from interlace.cost_model.model import FEWEST as FEWEST_TRANSPOSED
 from interlace.cost_model.model import depth_of, sample_size, transposed_of
 from interlace.cost_model.profile import OpSample
+from interlace.grouping import grouped
+from interlace.report.accuracy import BASELINE, kind_of
 
 FEWEST = 5
 """Operations that a figure of a kind needs."""
@@ -170,20 +170,16 @@ def beside_transfers() -> str:
 @claim
 def connections() -> str:
     """Steps and gaps between kernels of computation by the number of hardware connections that streams share."""
-    runs: dict[tuple[str, ...], list[Any]] = defaultdict(list)
-    for row in raw("h200/connections.json")["rows"]:
-        runs[
-            row["machine"],
-            row["case"],
-            row["plan"].replace("stock-again", "baseline").replace("stock", "baseline"),
-            str(row["connections"]),
-        ].append(row)
-    lines = [
-        "| machine | case | plan | connections | step ms, each run | gap us, median of each run |",
-        "| --- | --- | --- | --- | --- | --- |",
+    runs = grouped(
+        ((row["machine"], row["case"], "baseline" if kind_of(row["plan"]) == BASELINE else row["plan"], str(row["connections"])), row)
+        for row in raw("h200/connections.json")["rows"]
+    )
+    rows = [
+        (
+            *key,
+            ", ".join(f"{row['step_ms'][0]:.1f}" for row in found),
+            ", ".join(f"{row['gap_us']['else']['median_us']:.1f}" for row in found),
+        )
+        for key, found in runs.items()
     ]
-    for key, rows in runs.items():
-        steps = ", ".join(f"{row['step_ms'][0]:.1f}" for row in rows)
-        gaps = ", ".join(f"{row['gap_us']['else']['median_us']:.1f}" for row in rows)
-        lines.append(f"| {' | '.join(key)} | {steps} | {gaps} |")
-    return "\n".join(lines)
+    return table(["machine", "case", "plan", "connections", "step ms, each run", "gap us, median of each run"], rows)
