@@ -28,6 +28,8 @@ from typing import Any
 
 from measuring import ROOT, meta, middle, store
 
+from interlace.outside import DISABLE_VARIABLE
+
 PP, MP = 4, 2
 FULL = ("--preset", "llama-7b", "--layers", "32", "--pp", str(PP), "--mp", str(MP), "--lazy")
 """Eight layers a stage, eight micro-batches."""
@@ -145,7 +147,7 @@ def build_both(options: list[str], profile: bool) -> dict[str, Any]:
         plans.clear()
         seconds: dict[str, dict[str, float]] = {}
         for who, off in (("paddle", "1"), ("interlace", "0")):
-            os.environ[hook.DISABLE_VARIABLE] = off
+            os.environ[DISABLE_VARIABLE] = off
             timers.seconds.clear()
             Neighbours.seconds = 0.0
             args = llama.parse(argv)

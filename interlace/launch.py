@@ -17,7 +17,7 @@ from pathlib import Path
 from interlace.config import make_config
 from interlace.errors import ConfigError, InterlaceError
 from interlace.installed import require_paddle
-from interlace.outside import BUDGET_VARIABLE, CONFIG_VARIABLE, PLAN_VARIABLE, VARIABLES, asked_outside
+from interlace.outside import BUDGET_VARIABLE, CONFIG_VARIABLE, PLAN_VARIABLE, VARIABLES, asked_outside, with_connections
 
 ATTACH = Path(__file__).with_name("local") / "attach.py"
 """What Paddle's launcher starts in place of the script; by path, as it starts no modules."""
@@ -57,6 +57,7 @@ def main() -> None:
 
     package = os.fspath(Path(__file__).resolve().parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ |= with_connections()
     sys.argv[1:] = words
     launch()
 

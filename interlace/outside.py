@@ -1,5 +1,5 @@
 """What `interlace run --config`, `--plan` and `--memory-budget` ask of its ranks, in place of what the script asks for, or on top of
-it. No Paddle here."""
+it, and what else its ranks need. No Paddle here."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ OPTIONS = {CONFIG_VARIABLE: "--config ", PLAN_VARIABLE: "--plan ", BUDGET_VARIAB
 """What the command's users typed before the value of each variable."""
 TARGET_VARIABLE = "INTERLACE_TARGET"
 """`cpu`, `gpu` or a module; unset: GPUs where they are, else the CPU."""
+DISABLE_VARIABLE = "INTERLACE_DISABLE"
+"""`1`: Paddle alone."""
+CONNECTIONS_VARIABLE, MOST_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", 32
+"""How many connections to a GPU the streams of a process share, which CUDA reads when it starts, and its most."""
 VARIABLES = {name: f"{name}=" for name in OPTIONS}
 """What users of the environment typed."""
 
@@ -55,3 +59,10 @@ def asked_outside(environment: Mapping[str, str] = os.environ, typed: Mapping[st
     options = {**options, **{name: given[variable] for name, variable in more.items()}}
     marks = {**marks, **{name: typed[variable].rstrip(" =") for name, variable in more.items()}}
     return Outside(options, path or words, marks, words, bool(path or folder))
+
+
+def with_connections(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What ranks that train by our plans need beside an environment: a connection to the GPU for each of their streams, which shortens gaps
+    between kernels (benchmarks/results/gpu.md). Nothing where the environment says how many, or that Paddle trains alone."""
+    is_given = CONNECTIONS_VARIABLE in environment or environment.get(DISABLE_VARIABLE) == "1"
+    return {} if is_given else {CONNECTIONS_VARIABLE: str(MOST_CONNECTIONS)}

@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks.gpu import alone as alone
 from benchmarks.gpu import nvml
 from benchmarks.gpu.results import NOT_STARTED
+from interlace.outside import CONNECTIONS_VARIABLE
 from testbed import measure
 from testbed.device import SWITCHES_VARIABLE
 from testbed.gpus import ROOT, find_libraries, machine, python_path
@@ -74,11 +75,12 @@ DEVICE = ROOT / "benchmarks" / "results" / "h200" / "testbed_profile.json"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a case is run with: configuration text without the device, none for Paddle's baseline, and switches of the testbed."""
+    """What a case is run with: configuration text without the device, none for Paddle's baseline, switches of the testbed, environment."""
 
     name: str
     config: str | None
     switches: str = ""
+    env: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,11 @@ WEIGHT_DELAYS = tuple(
 """Weight gradients trail by one micro-batch or more; on the second of two stages by more."""
 AUTO = Plan("auto", "schedule_1f1b: {interleave: auto}\n"), Plan("auto-8gb", "memory_budget: +8GB\nschedule_1f1b: {interleave: auto}\n")
 """Within the memory of Paddle's baseline, and with more."""
+CONNECTIONS = tuple(
+    replace(plan, name=f"{plan.name}-{count}-connections", env=((CONNECTIONS_VARIABLE, count),))
+    for plan, count in ((BASELINE, "32"), (AUTO[0], "8"))
+)
+"""Each with as many connections to a GPU as the other has: the baseline has CUDA's default, our plans its most."""
 TUNED = Plan("tuned", f"tune: on\n{AUTO[0].config}")
 """Plans measured on the run's own steps; a trial of three plans beside the baseline takes 95 to 185 of them (`--steps 200`)."""
 BUDGETS = {
@@ -188,13 +195,26 @@ def cases(gpus: int) -> list[Case]:
     """What is run on so many GPUs, what matters most first."""
     models, widths = ("gpt", "llama"), [mp for mp in (2, 4) if mp <= gpus]
     found = [
-        _layers(model, 2048, mp, batch=4, plans=(*ALL, WEIGHT_DELAYS[0], WEIGHT_DELAYS[3], *AUTO, TUNED, *FREE, AGAIN, *LEVEL[:2], *PINNED))
+        _layers(
+            model,
+            2048,
+            mp,
+            batch=4,
+            plans=(*ALL, WEIGHT_DELAYS[0], WEIGHT_DELAYS[3], *AUTO, *CONNECTIONS, TUNED, *FREE, AGAIN, *LEVEL[:2], *PINNED),
+        )
         for mp in widths
         for model in models
     ]
     found += [_layers("llama", 2048, mp, batch=4, plans=SOME, more=("--fused",)) for mp in widths]
     found += [
-        _layers(model, 2048, mp, batch=4, plans=(*FORMS[:3], WEIGHT_DELAYS[0], WEIGHT_DELAYS[3], *AUTO), more=("--sequence-parallel",))
+        _layers(
+            model,
+            2048,
+            mp,
+            batch=4,
+            plans=(*FORMS[:3], WEIGHT_DELAYS[0], WEIGHT_DELAYS[3], *AUTO, *CONNECTIONS),
+            more=("--sequence-parallel",),
+        )
         for mp in widths
         for model in models
     ]
@@ -207,7 +227,7 @@ def cases(gpus: int) -> list[Case]:
                 2048,
                 1,
                 2,
-                plans=(BASELINE, ZB, DX, MIXED, *WEIGHT_DELAYS[:3], *AUTO, TUNED, *DELAYS, *LEVEL, COLUMN, *OFFLOADS, AGAIN),
+                plans=(BASELINE, ZB, DX, MIXED, *WEIGHT_DELAYS[:3], *AUTO, *CONNECTIONS, TUNED, *DELAYS, *LEVEL, COLUMN, *OFFLOADS, AGAIN),
             )
             for model in models
         ]
@@ -279,7 +299,7 @@ def _wide() -> list[Case]:
 
 def _data_parallel() -> list[Case]:
     """Two replicas whose optimizer state is sharded, with accumulation."""
-    plans, over = (BASELINE, AUTO[0], TUNED, MIXED, OFFLOADS[1]), ("--dp", "2", "--sharding-stage", "1")
+    plans, over = (BASELINE, AUTO[0], *CONNECTIONS, TUNED, MIXED, OFFLOADS[1]), ("--dp", "2", "--sharding-stage", "1")
     return [
         replace(
             _layers(model, 2048, 1, plans=plans, micro_batches=4, batch=4, more=(*over, *more)),
@@ -316,7 +336,7 @@ def _layouts(gpus: int) -> list[Case]:
             continue
         words = tuple(word.format(**layout) for word in LAYOUT_WORDS)
         name = "-".join(f"{key}{layout[key]}" for key in ("pp", "mp", "dp", "m", "sharding") if layout[key] != 1 or key == "sharding")
-        found.append(Case(f"layout-gpt-{name}", "gpt", world, (*LAYOUT_MODEL, *words), (BASELINE, AUTO[0])))
+        found.append(Case(f"layout-gpt-{name}", "gpt", world, (*LAYOUT_MODEL, *words), (BASELINE, AUTO[0], *CONNECTIONS)))
     return found
 
 
@@ -457,7 +477,7 @@ class Bench:
                 **os.environ,
                 **find_libraries(),
                 "TESTBED_VARIANT": self.variant,
-                **dict(case.env),
+                **dict((*case.env, *plan.env)),
                 "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
                 "PYTHONPATH": python_path(),
                 measure.FOLDER_VARIABLE: folder,

@@ -29,14 +29,12 @@ from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
 from interlace.ir.target import as_graph
 from interlace.notice import say, say_once
-from interlace.outside import Outside, asked_outside
+from interlace.outside import DISABLE_VARIABLE, Outside, asked_outside
 from interlace.planning.peers import gather
 from interlace.planning.plan import Plan
 from interlace.report.measured import Measured
 from interlace.report.plan import PlanReport
 from interlace.scheduler.hazards import require_straight
-
-DISABLE_VARIABLE = "INTERLACE_DISABLE"
 
 
 @dataclass(slots=True)

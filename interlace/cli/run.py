@@ -246,9 +246,10 @@ def _why_idle(args: argparse.Namespace, planned: LaunchResult, compared: int) ->
 
 def _environment(args: argparse.Namespace, baseline: bool) -> dict[str, str]:
     """What the ranks are told: where they run; Interlace's part off, or the configuration to use."""
+    from interlace.outside import DISABLE_VARIABLE, with_connections
+
     told = {"INTERLACE_TARGET": args.target} if args.target else {}
-    if baseline:
-        told["INTERLACE_DISABLE"] = "1"
+    told |= {DISABLE_VARIABLE: "1"} if baseline else with_connections()
     if args.verify and "INTERLACE_TUNE" not in os.environ:
         told["INTERLACE_TUNE"] = "off"  # the plan itself is compared, and an error in it is one
     told |= _told(args)

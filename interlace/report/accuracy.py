@@ -46,7 +46,7 @@ LAUNCHED = "-captured"
 """How plans are called whose steps are launched as a graph; what a profile claims is of steps that are issued."""
 CLEAR = 0.01
 """Two plans that were measured less than this share apart order nothing, and their gain is within the spread of steps."""
-SWITCHED = ("no-priorities", "no-slab", "one-slab")
+SWITCHED = ("no-priorities", "no-slab", "one-slab", "8-connections", "32-connections")
 """`PLAN-SWITCH`: the same plan on a testbed that differs. The simulator knows no such difference, so none is simulated."""
 ARCHIVES = "plans.json"
 """Of a device's results: which archive has the plans of which sittings."""

@@ -14,6 +14,7 @@ from interlace.bridge.targets import Device
 from interlace.cost_model.profile import DeviceProfile
 from interlace.installed import other_paddle, paddle_version, versions
 from interlace.ir.target import GPU
+from interlace.outside import CONNECTIONS_VARIABLE, MOST_CONNECTIONS
 from interlace.report.checks import EVERYTHING, MEMORY, OFFLOAD, OVERLAP, RETURN, TIMES, Check, Feature, Verdict
 from interlace.version import TESTED
 
@@ -21,8 +22,8 @@ VERSIONS, FLAGS = "versions", "flags"
 DRIVER = Path("/proc/driver/nvidia/version")
 SET = ("FLAGS_new_executor_sequential_run", "FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode")
 """Flags that runs set by themselves."""
-CONNECTIONS, USUAL, MOST = "CUDA_DEVICE_MAX_CONNECTIONS", 8, 32
-"""Connections to the GPU that the streams of a process share: the variable, CUDA's default, and its most."""
+USUAL_CONNECTIONS = 8
+"""CUDA's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def check_versions(device: Device, profile: DeviceProfile) -> list[Check]:
 def check_flags(device: Device, environment: Mapping[str, str] | None = None) -> list[Check]:
     """Whether flags are as rules need them; all in one row but those that are not."""
     environment = os.environ if environment is None else environment
-    rows = [_set_by_runs(), _connections(device, environment.get(CONNECTIONS, ""))]
+    rows = [_set_by_runs(), _connections(device, environment.get(CONNECTIONS_VARIABLE, ""))]
     for each in CHECKED:
         name, expected = each.name.removeprefix("FLAGS_"), _shown(each.value)
         found = each.found(environment)
@@ -118,14 +119,14 @@ def _connections(device: Device, asked: str) -> Check:
     if device.target is not GPU:
         said = "means something on GPUs only"
     elif not asked:
-        verdict, said = "holds", f"{USUAL}, as it is not set; {MOST} give shorter gaps between kernels"
-    elif not asked.isascii() or not asked.isdigit() or not 1 <= int(asked) <= MOST:
-        verdict, said = "fails", f"{asked!r}: no number from 1 to {MOST}"
-    elif int(asked) < USUAL:
+        verdict, said = "holds", f"{USUAL_CONNECTIONS}, as it is not set; {MOST_CONNECTIONS} give shorter gaps between kernels"
+    elif not asked.isascii() or not asked.isdigit() or not 1 <= int(asked) <= MOST_CONNECTIONS:
+        verdict, said = "fails", f"{asked!r}: no number from 1 to {MOST_CONNECTIONS}"
+    elif int(asked) < USUAL_CONNECTIONS:
         verdict, said = "fails", f"{asked}: work of one stream waits for that of others"
     else:
         verdict, said = "holds", asked
-    return Check(CONNECTIONS, f"{USUAL} to {MOST}", said, verdict, (TIMES,), FLAGS)
+    return Check(CONNECTIONS_VARIABLE, f"{USUAL_CONNECTIONS} to {MOST_CONNECTIONS}", said, verdict, (TIMES,), FLAGS)
 
 
 def _shown(value: Any) -> str:
