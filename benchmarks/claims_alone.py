@@ -167,19 +167,49 @@ def beside_transfers() -> str:
     )
 
 
+def _by_connections() -> dict[tuple[str, ...], list[Row]]:
+    """GPUs, case, plan and number of connections -> runs."""
+    runs = grouped(
+        (
+            (
+                row["sitting"].split(", ")[1],
+                row["case"],
+                "baseline" if kind_of(row["plan"]) == BASELINE else row["plan"],
+                str(row["connections"]),
+            ),
+            row,
+        )
+        for row in raw("h200/connections.json")["rows"]
+    )
+    return dict(sorted(runs.items()))
+
+
 @claim
 def connections() -> str:
     """Steps and gaps between kernels of computation by the number of hardware connections that streams share."""
-    runs = grouped(
-        ((row["machine"], row["case"], "baseline" if kind_of(row["plan"]) == BASELINE else row["plan"], str(row["connections"])), row)
-        for row in raw("h200/connections.json")["rows"]
-    )
     rows = [
         (
             *key,
             ", ".join(f"{row['step_ms'][0]:.1f}" for row in found),
             ", ".join(f"{row['gap_us']['else']['median_us']:.1f}" for row in found),
         )
-        for key, found in runs.items()
+        for key, found in _by_connections().items()
     ]
-    return table(["machine", "case", "plan", "connections", "step ms, each run", "gap us, median of each run"], rows)
+    return table(["GPUs", "case", "plan", "connections", "step ms, each run", "gap us, median of each run"], rows)
+
+
+@claim
+def connections_in_short() -> str:
+    """Steps with 32 connections against the same plan with 8."""
+    steps = {key: [row["step_ms"][0] for row in found] for key, found in _by_connections().items()}
+    pairs = {key: (eight, steps[more]) for key, eight in steps.items() if key[3] == "8" and (more := (*key[:3], "32")) in steps}
+    of_baseline, of_one = [[key for key in pairs if key[at] == name] for at, name in ((2, "baseline"), (0, "1 H100"))]
+    of_several = [key for key in pairs if key not in (*of_baseline, *of_one)]
+    several, one, baseline = (
+        span(median(pairs[key][1]) / median(pairs[key][0]) - 1 for key in keys) for keys in (of_several, of_one, of_baseline)
+    )
+    apart = sum(max(pairs[key][1]) < min(pairs[key][0]) for key in of_several)
+    return (
+        f"steps of our plans on several GPUs {several} ({len(of_several)} cases; in {apart} every run with 32 is shorter than every run "
+        f"with 8), on one GPU {one} ({len(of_one)}), of the baseline {baseline} ({len(of_baseline)})"
+    )

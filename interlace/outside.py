@@ -18,8 +18,8 @@ TARGET_VARIABLE = "INTERLACE_TARGET"
 """`cpu`, `gpu` or a module; unset: GPUs where they are, else the CPU."""
 DISABLE_VARIABLE = "INTERLACE_DISABLE"
 """`1`: Paddle alone."""
-CONNECTIONS_VARIABLE, MOST_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", 32
-"""How many connections to a GPU the streams of a process share, which CUDA reads when it starts, and its most."""
+CONNECTIONS_VARIABLE, USUAL_CONNECTIONS, MOST_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", 8, 32
+"""How many connections to a GPU the streams of a process share, which CUDA reads when it starts: its default and its most."""
 VARIABLES = {name: f"{name}=" for name in OPTIONS}
 """What users of the environment typed."""
 

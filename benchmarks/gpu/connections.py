@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.late_kernels import gaps
-from interlace.outside import MOST_CONNECTIONS
+from interlace.outside import MOST_CONNECTIONS, USUAL_CONNECTIONS
 
-USUAL = 8
-"""CUDA's default, with which the baseline runs."""
 WITH_NUMBER = re.compile(r"(.+)-(\d+)-connections")
 
 
@@ -32,7 +30,7 @@ def connections_of(plan: str) -> tuple[str, int]:
     """
     if found := WITH_NUMBER.fullmatch(plan):
         return found[1], int(found[2])
-    return plan, USUAL if plan.startswith("stock") else MOST_CONNECTIONS
+    return plan, USUAL_CONNECTIONS if plan.startswith("stock") else MOST_CONNECTIONS
 
 
 def rows_of(folder: Path, sitting: str) -> Iterator[dict[str, Any]]:

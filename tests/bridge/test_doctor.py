@@ -32,6 +32,7 @@ from interlace.bridge.targets.gpu import GpuDevice
 from interlace.cli import main
 from interlace.cost_model import load_profile
 from interlace.cpu.install import rank_environment
+from interlace.outside import CONNECTIONS_VARIABLE
 from interlace.report.checks import OFFLOAD, OVERLAP, Check, Examination, consequences, table
 from tests.modules import package_modules
 
@@ -160,13 +161,13 @@ def test_flags_of_gpus() -> None:
     ],
 )
 def test_connections_to_a_gpu(asked: str, verdict: str, found: str) -> None:
-    rows = {row.rule: row for row in versions.check_flags(GpuDevice(SimpleNamespace()), {versions.CONNECTIONS: asked})}
-    assert (rows[versions.CONNECTIONS].verdict, rows[versions.CONNECTIONS].found) == (verdict, found)
+    rows = {row.rule: row for row in versions.check_flags(GpuDevice(SimpleNamespace()), {CONNECTIONS_VARIABLE: asked})}
+    assert (rows[CONNECTIONS_VARIABLE].verdict, rows[CONNECTIONS_VARIABLE].found) == (verdict, found)
 
 
 def test_connections_mean_nothing_without_a_gpu() -> None:
-    rows = {row.rule: row for row in versions.check_flags(CpuDevice(paddle.CPUPlace()), {versions.CONNECTIONS: "1"})}
-    assert rows[versions.CONNECTIONS].verdict == "not checked"
+    rows = {row.rule: row for row in versions.check_flags(CpuDevice(paddle.CPUPlace()), {CONNECTIONS_VARIABLE: "1"})}
+    assert rows[CONNECTIONS_VARIABLE].verdict == "not checked"
 
 
 @pytest.mark.parametrize(

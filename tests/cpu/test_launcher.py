@@ -42,6 +42,7 @@ result = {{
     "parameters": recorder.parameter_digests(),
     "changed": [each["name"] for each in summary["passes"] if any(one["kind"] == "applied" for one in each["remarks"])],
     "words": sys.argv[1:],
+    "connections": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
 }}
 with open(os.environ["RESULT"] + str(rank), "w") as file:
     json.dump(result, file)
@@ -78,6 +79,7 @@ def test_a_script_that_never_asks_trains_with_a_plan_and_the_same_bits(forked: N
         assert ours["losses"] == [each.raw_hex for each in report.losses]
         assert ours["parameters"] == report.parameters
         assert ours["words"] == WORDS
+        assert ours["connections"] == "32"
         assert report.parameters
 
 

@@ -127,20 +127,42 @@ def test_plans_beside_a_preset_are_refused_in_the_words_of_the_command(tmp_path:
     assert "presets" not in said
 
 
-def test_imports_reach_the_ranks(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """The environment of each run that the command starts, in place of the run."""
+    seen: list[dict[str, str]] = []
+
+    def train(args: Any, env: dict[str, str], name: str) -> LaunchResult:
+        seen.append(env)
+        return result(None)
+
+    monkeypatch.setattr(run_command, "train", train)
+    return seen
+
+
+def test_imports_reach_the_ranks(tmp_path: Path, monkeypatch: Any, started: list[dict[str, str]]) -> None:
     """A user's pass. Files by their whole path; what the modules register is known to the launcher too."""
     (tmp_path / "own_words.py").write_text("import sys; sys.own_words = 1\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
-    seen: list[dict[str, str]] = []
-
-    def launch(args: Any, env: dict[str, str], name: str) -> LaunchResult:
-        seen.append(env)
-        return result(None)
-
-    monkeypatch.setattr(run_command, "train", launch)
     assert main(["run", str(TINY), "--world", "1", "--import", "own_words.py", "--import", "json"]) == 0
-    assert seen[0]["INTERLACE_IMPORT"] == f"{tmp_path / 'own_words.py'}{os.pathsep}json"
+    assert started[0]["INTERLACE_IMPORT"] == f"{tmp_path / 'own_words.py'}{os.pathsep}json"
+
+
+@pytest.mark.parametrize(
+    ("variables", "asked"),
+    [({}, {"interlace": "32", "baseline": None}), ({"CUDA_DEVICE_MAX_CONNECTIONS": "16"}, {}), ({"INTERLACE_DISABLE": "1"}, {})],
+    ids=["plans have all, the baseline what Paddle has", "the user says how many", "Paddle alone"],
+)
+def test_connections_to_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, started: list[dict[str, str]], variables: dict[str, str], asked: dict[str, str | None]
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    main(["run", str(TINY), "--world", "1", "--verify"])
+    found = {"baseline" if env.get("INTERLACE_DISABLE") else "interlace": env.get("CUDA_DEVICE_MAX_CONNECTIONS") for env in started}
+    assert found == (asked or {"interlace": None, "baseline": None})
 
 
 def result(plan: dict[str, Any] | None, bits: str = "00") -> LaunchResult:

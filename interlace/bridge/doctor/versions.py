@@ -14,7 +14,7 @@ from interlace.bridge.targets import Device
 from interlace.cost_model.profile import DeviceProfile
 from interlace.installed import other_paddle, paddle_version, versions
 from interlace.ir.target import GPU
-from interlace.outside import CONNECTIONS_VARIABLE, MOST_CONNECTIONS
+from interlace.outside import CONNECTIONS_VARIABLE, MOST_CONNECTIONS, USUAL_CONNECTIONS
 from interlace.report.checks import EVERYTHING, MEMORY, OFFLOAD, OVERLAP, RETURN, TIMES, Check, Feature, Verdict
 from interlace.version import TESTED
 
@@ -22,8 +22,6 @@ VERSIONS, FLAGS = "versions", "flags"
 DRIVER = Path("/proc/driver/nvidia/version")
 SET = ("FLAGS_new_executor_sequential_run", "FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode")
 """Flags that runs set by themselves."""
-USUAL_CONNECTIONS = 8
-"""CUDA's default."""
 
 
 @dataclass(frozen=True, slots=True)
