@@ -114,6 +114,24 @@ def _group(kind: str) -> str:
 
 
 @claim
+def h200_at_clock() -> str:
+    """Operations of traced steps on H200s against the profile at the clock that the GPU had."""
+    apart: dict[str, list[float]] = {name: [] for name in (*(name for name, _ in KINDS), "together")}
+    for step in raw("h200/by_kind_at_clock.json")["steps"]:
+        sums: dict[str, list[tuple[float, float]]] = {name: [] for name in apart}
+        for kind, took in step["kinds"].items():
+            if kind != OTHER and "at_clock_us" in took:
+                for name in (_group(kind), "together"):
+                    sums[name].append((took["measured_us"], took["at_clock_us"]))
+        for name, found in sums.items():
+            if found:
+                measured, predicted = map(sum, zip(*found, strict=True))
+                apart[name].append(predicted / measured - 1)
+    rows = ([name, str(len(found)), f"{100 * statistics.median(found):+.1f} %", span(found)] for name, found in apart.items())
+    return table(["kinds", "steps", "profile against measured, median", "range"], rows)
+
+
+@claim
 def h100_products() -> str:
     """What products take in traced steps against the profile, as they are and as the fastest of each size."""
     tooks = [took for step in raw("h100/by_kind.json")["steps"] for kind, took in step["kinds"].items() if kind == "gemm bfloat16"]

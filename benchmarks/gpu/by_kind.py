@@ -1,9 +1,10 @@
 """Where a simulated step is off: what each kind of operation took in a traced step, and what a profile says of the same operations.
 
-`python -m benchmarks.gpu.by_kind FOLDER --device h100 -o FILE [--plans auto]`.
+`python -m benchmarks.gpu.by_kind FOLDER [FOLDER ...] --device h100 -o FILE [--plans auto]`.
 
-FOLDER is the --out of `benchmarks.gpu.training`. Times are of the compute stream; those of the profile are of each operation alone.
-The two timed events around a kernel add some microseconds. Kernels that are no operation of the plan are `other`.
+FOLDER is the --out of `benchmarks.gpu.training`. Times are of the compute stream; those of the profile are of each operation alone, and
+where the run's clocks were read (`--power`) also at its mean clock. Without CUPTI two timed events around a kernel add some microseconds to
+it. Kernels that are no operation of the plan are `other`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import beside_transfers
+from benchmarks.gpu.results import cases_of
 from interlace.cost_model import CostModel, Costs, load_profile
-from interlace.cost_model.base import tables_of
+from interlace.cost_model.base import Draw, tables_of
 from interlace.cost_model.work import Part, Values, work_of
 from interlace.ir import Op, Program
 from testbed.trace import RankTrace, align, stream_names
@@ -30,16 +32,19 @@ OTHER = "other"
 
 @dataclass(slots=True)
 class Took:
-    """Operations of a kind in a step, and their microseconds; `fastest_us` if each took what the fastest one of its sizes did."""
+    """Operations of a kind in a step, and their microseconds; `fastest_us` if each took what the fastest one of its sizes did,
+    `at_clock_us` what is predicted for the clock of the run, where that was read."""
 
     n: int = 0
     measured_us: float = 0.0
     fastest_us: float = 0.0
     predicted_us: float = 0.0
+    at_clock_us: float = 0.0
 
 
-def by_kind(program: Program, ranked: RankTrace, costs: Costs) -> dict[str, Took]:
-    """Kind and type, as `gemm bfloat16` -> what its operations took, and should take alone; what took most first."""
+def by_kind(program: Program, ranked: RankTrace, costs: Costs, mhz: float = 0.0) -> dict[str, Took]:
+    """Kind and type, as `gemm bfloat16` -> what its operations took, and should take alone; what took most first. `mhz`: the clock of the
+    run, 0 where it is not known."""
     known, ops = align(ranked.planned, ranked.trace.issues), {op.id: op for op in program.ops}
     names, (values, groups) = stream_names(ranked, known), tables_of(program)
     runs: dict[int, float] = defaultdict(float)
@@ -55,7 +60,10 @@ def by_kind(program: Program, ranked: RankTrace, costs: Costs) -> dict[str, Took
         op = ops.get(beside_transfers.op_of(known[number].label))
         kind = kind_of(op, values) if op else OTHER
         by_size[kind, work_of(op, values).parts if op else ()].append(took_us)
-        found[kind].predicted_us += costs.op_time(op, values, groups).dur_ns / 1e3 if op else 0.0
+        if op:
+            alone_us = costs.op_time(op, values, groups).dur_ns / 1e3
+            found[kind].predicted_us += alone_us
+            found[kind].at_clock_us += alone_us * _longer(costs, costs.draw(op, values, groups), mhz) if mhz else 0.0
     for (kind, _), times in by_size.items():
         found[kind].n += len(times)
         found[kind].measured_us += sum(times)
@@ -69,29 +77,51 @@ def kind_of(op: Op, values: Values) -> str:
     return f"{parts[0].kind} {parts[0].dtype}" if len(parts) == 1 else op.kind
 
 
+def _longer(costs: Costs, draw: Draw, mhz: float) -> float:
+    """How many times as long an operation takes at this clock as at that of the profile's times of its kind."""
+    if (power := costs.power()) is None:
+        return 1.0
+    ran, own = (1 + draw.clock_share * (power.highest_mhz / each - 1) for each in (mhz, draw.own_mhz or power.highest_mhz))
+    return ran / own
+
+
+def clocks_of(folder: Path) -> dict[tuple[str, str], list[float]]:
+    """Mean clock of each rank's GPU in the counted steps of each run, by case and plan, where it was read."""
+    return {
+        (case["case"], plan): [each.get("mhz", 0.0) for each in run["power"]]
+        for case in cases_of(folder)
+        for plan, run in case["plans"].items()
+        if "power" in run
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.by_kind", description="Traced steps against a profile, by kind.")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the --out of a run of benchmarks.gpu.training")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="the --out of a run of benchmarks.gpu.training")
     parser.add_argument("--device", required=True, metavar="PROFILE", help="the profile to compare with, by name or path")
     parser.add_argument("--plans", default="*", metavar="PATTERN", help="these plans")
     parser.add_argument("--note", default="", metavar="TEXT", help="when and on what it was measured")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     args = parser.parse_args(argv)
     costs, steps = CostModel(load_profile(args.device)), []
-    for case, plan, program, ranked in beside_transfers.named_runs_of([args.folder]):
-        if fnmatch.fnmatchcase(plan, args.plans):
-            kinds = by_kind(program, ranked, costs)
-            steps.append({"case": case, "plan": plan, "rank": ranked.rank, "kinds": {kind: _row(took) for kind, took in kinds.items()}})
+    for folder in args.folders:
+        clocks = clocks_of(folder)
+        for case, plan, program, ranked in beside_transfers.named_runs_of([folder]):
+            if fnmatch.fnmatchcase(plan, args.plans):
+                mhz = clocks[case, plan][ranked.rank] if (case, plan) in clocks else 0.0
+                kinds = {kind: _row(took) for kind, took in by_kind(program, ranked, costs, mhz).items()}
+                steps.append({"case": case, "plan": plan, "rank": ranked.rank, "mhz": round(mhz), "kinds": kinds})
     if not steps:
-        parser.error(beside_transfers.NO_RUNS.format(args.folder))
+        parser.error(beside_transfers.NO_RUNS.format(", ".join(map(str, args.folders))))
     lines = ",\n".join(json.dumps(step) for step in steps)
     args.output.write_text(f'{{"note": {json.dumps(args.note)}, "device": {json.dumps(args.device)}, "steps": [\n{lines}\n]}}\n')
     return 0
 
 
 def _row(took: Took) -> dict[str, Any]:
-    return {"n": took.n, **{name: round(getattr(took, name), 1) for name in ("measured_us", "fastest_us", "predicted_us")}}
+    names = ("measured_us", "fastest_us", "predicted_us", *(("at_clock_us",) if took.at_clock_us else ()))
+    return {"n": took.n, **{name: round(getattr(took, name), 1) for name in names}}
 
 
 if __name__ == "__main__":

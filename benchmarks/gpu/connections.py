@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.late_kernels import gaps
+from benchmarks.gpu.results import cases_of
 from interlace.outside import MOST_CONNECTIONS, USUAL_CONNECTIONS
 
 WITH_NUMBER = re.compile(r"(.+)-(\d+)-connections")
@@ -35,8 +36,7 @@ def connections_of(plan: str) -> tuple[str, int]:
 
 def rows_of(folder: Path, sitting: str) -> Iterator[dict[str, Any]]:
     """One row of each run that ended and left a trace: milliseconds of its steps (median, least, most), gaps of rank 0."""
-    for path in sorted(folder.glob("testbed_*.json")):
-        case = json.loads(path.read_text())
+    for case in cases_of(folder):
         for name, run in case["plans"].items():
             trace = folder / "traces" / f"{case['case']}_{name}_trace0.msgpack"
             if "failed" in run or not trace.exists():

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import beside_energy, beside_transfers, by_kind, nvml, predict, results, training, waits_at_once
+from benchmarks.gpu import beside_energy, beside_transfers, by_kind, connections, nvml, predict, results, training, waits_at_once
+from interlace.cost_model import CostModel, load_profile
 from interlace.cost_model.base import GivenCosts
 from interlace.ir import parse
 from testbed.device import Call, Interval, Issue, Trace
@@ -334,6 +335,34 @@ def test_times_by_kind_are_measured_predicted_and_as_the_fastest_of_each_size(tm
     assert by_kind.by_kind(parse(PROGRAM), stray, GivenCosts({"default": 50_000}))["other"] == by_kind.Took(0, 7.0, 0.0, 0.0)
     with pytest.raises(SystemExit):
         by_kind.main([str(tmp_path), "--device", "h100", "-o", str(tmp_path / "kinds.json")])  # no traces there
+
+
+def test_times_by_kind_at_the_clock_of_the_run() -> None:
+    """Products follow the clock, additions hardly do; without a limit of power nothing does."""
+    costs = CostModel(load_profile("h200"))
+    own, slow = (by_kind.by_kind(parse(PROGRAM), ranked(), costs, mhz) for mhz in (1980.0, 1485.0))
+    assert own["add bfloat16"].at_clock_us == pytest.approx(own["add bfloat16"].predicted_us, rel=1e-3)
+    unlimited = by_kind.by_kind(parse(PROGRAM), ranked(), GivenCosts({"default": 50_000}), 1485.0)
+    assert unlimited["gemm bfloat16"].at_clock_us == unlimited["gemm bfloat16"].predicted_us
+    longer = {kind: slow[kind].at_clock_us / own[kind].at_clock_us for kind in own}
+    assert 1.15 < longer["gemm bfloat16"] < 1.34
+    assert 1.0 <= longer["add bfloat16"] < 1.1
+
+
+def test_runs_with_another_number_of_connections_stand_beside_the_others(tmp_path: Path) -> None:
+    """One row for each run that left a trace; a second sitting leaves the rows of the first."""
+    file = tmp_path / "connections.json"
+    with pytest.raises(SystemExit):
+        connections.main([str(tmp_path), "--sitting", "first, 1 H200", "-o", str(file)])
+    store(tmp_path, {"stock": found(9.0), "auto": found(7.0), "auto-8-connections": found(8.0), "mixed": {"failed": "no"}})
+    (tmp_path / "traces").mkdir()
+    for plan in ("stock", "auto", "auto-8-connections", "mixed"):
+        write_rank(tmp_path / "traces" / f"gpt-mp2_{plan}_trace0.msgpack", ranked())
+    for sitting in ("first, 1 H200", "second, 1 H200", "second, 1 H200"):
+        assert connections.main([str(tmp_path), "--sitting", sitting, "-o", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    shown = [(row["sitting"][:1], row["plan"], row["connections"], row["step_ms"][0]) for row in rows]
+    assert shown == [(each, *run) for each in "fs" for run in (("stock", 8, 9.0), ("auto", 32, 7.0), ("auto", 8, 8.0))]
 
 
 def test_traces_are_written_one_a_run(tmp_path: Path) -> None:
