@@ -213,3 +213,23 @@ def connections_in_short() -> str:
         f"steps of our plans on several GPUs {several} ({len(of_several)} cases; in {apart} every run with 32 is shorter than every run "
         f"with 8), on one GPU {one} ({len(of_one)}), of the baseline {baseline} ({len(of_baseline)})"
     )
+
+
+@claim
+def gaps_beside_communication() -> str:
+    """Gaps between kernels beside communication on another stream and with nothing there, of the baseline and of our plans."""
+    found: dict[str, list[tuple[float, float]]] = {"baseline": [], "ours": []}
+    for (_, _, plan, connections), rows in _by_connections().items():
+        if plan == "baseline" or connections == "32":
+            gaps = [row["gap_us"] for row in rows if "beside communication" in row["gap_us"]]
+            found["baseline" if plan == "baseline" else "ours"] += [
+                (each["beside communication"]["median_us"], each["with nothing beside"]["median_us"]) for each in gaps
+            ]
+    told = []
+    for name, shown in (("baseline", "the baseline's"), ("ours", "ours with 32 connections")):
+        beside, apart = zip(*found[name], strict=True)
+        told.append(
+            f"{shown} {min(beside):.1f} to {max(beside):.1f} us beside communication and {min(apart):.1f} to {max(apart):.1f} else "
+            f"({len(beside)} runs)"
+        )
+    return ", ".join(told)

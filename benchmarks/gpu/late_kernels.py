@@ -1,8 +1,8 @@
 """How late kernels of computation start behind the one before, beside copies and else: `python -m benchmarks.gpu.late_kernels TRACES`.
 
 TRACES holds `trace<rank>.msgpack` files of traced steps, as `testbed.measure` writes them. A gap longer than `MOST_US` is a wait for other
-work, and is left out. Prints JSON: by file, for both kinds of gaps their number, median and 90th percentile in microseconds, and their sum
-in milliseconds.
+work, and is left out. Prints JSON: by file, for gaps beside copies and else, and of these apart those beside communication on another
+stream and with nothing there: their number, median and 90th percentile in microseconds, and their sum in milliseconds.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import bisect
 import json
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from testbed.device import Interval
 from testbed.trace import COPIES, read_rank
 
 MOST_US = 200.0
@@ -26,16 +27,34 @@ def gaps(path: Path) -> dict[str, dict[str, float]]:
     """Of one rank's step."""
     work = sorted(read_rank(path).trace.intervals)
     (stream, _), *_ = Counter(each.stream for each in work if each.name == "gemm").most_common(1)
-    to_and_from = [each for each in work if each.name in COPIES]
-    begins, latest = [each.begin_us for each in to_and_from], 0.0
-    ends = [latest := max(latest, each.end_us) for each in to_and_from]
-    found: dict[str, list[float]] = {"beside copies": [], "else": []}
+    copies, others = (
+        _Busy(each for each in work if each.stream != stream and (each.name in COPIES) == is_copy) for is_copy in (True, False)
+    )
+    found: dict[str, list[float]] = {name: [] for name in ("beside copies", "else", "beside communication", "with nothing beside")}
     for one, then in pairwise(each for each in work if each.stream == stream):
-        at = bisect.bisect_right(begins, then.begin_us)
-        is_beside = at > 0 and ends[at - 1] >= then.begin_us
-        if then.begin_us - one.end_us <= MOST_US:
-            found["beside copies" if is_beside else "else"].append(then.begin_us - one.end_us)
+        gap_us = then.begin_us - one.end_us
+        if gap_us > MOST_US:
+            continue
+        if copies.at(then.begin_us):
+            found["beside copies"].append(gap_us)
+        else:
+            found["else"].append(gap_us)
+            found["beside communication" if others.at(then.begin_us) else "with nothing beside"].append(gap_us)
     return {name: _figures(each) for name, each in found.items() if each}
+
+
+class _Busy:
+    """When any of some intervals runs."""
+
+    def __init__(self, found: Iterable[Interval]) -> None:
+        ordered, latest = sorted(found), 0.0
+        self._begins = [each.begin_us for each in ordered]
+        self._ends = [latest := max(latest, each.end_us) for each in ordered]
+
+    def at(self, when_us: float) -> bool:
+        """Whether one runs then."""
+        at = bisect.bisect_right(self._begins, when_us)
+        return at > 0 and self._ends[at - 1] >= when_us
 
 
 def _figures(found: Sequence[float]) -> dict[str, float]:
