@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interlace.cli.plans import add_budget, add_partial
 from interlace.cli.target import DEFAULT_PROFILE
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from interlace.cli.plans import PlanFile
     from interlace.config import Config
     from interlace.cost_model import CostModel
+    from interlace.cost_model.base import Row
     from interlace.ir import Program
     from interlace.planning.curve import Point, Sweep
     from interlace.planning.plan import Plan
@@ -47,41 +48,20 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
     from interlace.cli.plans import read_files, require_world
     from interlace.cli.progress import Alive
-    from interlace.config import BUDGET, command_marks, load_config, make_config, require_jobs
     from interlace.cost_model import load_profile
-    from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
-    from interlace.errors import ConfigError
     from interlace.planning.curve import SWEEP, write_sweep
     from interlace.planning.plan import make_plans
     from interlace.planning.processes import usable_processes
     from interlace.planning.room import use_room
     from interlace.planning.rows import CONFIG, ROWS, write_rows
-    from interlace.planning.sweep import FEWEST
-    from interlace.report.plan import PlanReport, summary_text
-    from interlace.report.sweep import sweep_text
     from interlace.temporary import claimed
     from interlace.units import ranks_text, size
 
-    if args.points is not None and not args.sweep:
-        raise ConfigError("--points: is the number of budgets of --sweep; add --sweep, or leave it out")
-    points = POINTS if args.points is None else args.points
-    if points < FEWEST:
-        raise ConfigError(f"--points {points}: expected {FEWEST} or more")
+    points = _points(args)
     check_folder("-o", args.output)
     check_file("--json", args.json)
     import_own(args.imports)
-    budget = {} if args.memory_budget is None else {BUDGET: args.memory_budget}
-    config: Config = load_config(args.config, budget) if args.config else make_config(budget, "defaults", command_marks(budget))
-    if not config.active:
-        raise ConfigError(
-            f"{config.source}: enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan; "
-            "for Paddle's baseline order as a plan of ours there is the preset baseline"
-        )
-    if config.plan:
-        raise ConfigError(f"{config.source}: plan: {config.plan} is for runs, which load what this command makes; leave it out")
-    require_jobs(config)
-    if config.dump:
-        print(f"interlace plan: {config.source}: dump: {config.dump} is for runs; -o says where these plans go", file=sys.stderr)
+    config = _config(args)
     profile = args.device or config.device or DEFAULT_PROFILE
     cost = config.costs(load_profile(profile))
     if config.capture == "auto":
@@ -93,7 +73,6 @@ def main(args: argparse.Namespace) -> int:
     require_captured(files)
     require_world(files, args.partial)
     programs = [file.program for file in files]
-    ranks = [program.rank for program in programs]
     _check_places(args, config, files)
     with claimed(args.output.absolute() / "captured"), staged(args.output, instead_of=(SWEEP, ROWS, CONFIG)) as folder:
         with Alive("plan", f"planning {ranks_text(sorted(rank for program in programs for rank in program.ranks))}"):
@@ -112,25 +91,76 @@ def main(args: argparse.Namespace) -> int:
         if curve is not None:
             write_sweep(curve, folder)
     costs = [cost.table(plan.program) for plan in plans]
-    summaries = [
+    write_json(args.json, {"ranks": _summaries(plans, costs)})
+    _print_plans(args.output, plans, costs, has_rows, curve, room)
+    return 0
+
+
+def _points(args: argparse.Namespace) -> int:
+    """Number of budgets of `--sweep`."""
+    from interlace.errors import ConfigError
+    from interlace.planning.sweep import FEWEST
+
+    if args.points is not None and not args.sweep:
+        raise ConfigError("--points: is the number of budgets of --sweep; add --sweep, or leave it out")
+    points = POINTS if args.points is None else int(args.points)
+    if points < FEWEST:
+        raise ConfigError(f"--points {points}: expected {FEWEST} or more")
+    return points
+
+
+def _config(args: argparse.Namespace) -> Config:
+    """What is asked for. Raises ConfigError where it is nothing that can be planned."""
+    from interlace.config import BUDGET, command_marks, load_config, make_config, require_jobs
+    from interlace.errors import ConfigError
+
+    budget = {} if args.memory_budget is None else {BUDGET: args.memory_budget}
+    config: Config = load_config(args.config, budget) if args.config else make_config(budget, "defaults", command_marks(budget))
+    if not config.active:
+        raise ConfigError(
+            f"{config.source}: enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan; "
+            "for Paddle's baseline order as a plan of ours there is the preset baseline"
+        )
+    if config.plan:
+        raise ConfigError(f"{config.source}: plan: {config.plan} is for runs, which load what this command makes; leave it out")
+    require_jobs(config)
+    if config.dump:
+        print(f"interlace plan: {config.source}: dump: {config.dump} is for runs; -o says where these plans go", file=sys.stderr)
+    return config
+
+
+def _summaries(plans: Sequence[Plan], costs: Sequence[list[Row]]) -> list[dict[str, Any]]:
+    """What `--json` writes of each rank; `costs` are those of its operations."""
+    from interlace.cost_model.base import largest_unmeasured, shares_by_how
+    from interlace.report.plan import PlanReport
+
+    return [
         {**PlanReport(plan).summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)}
         for plan, rows in zip(plans, costs, strict=True)
     ]
-    write_json(args.json, {"ranks": summaries})
+
+
+def _print_plans(output: Path, plans: Sequence[Plan], costs: Sequence[list[Row]], has_rows: bool, curve: Sweep | None, room: str) -> None:
+    """What was planned, where it is, and what commands say more of it."""
+    from interlace.cost_model.base import trust_text
+    from interlace.planning.curve import SWEEP
+    from interlace.planning.rows import CONFIG, ROWS
+    from interlace.report.plan import PlanReport, summary_text
+    from interlace.report.sweep import sweep_text
+
     print(summary_text(plans, trust_text([row for rows in costs for row in rows], " of all ranks")), end="\n\n")
-    one = args.output / f"rank{min(ranks)}.ilp"
+    one = output / f"rank{min(plan.program.rank for plan in plans)}.ilp"
     print(
-        f"{len(plans)} plans in {args.output}; reasons in full: `interlace show {one} --why`; "
-        f"proof and times: `interlace check {args.output}`; as a page: `interlace report {args.output}`"
+        f"{len(plans)} plans in {output}; reasons in full: `interlace show {one} --why`; "
+        f"proof and times: `interlace check {output}`; as a page: `interlace report {output}`"
     )
     if has_rows:
-        print(f"schedule, a row for each stage: {args.output / ROWS}; edited, it is planned with --config {args.output / CONFIG}")
+        print(f"schedule, a row for each stage: {output / ROWS}; edited, it is planned with --config {output / CONFIG}")
     if curve is not None:
-        print(f"step time against memory budget, also in {args.output / SWEEP}:\n{sweep_text(curve)}")
+        print(f"step time against memory budget, also in {output / SWEEP}:\n{sweep_text(curve)}")
     if room:
         print(room)
     print(PlanReport(plans[0]).sentence())
-    return 0
 
 
 def _check_places(args: argparse.Namespace, config: Config, files: Sequence[PlanFile]) -> None:

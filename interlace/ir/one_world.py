@@ -11,13 +11,12 @@ from interlace.errors import ProgramError
 from interlace.ir.dump import Script, script_of
 from interlace.ir.equivalent_ranks import representatives, with_given_partners
 from interlace.ir.kinds import is_comm, is_p2p, is_send
-from interlace.ir.operation_kinds import UNEVEN
-from interlace.ir.program import Op, Program, Value
+from interlace.ir.program import Op, Program
 from interlace.ir.rings import RingName, RingNames
+from interlace.ir.signatures import Signature, agree, signature
 from interlace.ir.verify import describe
 
-Call = tuple[tuple[str, int, str], Op]
-"""What partners must agree on (kind, bytes, dtype), and the operation."""
+Call = tuple[Signature, Op]
 Line = tuple[RingName, int, int]
 """Calls with one order: a ring, and of messages the sender and the receiver (-1 for collectives)."""
 TOGETHER = "give the dumps of one script with one set of arguments: `interlace dump` makes those of all ranks at once"
@@ -87,7 +86,7 @@ def _of_calls(programs: Sequence[Program]) -> tuple[int, str] | None:
             if line is not None:
                 for rank in ranks.intersection(line[1:] if line[1] >= 0 else line[0][0]):
                     calls[line].setdefault(rank, [])
-                calls[line][program.rank].append((_signature(op, values), op))
+                calls[line][program.rank].append((signature(op, values), op))
     for by_rank in calls.values():
         (one, expected), *others = sorted(by_rank.items())
         for rank, found in others:
@@ -110,25 +109,14 @@ def _line(op: Op, rank: int, groups: dict[int, tuple[int, ...]], names: RingName
     return (names.name(rank, op.group), rank, ranks[peer]) if is_send(op) else (names.name(rank, op.group), ranks[peer], rank)
 
 
-def _signature(op: Op, values: dict[int, Value]) -> tuple[str, int, str]:
-    data = values.get(op.operands[0] if op.operands else op.results[0] if op.results else -1)
-    kind = "message" if is_p2p(op) else op.kind
-    return kind, -1 if data is None or op.kind in UNEVEN else data.size_bytes, data.dtype if data is not None else ""
-
-
 def _first_difference(one: int, expected: list[Call], rank: int, found: list[Call]) -> str:
     for k, (mine, theirs) in enumerate(zip_longest(expected, found)):
-        if mine is None or theirs is None or _unlike(mine[0], theirs[0]):
+        if mine is None or theirs is None or not agree(mine[0], theirs[0]):
             return (
                 f"ranks {one} and {rank} do not fit: call {k + 1} between them is {_said(mine)} on rank {one}, {_said(theirs)} on rank "
                 f"{rank}"
             )
     return ""
-
-
-def _unlike(mine: tuple[str, int, str], theirs: tuple[str, int, str]) -> bool:
-    """Sizes that are not known until run time fit any."""
-    return (mine[0], mine[2]) != (theirs[0], theirs[2]) or (mine[1] != theirs[1] and -1 not in (mine[1], theirs[1]))
 
 
 def _said(call: Call | None) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from interlace.ir import Op, Program, describe
 from interlace.ir.kinds import is_comm
-from interlace.scheduler.hazards.communication import signature
+from interlace.ir.signatures import signature
 from interlace.scheduler.hazards.skeleton import Channel, places_of_calls, way_of
 
 Place = tuple[str, int]

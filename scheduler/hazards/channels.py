@@ -8,8 +8,9 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from interlace.ir.rings import RingName, RingNames
+from interlace.ir.signatures import agree
 from interlace.scheduler.hazards.call_names import CallAnswer, CallQuery
-from interlace.scheduler.hazards.communication import VPP_CROSSES, Signature
+from interlace.scheduler.hazards.communication import VPP_CROSSES
 from interlace.scheduler.hazards.finding import Finding
 from interlace.scheduler.hazards.skeleton import COLLECTIVE, NO_RING, ROLES, Channel, RankComm, Skeleton, place_text
 
@@ -134,20 +135,15 @@ def _first_difference(left: Side, right: Side) -> tuple[int, tuple[int, int]] | 
     """Index and calls of a `Difference`."""
     if left[0] is right[0] and left[1] == right[1]:
         return None
-    agree = [[_agree(x, y) for y in right[0].signatures] for x in left[0].signatures]
+    fits = [[agree(x, y) for y in right[0].signatures] for x in left[0].signatures]
     a, b = _calls(left, right)
     one, two = left[0].calls, right[0].calls
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         same = (one.role[x], one.micro_batch[x], one.place[x]) == (two.role[y], two.micro_batch[y], two.place[y])
-        if not same or not agree[one.signature[x]][two.signature[y]]:
+        if not same or not fits[one.signature[x]][two.signature[y]]:
             return index, (x, y)
     index = min(len(a), len(b))
     return None if len(a) == len(b) else (index, (a[index] if len(a) > index else NOBODY, b[index] if len(b) > index else NOBODY))
-
-
-def _agree(x: Signature, y: Signature) -> bool:
-    """Whether two calls match; sizes that are unknown until run time match any."""
-    return x == y or (x[0] == y[0] and x[2:] == y[2:] and -1 in (x[1], y[1]))
 
 
 def difference_text(world: World, found: Difference, answers: Sequence[CallAnswer]) -> Finding:

@@ -1,18 +1,15 @@
-"""Communication of one rank: what partners of a call must agree on, and what is wrong whatever the other ranks do."""
+"""Communication of one rank: what is wrong whatever the other ranks do."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
 from interlace.errors import PlanError
-from interlace.ir import Op, Pipeline, Program, Value
+from interlace.ir import Op, Pipeline, Program
 from interlace.ir.kinds import is_comm, is_p2p, stream_of
-from interlace.ir.operation_kinds import UNEVEN
 from interlace.ir.schedule import interleaved
 from interlace.scheduler.hazards.finding import Finding, where
 
-ROOTS = ("root", "root_id", "reduce_type")
-"""Attributes in which partners must agree."""
 SHARES_NO_CONTEXT = frozenset({"send_v2", "recv_v2", "c_allreduce_sum"})
 """Kinds that find their communicator by ring id at every call, so that several rings may share a stream."""
 USES_COMPUTE_CONTEXT = frozenset({"p_send", "p_recv", "reduce"})
@@ -26,19 +23,6 @@ VPP_CROSSES = (
     "the value handed on as a result of each stage's own layers; accumulate_steps as a multiple of the stages, and for a shared "
     "embedding equal to their number, of three or more"
 )
-Signature = tuple[str, int, str, str]
-
-
-def signature(op: Op, values: dict[int, Value]) -> Signature:
-    """What partners of a call must agree on: kind, bytes (-1: unknown until run time), dtype, root and reduction.
-
-    In a plan they must also agree on which call of the captured program it is, and on the micro-batch (`skeleton.Calls`).
-    """
-    data = values.get(op.operands[0] if op.operands else op.results[0] if op.results else -1)
-    kind = op.kind if not is_p2p(op) else "partial_p2p" if op.kind.startswith("partial") else "p2p"
-    more = " ".join(f"{name}={op.attrs[name]}" for name in ROOTS if name in op.attrs)
-    size = -1 if kind in UNEVEN else data.size_bytes if data else 0
-    return kind, size, data.dtype if data else "", more
 
 
 def wrong_groups(program: Program) -> list[Finding]:

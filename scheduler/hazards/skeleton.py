@@ -20,8 +20,8 @@ import msgspec
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program
 from interlace.ir.kinds import is_comm, is_p2p, is_send, meets_others
+from interlace.ir.signatures import Signature, signature
 from interlace.ir.target import Target
-from interlace.scheduler.hazards.communication import Signature, signature
 from interlace.scheduler.hazards.flat_plan import FlatPlan
 from interlace.scheduler.hazards.happens_before import NO_ITEM, Trace
 
