@@ -25,8 +25,9 @@ KEPT = 0.02
 """Within this part of the baseline's memory a plan keeps to it: the limit has a hundredth, and runs of one plan differ by as much."""
 
 
-LATER = ("testbed_two_gpus", "testbed_captured")
-"""Files of runs of 2026-11-26: layouts and layers of the 13B size; steps that are issued beside such that are launched."""
+LATER = ("testbed_two_gpus", "testbed_captured", "testbed_settled")
+"""Files of runs since 2026-11-26: layouts and layers of the 13B size; steps that are issued beside such that are launched; steps that follow
+each other without a pause."""
 
 
 class Pair(NamedTuple):
