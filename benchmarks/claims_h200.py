@@ -26,8 +26,8 @@ KEPT = 0.02
 
 
 LATER = ("testbed_two_gpus", "testbed_captured", "testbed_settled")
-"""Files of runs since 2026-11-26: layouts and layers of the 13B size; steps that are issued beside such that are launched; steps that follow
-each other without a pause."""
+"""Files of runs since 2026-11-26: layouts and layers of the 13B size; steps that are issued beside such that are launched; steps that
+follow each other without a pause."""
 
 
 class Pair(NamedTuple):
