@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -117,7 +118,17 @@ def _give_examples(items: Sequence[pytest.Item], times: float) -> None:
     """Random tests take their number of examples from their settings, which no profile changes."""
     for test in {item.function for item in items if isinstance(item, pytest.Function) and is_hypothesis_test(item.function)}:
         asked = test._hypothesis_internal_use_settings
-        test._hypothesis_internal_use_settings = settings(asked, max_examples=max(1, round(times * asked.max_examples)))
+        test._hypothesis_internal_use_settings = settings(asked, max_examples=_times(times, asked.max_examples))
+
+
+def _times(times: float, count: int) -> int:
+    return max(1, round(times * count))
+
+
+@pytest.fixture(scope="session")
+def examples(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """How many examples a test that draws its own takes in place of a number."""
+    return partial(_times, request.config.getoption("--examples"))
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ def within_budget(programs: list[Program], part: float) -> tuple[int, int] | Bud
     ("name", "are_within"),
     [
         ("convolutions, pp 2", True),
-        ("accumulation, dp 2, mp 2, sharding 1, clip", False),
+        pytest.param("accumulation, dp 2, mp 2, sharding 1, clip", False, marks=pytest.mark.long),
         pytest.param("stages of 6 and 2 layers", True, marks=pytest.mark.long),
     ],
 )

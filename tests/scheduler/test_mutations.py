@@ -195,9 +195,9 @@ def _planned(seed: int) -> list[Program]:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.__name__)
-def test_every_planted_fault_is_found_and_nothing_else(mutation: Mutation) -> None:
+def test_every_planted_fault_is_found_and_nothing_else(mutation: Mutation, examples: Callable[[int], int]) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(35):
+    for seed in range(examples(35)):
         programs = _planned(seed)
         rng = random.Random(seed)
         for _ in range(3):
@@ -208,31 +208,31 @@ def test_every_planted_fault_is_found_and_nothing_else(mutation: Mutation) -> No
             assert bool(findings) == is_unsafe(changed), (seed, mutation.__name__, findings)
             assert findings <= MUTATIONS[mutation], (seed, mutation.__name__, findings)
             seen["fault" if findings else "harmless"] += 1
-    assert seen["fault"] >= 10, seen
+    assert seen["fault"] >= examples(10), seen
 
 
-def test_a_lost_operation_whose_result_is_read_is_found() -> None:
+def test_a_lost_operation_whose_result_is_read_is_found(examples: Callable[[int], int]) -> None:
     found = 0
-    for seed in range(30):
+    for seed in range(examples(30)):
         programs = plan(random_world(seed, streams=True))
         changed = lose_item(programs, random.Random(seed))
         assert changed is not None
         findings = kinds(check(changed))
         assert bool(findings) >= is_unsafe(changed), (seed, findings)
         found += bool(findings)
-    assert found > 15
+    assert found > examples(15)
 
 
-def test_generated_plans_compute_what_their_programs_compute() -> None:
-    for seed in range(60):
+def test_generated_plans_compute_what_their_programs_compute(examples: Callable[[int], int]) -> None:
+    for seed in range(examples(60)):
         world = random_world(seed, dropout=True)
         assert_same(programs(world), plan(world), seed)
 
 
-def test_orders_that_the_checker_calls_wrong_do_change_the_result() -> None:
+def test_orders_that_the_checker_calls_wrong_do_change_the_result(examples: Callable[[int], int]) -> None:
     """The interpreter as a third opinion: it stops at a poisoned read, or gives other numbers."""
     wrong = 0
-    for seed in range(50):
+    for seed in range(examples(50)):
         before = _planned(seed)
         changed = move_copy_or_reader(before, random.Random(seed)) or before
         if not kinds(check(changed, CPU)):
@@ -241,7 +241,7 @@ def test_orders_that_the_checker_calls_wrong_do_change_the_result() -> None:
             wrong += 1
             with pytest.raises((AssertionError, Poisoned, Stuck)):
                 assert_same(before, changed, seed)
-    assert wrong > 5
+    assert wrong > examples(5)
 
 
 @settings(max_examples=20, deadline=None)

@@ -30,7 +30,7 @@ NAME = re.compile(r"^`([\w-]+\.(?:py|rows|yaml))`", re.MULTILINE)
 SHORTER = {
     "-- 4096 16384": "-- 64 16",
     "--preset gpt3-6.7b --layers 4": "--layers 2",
-    "--seq-len 2048": "--seq-len 32",
+    "--micro-batches 8 --seq-len 2048": "--micro-batches 4 --seq-len 32",
     "--sweep": "--sweep --points 2",
     "--gpus 4 --memory 70GB --device h100 --layers": "--gpus 2 --memory 70GB --device h100 --layers",
     "--layouts 8": "--layouts 2 --finalists 1",
@@ -123,7 +123,7 @@ def follow(document: Path, said: Callable[[], str]) -> dict[str, str]:
     for block in blocks(document):
         names = NAME.findall(block.before)
         if block.language == "python" and names:
-            Path(names[-1]).write_text(block.text)
+            Path(names[-1]).write_text(block.text.replace(SIZE, SMALLER))
         elif block.language == "python":
             add_to_script(block.text)
         elif block.language == "yaml":
@@ -169,20 +169,24 @@ def test_what_is_shortened_or_left_out_is_there() -> None:
     assert {str(document.relative_to(ROOT)) for document in GUIDES for block in blocks(document) if not block.language} == set(NO_COMMANDS)
 
 
-def test_first_steps(whole: None, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each command prints what the document says; the commands of step 1 see the script as it was, that of step 2 with its two lines."""
+def test_first_steps(here: None, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each command prints what the document says; the commands of step 1 see the script as it was, that of step 2 with its two lines.
+    Parameters are as many for each layer."""
+    shutil.rmtree("dumps")
     printed = follow(FIRST, lambda: capfd.readouterr().out)
     assert [line.split()[1] for line in printed] == ["dump", "plan", "report", "run"]
     _, plan, _, verified = printed.values()
     assert re.search(r"^Paddle's baseline takes .* ms a step, this plan .* ms", plan, re.MULTILINE)
     assert Path("report.html").read_text().startswith("<!doctype html>")
-    (promised,) = re.findall(r"`(SAME: 6 losses, 48 parameters), ... of 4 ranks are equal", FIRST.read_text())
-    assert promised in verified
+    ((losses, parameters),) = re.findall(r"`SAME: (\d+) losses, (\d+) parameters, ... of 4 ranks are equal", FIRST.read_text())
+    layers, fewer = (int(re.findall(r"= (\d+),", size)[0]) for size in (SIZE, SMALLER))
+    assert f"SAME: {losses} losses, {int(parameters) * fewer // layers} parameters" in verified
     assert "import interlace\n" in Path("train.py").read_text()
 
 
+@pytest.mark.long
 def test_readme(here: None, capfd: pytest.CaptureFixture[str]) -> None:
-    """The lines that it adds explain the plan and write its page in the run."""
+    """The lines that it adds explain the plan and write its page in the run. (The first steps have the same commands.)"""
     document = ROOT / "README.md"
     printed = list(follow(document, lambda: capfd.readouterr().out).values())
     assert "SAME: 6 losses" in printed[0]
