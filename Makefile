@@ -86,7 +86,7 @@ demo: setup
 	$(BIN)/interlace report $(OUT)/big/interlace -o $(OUT)/report.html
 
 test: setup
-	$(PYTEST)
+	$(PYTEST) --examples 0.4
 
 test-fast: $(FAST)
 	$(PYTEST) --examples 0.2 -m "not paddle and not slow"

@@ -91,7 +91,7 @@ def test_paths_that_fail_late_are_told_in_one_line(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.paddle
-@pytest.mark.parametrize("kind", ["argparse", "exception"])
+@pytest.mark.parametrize("kind", ["argparse", pytest.param("exception", marks=pytest.mark.long)])
 def test_a_dump_of_a_script_that_fails_ends_as_a_run_does(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text, code, expected = SCRIPTS[kind]
     script = tmp_path / "script.py"

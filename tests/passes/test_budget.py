@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from interlace.config import make_config
@@ -227,12 +227,13 @@ def test_ranks_of_a_stage_decide_alike_from_unequal_budgets() -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_keeps_its_budget_on_the_place_or_is_refused() -> None:
+def test_a_plan_keeps_its_budget_on_the_place_or_is_refused(examples: Callable[[int], int]) -> None:
     """Memory budget. What side streams hold is kept free by moving and recomputing more, on all ranks together."""
     kept: list[bool] = []
     least: list[float] = []
 
-    @settings(max_examples=8, deadline=None, database=None)
+    @settings(max_examples=examples(8), deadline=None, database=None)
+    @example(SMALL, 1.0)
     @given(worlds(max_pp=2, max_micro_batches=4, max_layers=2, schedule="1F1B"), st.sampled_from([0.6, 0.8, 1.0, 1.5]))
     def holds(world: World, share: float) -> None:
         plain = programs(world)

@@ -112,6 +112,7 @@ def test_weight_gradients_trail_where_that_hides_more() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_more_memory_makes_it_no_slower() -> None:
     plain = programs(World(pp=3, mp=2, micro_batches=4, layers=2))
     tight, roomy = (planned(plain, LOADED, "auto", memory_budget=budget) for budget in (None, "+1MiB"))
@@ -225,7 +226,7 @@ def test_forms_and_the_end_are_chosen_by_stage() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weight_delay", [1, 3, (0, 2)])
+@pytest.mark.parametrize("weight_delay", [pytest.param(1, marks=pytest.mark.long), 3, (0, 2)])
 def test_weight_gradients_trail_with_chunks(weight_delay: int | tuple[int, ...]) -> None:
     """VPP with any weight_delay is proved, and computes every part once; weight gradients of a chunk stay in the order of their
     micro-batches."""

@@ -190,8 +190,9 @@ def test_every_piece_of_work_delayed_in_turn(request: pytest.FixtureRequest, bas
     assert all(is_same(done, ran.baseline) for done in runs)
 
 
+@pytest.mark.long
 def test_delays_shrink_to_the_one_that_shows_the_fault(pp2: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No races: over all ranks, through the command.
+    """No races: over all ranks, through the command. (`test_switches.py` shrinks delays in one process.)
 
     The receive that nobody waits for is delayed by far more than a busy machine takes to come to its reader, the other by less.
     """

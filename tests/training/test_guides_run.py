@@ -34,6 +34,7 @@ SHORTER = {
     "--sweep": "--sweep --points 2",
     "--gpus 4 --memory 70GB --device h100 --layers": "--gpus 2 --memory 70GB --device h100 --layers",
     "--layouts 8": "--layouts 2 --finalists 1",
+    "-- --layers 4 --batch-size 16": "-- --layers 2 --batch-size 8",
     "--batch-size 16": "--batch-size 8",
     "--attention flash --amp O2 --master-grad ": "",
 }
