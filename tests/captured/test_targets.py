@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 OTHERS = (CPU, CUSTOM, RULES)
 ALL = (GPU, *OTHERS)
 """Plans of more than two ranks are proved on the GPU and on one of the others, in turn: the rules are the same for any world. So are all
-plans without `--examples`."""
+plans where `--examples` asks for no more of them."""
 CONFIGS: dict[str, Config] = {
     **{name: load_config(name) for name in ("baseline", "overlap", "demo")},
     "half offloaded": make_config({"memory_budget": "+1GB", "offload_activations": {"fraction": 0.5}}),
@@ -38,10 +38,6 @@ REFUSED = {("zb-h1", "VPP"): "zb-h1 has no chunks; expected a 1F1B pipeline, fou
 
 COVERED = ("overlap", "half offloaded")
 """Left out where many ranks are planned, for time: `demo` does the same with offload at these models' sizes."""
-IN_TURN = {True: 1, False: 2}
-"""How many configurations beside Paddle's baseline order a case is planned with, where it has many ranks and where not: without
-`--examples` each case has the next ones in turn, so that every configuration meets every kind of program; with it (`make test-long`), all
-of them."""
 STALLS = {("baseline", "frozen batch norm, a skipped stage, 3 stages, 7 micro-batches of a row"): "deadlock"}
 """Configuration and case -> what is found where sends wait for their receivers: Paddle's 1F1B puts all p2p on one stream, and
 with a connection that skips a stage the stages wait in a circle, unless the library buffers the messages."""
@@ -63,12 +59,13 @@ def test_the_archive_is_of_these_cases() -> None:
 
 
 def configurations(name: str, whole: bool) -> list[str]:
-    """Those that a case is planned with."""
+    """Those that a case is planned with: Paddle's baseline order and one of the others, in turn, so that every one meets every kind of
+    program; all of them with more examples (`make test-long`)."""
     has_many = len(ranks(name)) > 2
     baseline, *others = (title for title in CONFIGS if not (has_many and title in COVERED))
-    begin = list(CASES).index(name) * IN_TURN[has_many]
-    in_turn = [others[(begin + k) % len(others)] for k in range(IN_TURN[has_many])]
-    return [baseline, *(others if whole else dict.fromkeys([*in_turn, *MOVES_HALF.get(name, ())]))]
+    alike = [each for each in CASES if (len(ranks(each)) > 2) == has_many]
+    in_turn = others[alike.index(name) % len(others)]
+    return [baseline, *(others if whole else dict.fromkeys([in_turn, *MOVES_HALF.get(name, ())]))]
 
 
 @pytest.mark.parametrize("has_many", [False, True])
