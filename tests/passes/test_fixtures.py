@@ -21,10 +21,12 @@ from tests.renumbered import renumbered
 
 TIES = ("offload_budget", "offload_half", "offload_keep")
 """Several values are as good to move; the one whose operation has the lower number is moved."""
+SLOW = ("schedule_auto_alone", "schedule_chunks", "schedule_lagged", "schedule_of_each_stage")
+"""Each takes seconds; no part of `make test-fast`."""
 TURNED = [path for path in FILES if path.stem not in TIES and "=== error" not in path.read_text()]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW)) for path in FILES])
 def test_fixture(path: Path, update_golden: bool) -> None:
     text = path.read_text()
     given = given_of(text)

@@ -36,7 +36,7 @@ def again(plans: list[Plan], given: list[Program], folder: Path) -> list[Plan]:
 @pytest.mark.parametrize(
     ("options", "row"),
     [
-        ({"interleave": "auto", "search": False}, ""),
+        pytest.param({"interleave": "auto", "search": False}, "", marks=pytest.mark.slow),
         (
             {
                 "interleave": "dx-first",
