@@ -67,7 +67,7 @@ def test_a_larger_budget_is_never_slower() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["off", "auto"])
+@pytest.mark.parametrize("form", ["off", pytest.param("auto", marks=pytest.mark.long)])
 def test_a_sweep_keeps_the_fastest_plan_that_fits_the_budget_asked_for(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan itself, which is not made again; what was asked for where nothing is faster."""
     plain = programs(World(pp=2, micro_batches=4, schedule="1F1B"))
