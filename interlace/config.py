@@ -24,8 +24,8 @@ import importlib.resources
 import os
 import re
 import typing
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -206,9 +206,13 @@ def make_config(
     where = _Where(source, marks or {})
     plain = {key: _switch(value, PLAIN_KINDS[key]) for key, value in options.items() if key in PLAIN_KINDS}
     _check_plain(plain, where)
-    if (budget := _budget(options.get(BUDGET), where)) is not None:
+    with where.named(BUDGET):
+        budget = parse_budget(options.get(BUDGET))
+    if budget is not None:
         plain[BUDGET] = budget
-    _check_device(plain.get("device", ""), where)
+    if plain.get("device", "") not in ("", *profile_names()):
+        with where.named("device"):
+            load_profile(plain["device"])
     if plain.get("plan"):
         _check_plan(plain["plan"], options, where)
         return Config(**plain, source=source)
@@ -317,12 +321,10 @@ def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str], around: 
         return [_plain(value, f"{at}[{k}]", path, marks, around) for k, value in enumerate(node.value)]
     is_bare = isinstance(node, yaml.ScalarNode) and node.style is None and not (at == BUDGET and node.value.startswith("+"))
     value = _scalar(node.value) if is_bare else node.value
-    return str(path.parent / value) if value and isinstance(value, str) and _names_a_file(at, value) else value
-
-
-def _names_a_file(at: str, value: str) -> bool:
-    """Whether an option holds the name of a file or folder that is read."""
-    return at == "plan" or at.endswith("_file") or (at == "device" and is_path(value))
+    if not value or not isinstance(value, str):
+        return value
+    names_a_file = at == "plan" or at.endswith("_file") or (at == "device" and is_path(value))
+    return str(path.parent / value) if names_a_file else value
 
 
 def _mark(node: yaml.Node, path: Path) -> str:
@@ -359,6 +361,14 @@ class _Where:
         """Of its name."""
         return self.marks.get(path + KEY, f"{self.source}: {path}")
 
+    @contextmanager
+    def named(self, path: str, more: str = "") -> Iterator[None]:
+        """Name it in errors about its value."""
+        try:
+            yield
+        except (ConfigError, msgspec.ValidationError) as error:
+            raise ConfigError(f"{self.at(path)}: {error}{more}") from error
+
 
 def _check_plain(plain: Mapping[str, Any], where: _Where) -> None:
     for key, value in plain.items():
@@ -367,13 +377,6 @@ def _check_plain(plain: Mapping[str, Any], where: _Where) -> None:
             raise ConfigError(f"{where.at(key)}: expected {PLAIN_KINDS[key].__name__}, found {value!r}{hint}")
         if key in PLAIN_CHOICES and value not in PLAIN_CHOICES[key]:
             raise ConfigError(f"{where.at(key)}: found {value!r}; {_suggest(str(value), PLAIN_CHOICES[key])}")
-
-
-def _budget(value: Any, where: _Where) -> MemoryBudget:
-    try:
-        return parse_budget(value)
-    except ConfigError as error:
-        raise ConfigError(f"{where.at(BUDGET)}: {error}") from error
 
 
 def parse_budget(value: Any) -> MemoryBudget:
@@ -427,16 +430,6 @@ def _beyond(text: str) -> Beyond:
             f"found {text!r}, expected bytes with their unit behind the sign, such as +8GB, as much beyond what the baseline holds"
         )
     return Beyond(parse_bytes(more))
-
-
-def _check_device(device: str, where: _Where) -> None:
-    """Whether the profile is there and can be read."""
-    if device in ("", *profile_names()):
-        return
-    try:
-        load_profile(device)
-    except ConfigError as error:
-        raise ConfigError(f"{where.at('device')}: {error}") from error
 
 
 def _check_plan(folder: str, options: Mapping[str, Any], where: _Where) -> None:
@@ -538,10 +531,8 @@ def _imported(name: str, where: _Where) -> Pass:
 def _same_kind(value: Pass, kind: type[Pass], where: _Where, key: str) -> Pass:
     if not isinstance(value, kind):
         raise ConfigError(f"{where.at(key)}: expected {kind.__name__}, found {type(value).__name__}")
-    try:
+    with where.named(key):
         msgspec.convert(msgspec.structs.asdict(value), type(value), strict=True)  # ranges, which a record does not check itself
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where.at(key)}: {error}") from error
     return value
 
 
@@ -551,12 +542,10 @@ def _size(path: str, value: Any, where: _Where) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [_size(path, each, where) for each in value]
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse_bytes(value)
-    except ConfigError as error:
-        raise ConfigError(f"{where.at(path)}: {error} (at $.{path})") from error
+    if isinstance(value, str):
+        with where.named(path, f" (at $.{path})"):
+            return parse_bytes(value)
+    return value
 
 
 def parse_bytes(text: str) -> int:

@@ -17,10 +17,9 @@ def attributes(op: Any) -> dict[str, Any]:
     null in it where one result of two was made persistable (sharding with tensor fusion).
     """
     try:
-        found: dict[str, Any] = op.attrs()
+        return op.attrs()  # type: ignore[no-any-return]
     except NotImplementedError:
-        found = _one_by_one(op)
-    return found
+        return _one_by_one(op)
 
 
 def _one_by_one(op: Any) -> dict[str, Any]:

@@ -200,7 +200,7 @@ def calibrate(device: str = "", quick: bool = False, today: str = "", command: s
         interlace_profile=SCHEMA,
         device=device_name(device),
         provenance=Provenance(
-            _machine(),
+            f"{platform.system()} {platform.machine()}, {device_name('cpu')}, {os.cpu_count()} cores",
             today or date.today().isoformat(),
             command,
             versions=versions(),
@@ -574,10 +574,6 @@ def _memory_rate(samples: list[OpSample]) -> Peak:
     largest = max(s.dims["elements"] for s in plain)
     best = max(s.size_bytes * 1e9 / s.dur_ns for s in plain if s.dims["elements"] == largest)
     return Peak(float(f"{best:.4g}"), "measured", f"read plus written, {largest} elements")
-
-
-def _machine() -> str:
-    return f"{platform.system()} {platform.machine()}, {device_name('cpu')}, {os.cpu_count()} cores"
 
 
 def _memory_bytes(device: str) -> int:

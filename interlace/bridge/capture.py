@@ -82,8 +82,9 @@ class _Capture:
         chunks = self._chunks(roles)
         keywords = self._keywords(len(self.source_ops))
         ops = [self._op(k, op, roles[k], chunks[k]) for k, op in enumerate(self.source_ops)]
+        paths = [attributes(op).get("struct_name", "") for op in self.source_ops]
         self._check_roles(ops)
-        ops = name_layers([*keywords, *ops], self.values, self._struct_names(len(keywords)), self.layers)
+        ops = name_layers([*keywords, *ops], self.values, [""] * len(keywords) + paths, self.layers)
         groups = _groups({op.group for op in ops if op.group >= 0})
         env = paddle.distributed.ParallelEnv()
         program = Program(
@@ -198,9 +199,6 @@ class _Capture:
                         f"op #{op.id} {op.name} of {op.role} reads what op #{made.id} {made.name} of {made.role} gives; "
                         "operations must read only from their own or an earlier part of the step"
                     )
-
-    def _struct_names(self, offset: int) -> list[str]:
-        return [""] * offset + [attributes(op).get("struct_name", "") for op in self.source_ops]
 
 
 def fused_parameters(buffer: str, known: Collection[str]) -> list[str]:

@@ -105,13 +105,10 @@ class OneBuild(_ExecutorCache):  # type: ignore[misc]
         self.peers, self.is_agreed = peers, False
 
     def _get_pir_program_and_executor(self, cached_data: Any) -> Any:
+        build = super()._get_pir_program_and_executor
         if self.is_agreed:
-            return super()._get_pir_program_and_executor(cached_data)
-        made, failure = None, None
-        try:
-            made = super()._get_pir_program_and_executor(cached_data)
-        except Exception as error:
-            failure = error
+            return build(cached_data)
+        made, failure = attempt(lambda: build(cached_data))
         verdict = agreed(self.peers, "executor built", fault_of(failure) if failure else Fault())
         if verdict is not None:
             raise NotBuiltError(verdict) from failure

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from interlace.cli.dump import require_script
 from interlace.cli.plans import add_budget
@@ -168,9 +168,8 @@ def _verify(args: argparse.Namespace) -> int:
     from interlace.local.rank_report import counted
     from interlace.local.verdict import PLAN_ALONE, judge, training
 
-    names = (
-        ("interlace", "baseline") if args.decisions else ("baseline", "interlace")
-    )  # decisions may not be for this model: the sooner it is said
+    # decisions may not be for this model: the sooner it is said
+    names = ("interlace", "baseline") if args.decisions else ("baseline", "interlace")
     tried = {name: _attempt(args, _environment(args, baseline=name == "baseline"), name) for name in names}
     baseline, planned = tried["baseline"], tried["interlace"]
     found = judge(baseline, planned, lambda name, env: train(args, {**_environment(args, baseline=name != PLAN_ALONE), **env}, name))
@@ -190,11 +189,8 @@ def _verify(args: argparse.Namespace) -> int:
         },
     )
     if theirs:
-        print(
-            _table_text(training(theirs.reports), training(mine.reports))
-            if found.trains_only
-            else _table_text(theirs.reports, mine.reports)
-        )
+        both = theirs.reports, mine.reports
+        print(_table_text(*(map(training, both) if found.trains_only else both)))
     for name, run in found.runs.items():
         print(_times_text(name, run, args))
     for fault in found.faults:
@@ -349,17 +345,14 @@ class _Display:
         else:
             self._note(f"{self._name}: {progress.mode} step {progress.step}: loss {progress.loss:.6g} ({ms(progress.dur_ns)})")
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str, file: TextIO | None = None) -> None:
         if self._bar is not None:
-            self._bar.write(line, file=sys.stdout)
+            self._bar.write(line, file=file)
         else:
-            print(line, flush=True)
+            print(line, file=file, flush=True)
 
     def _note(self, line: str) -> None:
-        if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        self._print(line, sys.stderr)
 
 
 def _mean(loss: StepLoss) -> str:

@@ -123,9 +123,15 @@ class Device:
         return first_element(value) if self.target.host_runs_ahead else None
 
     def wait_for(self, watched: Any) -> None:
-        """Make the host wait for an element that `watch` returned before it issues more."""
+        """Make the host wait for an element that `watch` returned before it issues more.
+
+        Paddle's operator that synchronizes a stream does it, on a stream that else only copies outputs, behind all waits of a step.
+        The executor lets that stream wait for the computation. The operator has kernels for few types; float32 is one. A blocking copy
+        would queue after offload's copies in the copy engine (docs/decisions/006).
+        """
         if self.target.host_runs_ahead:
-            sync_behind(watched)
+            synced = paddle._C_ops.sync_calc_stream_(watched)
+            synced.get_defining_op().set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
 
     def label(self, built: Any, text: str) -> None:
         """Set a label on an operation, for error messages."""
@@ -164,17 +170,6 @@ def first_element(value: Any) -> Any:
     elif value.dtype == paddle.float32:
         value = paddle._C_ops.assign(value)
     return value if value.dtype == paddle.float32 else paddle._C_ops.cast(value, paddle.float32)
-
-
-def sync_behind(watched: Any) -> None:
-    """Block the host until `watched` is computed: Paddle's operator that synchronizes a stream, on a stream that else
-    only copies outputs, behind all waits of a step.
-
-    The executor lets that stream wait for the computation. The operator has kernels for few types; float32 is one. A blocking copy
-    would queue after offload's copies in the copy engine (docs/decisions/006).
-    """
-    synced = paddle._C_ops.sync_calc_stream_(watched)
-    synced.get_defining_op().set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
 
 
 PINNED_PREFIX = "interlace_pinned_"
