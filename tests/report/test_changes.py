@@ -88,6 +88,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_plans(folder, World(pp=2, micro_batches=4, layers=6), config)
 
 
+@pytest.mark.slow
 def test_every_pass_is_told_and_the_last_one_gives_the_plan(plan: Path) -> None:
     """Also of a plan that was made again for its budget: what is replayed is the try that was kept."""
     records = {path.stem: read_record(path) for path in sorted(plan.glob("*.ilp"))}
