@@ -168,8 +168,6 @@ LONG_ON_THE_TESTBED = (
     "auto, pp2 mp2, sequence parallel, bfloat16 O2, master gradients",
     "auto, dp2 pp2, offload",
     "auto, mp2, accumulation",
-    "auto, pp2 vpp2",
-    "pp2, a budget",
     "mp2 without accumulation",
     "mp2, clip, accumulation: column overlap",
     "pp2 mixed, offload",
@@ -186,5 +184,4 @@ LONG_ON_THE_TESTBED = (
 )
 """Beside `LONG`: any two parts of these cases (parallelism, form, offload, recomputation, number type) meet in another case too, there or
 on CPU ranks; sharding stage 1 and chunks beside mp, sharding stage 2 beside pp, and bfloat16 beside sequence parallelism, in plans that
-`tests/captured` proves, `auto` beside chunks and accumulation in those of `tests/planning/test_whole_step.py`;
-a budget is kept by what trains in `tests/testbed/test_peak.py`."""
+`tests/captured` proves, `auto` beside accumulation in those of `tests/planning/test_whole_step.py`."""
