@@ -63,9 +63,10 @@ class Making:
 
     def beaten_by(self, step_ns: int) -> Beaten:
         """What a run with this simulated step leaves nothing to win for."""
-        most_ns = int(CLEARLY * step_ns)
-        recomputes = any(each.recomputes for each in self.world.facts)  # forms by name may then be faster with less of it
-        return Beaten(most_ns, frozenset(form for form, took in self.by_name.items() if took > most_ns and not recomputes))
+        found = Beaten().also_by(step_ns)
+        if any(each.recomputes for each in self.world.facts):  # forms by name may then be faster with less of it
+            return found
+        return replace(found, forms=frozenset(form for form, took in self.by_name.items() if took > found.step_ns))
 
     @property
     def movable_states(self) -> Numbers:

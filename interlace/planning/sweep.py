@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -61,7 +61,8 @@ def sweep(
     found: list[Point] = []
     given = _point(held or asked[0].memory_budget, list(asked), cost) if asked else None
     taken, best = list(asked), None if held else given
-    for budget in reversed(list(_budgets(most, _least(plans), points))):
+    least = _least(plans)
+    for budget in (least + (most - least) * k // (points - 1) for k in range(points)):
         point, made = (_point(budget, everything, cost), everything) if budget >= most else _planned(budget, plans, cost)
         if best is not None and _fits_and_is_faster(point, best, given):
             taken, best = made, point
@@ -98,11 +99,6 @@ def faster(point: Point, smaller: Point) -> Point:
 def _peak(programs: Sequence[Program], cost: Costs) -> int:
     """Device bytes of the fullest rank on a GPU, however fast its host."""
     return max(peak_bytes(program, cost) or 0 for program in programs)
-
-
-def _budgets(most: int, least: int, points: int) -> Iterator[int]:
-    """Evenly from the most to the least."""
-    return (least + (most - least) * k // (points - 1) for k in reversed(range(points)))
 
 
 def _least(plans: Callable[[int], list[Plan]]) -> int:
