@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,17 @@ DESCRIPTION = """Compare predictions with measured runs of training: steps, gain
 order of plans. Runs whose plans are stored are predicted now, without and with the limit of power; of all others there is what was
 predicted when they were measured. No Paddle and no GPU are needed."""
 
+DAY = re.compile(r"(\d{4}-\d\d-\d\d( \d\d(:\d\d)?)?)?")
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add `accuracy` to the command line."""
     parser = subparsers.add_parser("accuracy", help="hold predictions against measured runs", description=DESCRIPTION)
     parser.add_argument("runs", nargs="?", default="", metavar="FOLDER", help="folder with DEVICE/testbed_*.json (default: the checkout's)")
     parser.add_argument("--device", action="append", metavar="NAME", help="only this shipped profile; may be repeated")
+    parser.add_argument(
+        "--since", default="", metavar="DAY", help="only runs measured on this day or later, as 2026-11-27 or '2026-11-27 14:00'"
+    )
     parser.add_argument("--each", action="store_true", help="also print every run that is predicted now")
     parser.add_argument("--json", metavar="FILE", help="write all runs, groups and errors to FILE")
     parser.add_argument("--write", action="store_true", help="store the errors in the profiles; only from a checkout")
@@ -34,17 +40,26 @@ def main(args: argparse.Namespace) -> int:
     from interlace.report import accuracy
 
     check_apart({"--json": args.json}, [args.runs] if args.runs else [])
+    if args.since and args.write:
+        raise ConfigError("--since with --write: profiles claim the errors of all runs; leave one of the two out")
+    if not DAY.fullmatch(args.since):
+        raise ConfigError(f"--since {args.since}: expected a day, as 2026-11-27, or with an hour, as '2026-11-27 14:00'")
     folder = accuracy.results_folder(args.runs)
-    names = args.device or [name for name in profile_names() if accuracy.stored_runs(folder, name)]
+    names = args.device or [name for name in profile_names() if accuracy.stored_runs(folder, name, args.since)]
+    when = f" since {args.since}" if args.since else ""
     if not names:
-        raise ConfigError(f"{folder}: no runs of {', '.join(profile_names())}; expected DEVICE/testbed_*.json in it")
+        raise ConfigError(f"{folder}: no runs of {', '.join(profile_names())}{when}; expected DEVICE/testbed_*.json in it")
     found: dict[str, Any] = {}
+
+    def tell(line: str) -> None:
+        print(f"interlace accuracy: {line}", file=sys.stderr)
+
     for name in names:
         profile = load_profile(name)
         with Alive("accuracy", f"predicting the runs of {name}"):
-            runs = accuracy.predicted_runs(folder, name, profile, lambda line: print(f"interlace accuracy: {line}", file=sys.stderr))
+            runs = accuracy.predicted_runs(folder, name, profile, tell, args.since)
         if not runs:
-            raise ConfigError(f"{folder / name}: no measured run; expected testbed_*.json with runs of {name}")
+            raise ConfigError(f"{folder / name}: no measured run{when}; expected testbed_*.json with runs of {name}")
         found[name] = {
             "device": profile.device,
             "accuracy": accuracy.accuracy_of(runs, date.today().isoformat()),

@@ -197,8 +197,9 @@ def results_folder(given: str = "") -> Path:
     return here
 
 
-def stored_runs(folder: Path, device: str) -> list[Row]:
-    """All runs of a device that ended, of the shipped profile's name or a profile file's, each once. Raises ConfigError where a file is not
+def stored_runs(folder: Path, device: str, since: str = "") -> list[Row]:
+    """All runs of a device that ended, of the shipped profile's name or a profile file's, each once; of sittings since a day or a time of
+    it (`2026-11-27 14:00`). Raises ConfigError where a file is not
     as `benchmarks.gpu.results` writes it."""
     found: dict[tuple[str, ...], Row] = {}
     for path in sorted((folder / device).glob("testbed_*.json")):
@@ -215,7 +216,7 @@ def stored_runs(folder: Path, device: str) -> list[Row]:
                 f"{path}: {error!r}; expected a file of `python -m benchmarks.gpu.results --into`: sittings, and runs that each have case, "
                 "plan, sitting and step_ms"
             ) from error
-    return list(found.values())
+    return [row for row in found.values() if row["sitting"] >= since]
 
 
 @contextmanager
@@ -308,12 +309,14 @@ def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
     }
 
 
-def predicted_runs(folder: Path, device: str, profile: DeviceProfile, tell: Callable[[str], None] = lambda line: None) -> list[Row]:
-    """Every stored run of a device, predicted now where its plan is stored; what fails is told, and left as it was. Runs of the same
-    programs are predicted once."""
+def predicted_runs(
+    folder: Path, device: str, profile: DeviceProfile, tell: Callable[[str], None] = lambda line: None, since: str = ""
+) -> list[Row]:
+    """Every stored run of a device (`stored_runs`), predicted now where its plan is stored; what fails is told, and left as it was. Runs of
+    the same programs are predicted once."""
     costs, found, known = CostModel(profile), list[Row](), dict[tuple[Any, ...], Row]()
     with stored_plans(folder, device) as plans:
-        for row in stored_runs(folder, device):
+        for row in stored_runs(folder, device, since):
             if row["plan"].endswith(SWITCHED) or row["case"].startswith(FLOAT32):
                 found.append(row)
                 continue

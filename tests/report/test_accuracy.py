@@ -67,6 +67,23 @@ def test_a_stored_plan_is_predicted_now_and_the_others_as_they_were(tmp_path: Pa
     assert "3 measured runs; of 2 the plan is stored" in capsys.readouterr().out
 
 
+def test_later_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "h100").mkdir()
+    runs = [run("auto", 100, 90, sitting=f"2026-11-{day} 14:09, 1 H100") for day in (26, 27)]
+    (tmp_path / "h100/testbed_x.json").write_text(json.dumps({"sittings": {}, "runs": runs}))
+    for since, count in (("2026-11-26", 2), ("2026-11-27", 1), ("2026-11-27 14:09", 1)):
+        assert main(["accuracy", str(tmp_path), "--since", since]) == 0
+        assert f"{count} measured runs; of 0 the plan is stored" in capsys.readouterr().out
+    for words, said in (
+        (["2026-11-28"], "h200 since 2026-11-28; expected DEVICE/testbed_*.json in it"),
+        (["2026-11-28", "--device", "h100"], "no measured run since 2026-11-28"),
+        (["yesterday"], "--since yesterday: expected a day, as 2026-11-27"),
+        (["2026-11-26", "--write"], "--since with --write: profiles claim the errors of all runs"),
+    ):
+        assert main(["accuracy", str(tmp_path), "--since", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_folders_without_runs_and_broken_files_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["accuracy", str(tmp_path / "none")]) == 2
     assert "no folder of measured runs; the installed package holds none" in capsys.readouterr().err
