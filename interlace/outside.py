@@ -61,8 +61,12 @@ def asked_outside(environment: Mapping[str, str] = os.environ, typed: Mapping[st
     return Outside(options, path or words, marks, words, bool(path or folder))
 
 
+def is_disabled(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether an environment has Paddle train alone."""
+    return environment.get(DISABLE_VARIABLE) == "1"
+
+
 def with_connections(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What ranks that train by our plans need beside an environment: a connection to the GPU for each of their streams, which shortens gaps
     between kernels (benchmarks/results/gpu.md). Nothing where the environment says how many, or that Paddle trains alone."""
-    is_given = CONNECTIONS_VARIABLE in environment or environment.get(DISABLE_VARIABLE) == "1"
-    return {} if is_given else {CONNECTIONS_VARIABLE: str(MOST_CONNECTIONS)}
+    return {} if CONNECTIONS_VARIABLE in environment or is_disabled(environment) else {CONNECTIONS_VARIABLE: str(MOST_CONNECTIONS)}

@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.gpu.late_kernels import gaps
 from benchmarks.gpu.results import cases_of
 from interlace.outside import MOST_CONNECTIONS, USUAL_CONNECTIONS
+from interlace.report.accuracy import BASELINE, kind_of
 
 WITH_NUMBER = re.compile(r"(.+)-(\d+)-connections")
 
@@ -31,7 +32,7 @@ def connections_of(plan: str) -> tuple[str, int]:
     """
     if found := WITH_NUMBER.fullmatch(plan):
         return found[1], int(found[2])
-    return plan, USUAL_CONNECTIONS if plan.startswith("stock") else MOST_CONNECTIONS
+    return plan, USUAL_CONNECTIONS if kind_of(plan) == BASELINE else MOST_CONNECTIONS
 
 
 def rows_of(folder: Path, sitting: str) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,7 +28,7 @@ from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
 from interlace.ir.target import as_graph
 from interlace.notice import say, say_once
-from interlace.outside import DISABLE_VARIABLE, Outside, asked_outside
+from interlace.outside import DISABLE_VARIABLE, Outside, asked_outside, is_disabled
 from interlace.planning.peers import gather
 from interlace.planning.plan import Plan
 from interlace.report.measured import Measured
@@ -67,7 +66,7 @@ def enable(strategy: Any, flags: Flags) -> None:
         )
     flags.final(strategy, say=False)
     install()
-    if os.environ.get(DISABLE_VARIABLE) != "1":
+    if not is_disabled():
         mesh.install()
     strategy.interlace = flags
     strategy.pipeline.interlace = flags
@@ -102,7 +101,7 @@ def _why_off(model: Any, engine: Any) -> str:
     outside = asked_outside()
     if flags is None and outside is None:
         raise PlanError("this model never asked for Interlace; call interlace.enable(strategy) before dist.to_static")
-    if os.environ.get(DISABLE_VARIABLE) == "1":
+    if is_disabled():
         return f"{DISABLE_VARIABLE}=1"
     flags, outside = _joined(flags, outside)
     if (off := getattr(engine, "_interlace_off", "")) and not hasattr(engine, "_interlace"):
@@ -157,7 +156,7 @@ def install() -> None:
 
 def _state(engine: Any) -> State | None:
     """Interlace's state of the engine; None if the engine is left to Paddle."""
-    if os.environ.get(DISABLE_VARIABLE) == "1":
+    if is_disabled():
         return None
     known = getattr(engine, "_interlace", None)
     if known is None and _capture_only:

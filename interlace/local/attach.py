@@ -11,7 +11,7 @@ import types
 from pathlib import Path
 
 from interlace.installed import stands_back
-from interlace.outside import DISABLE_VARIABLE, asked_outside
+from interlace.outside import asked_outside, is_disabled
 from interlace.user_passes import import_from_environment
 
 
@@ -19,7 +19,7 @@ def attach() -> None:
     """Install Interlace in Paddle's engine if the environment asks for it, even where the script does not. Raises ConfigError where what it
     asks for cannot be read."""
     import_from_environment()
-    if os.environ.get(DISABLE_VARIABLE) == "1":
+    if is_disabled():
         return
     outside = asked_outside()
     if outside and not stands_back(outside.options.get("force_paddle") in ("on", True)):

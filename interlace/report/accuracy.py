@@ -199,8 +199,7 @@ def results_folder(given: str = "") -> Path:
 
 def stored_runs(folder: Path, device: str, since: str = "") -> list[Row]:
     """All runs of a device that ended, of the shipped profile's name or a profile file's, each once; of sittings since a day or a time of
-    it (`2026-11-27 14:00`). Raises ConfigError where a file is not
-    as `benchmarks.gpu.results` writes it."""
+    it (`2026-11-27 14:00`). Raises ConfigError where a file is not as `benchmarks.gpu.results` writes it."""
     found: dict[tuple[str, ...], Row] = {}
     for path in sorted((folder / device).glob("testbed_*.json")):
         try:

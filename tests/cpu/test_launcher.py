@@ -72,9 +72,7 @@ def results(at: Path) -> list[dict[str, Any]]:
 def test_a_script_that_never_asks_trains_with_a_plan_and_the_same_bits(forked: None, tmp_path: Path) -> None:
     """Those of the example by Paddle alone."""
     baseline = launch(EXAMPLE, WORDS, 2, {"INTERLACE_DISABLE": "1"}, None, tmp_path / "baseline", 60.0)
-    config = tmp_path / "mixed.yaml"
-    config.write_text("schedule_1f1b: {interleave: mixed, only_gains: off, search: off}\n")  # ranks that are not forked search for seconds
-    planned, after = started(tmp_path, INTERLACE_CONFIG=str(config))
+    planned, after = started(tmp_path, INTERLACE_CONFIG="overlap")
     assert planned.returncode == 0, planned.stderr[-2000:]
     for report, ours in zip(baseline.reports, results(after), strict=True):
         assert "schedule-1f1b" in ours["changed"]
