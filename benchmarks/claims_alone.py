@@ -179,7 +179,8 @@ def _by_connections() -> dict[tuple[str, ...], list[Row]]:
             ),
             row,
         )
-        for row in raw("h200/connections.json")["rows"]
+        for device in ("h100", "h200")
+        for row in raw(f"{device}/connections.json")["rows"]
     )
     return dict(sorted(runs.items()))
 

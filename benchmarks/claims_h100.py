@@ -221,7 +221,7 @@ def settled_runs() -> str:
 @claim
 def settling() -> str:
     """Steps of `dx-first` at mp 2 with dp 2 on four H100, before and after pools have settled."""
-    rows = [row for row in raw(SETTLED)["runs"] if row["plan"] == "dx-first" and row.get("first_step")]
+    rows = [row for row in raw(SETTLED)["runs"] if row["plan"] == "dx-first" and row.get("first_step") and "-mp2-dp2-" in row["case"]]
     (row,) = rows
     before, after = row["steps_ms"][WARM_OF_LONG : row["first_step"]], median_ms(row)
     return f"{statistics.median(before):.0f} ms from the {WARM_OF_LONG + 1}th to the {row['first_step']}th, {after:.0f} ms from then on"
