@@ -43,6 +43,7 @@ from interlace.cost_model.profile import (
     encode_profile,
 )
 from interlace.cost_model.work import Part, attention_part, gemm_part
+from interlace.report.accuracy import BASELINE, kind_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -595,7 +596,8 @@ def profiles() -> dict[str, DeviceProfile]:
         name: msgspec.structs.replace(each, collectives=never_falling(with_published(each.collectives, name)), p2p=never_falling(each.p2p))
         for name, each in alone.items()
     }
-    powered = {name: msgspec.structs.replace(each, power=power_of(name)) for name, each in found.items()}
+    late = {name: late_beside_wait_ns(read("connections", name)[0]["rows"]) for name in found}
+    powered = {name: msgspec.structs.replace(each, power=power_of(name), late_beside_wait_ns=late[name]) for name, each in found.items()}
     return {name: with_stored_accuracy(name, each) for name, each in powered.items()}
 
 
@@ -604,6 +606,13 @@ def power_of(name: str) -> Power:
     (kinds,), (beside,) = read("power_kinds", name), read("beside_energy", "h100")
     note = "" if name == "h100" else "; what a communication beside computation adds is that of H100s"
     return power_part(kinds, float(beside["watts"]), note)
+
+
+def late_beside_wait_ns(rows: Iterable[dict[str, Any]]) -> int:
+    """How much longer the gap between two kernels is beside communication than with nothing there, in traced steps of the baseline's
+    pipelines, whose transfers wait for most of the step: the median over runs of the difference of medians."""
+    gaps = [row["gap_us"] for row in rows if kind_of(row["plan"]) == BASELINE and "beside communication" in row["gap_us"]]
+    return round(1e3 * median(each["beside communication"]["median_us"] - each["with nothing beside"]["median_us"] for each in gaps))
 
 
 def with_stored_accuracy(name: str, profile: DeviceProfile) -> DeviceProfile:

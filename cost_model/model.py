@@ -151,16 +151,20 @@ class CostModel(Costs):
         return self._pairs.between(category, beside)
 
     def stretch_beside_wait(self, op: Op, values: Values, groups: Groups) -> float:
-        """As in `Costs`; products by the size of their result where the profile has it, of several in one operation the mean by time."""
+        """As in `Costs`; products by the size of their result where the profile has it, of several in one operation the mean by time. What
+        each kernel begins later counts as part of its time."""
         key = self._number(op, values, groups)
         if key not in self._beside_wait:
+            parts = work_of(op, values).parts
             found = [
                 (self.part_time(part).dur_ns, self._pairs.product_beside_wait(part.result_elements))
-                for part in work_of(op, values).parts
+                for part in parts
                 if part.family == "gemm"
             ]
             known = [(dur, factor) for dur, factor in found if factor is not None]
-            self._beside_wait[key] = mean_by_time(known, super().stretch_beside_wait(op, values, groups))
+            factor = mean_by_time(known, super().stretch_beside_wait(op, values, groups))
+            late_ns = len(parts) * self.profile.late_beside_wait_ns
+            self._beside_wait[key] = factor + late_ns / max(1, self.op_time(op, values, groups).dur_ns)
         return self._beside_wait[key]
 
     def host_ns(self, op: Op) -> int:

@@ -266,6 +266,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         network: Between hosts; without it a group across hosts has no time but a lower bound.
         memory_bytes, pinned_bytes: Capacity of a device, and pinned host memory one rank may take (0: unknown).
         shortest_kernel_ns: Lower bound of the duration of a kernel.
+        late_beside_wait_ns: How much later a kernel begins behind the one before while a communication of its rank waits for its peers
+            (0: not known).
         matrix_flops: FLOP/s of matrix products, by dtype.
         memory_rate: Bytes/s read plus written by a plain device copy.
         power: None where the driver gives no power, clocks and energy.
@@ -291,6 +293,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     power: Power | None = None
     accuracy: Accuracy | None = None
     network: Network | None = None
+    late_beside_wait_ns: Count = 0
 
 
 class _Header(msgspec.Struct):

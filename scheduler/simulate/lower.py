@@ -292,12 +292,12 @@ class _Classes:
         return ints([self.numbers.setdefault(each, len(self.numbers)) for each in classes])
 
     def excess(self) -> Ints:
-        """`SimInput.excess`."""
-        table = np.zeros((2, len(self.numbers), len(self.numbers)), np.int64)
-        for a, (category, resource, _) in enumerate(self.numbers):
-            for b, (beside, other, _) in enumerate(self.numbers):
-                table[:, a, b] = self._excess(category, resource, beside, other)
-        return table
+        """`SimInput.excess`. Found once for all classes that differ only beside a communication that waits."""
+        distinct = {each[:2]: None for each in self.numbers}
+        at = {each: number for number, each in enumerate(distinct)}
+        table = np.array([self._excess(*a, *b) for a in distinct for b in distinct], np.int64).reshape(len(at), len(at), 2)
+        place = ints([at[each[:2]] for each in self.numbers])
+        return np.ascontiguousarray(table[place[:, None], place].transpose(2, 0, 1))
 
     def blocked_excess(self) -> Ints:
         """By how much each class is stretched beside a communication that waits for its peers."""

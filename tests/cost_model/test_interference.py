@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from interlace.cost_model import CostModel, GivenCosts, load_profile
 from tests.cost_model.programs import collective, last_op, matmul, unary
 
 H200 = CostModel(load_profile("h200"))
+ON_TIME = CostModel(msgspec.structs.replace(H200.profile, late_beside_wait_ns=0))
 
 
 @pytest.mark.parametrize(
@@ -59,12 +61,12 @@ def test_a_product_beside_a_communication_that_waits_is_stretched_by_the_size_of
     large = matmul("4096,4096", "4096,16384", "4096,16384")
     between = matmul("3072,16384", "16384,4096", "3072,4096")
     assert H200.category(*small) == H200.category(*between)
-    found = [H200.stretch_beside_wait(*each) for each in (small, between, large)]
+    found = [ON_TIME.stretch_beside_wait(*each) for each in (small, between, large)]
     assert 1.7 < found[0] < 1.9
     assert found[0] > found[1] > found[2]
     assert 1.1 < found[2] < 1.2
     tiny, huge = matmul("8,8", "8,8", "8,8"), matmul("65536,8", "8,65536", "65536,65536")
-    assert [H200.stretch_beside_wait(*each) for each in (tiny, huge)] == pytest.approx([found[0], found[2]])
+    assert [ON_TIME.stretch_beside_wait(*each) for each in (tiny, huge)] == pytest.approx([found[0], found[2]])
 
 
 def test_two_products_of_one_operation_beside_a_wait_count_by_their_times():
@@ -73,12 +75,26 @@ def test_two_products_of_one_operation_beside_a_wait_count_by_their_times():
         *(f"%{k}:bfloat16[{shape}] = pd_op.data() forward" for k, shape in enumerate(("2048,4096", "4096,16384", "2048,16384"))),
         "%3:bfloat16[2048,4096], %4:bfloat16[4096,16384] = pd_op.matmul_grad(%0, %1, %2) backward {}",
     )
-    first = H200.stretch_beside_wait(*matmul("2048,16384", "16384,4096", "2048,4096"))
-    second = H200.stretch_beside_wait(*matmul("4096,2048", "2048,16384", "4096,16384"))
-    assert H200.stretch_beside_wait(*both) == pytest.approx((first + second) / 2, rel=0.05)
+    first = ON_TIME.stretch_beside_wait(*matmul("2048,16384", "16384,4096", "2048,4096"))
+    second = ON_TIME.stretch_beside_wait(*matmul("4096,2048", "2048,16384", "4096,16384"))
+    assert ON_TIME.stretch_beside_wait(*both) == pytest.approx((first + second) / 2, rel=0.05)
 
 
 def test_where_no_sizes_were_measured_the_category_answers():
     costs = GivenCosts({"default": 1}, {("gemm", "wait"): (1.5, 1.0)})
     assert costs.stretch_beside_wait(*matmul("8,8", "8,8", "8,8")) == 1.5
-    assert H200.stretch_beside_wait(*unary("pd_op.gelu", "2048,4096")) == H200.stretch_between("memory:gelu", "wait").op
+    gelu = unary("pd_op.gelu", "2048,4096")
+    assert ON_TIME.stretch_beside_wait(*gelu) == ON_TIME.stretch_between("memory:gelu", "wait").op
+
+
+def test_each_kernel_begins_later_beside_a_communication_that_waits():
+    """By as much for each kernel: a gradient of a product has two."""
+    late = CostModel(msgspec.structs.replace(H200.profile, late_beside_wait_ns=1000))
+    gradients = last_op(
+        *(f"%{k}:bfloat16[{shape}] = pd_op.data() forward" for k, shape in enumerate(("2048,4096", "4096,16384", "2048,16384"))),
+        "%3:bfloat16[2048,4096], %4:bfloat16[4096,16384] = pd_op.matmul_grad(%0, %1, %2) backward {}",
+    )
+    for op, kernels in ((unary("pd_op.gelu", "2048,4096"), 1), (gradients, 2)):
+        stretch, dur_ns = late.stretch_beside_wait(*op), late.op_time(*op).dur_ns
+        assert (stretch - ON_TIME.stretch_beside_wait(*op)) * dur_ns == pytest.approx(1000 * kernels)
+    assert 1000 <= H200.profile.late_beside_wait_ns <= 1500
