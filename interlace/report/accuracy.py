@@ -7,6 +7,7 @@ plan is stored too (`plans.json` of the device says in which archive), it is pre
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -20,12 +21,14 @@ from typing import Any
 
 import msgspec
 
-from interlace.cost_model import CostModel, DeviceProfile, load_profile, save_profile
+from interlace.cost_model import CostModel, DeviceProfile, Estimate, load_profile, save_profile
+from interlace.cost_model.base import Groups
 from interlace.cost_model.profile import Accuracy, Errors, is_path
+from interlace.cost_model.work import Values, work_of
 from interlace.errors import ConfigError, InterlaceError
-from interlace.ir import Program, load
+from interlace.ir import Op, Program, load
 from interlace.ir.dump import find_dumps
-from interlace.ir.kinds import is_p2p
+from interlace.ir.kinds import is_comm, is_copy, is_p2p
 from interlace.ir.target import GPU, IDEAL, with_paddles_jobs
 from interlace.planning.baseline import baseline_plan
 from interlace.scheduler.memory.live import in_order
@@ -46,8 +49,12 @@ LAUNCHED = "-captured"
 """How plans are called whose steps are launched as a graph; what a profile claims is of steps that are issued."""
 CLEAR = 0.01
 """Two plans that were measured less than this share apart order nothing, and their gain is within the spread of steps."""
-SWITCHED = ("no-priorities", "no-slab", "one-slab", "8-connections", "32-connections")
+SWITCHED = ("no-priorities", "no-slab", "one-slab", "32-connections")
 """`PLAN-SWITCH`: the same plan on a testbed that differs. The simulator knows no such difference, so none is simulated."""
+FEW_CONNECTIONS = "8-connections"
+"""The same, of a plan whose streams share as many hardware connections as CUDA gives by default."""
+FIRST_WITH_MOST = "2026-11-27 14:00"
+"""Plans that ran before had so few too."""
 ARCHIVES = "plans.json"
 """Of a device's results: which archive has the plans of which sittings."""
 PREDICTIONS = {"simulated": "when measured", "now": "now, without the limit of power", "limited": "now, with it, as plans are judged"}
@@ -281,15 +288,43 @@ def runnable(programs: Sequence[Program], costs: CostModel) -> list[Program]:
     return [program if program.jobs else as_run(program, costs) for program in programs]
 
 
-def _runs_as(row: Row) -> tuple[bool, bool]:
-    """Whether it is Paddle's baseline, and whether its steps are launched as a graph: all that a prediction depends on beside programs."""
-    return kind_of(row["plan"]) == BASELINE, row["plan"].endswith(LAUNCHED)
+def _runs_as(row: Row) -> tuple[bool, bool, bool]:
+    """Whether it is Paddle's baseline, whether its steps are launched as a graph, and whether it is a plan of several GPUs whose streams
+    share few connections: all that a prediction depends on beside programs."""
+    is_baseline = kind_of(row["plan"]) == BASELINE
+    has_few = row["sitting"] < FIRST_WITH_MOST or row["plan"].endswith(FEW_CONNECTIONS)
+    return is_baseline, row["plan"].endswith(LAUNCHED), has_few and not is_baseline and row["world"] > 1
+
+
+class FewConnections(CostModel):
+    """Of a plan of several GPUs whose streams share few connections: each kernel of computation begins as much later behind the one before
+    as it does for the baseline beside a communication that waits (measured: 1.2 to 1.4 us both; `benchmarks/results/gpu.md`)."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        super().__init__(msgspec.structs.replace(profile, late_beside_wait_ns=0))
+        self._late_ns = profile.late_beside_wait_ns
+
+    def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
+        """As in `Costs`."""
+        found = super().op_time(op, values, groups)
+        if not found.dur_ns or is_comm(op) or is_copy(op):
+            return found
+        return msgspec.structs.replace(found, dur_ns=found.dur_ns + self._late_ns * len(work_of(op, values).parts))
+
+
+@functools.lru_cache(maxsize=2)
+def _with_few(costs: CostModel) -> FewConnections:
+    """One for all runs, as what a model has found is remembered in it."""
+    return FewConnections(costs.profile)
 
 
 def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
     """The run with `now` and `limited`. Raises PlanError where the step would never end."""
-    is_baseline, is_launched = _runs_as(row)
-    costs = CostModel(costs.profile, is_launched=True) if is_launched else costs
+    is_baseline, is_launched, has_few = _runs_as(row)
+    if is_launched:
+        costs = CostModel(costs.profile, is_launched=True)
+    elif has_few:
+        costs = _with_few(costs)
     programs = runnable(programs, costs)
     limited, free = (simulate(programs, costs, Options.of(GPU, power=power), with_memory=False) for power in (True, False))
     place = with_paddles_jobs(IDEAL) if is_baseline else IDEAL

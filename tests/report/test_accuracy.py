@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from interlace.cli import main
-from interlace.cost_model import load_profile, save_profile
+from interlace.cost_model import CostModel, load_profile, save_profile
 from interlace.cost_model.profile import Accuracy, Errors
+from interlace.ir import load
 from interlace.planning.outcome import Outcome, Step
 from interlace.report import accuracy
 from interlace.report.outcome import outcome_sentence
@@ -65,6 +66,24 @@ def test_a_stored_plan_is_predicted_now_and_the_others_as_they_were(tmp_path: Pa
     assert not any("now" in row for row in said["runs"] if row["case"] == "gpt-without-plan-pp2")
     assert {(group["mesh"], group["kind"]) for group in said["groups"]} >= {("dp 2", "all"), ("dp 2", "auto"), ("pp 2", "all")}
     assert "3 measured runs; of 2 the plan is stored" in capsys.readouterr().out
+
+
+def test_plans_that_had_few_connections_are_predicted_with_later_kernels() -> None:
+    """Of the repository: pipelines of two H100s that ran with 8 connections and with 32."""
+    rows = accuracy.stored_runs(ROOT / "benchmarks/results", "h100", "2026-11-27 18:00")
+    chosen = {row["plan"]: row for row in rows if row["case"] == "gpt-s2048-mp1-pp2" and "18:19" in row["sitting"]}
+    costs = CostModel(load_profile("h100"))
+    with accuracy.stored_plans(ROOT / "benchmarks/results", "h100") as plans:
+        programs = {name: [load(file) for file in plans(row)] for name, row in chosen.items()}
+
+    def steps(plan: str, sitting: str = "2026-11-27 18:19") -> float:
+        row = accuracy.predict({**chosen[plan], "sitting": sitting}, programs[plan], costs)
+        return float(row["now"]["step_ms"])
+
+    few, many = steps("auto-8-connections"), steps("auto")
+    assert 1.005 < few / many < 1.03  # measured: 119.1 and 117.9 ms
+    assert steps("auto", "2026-11-27 13:59") == few
+    assert steps("stock", "2026-11-27 13:59") == steps("stock")
 
 
 def test_later_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
