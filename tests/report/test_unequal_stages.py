@@ -22,7 +22,8 @@ def test_imbalance_comes_first_and_is_the_cause(
     dumps, plan, page = (str(tmp_path / name) for name in ("dumps", "plan", "page.html"))
     assert main(["dump", str(SCRIPT), "--world", "4", "--stages", "-o", dumps, "--", *WORDS.split()]) == 0
     capsys.readouterr()
-    assert main(["plan", dumps, "--config", "overlap", "-o", plan]) == 0
+    (tmp_path / "form.yaml").write_text("schedule_1f1b: {interleave: dx-first}\n")
+    assert main(["plan", dumps, "--config", str(tmp_path / "form.yaml"), "-o", plan]) == 0
     planned = capsys.readouterr().out.splitlines()
     said = next(line for line in planned if line.startswith("Stages are unbalanced: stage 1 computes "))
     assert planned.index(said) < planned.index("done:")
