@@ -113,8 +113,8 @@ def test_a_record_from_before_is_of_steps_that_are_issued(tmp_path: Path) -> Non
 
 def test_measured_runs_are_predicted_as_they_ran(tmp_path: Path) -> None:
     plans = [plan.program for plan in written(tmp_path, "on")]
-    costs = CostModel(load_profile("h200"))
-    launched, issued = (predict({"plan": name, "case": "a"}, plans, costs)["limited"]["step_ms"] for name in ("auto-captured", "auto"))
+    costs, row = CostModel(load_profile("h200")), {"case": "a", "sitting": "2026-11-28", "world": len(plans)}
+    launched, issued = (predict({**row, "plan": name}, plans, costs)["limited"]["step_ms"] for name in ("auto-captured", "auto"))
     assert launched < issued / 2
 
 
