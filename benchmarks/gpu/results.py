@@ -24,18 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from interlace.report.accuracy import (
-    CLEAR,
-    FEW_CONNECTIONS,
-    PEAKS,
-    SWITCHED,
-    as_run,
-    count_order,
-    has_peaks,
-    is_compared,
-    peak_error,
-    step_error,
-)
+from interlace.report.accuracy import CLEAR, PEAKS, SWITCHED, as_run, count_order, has_peaks, is_compared, peak_error, step_error
 from testbed.gpus import ROOT, python_path
 
 Row = dict[str, Any]
@@ -87,7 +76,7 @@ def plan_folders(out: Path) -> list[Path]:
 
 
 def _without_switch(plan: str) -> str:
-    return next((plan.removesuffix(f"-{switch}") for switch in (*SWITCHED, FEW_CONNECTIONS) if plan.endswith(f"-{switch}")), plan)
+    return next((plan.removesuffix(f"-{switch}") for switch in SWITCHED if plan.endswith(f"-{switch}")), plan)
 
 
 def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
