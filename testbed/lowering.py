@@ -14,6 +14,7 @@ from interlace.errors import PlanError
 from interlace.ir.target import Target
 from testbed import device
 from testbed.device import NAME
+from testbed.gpus import machine
 from testbed.target import RULES
 
 
@@ -27,6 +28,12 @@ class TestbedDevice(CustomDevice):
     labels_all: ClassVar[bool] = True
     passes_priorities: ClassVar[bool] = True
     cannot_capture: ClassVar[str] = ""
+
+    def name(self) -> str:
+        return machine()["gpus"].partition(",")[0] if device.variant() == "cuda" else ""
+
+    def gpu_index(self) -> int | None:
+        return 0 if device.variant() == "cuda" else None
 
     def reserved_bytes(self) -> int:
         return device.memory().reserved

@@ -8,7 +8,7 @@ import sys
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from interlace.interrupts import postponed
+from interlace.cli.devices import add_target, paddle_on
 
 if TYPE_CHECKING:
     from interlace.cost_model.profile import DeviceProfile, Power
@@ -22,7 +22,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         description="Measure operations, host costs and collectives of this machine.",
     )
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write the profile (.json)")
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="", help="default: the GPU if Paddle has one")
+    add_target(parser)
+    parser.add_argument(
+        "--base",
+        metavar="NAME",
+        default="",
+        help="device profile, by name or path, for what one device cannot measure: collectives, and what runs beside what",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and shorter runs, for a first look")
     parser.add_argument("--date", default="", metavar="YYYY-MM-DD", help="date to store (default: today)")
     parser.add_argument("--json", metavar="FILE", help="write the summary to FILE; the profile itself goes to the file of -o")
@@ -35,19 +41,21 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.outputs import write_json
     from interlace.cli.progress import Alive
 
-    _check(args)
-    with postponed():
-        from interlace.bridge.calibrate import calibrate, import_paddle
+    base = _checked(args)
+    command = " ".join(["interlace calibrate", *(["--quick"] if args.quick else []), *(["--base", args.base] if base else [])])
+    with paddle_on(args.target) as target, Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
+        from interlace.bridge.calibrate.measure import calibrate, completed
+        from interlace.bridge.targets.choose import choose_device, use_place
         from interlace.cost_model.profile import save_profile
 
-        import_paddle()
-    command = "interlace calibrate" + (" --quick" if args.quick else "")
-    with Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
-        profile, no_power = calibrate(args.device, args.quick, args.date, command)
+        use_place(target)
+        found = calibrate(choose_device(), args.quick, args.date, command)
+    measured = found.profile
+    profile = completed(measured, base, args.base) if base else measured
     path = save_profile(profile, args.output)
     write_json(args.json, _summary(str(path), profile))
     rates = ", ".join(f"{dtype} {peak.per_s / 1e9:.0f} GFLOP/s" for dtype, peak in sorted(profile.matrix_flops.items()))
-    counts = f"{len(profile.ops)} operations, {len(profile.collectives)} collectives, {len(profile.copies)} copies"
+    counts = f"{len(measured.ops)} operations, {len(measured.collectives)} collectives, {len(measured.copies)} copies"
     print(f"{profile.device}: {counts}")
     print(f"  matrix products {rates}; memory {profile.memory_rate.per_s / 1e9:.1f} GB/s")
     host = profile.host
@@ -56,7 +64,11 @@ def main(args: argparse.Namespace) -> int:
         for ns, of in ((host.op_ns, "an operation"), (host.job_ns, "a job"), (host.between_steps_ns, "between steps"))
     )
     print(f"  host {', '.join(times)}")
-    print("  " + _power_line(profile.power, no_power))
+    print("  " + _power_line(profile.power, found.no_power))
+    for line in found.failed:
+        print(f"  not measured: {line}")
+    if base:
+        print(f"  all that one device cannot measure is that of {args.base}")
     print(f"  written to {path}")
     return 0
 
@@ -75,9 +87,10 @@ def _power_line(power: Power | None, why_not: str) -> str:
     return f"power {power.limit_w:.0f} W at most, {power.static_w:.0f} W at rest, {len(power.samples)} kinds and sizes of kernels"
 
 
-def _check(args: argparse.Namespace) -> None:
-    """Find the user's errors before anything is measured."""
+def _checked(args: argparse.Namespace) -> DeviceProfile | None:
+    """Find the user's errors before anything is measured; gives the profile of `--base`, if any."""
     from interlace.cli.outputs import check_apart
+    from interlace.cost_model.profile import load_profile
     from interlace.errors import ConfigError
 
     check_apart({"-o": args.output, "--json": args.json}, [])
@@ -87,6 +100,7 @@ def _check(args: argparse.Namespace) -> None:
         day = None
     if day != args.date:
         raise ConfigError(f"--date {args.date!r}: expected a day as YYYY-MM-DD, such as 2026-01-31")
+    return load_profile(args.base) if args.base else None
 
 
 def _summary(path: str, profile: DeviceProfile) -> dict[str, Any]:

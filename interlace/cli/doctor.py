@@ -6,14 +6,12 @@ import argparse
 import contextlib
 import io
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlace.interrupts import postponed
+from interlace.cli.devices import add_target, paddle_on
 
 if TYPE_CHECKING:
     from interlace.ir import Program
-    from interlace.local.own_target import OwnTarget
     from interlace.report.checks import Examination
 
 
@@ -31,9 +29,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a training script that uses paddle.distributed.to_static")
     parser.add_argument("--world", type=int, metavar="N", help="number of ranks of SCRIPT")
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset for SCRIPT (default: INTERLACE_CONFIG's, if any)")
-    parser.add_argument(
-        "--target", metavar="T", default="", help="gpu, cpu, custom, or a module with your own device (default: the GPU if Paddle has one)"
-    )
+    add_target(parser)
     parser.add_argument("--device", metavar="NAME", default="", help="device profile, by name or path (default: that of the device found)")
     parser.add_argument("--no-times", action="store_true", help="leave out the times of the profile")
     parser.add_argument("--json", metavar="FILE", help="write what was found to FILE; of several ranks each but the first adds its number")
@@ -53,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
         args.json = f"{args.json}.rank{rank}"
     check_file("--json", args.json)
     asked = _asked(args)
-    with _prepared(args.target) as target, Alive("doctor", "running small programs through Paddle"):
+    with paddle_on(args.target) as target, Alive("doctor", "running small programs through Paddle"):
         from interlace.bridge.doctor.examine import examine
 
         found = examine(args.device or asked.device, not args.no_times, target)
@@ -138,33 +134,3 @@ def _programs(args: argparse.Namespace) -> list[Program]:
         words = ["dump", args.script, "--world", str(args.world), "--stages", "-o", str(folder), "--", *args.script_args]
         dump.main(parsed(words))
         return [file.program for file in read_files([folder])]
-
-
-@contextlib.contextmanager
-def _prepared(target: str) -> Iterator[str]:
-    """Paddle, imported with the device that was asked for; gives its kind. Raises ConfigError where a device of the user's own is not
-    there."""
-    from interlace.installed import require_paddle
-    from interlace.temporary import temporary_folder
-
-    require_paddle()
-    own = _own(target)
-    if own is not None:
-        own.require()
-        with temporary_folder() as folder, contextlib.closing(own.install(0, 1, str(folder), 60.0)):
-            yield "custom"
-        return
-    with postponed():
-        from interlace.bridge.calibrate import import_paddle
-
-        import_paddle()
-    yield target
-
-
-def _own(target: str) -> OwnTarget | None:
-    """A device of the user's own; None for those that Paddle has."""
-    if target in ("", "gpu", "cpu", "custom"):
-        return None
-    from interlace.local.own_target import find_own
-
-    return find_own(target)

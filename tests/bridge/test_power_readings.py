@@ -15,7 +15,7 @@ pytest.importorskip("paddle")
 import paddle
 
 from interlace.bridge import hook
-from interlace.bridge.calibrate_power import Load, power_part
+from interlace.bridge.calibrate.power import Load, power_part
 from interlace.bridge.nvml import MODULE, find_gpu
 from interlace.bridge.tokens import tokens_of
 from interlace.report.measured import COUNTED, WARM_UP, Measured
@@ -88,7 +88,8 @@ def test_calibration_finds_limit_watts_share_and_exponent(machine: Machine) -> N
     gpu, why = find_gpu(0)
     assert gpu is not None, why
     found = power_part(loads(machine), gpu, lambda: machine.now, machine.sleep)
-    assert (found.limit_w, found.highest_mhz) == (LIMIT_W, HIGHEST)
+    assert found.limit_w == pytest.approx(LIMIT_W, rel=0.001)
+    assert found.highest_mhz == HIGHEST
     assert found.static_w == pytest.approx(STATIC_W, abs=0.5)
     assert found.energy_exponent == pytest.approx(EXPONENT, abs=0.05)
     add, gemm = found.samples

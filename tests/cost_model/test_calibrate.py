@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+import msgspec
 import pytest
 
 from interlace.cli import calibrate as command
@@ -20,13 +21,14 @@ def parse(*words: str) -> argparse.Namespace:
 
 @pytest.mark.paddle
 def test_a_measured_profile_answers_for_this_machine(tmp_path, monkeypatch, capsys):
-    from interlace.bridge import calibrate
+    from interlace.bridge.calibrate import measure
+    from interlace.bridge.targets.cpu import cpu_model
 
     wanted = {"gemm", "softmax"}
-    every = calibrate.cases
-    monkeypatch.setattr(calibrate, "cases", lambda device, quick: [c for c in every(device, quick) if c.part.kind in wanted | {"add"}])
+    every = measure.cases
+    monkeypatch.setattr(measure, "cases", lambda fast, quick: [c for c in every(fast, quick) if c.part.kind in wanted | {"add"}])
     target = tmp_path / "here.json"
-    words = ("-o", str(target), "--quick", "--device", "cpu", "--date", "2026-01-02", "--json", str(tmp_path / "summary.json"))
+    words = ("-o", str(target), "--quick", "--target", "cpu", "--date", "2026-01-02", "--json", str(tmp_path / "summary.json"))
     assert command.main(parse(*words)) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["profile"], summary["provenance"]["date"]) == (str(target), "2026-01-02")
@@ -35,7 +37,7 @@ def test_a_measured_profile_answers_for_this_machine(tmp_path, monkeypatch, caps
     profile = load_profile(target)
     assert profile.provenance.date == "2026-01-02"
     assert profile.provenance.command == "interlace calibrate --quick"
-    assert profile.device == calibrate.device_name("cpu")
+    assert profile.device == cpu_model()
     assert wanted <= {sample.kind for sample in profile.ops}
     assert {sample.kind for sample in profile.collectives} == {"all_reduce"}
     host = profile.host
@@ -46,18 +48,99 @@ def test_a_measured_profile_answers_for_this_machine(tmp_path, monkeypatch, caps
 
 @pytest.mark.paddle
 def test_what_other_work_hides_is_measured_again(monkeypatch):
-    from interlace.bridge import calibrate
+    from interlace.bridge.calibrate import measure
 
-    every = calibrate.cases
-    monkeypatch.setattr(calibrate, "cases", lambda device, quick: [case for case in every(device, quick) if case.part.kind == "add"][:1])
+    with measure.paddle_settings():
+        addition = [case for case in measure.cases(False, True) if case.part.kind == "add"][:1]
     found = []
-    for hidden in (calibrate.TRIES - 1, calibrate.TRIES):  # the last try tells it; none does
+    for hidden in (measure.TRIES - 1, measure.TRIES):  # the last try tells it; none does
         measured = iter([(-5.0, 1.0)] * hidden + [(100.0, 1.0)])
-        monkeypatch.setattr(calibrate.Bench, "op_ns", lambda self, case, measured=measured: next(measured))
-        found.append(calibrate._op_samples(calibrate.Bench("cpu", 0.01, 1), True, 10.0))
+        monkeypatch.setattr(measure.Bench, "op_ns", lambda self, case, measured=measured: next(measured))
+        found.append(measure.op_samples(bench_of_cpu(), addition, 10.0)[0])
     assert [[sample.dur_ns for sample in each] for each in found] == [[90], []]
     with pytest.raises(ConfigError, match="in 3 tries; is the machine busy"):
-        calibrate._memory_rate(found[1])
+        measure._memory_rate(found[1])
+
+
+def bench_of_cpu():
+    import paddle
+
+    from interlace.bridge.calibrate.bench import Bench
+    from interlace.bridge.targets.cpu import CpuDevice
+
+    return Bench(CpuDevice(paddle.CPUPlace()), 0.01, 1)
+
+
+@pytest.mark.paddle
+def test_an_operation_that_the_device_lacks_is_named_and_the_others_are_measured(monkeypatch):
+    from interlace.bridge.calibrate import measure
+
+    def op_ns(self, case):
+        if case.part.kind == "gelu":
+            raise RuntimeError("line one\n  [Hint: no kernel for gelu.]")
+        return 1e5, 1.0
+
+    monkeypatch.setattr(measure.Bench, "op_ns", op_ns)
+    with measure.paddle_settings():
+        wanted = [case for case in measure.cases(False, True) if case.part.kind in ("gelu", "add")]
+    samples, failed = measure.op_samples(bench_of_cpu(), wanted, 10.0)
+    assert {sample.kind for sample in samples} == {"add"}
+    (said,) = failed
+    assert said.startswith("gelu float32: ")
+    assert "line one" in said
+
+
+@pytest.mark.paddle
+def test_each_case_is_the_operation_that_plans_ask_for():
+    """A program of one case, captured again, has the case's kernel and no other."""
+    import paddle
+
+    from interlace.bridge.calibrate.bench import fill, paddle_settings
+    from interlace.bridge.calibrate.cases import cases
+    from interlace.bridge.capture import capture
+    from interlace.cost_model.base import tables_of
+    from interlace.cost_model.work import work_of
+    from interlace.ir.kinds import is_boundary
+
+    kinds = set()
+    with paddle_settings():
+        for case in cases(False, True):
+            main = paddle.static.Program()
+            with paddle.static.program_guard(main, paddle.static.Program()):
+                fill(case, 2)
+            program = capture(main).program
+            values, _ = tables_of(program)
+            parts = [part for op in program.ops if not is_boundary(op) for part in work_of(op, values).parts]
+            asked = case.part.dtype, case.part.dims, case.part.size_bytes
+            own = [part for part in parts if (part.dtype, part.dims, part.size_bytes) == asked]
+            assert len(own) == 2, case.part
+            assert all(part.size_bytes <= 8 or part in own for part in parts), case.part  # but for axes and rates
+            kinds.add(case.part.kind)
+    wanted = {"gemm", "gemm_batched", "softmax_grad", "layer_norm_grad", "add_grad", "sgd", "adamw", "grad_accumulate", "embedding_grad"}
+    assert wanted <= kinds
+
+
+def test_what_one_device_cannot_measure_is_that_of_another_profile():
+    from interlace.bridge.calibrate.measure import completed
+
+    base = load_profile("h200")
+    gemms = tuple(sample for sample in base.ops if (sample.kind, sample.dtype) == ("gemm", "bfloat16"))
+    assert base.power is not None
+    power = msgspec.structs.replace(base.power, limit_w=500.0, beside_w=0.0, samples=base.power.samples[:1])
+    own = msgspec.structs.replace(
+        base, ops=gemms[:1], collectives=(), p2p=(), copies=base.copies[:1], interference=(), late_beside_wait_ns=0, power=power
+    )
+    found = completed(own, base, "h200")
+    assert [sample for sample in found.ops if sample.kind == "gemm" and sample.dtype == "bfloat16"] == list(gemms[:1])
+    assert {sample.kind for sample in found.ops} == {sample.kind for sample in base.ops}
+    assert (found.collectives, found.p2p, found.interference) == (base.collectives, base.p2p, base.interference)
+    assert (found.copies, found.late_beside_wait_ns) == (base.copies[:1], base.late_beside_wait_ns)
+    assert found.power is not None
+    assert (found.power.limit_w, found.power.beside_w) == (500.0, base.power.beside_w)
+    assert {sample.kind for sample in found.power.samples} == {sample.kind for sample in base.power.samples}
+    assert "of h200: collectives, p2p, interference" in found.provenance.note
+    other = completed(msgspec.structs.replace(own, device="Another GPU", power=None), base, "h200")
+    assert other.power is None
 
 
 @pytest.mark.paddle
@@ -66,8 +149,8 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path):
 
     if paddle.is_compiled_with_cuda():
         pytest.skip("this build has CUDA")
-    with pytest.raises(ConfigError, match="--device gpu: this build of Paddle sees no GPU; use --device cpu"):
-        command.main(parse("-o", str(tmp_path / "x.json"), "--device", "gpu"))
+    with pytest.raises(ConfigError, match="--target gpu: this Paddle sees no such device; expected one of"):
+        command.main(parse("-o", str(tmp_path / "x.json"), "--target", "gpu"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -100,9 +183,10 @@ def test_on_a_device_behind_the_host_the_hosts_share_does_not_show(monkeypatch, 
     """The host needs 20 us an operation, the device 5, and for a large product 2 ms: what is longer decides, step by step."""
     import paddle
 
-    from interlace.bridge import calibrate
+    from interlace.bridge.calibrate import bench
+    from interlace.bridge.calibrate.cases import cases
 
-    def seconds(self, build, num_jobs: int = 1, num_runs: int = 0) -> list[float]:
+    def seconds(self, build, num_jobs: int = 1, num_runs: int = 0, inputs=None) -> list[float]:
         program = paddle.static.Program()
         with paddle.static.program_guard(program, paddle.static.Program()):
             build()
@@ -112,11 +196,12 @@ def test_on_a_device_behind_the_host_the_hosts_share_does_not_show(monkeypatch, 
             device = max(device, host) + (2e-3 if op.name() == "pd_op.matmul" else 5e-6)
         return [host if is_serial else device] * (num_runs or self.num_runs)
 
-    case = next(case for case in calibrate.cases("cpu", quick=True) if case.part.kind == "add")
-    monkeypatch.setattr(calibrate.Bench, "seconds", seconds)
-    monkeypatch.setattr(calibrate.Bench, "is_serial", is_serial)
-    with calibrate.paddle_settings():
-        dur_ns, _ = calibrate.Bench("cpu", 0.02, 5).op_ns(case)
+    with bench.paddle_settings():
+        case = next(case for case in cases(fast=False, quick=True) if case.part.kind == "add")
+    monkeypatch.setattr(bench.Bench, "seconds", seconds)
+    monkeypatch.setattr(bench.Bench, "is_serial", is_serial)
+    with bench.paddle_settings():
+        dur_ns, _ = bench_of_cpu().op_ns(case)
     assert dur_ns == pytest.approx(expected_ns, rel=0.01)
 
 
@@ -129,10 +214,11 @@ def test_the_hosts_cost_of_an_operation_is_that_of_training_steps_where_it_runs_
     with a constant, and each scale has one."""
     import paddle
 
-    from interlace.bridge import calibrate
+    from interlace.bridge.calibrate import bench
+    from interlace.bridge.calibrate.host import host_costs
     from interlace.ir.kinds import NO_KERNEL
 
-    def seconds(self, build, num_jobs: int = 1, num_runs: int = 0) -> list[float]:
+    def seconds(self, build, num_jobs: int = 1, num_runs: int = 0, inputs=None) -> list[float]:
         program = paddle.static.Program()
         with paddle.static.program_guard(program, paddle.static.Program()):
             build()
@@ -140,10 +226,10 @@ def test_the_hosts_cost_of_an_operation_is_that_of_training_steps_where_it_runs_
         each = 30e-6 if "pd_op.layer_norm_grad" in names else 20e-6
         return [250e-6 + num_jobs * (100e-6 + each * len(names))] * (num_runs or self.num_runs)
 
-    monkeypatch.setattr(calibrate.Bench, "seconds", seconds)
-    monkeypatch.setattr(calibrate.Bench, "is_serial", is_serial)
-    with calibrate.paddle_settings():
-        host = calibrate._host_costs(calibrate.Bench("cpu", 0.02, 5), True)
+    monkeypatch.setattr(bench.Bench, "seconds", seconds)
+    monkeypatch.setattr(bench.Bench, "is_serial", is_serial)
+    with bench.paddle_settings():
+        host = host_costs(bench_of_cpu(), True)
     assert host.op_ns == pytest.approx(expected_ns, rel=0.01)
     assert host.job_ns == pytest.approx(120_000, rel=0.01)
     assert host.between_steps_ns == pytest.approx(250_000, rel=0.01)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from interlace.bridge.calibrate import device_name
+from interlace.bridge.targets.cpu import cpu_model
 from interlace.cli import main
 from interlace.cost_model import load_profile
 from interlace.cost_model.profile import save_profile
@@ -67,7 +67,7 @@ def test_the_log_says_what_a_step_took_beside_what_was_predicted(device: str, tm
     profile, result = device, tmp_path / "result.json"
     if device == "own":
         profile = str(tmp_path / "mine.json")
-        mine = msgspec.structs.replace(load_profile("h200"), device=device_name("cpu"))
+        mine = msgspec.structs.replace(load_profile("h200"), device=cpu_model())
         save_profile(mine, profile)
     config = tmp_path / "config.yaml"
     config.write_text(f"device: {profile}\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from interlace.bridge.doctor.internals import check_internals
-from interlace.errors import ConfigError
 from interlace.installed import versions
 from interlace.report.checks import Check, Examination, nothing_runs
 
@@ -13,30 +12,13 @@ if TYPE_CHECKING:
     from interlace.bridge.doctor.meeting import Meeting
 
 
-def use_place(target: str = "") -> None:
-    """Let Paddle use a device: `gpu`, `cpu` or `custom`; empty for the first of GPU, custom device and CPU that there is. Raises
-    ConfigError where it is not there."""
-    import paddle
-
-    has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
-    custom = paddle.device.get_all_custom_device_type()
-    gpu = f"gpu:{paddle.distributed.ParallelEnv().dev_id}" if has_gpu else ""
-    places = {"gpu": gpu, "custom": f"{custom[0]}:0" if custom else "", "cpu": "cpu"}
-    wanted = target or next(name for name, place in places.items() if place)
-    if not places[wanted]:
-        raise ConfigError(
-            f"--target {wanted}: this Paddle sees no such device; expected one of {[each for each in places if places[each]]}"
-        )
-    paddle.set_device(places[wanted])
-
-
 def examine(profile: str = "", times: bool = True, target: str | None = None) -> Examination:
     """All checks of the device that Paddle's executor uses in this process. Of several ranks one that fails says so to the others, which
     would wait for it.
 
     `profile` is the name or path of a device profile, empty for the one that plans would be made with; `times` holds it against the device
-    as well; `target` is as in `use_place`, None for the device in use. Raises ConfigError where there is no such profile or device,
-    PlanError on a device whose rules Interlace does not know.
+    as well; `target` is as in `targets.choose.use_place`, None for the device in use. Raises ConfigError where there is no such profile
+    or device, PlanError on a device whose rules Interlace does not know.
     """
     internals = check_internals()
     try:
@@ -45,6 +27,8 @@ def examine(profile: str = "", times: bool = True, target: str | None = None) ->
         meeting = meeting_of_run()
         try:
             if target is not None:
+                from interlace.bridge.targets.choose import use_place
+
                 use_place(target)
             return _examine(profile, internals, times, meeting)
         except Exception as error:

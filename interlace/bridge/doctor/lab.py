@@ -20,7 +20,7 @@ import numpy as np
 import paddle
 from paddle.base import core
 
-from interlace.bridge.calibrate import ROWS, paddle_settings, product_s
+from interlace.bridge.calibrate.bench import ROWS, paddle_settings, product_s
 from interlace.bridge.capture import Captured, capture
 from interlace.bridge.doctor.versions import SET, flag
 from interlace.bridge.lower import Lowered, lower

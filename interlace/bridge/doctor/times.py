@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-import paddle
-
-from interlace.bridge.calibrate import DTYPES, Bench, Case, cases
-from interlace.bridge.doctor.lab import STREAMS, Lab, on
+from interlace.bridge.calibrate.bench import Bench
+from interlace.bridge.calibrate.cases import cases, dtype_for
+from interlace.bridge.calibrate.copies import WAYS, copies_ns
+from interlace.bridge.doctor.lab import Lab
 from interlace.bridge.guard import fault_of
 from interlace.bridge.profiles import known_name
 from interlace.bridge.targets import Device
@@ -25,7 +25,6 @@ KINDS = ("gemm", "gemm_batched", "add", "multiply", "scale", "gelu", "copy", "ca
 TOLERANCE = 0.3
 """Share by which a time may be off; twice the error that the profile itself expects where that is more."""
 COPY_ROWS = 1024
-NUM_COPIES = 8
 TRIES = 3
 MOST = 1.0
 """A profile that expects itself to be off by this share says nothing that could be wrong."""
@@ -54,16 +53,13 @@ def check_profile(device: Device, lab: Lab | None, name: str, profile: DevicePro
 
 
 def _operations(device: Device, costs: CostModel) -> Iterator[Check]:
-    kind = "gpu" if device.target is GPU else "cpu"
-    largest: dict[str, Case] = {}
-    for case in cases(kind, quick=True):
-        if case.part.dtype == DTYPES[kind] or case.part.kind == "cast":
-            largest["copy" if case.part.kind == "assign" else case.part.kind] = case
-    bench = Bench(kind, 0.02, 5, on=device)
+    bench = Bench(device, 0.02, 5)
+    fast = bench.is_fast
+    largest = {case.part.kind: case for case in cases(fast, quick=True) if case.part.dtype == dtype_for(fast)}
     host_ns = costs.profile.host.op_ns if device.target.serial else 0
     for name in KINDS:
         case = largest[name]
-        part = Part(name, case.part.family, case.part.dtype, case.part.dims, case.part.flops, case.part.size_bytes)
+        part = case.part
         title = f"{name} {'x'.join(str(each) for _, each in part.dims)} {part.dtype}"
         expected = costs.part_time(part)
         try:
@@ -76,33 +72,14 @@ def _operations(device: Device, costs: CostModel) -> Iterator[Check]:
 
 def _copies(device: Device, lab: Lab | None, costs: CostModel) -> Iterator[Check]:
     """Copies of one direction in a row."""
-    for way in ("d2h", "h2d"):
+    for way in WAYS:
         title = f"copy {'out' if way == 'd2h' else 'in'} of {size(4 * COPY_ROWS**2)}"
         if lab is None or not costs.profile.copies:
             why = "one memory: nothing is copied" if device.target.serial else "the profile has no copies"
             yield Check(title, "as the profile's", why, "not checked", (TIMES, OFFLOAD), GROUP)
             continue
         expected = costs.part_time(Part(way, "copy", "", (), 0, 4 * COPY_ROWS**2))
-        once, several = (_copies_s(lab, way, count) for count in (1, 1 + NUM_COPIES))
-        each_ns = [(long - short) / NUM_COPIES * 1e9 for short, long in zip(once, several, strict=True)]
-        yield _held(title, expected.dur_ns, each_ns, expected.rel_error)
-
-
-def _copies_s(lab: Lab, way: str, count: int) -> list[float]:
-    """Times of so many copies, the shortest first."""
-
-    def build(x: object, one: object) -> None:
-        for _ in range(count if way == "d2h" else 1):
-            host = on(paddle._C_ops.memcpy_d2h(x, 0), STREAMS[1])
-            made.append(host)
-
-    def back(x: object, one: object) -> None:
-        for _ in range(count if way == "h2d" else 1):
-            on(paddle._C_ops.memcpy_h2d(made[0], 1), STREAMS[2])
-
-    made: list[object] = []
-    step = lab.step([build, back], size=COPY_ROWS, watched=False)
-    return sorted(step.run().done_s for _ in range(2 * TRIES))[:TRIES]
+        yield _held(title, expected.dur_ns, copies_ns(lab, way, COPY_ROWS, TRIES), expected.rel_error)
 
 
 def _held(title: str, expected_ns: float, each_ns: Sequence[float], rel_error: float) -> Check:

@@ -12,7 +12,7 @@ from interlace.bridge.targets.base import Device
 from interlace.bridge.targets.cpu import CpuDevice
 from interlace.bridge.targets.custom import CustomDevice
 from interlace.bridge.targets.gpu import GpuDevice
-from interlace.errors import PlanError
+from interlace.errors import ConfigError, PlanError
 
 _registered: dict[str, Callable[[Any], Device]] = {}
 
@@ -32,3 +32,23 @@ def choose_device() -> Device:
     if isinstance(place, paddle.CustomPlace):
         return _registered.get(place.get_device_type(), CustomDevice)(place)
     raise PlanError(f"device {place}: Interlace knows the rules of CPU, CUDA GPU and custom devices only; turn it off here")
+
+
+def use_place(target: str = "") -> None:
+    """Let Paddle use a device: `gpu`, `cpu` or `custom`; empty for the first of GPU, custom device and CPU that there is. Raises
+    ConfigError where it is not there."""
+    has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+    custom = paddle.device.get_all_custom_device_type()
+    gpu = f"gpu:{paddle.distributed.ParallelEnv().dev_id}" if has_gpu else ""
+    places = {"gpu": gpu, "custom": f"{custom[0]}:0" if custom else "", "cpu": "cpu"}
+    wanted = target or next(name for name, place in places.items() if place)
+    if not places[wanted]:
+        raise ConfigError(
+            f"--target {wanted}: this Paddle sees no such device; expected one of {[each for each in places if places[each]]}"
+        )
+    paddle.set_device(places[wanted])
+
+
+def leave_signals() -> None:
+    """Leave SIGTERM to us: Paddle's answer to it is a traceback of its own."""
+    paddle.disable_signal_handler()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import paddle
@@ -21,9 +24,7 @@ class CpuDevice(Device):
 
     def name(self) -> str:
         """The model of the CPU."""
-        from interlace.bridge.calibrate import device_name
-
-        return device_name("cpu")
+        return cpu_model()
 
     def synchronize(self) -> None:
         """Nothing runs behind the host's back."""
@@ -51,3 +52,12 @@ class CpuDevice(Device):
 
         if install.RUN_DIR_VARIABLE in os.environ:
             install.prepare_program(program, job)
+
+
+def cpu_model() -> str:
+    """Name of the CPU, as Linux has it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

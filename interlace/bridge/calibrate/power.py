@@ -16,7 +16,10 @@ from typing import NamedTuple, Protocol
 from interlace.cost_model.profile import Power, PowerSample
 
 WINDOW_S, SETTLE_S = 1.5, 0.5
-"""How long a kernel runs while its energy is counted, which the counter gives to 20 to 100 ms; and before, so that the clock settles."""
+"""How long a kernel runs at least while its energy is counted, from one change of the counter to another, which are 20 to 100 ms apart; and
+before, so that the clock settles."""
+POLL_S, MOST_POLLS, LATEST_S = 0.002, 100, 0.2
+"""How often a device at rest is asked whether its counter has changed; after which time it is read as it is."""
 APART = 0.05
 """Share by which two clocks differ at least that say how time and energy follow it."""
 RESPONSE_NS, STEP_MHZ, LOWEST = 40_000_000, 15, 6
@@ -44,17 +47,18 @@ class Load:
 
 
 class Window(NamedTuple):
-    """A kernel's mean time, clock, and energy above what the device draws at rest."""
+    """A kernel's mean time, clock, and energy above what the device draws at rest; what the device drew in the mean."""
 
     took_s: float
     mhz: float
     joules: float
+    watts: float
 
 
 def power_part(
     loads: Sequence[Load], gpu: Reader, now: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
 ) -> Power:
-    """The limit, what the device draws at rest, and what each kernel draws at the highest clock.
+    """The limit, as the device keeps it by the counter of energy, what it draws at rest, and what each kernel draws at the highest clock.
 
     Args:
         loads: Kernels; matrix products among them say how energy follows the clock.
@@ -82,7 +86,7 @@ def power_part(
         own = round(paused.mhz) if ratio < 1 - APART else 0
         samples.append(PowerSample(load.kind, load.size, round(joules / took_s, 1), round(share, 2), own))
     return Power(
-        limit_w=gpu.limit_w(),
+        limit_w=round(max((full.watts for full, _ in apart), default=gpu.limit_w()), 1),
         static_w=round(meter.static_w, 1),
         waiting_w=0.0,
         highest_mhz=highest,
@@ -91,9 +95,9 @@ def power_part(
         response_ns=RESPONSE_NS,
         energy_exponent=round(exponent, 2),
         samples=tuple(sorted(samples, key=lambda each: (each.kind, each.size))),
-        note="one device; limit as the driver tells it; response, step of clocks, lowest clock and what waits draw as on H100 and H200; "
-        "what communication adds beside computation is not known"
-        + ("" if apart else "; no kernel reached the limit: energy follows the clock as on the H100"),
+        note=f"one device; the driver's limit is {gpu.limit_w():.0f} W; response, step of clocks, lowest clock and what waits draw as on "
+        "H100 and H200; what communication adds beside computation is not known"
+        + ("" if apart else "; no kernel reached the limit, which is the driver's; energy follows the clock as on the H100"),
     )
 
 
@@ -106,24 +110,39 @@ class _Meter:
 
     def _at_rest(self) -> float:
         self.sleep(SETTLE_S)
-        begin_mj, begin = self.gpu.millijoules(), self.now()
+        begin_mj, begin = self._tick()
         self.sleep(WINDOW_S)
-        return (self.gpu.millijoules() - begin_mj) / 1e3 / (self.now() - begin)
+        end_mj, end = self._tick()
+        return (end_mj - begin_mj) / 1e3 / (end - begin)
+
+    def _tick(self) -> tuple[int, float]:
+        """The counter of energy once it has changed, and when."""
+        before = self.gpu.millijoules()
+        for _ in range(MOST_POLLS):
+            self.sleep(POLL_S)
+            if (found := self.gpu.millijoules()) != before:
+                break
+        return found, self.now()
 
     def window(self, load: Load, *, pauses: bool) -> Window:
         """Run a kernel until the clock has settled, and then while its energy is counted."""
         self._repeat(load, SETTLE_S, pauses)
         begin_mj, begin = self.gpu.millijoules(), self.now()
         count, busy_s, clocks = self._repeat(load, WINDOW_S, pauses)
-        joules = (self.gpu.millijoules() - begin_mj) / 1e3 - self.static_w * (self.now() - begin)
-        return Window(busy_s / count, median(clocks), joules / count)
+        drawn, took_s = (self.gpu.millijoules() - begin_mj) / 1e3, self.now() - begin
+        return Window(busy_s / count, median(clocks), (drawn - self.static_w * took_s) / count, drawn / took_s)
 
     def _repeat(self, load: Load, for_s: float, pauses: bool) -> tuple[int, float, list[int]]:
+        """For so long, and then until the counter of energy changes."""
         end, count, busy_s, clocks = self.now() + for_s, 0, 0.0, list[int]()
-        while not clocks or self.now() < end:
+        last_mj = self.gpu.millijoules()
+        while True:
             number, took_s = load.run()
             clocks.append(self.gpu.mhz())
             count, busy_s = count + number, busy_s + took_s
             if pauses:
                 self.sleep(took_s)
-        return count, busy_s, clocks
+            now_mj = self.gpu.millijoules()
+            if self.now() >= end and (now_mj != last_mj or self.now() >= end + LATEST_S):
+                return count, busy_s, clocks
+            last_mj = now_mj

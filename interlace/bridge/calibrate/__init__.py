@@ -1,0 +1,1 @@
+"""What `interlace calibrate` measures of a device, through Paddle itself."""

@@ -1,0 +1,188 @@
+"""Runs small programs on a device, and times the operations in them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from math import prod
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import paddle
+from paddle.base import core
+
+if TYPE_CHECKING:
+    from interlace.bridge.calibrate.cases import Case
+    from interlace.bridge.targets import Device
+
+LEAD_S = 0.01
+"""How long the work takes that comes first: longer than the host needs to issue `MOST_OPS` operations."""
+MOST_OPS = 200
+LEAST_PRODUCT_S = 0.001
+"""How long one matrix product of it takes at least: far longer than the host needs to issue one."""
+ROWS = (128, 256, 512, 1024, 2048, 4096, 8192)
+"""Rows and columns of these products, the first that is long enough."""
+FAST_ROWS = 1024
+SCATTER = ((78.233, 12.9898), (41.417, 93.751), (27.619, 63.137))
+"""Radians between neighbours in a column and in a row. A product of such sines has no pattern, and its exponents are spread as those of
+normal numbers: they decide what a matrix product draws."""
+
+
+class Inputs(NamedTuple):
+    """Tensors that programs read by these names."""
+
+    scope: Any
+    names: list[str]
+
+
+@dataclass(slots=True)
+class Bench:
+    """A device that programs run on; about `budget_s` is spent on each figure, the median of `num_runs`."""
+
+    device: Device
+    budget_s: float
+    num_runs: int
+    _place: Any = field(init=False)
+    _lead: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        self._place = self.device.place_attribute()
+
+    def seconds(self, build: Callable[[], None], num_jobs: int = 1, num_runs: int = 0, inputs: Inputs | None = None) -> list[float]:
+        """Times of `num_runs` runs (0: the bench's) of a plan whose `num_jobs` jobs are each what `build` fills, on these inputs."""
+        run = self.runner(build, num_jobs, inputs)
+        return [run() for _ in range((num_runs or self.num_runs) + 1)][1:]
+
+    def runner(self, build: Callable[[], None], num_jobs: int = 1, inputs: Inputs | None = None) -> Callable[[], float]:
+        """Runs such a plan, and gives the time it took."""
+        programs = {}
+        for number in range(num_jobs):
+            program = paddle.static.Program()
+            with paddle.static.program_guard(program, paddle.static.Program()):
+                build()
+            self.device.finish(program, f"job{number}")
+            programs[f"job{number}"] = program
+        scope, names = (inputs.scope, inputs.names) if inputs else (core.Scope(), [])
+        jobs = [core.Job(name) for name in programs]
+        for job in jobs:
+            job.set_skip_gc_vars(set(names))
+        with paddle.static.scope_guard(scope):
+            executor = core.StandaloneExecutor(self._place, core.Plan(jobs, programs), scope)
+        return lambda: self._run(executor, names)
+
+    def _run(self, executor: Any, names: list[str]) -> float:
+        self.device.synchronize()
+        start = time.perf_counter()
+        executor.run(names, False)
+        self.device.synchronize()
+        return time.perf_counter() - start
+
+    def inputs(self, case: Case) -> Inputs:
+        """What an operation reads, made once: numbers without a pattern for products of a fast device, which runs those of constants at a
+        higher clock; else constants. Whole numbers, rows of tables or classes, count up."""
+        found = Inputs(core.Scope(), [f"input{k}" for k in range(len(case.inputs))])
+        scattered = bool(case.part.flops) and self.is_fast
+
+        def build() -> None:
+            for name, (shape, dtype) in zip(found.names, case.inputs, strict=True):
+                made = _input(shape, dtype, scattered)
+                made.persistable = True  # so that it stays in the scope
+                paddle._C_ops.set_persistable_value(made, name)
+
+        self.runner(build, inputs=Inputs(found.scope, []))()
+        return found
+
+    def op_ns(self, case: Case) -> tuple[float, float]:
+        """Median and spread (largest minus smallest) of one operation in a row of equal ones: dispatch included where the device is
+        serial, else the device's time alone."""
+        inputs = self.inputs(case)
+        once = min(self.seconds(lambda: fill(case, 1), num_runs=2, inputs=inputs))
+        several = min(self.seconds(lambda: fill(case, 4), num_runs=1, inputs=inputs))
+        each = max((several - once) / 3, 1e-6)
+        count = int(min(MOST_OPS, max(2, self.budget_s / self.num_runs / each)))
+        lead = self._products()
+        base = median(self.seconds(lambda: fill(case, 1, lead), inputs=inputs))
+        times = [(run - base) / count * 1e9 for run in self.seconds(lambda: fill(case, count + 1, lead), inputs=inputs)]
+        return median(times), max(times) - min(times)
+
+    @property
+    def is_serial(self) -> bool:
+        """Whether the host executes operations itself, one after the other."""
+        return self.device.target.serial
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether a product of `FAST_ROWS` rows takes less than `LEAST_PRODUCT_S`, as on GPUs."""
+        return self._products()[0] > FAST_ROWS
+
+    def _products(self) -> tuple[int, int]:
+        """Rows and number of the matrix products that come first; none on a serial device."""
+        if self._lead is None:
+            found = (0, 0.0) if self.is_serial else product_s(lambda *size: min(self.seconds(lambda: _lead(*size), num_runs=3)))
+            self._lead = found[0], int(LEAD_S / found[1]) + 1 if found[0] else 0
+        return self._lead
+
+
+def product_s(seconds: Callable[[int, int], float]) -> tuple[int, float]:
+    """Rows of a square matrix product in float32 that the device needs much longer for than the host to issue it, and its time in seconds.
+
+    Args:
+        seconds: Time of a program with so many rows, and so many products.
+    """
+    for rows in ROWS:
+        each = (seconds(rows, 5) - seconds(rows, 1)) / 4
+        if each >= LEAST_PRODUCT_S:
+            break
+    return rows, max(each, 1e-5)
+
+
+def _lead(rows: int, count: int) -> None:
+    """Matrix products, one after the other."""
+    if count:
+        x = one = paddle.full((rows, rows), 1 / rows, "float32")
+        for _ in range(count):
+            x = paddle._C_ops.matmul(x, one, False, False)
+
+
+def fill(case: Case, count: int, lead: tuple[int, int] = (0, 0)) -> None:
+    """Other work, then the operation `count` times; nothing reads the results, so each is freed at once."""
+    given = [paddle.static.data(f"input{k}", list(shape), dtype) for k, (shape, dtype) in enumerate(case.inputs)]
+    _lead(*lead)
+    add = case.prepare(given)
+    for _ in range(count):
+        add()
+
+
+def _input(shape: tuple[int, ...], dtype: str, scattered: bool) -> Any:
+    if dtype.startswith("int"):
+        return paddle.arange(prod(shape), dtype=dtype).reshape(shape)
+    if scattered:
+        made = reduce(paddle.multiply, (_sines(prod(shape[:-1]), prod(shape[-1:]), *each) for each in SCATTER)).reshape(shape)
+    else:
+        made = paddle.full(shape, 0.5, "float32")
+    return made if dtype == "float32" else made.astype(dtype)
+
+
+def _sines(rows: int, cols: int, down: float, along: float) -> Any:
+    """`[rows, cols]`"""
+    places = (paddle.scale(paddle.arange(size, dtype="float32"), step) for size, step in ((rows, down), (cols, along)))
+    first, second = places
+    return paddle.sin(paddle.add(first.reshape([rows, 1]), second.reshape([1, cols])))
+
+
+@contextlib.contextmanager
+def paddle_settings(others: Sequence[str] = ()) -> Iterator[None]:
+    """Static mode and issue in program order, as the auto-parallel engine sets it; put back afterwards, `others` (flags) too."""
+    name = "FLAGS_new_executor_sequential_run"
+    before, dynamic = paddle.get_flags([name, *others]), paddle.in_dynamic_mode()
+    paddle.set_flags({name: True})
+    paddle.enable_static()
+    try:
+        yield
+    finally:
+        paddle.set_flags(before)
+        if dynamic:
+            paddle.disable_static()

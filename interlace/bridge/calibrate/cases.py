@@ -1,0 +1,280 @@
+"""The operations that calibration measures: those of small models' training steps, and plain ones over a range of sizes.
+
+Models and plain operations are built as Paddle programs, and captured as training programs are; so each operation has the kernel and sizes
+for which the cost model will ask. To measure one it is cloned into a program of its own, on inputs of the same types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import paddle
+import paddle.nn.functional as F
+from paddle.base.libpaddle import pir
+
+from interlace.bridge.capture import Captured, capture, dtype_name, operand_sources
+from interlace.cost_model.base import tables_of
+from interlace.cost_model.work import TRANSPOSES, Dims, Part, work_of
+from interlace.ir import Op
+from interlace.ir.kinds import is_boundary
+
+ops: Any = paddle._C_ops
+HEAD_DIM = 128
+CLONE = pir.CloneOptions(True, True, True)
+CONSTANTS = frozenset({"pd_op.full", "pd_op.full_int_array", "builtin.combine"})
+"""Operations that are cloned along with those that read them: axes, shapes, and lists of operands."""
+MEASURED_ELSEWHERE = ("comm", "p2p", "copy", "unknown")
+"""Families of kernels that one device cannot measure as operations."""
+
+
+@dataclass(slots=True)
+class Case:
+    """An operation to measure.
+
+    Attributes:
+        part: Its kernel, as the cost model asks for it.
+        inputs: Shape and dtype of each tensor that it reads.
+        prepare: Gets such tensors, of the program that is being built; gives what adds the operation to that program.
+    """
+
+    part: Part
+    inputs: list[tuple[tuple[int, ...], str]]
+    prepare: Callable[[Sequence[Any]], Callable[[], object]]
+
+
+class Model(NamedTuple):
+    """Sizes of a layer; `heads` and the width of its feed-forward part, `wide`, are those on one device."""
+
+    batch: int
+    seq: int
+    hidden: int
+    heads: int
+    wide: int
+    words: int
+
+
+class Sizes(NamedTuple):
+    """What is measured: `products` of (m, n, k), `batched` ones of (batch, m, n, k), `elements` of elementwise operations, `rows` and
+    columns of row-wise ones, and training steps of `models`."""
+
+    products: list[tuple[int, int, int]]
+    batched: list[tuple[int, int, int, int]]
+    elements: list[int]
+    rows: list[tuple[int, int]]
+    models: list[Model]
+
+
+SMALL = Sizes(
+    [(n, n, n) for n in (128, 256, 512, 1024)] + [(256, 2048, 512), (256, 512, 2048), (2048, 256, 512)],
+    [(8, 128, 128, 64), (16, 512, 512, 64)],
+    [1 << e for e in (14, 16, 18, 20, 22)],
+    [(64, 256), (512, 512), (2048, 1024)],
+    [Model(1, 128, 256, 4, 1024, 1024), Model(2, 256, 512, 8, 2048, 4096)],
+)
+LARGE = Sizes(
+    [(m, n, k) for m in (512, 2048, 4096, 8192) for n, k in ((1024, 1024), (4096, 4096), (4096, 11008), (11008, 4096))],
+    [(8, 1024, 1024, 128), (32, 2048, 2048, 128), (32, 2048, 128, 2048)],
+    [1 << e for e in (18, 20, 22, 24, 26)],
+    [(1024, 4096), (4096, 4096), (4096, 8192)],
+    [
+        *(Model(batch, 2048, 4096, 32 // mp, 16384 // mp, 32768) for batch in (1, 4) for mp in (1, 2, 4)),
+        Model(1, 4096, 4096, 32, 11008, 32768),
+    ],
+)
+
+
+def dtype_for(fast: bool) -> str:
+    """The type that models are measured in, on a fast device or another."""
+    return "bfloat16" if fast else "float32"
+
+
+def sizes_for(fast: bool, quick: bool) -> Sizes:
+    """The sizes measured on a fast device or another; fewer when `quick`."""
+    found = LARGE if fast else SMALL
+    return Sizes(found.products[:3], found.batched[:1], found.elements[1::2], found.rows[1:], found.models[:1]) if quick else found
+
+
+def cases(fast: bool, quick: bool) -> list[Case]:
+    """Every operation of a calibration, smallest first within a kind. On a device that is not `fast` (`Bench.is_fast`) they are small."""
+    sizes, dtype = sizes_for(fast, quick), dtype_for(fast)
+    builds: list[Callable[[], object]] = [
+        partial(_products, sizes.products, sizes.batched, dtype),
+        *(partial(_elementwise, elements, dtype) for elements in sizes.elements),
+        *(partial(_row_wise, rows, cols, dtype) for rows, cols in sizes.rows),
+        *(partial(_model, size, dtype, is_llama) for size in sizes.models for is_llama in (False, True)),
+    ]
+    found: dict[tuple[str, str, Dims, int], Case] = {}
+    for build in builds:
+        for case in _cases_of(build):
+            part = case.part
+            found.setdefault((part.kind, part.dtype, part.dims, part.size_bytes), case)
+    return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1], key[3], key[2]))]
+
+
+def _cases_of(build: Callable[[], object]) -> Iterator[Case]:
+    """Of the operations that a program has; products of one that is several kernels as operations of their own."""
+    program = paddle.static.Program()
+    with paddle.static.program_guard(program, paddle.static.Program()):
+        build()
+    captured = capture(program)
+    values, _ = tables_of(captured.program)
+    for op in captured.program.ops:
+        parts = () if is_boundary(op) else work_of(op, values).parts
+        for part in parts:
+            if part.family == "gemm":
+                yield _product(part)
+            elif len(parts) == 1 and part.family not in MEASURED_ELSEWHERE:
+                yield _cloned(replace(part, kind=_kind_of(op, part)), captured, op.id)
+
+
+def _kind_of(op: Op, part: Part) -> str:
+    """The kind of its sample: here nothing lives across steps, into which gradients would be accumulated; a copy and a sum stand for more
+    kinds."""
+    if op.kind == "add" and op.inplace:
+        return "grad_accumulate"
+    return {"assign": "copy", "sum": "reduce"}.get(part.kind, part.kind)
+
+
+def _product(part: Part) -> Case:
+    sizes = dict(part.dims)
+    batch, m, n, k = (sizes[name] for name in ("batch", "m", "n", "k"))
+    turned = [bool(sizes.get(name)) for name in TRANSPOSES]
+    shapes = ((k, m) if turned[0] else (m, k)), ((n, k) if turned[1] else (k, n))
+    lead = (batch,) if part.kind == "gemm_batched" else ()
+    return Case(part, [((*lead, *shape), part.dtype) for shape in shapes], lambda given: lambda: ops.matmul(*given, *turned))
+
+
+def _cloned(part: Part, captured: Captured, number: int) -> Case:
+    source = captured.source_ops[number]
+    read: dict[int, Any] = {}
+    constants: list[Any] = []
+
+    def find(value: Any) -> None:
+        made_by = value.get_defining_op()
+        if made_by is not None and made_by.name() in CONSTANTS:
+            for each in made_by.operands_source():
+                find(each)
+            if all(made_by is not known for known in constants):
+                constants.append(made_by)
+        else:
+            read.setdefault(value.id, value)
+
+    for value in operand_sources(source):
+        if not paddle.pir.is_fake_value(value):
+            find(value)
+
+    def prepare(given: Sequence[Any]) -> Callable[[], object]:
+        mapping = pir.IrMapping()
+        for value, tensor in zip(read.values(), given, strict=True):
+            mapping.add(value, tensor)
+        block = paddle.static.default_main_program().global_block()
+        for constant in constants:
+            paddle.pir.set_insertion_point_to_block_end(block)
+            constant.clone(mapping, CLONE)
+
+        def add() -> None:
+            paddle.pir.set_insertion_point_to_block_end(block)
+            captured.source_ops[number].clone(mapping, CLONE)  # keeps the program alive, too
+
+        return add
+
+    return Case(part, [(tuple(value.shape), dtype_name(value.dtype)) for value in read.values()], prepare)
+
+
+# -- programs --------------------------------------------------------------------------------------------------------
+
+
+def _tensor(shape: Sequence[int], dtype: str) -> Any:
+    """An input; all need a gradient."""
+    block = paddle.static.default_main_program().global_block()
+    made = paddle.static.data(f"input{len(block.ops)}", list(shape), dtype)
+    made.stop_gradient = dtype.startswith("int")
+    return made
+
+
+def _products(sizes: Sequence[tuple[int, int, int]], batched: Sequence[tuple[int, int, int, int]], dtype: str) -> None:
+    for *batch, m, n, k in (*sizes, *batched):
+        ops.matmul(_tensor((*batch, m, k), dtype), _tensor((*batch, k, n), dtype), False, False)
+
+
+def _elementwise(elements: int, dtype: str) -> None:
+    x, other, wide = (_tensor((elements,), each) for each in (dtype, dtype, "float32"))
+    total = ops.add(ops.multiply(x, other), ops.scale(x, 2.0, 1.0, True))
+    for made in (ops.gelu(x, True), ops.silu(x), ops.square(x), ops.subtract(x, other), ops.swiglu(x, other)):
+        total = ops.add(total, made)
+    paddle.static.gradients([ops.sum(total, [], None, False)], [x, other])
+    ops.assign(x)
+    narrow = "float16" if dtype == "float32" else dtype
+    ops.cast(wide, narrow)
+    ops.cast(_tensor((elements,), narrow), "float32")
+    ops.add_(_tensor((elements,), "float32"), _tensor((elements,), "float32"))
+    _updates((elements,), dtype)
+
+
+def _updates(shape: tuple[int, ...], dtype: str) -> None:
+    """SGD and AdamW, in a narrow type with master weights, whose gradients are wide."""
+    rate = paddle.full([1], 0.01, "float32")
+    has_master = dtype != "float32"
+
+    def weights() -> tuple[Any, Any]:
+        return _tensor(shape, dtype), _tensor(shape, "float32") if has_master else None
+
+    parameter, master = weights()
+    ops.sgd_(parameter, rate, _tensor(shape, "float32"), master, has_master)
+    parameter, master = weights()
+    moments, powers = [_tensor(shape, "float32") for _ in range(2)], [_tensor((1,), "float32") for _ in range(2)]
+    given = parameter, _tensor(shape, "float32"), rate, *moments, None, *powers, master, None
+    ops.adamw_(*given, 0.9, 0.999, 1e-8, 1.0, 0.01, True, False, 1000, has_master, False, False)
+
+
+def _row_wise(rows: int, cols: int, dtype: str) -> None:
+    x, scale, shift = _tensor((rows, cols), dtype), _tensor((cols,), dtype), _tensor((cols,), dtype)
+    made = ops.softmax(ops.layer_norm(x, scale, shift, 1e-5, 1), -1)
+    paddle.static.gradients([ops.sum(made, [], None, False)], [x, scale, shift])
+    ops.transpose(ops.reshape(x, [1, rows, cols // HEAD_DIM, HEAD_DIM] if cols > HEAD_DIM else [1, rows, 1, cols]), [0, 2, 1, 3])
+
+
+def _model(size: Model, dtype: str, is_llama: bool) -> None:
+    """A layer, embedding and loss of a GPT, or of a Llama, with backward."""
+    batch, seq, hidden, heads, wide, words = size
+    weights: list[Any] = []
+
+    def weight(*shape: int) -> Any:
+        weights.append(_tensor(shape, dtype))
+        return weights[-1]
+
+    def linear(x: Any, width: int) -> Any:
+        return F.linear(x, weight(x.shape[-1], width), None if is_llama else weight(width))
+
+    def norm(x: Any) -> Any:
+        if not is_llama:
+            return F.layer_norm(x, hidden, weight(hidden), weight(hidden))
+        exact = x.astype("float32")
+        exact = exact * paddle.rsqrt(paddle.mean(paddle.square(exact), -1, keepdim=True) + 1e-5)
+        return exact.astype(dtype) * weight(hidden)
+
+    def mixed(x: Any) -> Any:
+        if not is_llama:
+            return F.gelu(linear(x, wide), approximate=True)
+        return F.silu(linear(x, wide)) * linear(x, wide)
+
+    ids = _tensor((batch, seq), "int64")
+    x = F.embedding(ids, weight(words, hidden))
+    width = heads * min(HEAD_DIM, hidden)
+    q, k, v = paddle.split(linear(norm(x), 3 * width).reshape([batch, seq, heads, 3 * width // heads]), 3, -1)
+    x = x + linear(_attended(q, k, v).reshape([batch, seq, width]), hidden)
+    x = x + linear(mixed(norm(x)), hidden)
+    scores = paddle.matmul(norm(x), weight(hidden, words)).astype("float32").reshape([-1, words])
+    paddle.static.gradients([F.cross_entropy(scores, ids.reshape([-1]))], weights)
+
+
+def _attended(q: Any, k: Any, v: Any) -> Any:
+    """Flash attention where the device has it, else products and a softmax; `[batch, sequence, heads, head_dim]`."""
+    try:
+        return ops.flash_attn(q, k, v, None, None, 0.0, True, False, False, "")[0]
+    except TypeError:  # no kernel for this type
+        q, k, v = (each.transpose([0, 2, 1, 3]) for each in (q, k, v))
+        return paddle.matmul(F.softmax(paddle.matmul(q, k, transpose_y=True)), v).transpose([0, 2, 1, 3])

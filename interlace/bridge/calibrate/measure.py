@@ -1,0 +1,222 @@
+"""Measure this machine through Paddle itself: what `interlace calibrate` writes as a device profile.
+
+Each figure comes from small static programs run by `StandaloneExecutor` with a `core.Plan`, as a training step is. An
+operation's time is the difference between a program that has it many times and one that has it once. Where the host executes
+operations itself, the time of an operation on almost no data is taken off: it is the host's share and is stored as such. Devices that
+run behind the host get other work first, so that the host is ahead and its share does not show.
+
+GPUs and custom devices are measured by the same code, fast ones in bfloat16. It has run on H100 and H200 as the testbed's custom
+device, not on Paddle's GPU build.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Collection, Sequence
+from datetime import date
+from typing import NamedTuple
+
+import msgspec
+from tqdm import tqdm
+
+from interlace.bridge.calibrate.bench import MOST_OPS, Bench, fill, paddle_settings
+from interlace.bridge.calibrate.cases import Case, cases
+from interlace.bridge.calibrate.collectives import GROUP, cpu_collectives
+from interlace.bridge.calibrate.copies import copy_samples
+from interlace.bridge.calibrate.host import host_costs
+from interlace.bridge.calibrate.power import Load, power_part
+from interlace.bridge.guard import fault_of
+from interlace.bridge.nvml import find_gpu
+from interlace.bridge.profiles import known_name
+from interlace.bridge.targets import Device
+from interlace.bridge.targets.cpu import cpu_model
+from interlace.cost_model.model import sample_size
+from interlace.cost_model.profile import SCHEMA, DeviceProfile, OpSample, Peak, Power, Provenance
+from interlace.errors import ConfigError
+from interlace.grouping import grouped
+from interlace.installed import versions
+
+MEASURABLE = 1.0
+"""An operation counts as measured where its time is at least this many times the host's share of it."""
+TRIES = 3
+"""Times that an operation is measured until it can be told from dispatch: what else the machine does may hide one that is long enough."""
+
+
+class Calibrated(NamedTuple):
+    """What was found.
+
+    Attributes:
+        profile: What was measured, and nothing else.
+        no_power: Why power is not known; empty where it is.
+        failed: Operations that the device does not run, with the reason.
+    """
+
+    profile: DeviceProfile
+    no_power: str
+    failed: tuple[str, ...]
+
+
+def calibrate(device: Device, quick: bool = False, today: str = "", command: str = "interlace calibrate") -> Calibrated:
+    """Measure a device.
+
+    Takes some minutes, less than one when `quick` (fewer sizes, shorter runs).
+
+    Raises:
+        ConfigError: The machine was too busy to measure anything.
+    """
+    is_host = device.target.serial
+    bench = Bench(device, 0.02, 5) if quick else Bench(device, 0.3, 15) if is_host else Bench(device, 0.1, 9)
+    with paddle_settings():
+        host, measured = host_costs(bench, quick), cases(bench.is_fast, quick)
+        samples, failed = op_samples(bench, measured, host.op_ns)
+        copies = () if is_host else tuple(copy_samples(device, quick))
+        power, no_power = power_of(bench, measured)
+    profile = DeviceProfile(
+        interlace_profile=SCHEMA,
+        device=known_name(device) or str(device.place),
+        provenance=Provenance(
+            f"{platform.system()} {platform.machine()}, {cpu_model()}, {os.cpu_count()} cores",
+            today or date.today().isoformat(),
+            command,
+            versions=versions(),
+            note=_note(is_host, no_power, failed),
+        ),
+        ranks_per_host=8,
+        memory_bytes=device.total_bytes() or (_host_bytes() if is_host else 0),
+        pinned_bytes=0,
+        shortest_kernel_ns=0,
+        matrix_flops=_matrix_rates(samples),
+        vector_flops={},
+        memory_rate=_memory_rate(samples),
+        host=host,
+        ops=tuple(samples),
+        collectives=tuple(cpu_collectives(quick)) if is_host else (),
+        copies=copies,
+        power=power,
+    )
+    return Calibrated(profile, no_power, failed)
+
+
+def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceProfile:
+    """A calibrated profile with what one device cannot measure as another profile, of this `name`, has it: collectives, transfers, what
+    runs beside what, the network, the kinds of operations and rates that are not there, and what the limiter of power does; all about
+    power where the other profile is of the same device and nothing was measured."""
+    kinds = {(sample.kind, sample.dtype) for sample in profile.ops}
+    others = [sample for sample in base.ops if (sample.kind, sample.dtype) not in kinds]
+    power = profile.power
+    if power is not None and base.power is not None:
+        drawn = {sample.kind for sample in power.samples}
+        power = msgspec.structs.replace(
+            power,
+            samples=(*power.samples, *(sample for sample in base.power.samples if sample.kind not in drawn)),
+            **{each: getattr(base.power, each) for each in ("waiting_w", "beside_w", "response_ns", "step_mhz", "lowest_mhz")},
+        )
+    taken = ("collectives", "p2p", "interference", "network", "copies")
+    missing = {each: getattr(base, each) for each in taken if not getattr(profile, each)}
+    of_base = [*missing, *sorted({f"{sample.kind} of {sample.dtype}" for sample in others})]
+    note = f"{profile.provenance.note}; of {name}: {', '.join(of_base)}"
+    return msgspec.structs.replace(
+        profile,
+        provenance=msgspec.structs.replace(profile.provenance, note=note),
+        ranks_per_host=base.ranks_per_host,
+        pinned_bytes=base.pinned_bytes,
+        shortest_kernel_ns=base.shortest_kernel_ns,
+        late_beside_wait_ns=base.late_beside_wait_ns,
+        matrix_flops={**base.matrix_flops, **profile.matrix_flops},
+        vector_flops={**base.vector_flops, **profile.vector_flops},
+        ops=(*profile.ops, *others),
+        power=power or (base.power if base.device == profile.device else None),
+        **missing,
+    )
+
+
+LOADED_S = 0.01
+"""How long kernels run in a row while their power is measured: less than the limiter averages, far more than the host needs."""
+PRODUCT_SIZES = (0.3, 0.6)
+"""Of which sizes of products and attention power is measured beside the largest, as places in their order: small ones draw less."""
+LEAST_LOAD_NS = 30_000
+"""The shortest kernel whose power is measured: of a shorter one the pauses between kernels decide it."""
+
+
+def power_of(bench: Bench, measured: Sequence[Case]) -> tuple[Power | None, str]:
+    """What the device's kernels draw; None, and why, where the driver does not tell it."""
+    index = bench.device.gpu_index()
+    if index is None:
+        return None, "power is measured of GPUs"
+    gpu, why = find_gpu(index)
+    if gpu is None:
+        return None, why
+    loads = []
+    for _, found in sorted(grouped((case.part.kind, case) for case in measured).items()):
+        ordered = sorted(found, key=lambda case: case.part.flops or case.part.size_bytes)
+        places = [int(share * len(ordered)) for share in PRODUCT_SIZES] if ordered[0].part.flops else []
+        loads += [load for case in [*(ordered[at] for at in places), ordered[-1]] if (load := _load(bench, case))]
+    return power_part(loads, gpu), ""
+
+
+def _load(bench: Bench, case: Case) -> Load | None:
+    """None where the kernel is too short."""
+    once_ns, _ = bench.op_ns(case)
+    if once_ns < LEAST_LOAD_NS:
+        return None
+    count = min(MOST_OPS, max(2, int(LOADED_S * 1e9 / once_ns)))
+    run = bench.runner(lambda: fill(case, count), inputs=bench.inputs(case))
+    return Load(case.part.kind, case.part.flops or case.part.size_bytes, lambda: (count, run()))
+
+
+def op_samples(bench: Bench, measured: Sequence[Case], op_ns: float) -> tuple[list[OpSample], tuple[str, ...]]:
+    """A sample for every case; on a serial device for those that can be told from dispatch. Also what failed, and why."""
+    samples, failed, op_ns = [], dict[str, str](), op_ns if bench.is_serial else 0.0
+    for case in tqdm(measured, desc="operations", unit="op", leave=False):
+        part = case.part
+        try:
+            found = (bench.op_ns(case) for _ in range(TRIES))
+            dur_ns, spread_ns = next((each for each in found if each[0] - op_ns >= max(MEASURABLE * op_ns, 1.0)), (0.0, 0.0))
+        except Exception as error:  # Paddle's own, of many classes: a device may lack this kernel
+            failed.setdefault(f"{part.kind} {part.dtype}", fault_of(error).text)
+            continue
+        if dur_ns:
+            times = round(dur_ns - op_ns), round(spread_ns)
+            samples.append(OpSample(part.kind, part.dtype, dict(part.dims), part.size_bytes, *times, bench.num_runs))
+    return sorted(samples, key=lambda s: (s.kind, s.dtype, s.size_bytes, sorted(s.dims.items()))), tuple(map(": ".join, failed.items()))
+
+
+def _matrix_rates(samples: Collection[OpSample]) -> dict[str, Peak]:
+    """Rate of the largest product of each dtype: the best of all would be the one that noise favours most."""
+    largest: dict[str, OpSample] = {}
+    for sample in sorted((s for s in samples if s.kind == "gemm"), key=sample_size):
+        largest[sample.dtype] = sample
+    return {
+        dtype: Peak(float(f"{sample_size(sample) * 1e9 / sample.dur_ns:.4g}"), "measured", "the largest gemm sample")
+        for dtype, sample in largest.items()
+    }
+
+
+def _memory_rate(samples: Collection[OpSample]) -> Peak:
+    """Rate of the largest elementwise sample that moves most bytes a second, so that caches do not count."""
+    plain = [s for s in samples if s.kind in ("add", "copy", "scale", "multiply")]
+    if not plain:
+        raise ConfigError(
+            f"calibrate: no elementwise operation could be told from dispatch in {TRIES} tries; is the machine busy? "
+            "Measure again when less runs beside it"
+        )
+    largest = max(s.dims["elements"] for s in plain)
+    best = max(s.size_bytes * 1e9 / s.dur_ns for s in plain if s.dims["elements"] == largest)
+    return Peak(float(f"{best:.4g}"), "measured", f"read plus written, {largest} elements")
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _note(is_host: bool, no_power: str, failed: Sequence[str]) -> str:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    busy = f"; others used this machine meanwhile (load {load:.1f} on {cores} cores)" if load > cores + 1 else ""
+    what = (
+        f"operations less the host's share; collectives between {GROUP} CPU processes; no copies: one memory"
+        if is_host
+        else "one device: no collectives, no interference"
+    )
+    lacks = [*([f"no power: {no_power}"] if no_power else []), *(f"not measured: {each}" for each in failed)]
+    return "; ".join([what + busy, *lacks])
