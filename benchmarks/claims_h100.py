@@ -116,19 +116,57 @@ def _group(kind: str) -> str:
 @claim
 def h200_at_clock() -> str:
     """Operations of traced steps on H200s against the profile at the clock that the GPU had."""
+    apart = _apart_at_clock("h200/by_kind_at_clock.json")
+    rows = ([name, str(len(found)), f"{100 * statistics.median(found):+.1f} %", span(found)] for name, found in apart.items())
+    return table(["kinds", "steps", "profile against measured, median", "range"], rows)
+
+
+@claim
+def h100_calibrated_kinds() -> str:
+    """Operations of traced steps on H100s against the shipped profile, and against times that `interlace calibrate` measured."""
+    shipped, calibrated = (_apart_at_clock(f"h100/{name}.json") for name in ("by_kind_at_clock", "by_kind_calibrated"))
+    rows = (
+        [name, str(len(found)), *(f"{100 * statistics.median(each):+.1f} % ({span(each)})" for each in (shipped[name], found))]
+        for name, found in calibrated.items()
+    )
+    return table(["kinds", "steps", "h100 against measured", "calibrated against measured"], rows)
+
+
+@claim
+def h100_calibrated_steps() -> str:
+    """Errors of steps and gains with both."""
+    devices = raw("h100/accuracy.json")["devices"]
+    rows = []
+    for name, found in (("h100", devices["h100"]), ("calibrated", devices[CALIBRATED])):
+        runs = found["runs"]
+        for label, has_stages in (("all", None), ("one stage", False), ("several stages", True)):
+            own = [row for row in runs if has_stages is None or ("pp" in accuracy.place_of(row["case"])) == has_stages]
+            said = accuracy.errors(own, "limited")
+            steps = f"{100 * said.step_bias:+.1f} %, {100 * said.step_worst:+.1f} %"
+            gains = f"{said.gain_ratio:.2f}, {100 * said.gain_median:.0f} %"
+            rows.append(
+                [name, label, str(said.steps), steps, gains, f"{said.right_sign} of {said.gains}", f"{said.right_order} of {said.pairs}"]
+            )
+    return table(["profile", "runs", "steps", "median, worst", "gains: ratio, off", "sign", "order of pairs"], rows)
+
+
+CALIBRATED = "benchmarks/results/h100/calibrated.json"
+
+
+def _apart_at_clock(name: str) -> dict[str, list[float]]:
+    """Group of kinds -> of each traced step, by how much the profile is off at the clock that the GPU had."""
     apart: dict[str, list[float]] = {name: [] for name in (*(name for name, _ in KINDS), "together")}
-    for step in raw("h200/by_kind_at_clock.json")["steps"]:
+    for step in raw(name)["steps"]:
         sums: dict[str, list[tuple[float, float]]] = {name: [] for name in apart}
         for kind, took in step["kinds"].items():
             if kind != OTHER and "at_clock_us" in took:
-                for name in (_group(kind), "together"):
-                    sums[name].append((took["measured_us"], took["at_clock_us"]))
-        for name, found in sums.items():
+                for group in (_group(kind), "together"):
+                    sums[group].append((took["measured_us"], took["at_clock_us"]))
+        for group, found in sums.items():
             if found:
                 measured, predicted = map(sum, zip(*found, strict=True))
-                apart[name].append(predicted / measured - 1)
-    rows = ([name, str(len(found)), f"{100 * statistics.median(found):+.1f} %", span(found)] for name, found in apart.items())
-    return table(["kinds", "steps", "profile against measured, median", "range"], rows)
+                apart[group].append(predicted / measured - 1)
+    return apart
 
 
 @claim

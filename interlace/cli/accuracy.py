@@ -18,7 +18,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `accuracy` to the command line."""
     parser = subparsers.add_parser("accuracy", help="hold predictions against measured runs", description=DESCRIPTION)
     parser.add_argument("runs", nargs="?", default="", metavar="FOLDER", help="folder with DEVICE/testbed_*.json (default: the checkout's)")
-    parser.add_argument("--device", action="append", metavar="NAME", help="only this shipped profile; may be repeated")
+    parser.add_argument("--device", action="append", metavar="NAME", help="only this device profile, by name or path; may be repeated")
     parser.add_argument(
         "--since", default="", metavar="DAY", help="only runs measured on this day or later, as 2026-11-27 or '2026-11-27 14:00'"
     )
@@ -57,9 +57,10 @@ def main(args: argparse.Namespace) -> int:
     for name in names:
         profile = load_profile(name)
         with Alive("accuracy", f"predicting the runs of {name}"):
-            runs = accuracy.predicted_runs(folder, name, profile, tell, args.since)
+            runs = accuracy.predicted_runs(folder, accuracy.folder_of(name, profile), profile, tell, args.since)
         if not runs:
-            raise ConfigError(f"{folder / name}: no measured run{when}; expected testbed_*.json with runs of {name}")
+            where = folder / accuracy.folder_of(name, profile)
+            raise ConfigError(f"{where}: no measured run{when}; expected testbed_*.json with runs of {profile.device}")
         found[name] = {
             "device": profile.device,
             "accuracy": accuracy.accuracy_of(runs, date.today().isoformat()),

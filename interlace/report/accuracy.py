@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from interlace.cost_model import CostModel, DeviceProfile, Estimate, load_profile, save_profile
+from interlace.cost_model import CostModel, DeviceProfile, Estimate, load_profile, profile_of, save_profile
 from interlace.cost_model.base import Groups
 from interlace.cost_model.profile import Accuracy, Errors, is_path
 from interlace.cost_model.work import Values, work_of
@@ -204,8 +204,14 @@ def results_folder(given: str = "") -> Path:
     return here
 
 
+def folder_of(name: str, profile: DeviceProfile) -> str:
+    """The folder with the runs of a profile's device: of a file, that of the shipped profile of the same device, if any, else the file's
+    name."""
+    return (profile_of(profile.device) or Path(name).stem) if is_path(name) else name
+
+
 def stored_runs(folder: Path, device: str, since: str = "") -> list[Row]:
-    """All runs of a device that ended, of the shipped profile's name or a profile file's, each once; of sittings since a day or a time of
+    """All runs that ended of a device, in its folder, each once; of sittings since a day or a time of
     it (`2026-11-27 14:00`). Raises ConfigError where a file is not as `benchmarks.gpu.results` writes it."""
     found: dict[tuple[str, ...], Row] = {}
     for path in sorted((folder / device).glob("testbed_*.json")):

@@ -68,6 +68,20 @@ def test_a_stored_plan_is_predicted_now_and_the_others_as_they_were(tmp_path: Pa
     assert "3 measured runs; of 2 the plan is stored" in capsys.readouterr().out
 
 
+def test_runs_of_a_device_are_held_against_a_profile_by_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the shipped profile of the same device, whatever the file is called; of a device without one, those of the file's name."""
+    folder = tmp_path / "runs" / "h100"
+    folder.mkdir(parents=True)
+    (folder / "testbed_a.json").write_text(json.dumps({"sittings": {}, "runs": [run("stock", 120, 130)]}))
+    profile = load_profile("h100")
+    mine = save_profile(profile, tmp_path / "mine.json")
+    assert main(["accuracy", str(tmp_path / "runs"), "--device", str(mine)]) == 0
+    assert f"{mine} ({profile.device}): 1 measured runs" in capsys.readouterr().out
+    other = save_profile(msgspec.structs.replace(profile, device="Another"), tmp_path / "another.json")
+    assert main(["accuracy", str(tmp_path / "runs"), "--device", str(other)]) == 2
+    assert f"{tmp_path / 'runs' / 'another'}: no measured run; expected testbed_*.json with runs of Another" in capsys.readouterr().err
+
+
 def test_plans_that_had_few_connections_are_predicted_with_later_kernels() -> None:
     """Of the repository: pipelines of two H100s that ran with 8 connections and with 32."""
     rows = accuracy.stored_runs(ROOT / "benchmarks/results", "h100", "2026-11-27 18:00")
