@@ -19,7 +19,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "calibrate",
         help="measure this machine",
-        description="Measure operations, host costs and collectives of this machine.",
+        description="Measure operations, copies, host costs and power of this machine's device, and collectives where Paddle's launcher "
+        "started several ranks, of which the first writes FILE: python -m paddle.distributed.launch --devices 0,1 $(which interlace) "
+        "calibrate -o FILE.",
     )
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write the profile (.json)")
     add_target(parser)
@@ -27,7 +29,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--base",
         metavar="NAME",
         default="",
-        help="device profile, by name or path, for what one device cannot measure: collectives, and what runs beside what",
+        help="device profile, by name or path, for what is not measured: collectives of one rank, and what runs beside what",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and shorter runs, for a first look")
     parser.add_argument("--date", default="", metavar="YYYY-MM-DD", help="date to store (default: today)")
@@ -41,15 +43,22 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.outputs import write_json
     from interlace.cli.progress import Alive
 
-    base = _checked(args)
+    base, rank = _checked(args), int(os.environ.get("PADDLE_TRAINER_ID", "0"))
     command = " ".join(["interlace calibrate", *(["--quick"] if args.quick else []), *(["--base", args.base] if base else [])])
     with paddle_on(args.target) as target, Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
-        from interlace.bridge.calibrate.measure import calibrate, completed
+        from interlace.bridge.calibrate.bench import paddle_settings
+        from interlace.bridge.calibrate.exchanges import exchanges_of_run
+        from interlace.bridge.calibrate.measure import bench_of, calibrate, completed
         from interlace.bridge.targets.choose import choose_device, use_place
         from interlace.cost_model.profile import save_profile
 
         use_place(target)
-        found = calibrate(choose_device(), args.quick, args.date, command)
+        bench = bench_of(choose_device(), args.quick)
+        with paddle_settings():
+            exchanges = exchanges_of_run(bench, args.quick)
+        if rank:
+            return 0
+        found = calibrate(bench, exchanges, args.quick, args.date, command)
     measured = found.profile
     profile = completed(measured, base, args.base) if base else measured
     path = save_profile(profile, args.output)
@@ -68,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
     for line in found.failed:
         print(f"  not measured: {line}")
     if base:
-        print(f"  all that one device cannot measure is that of {args.base}")
+        print(f"  all that was not measured is that of {args.base}")
     print(f"  written to {path}")
     return 0
 

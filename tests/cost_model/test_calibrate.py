@@ -154,6 +154,19 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.paddle
+def test_of_several_ranks_on_a_cpu_the_first_measures_alone(tmp_path, monkeypatch):
+    from interlace.bridge.calibrate.exchanges import exchanges_of_run
+
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    assert command.main(parse("-o", str(tmp_path / "x.json"), "--target", "cpu", "--quick")) == 0
+    assert list(tmp_path.iterdir()) == []
+    assert exchanges_of_run(bench_of_cpu(), True).why_not == "of CPUs one process measures"
+    monkeypatch.setenv("PADDLE_NNODES", "2")
+    assert exchanges_of_run(bench_of_cpu(), True).why_not == "ranks of several hosts were started; start those of one"
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

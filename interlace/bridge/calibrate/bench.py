@@ -118,6 +118,10 @@ class Bench:
         """Whether a product of `FAST_ROWS` rows takes less than `LEAST_PRODUCT_S`, as on GPUs."""
         return self._products()[0] > FAST_ROWS
 
+    def add_lead(self) -> None:
+        """Add other work to the program that is being built, so that the host is ahead of the device in what follows."""
+        _lead(*self._products())
+
     def _products(self) -> tuple[int, int]:
         """Rows and number of the matrix products that come first; none on a serial device."""
         if self._lead is None:

@@ -24,6 +24,7 @@ from interlace.bridge.calibrate.bench import MOST_OPS, Bench, fill, paddle_setti
 from interlace.bridge.calibrate.cases import Case, cases
 from interlace.bridge.calibrate.collectives import GROUP, cpu_collectives
 from interlace.bridge.calibrate.copies import copy_samples
+from interlace.bridge.calibrate.exchanges import Exchanges
 from interlace.bridge.calibrate.host import host_costs
 from interlace.bridge.calibrate.power import Load, power_part
 from interlace.bridge.guard import fault_of
@@ -57,16 +58,20 @@ class Calibrated(NamedTuple):
     failed: tuple[str, ...]
 
 
-def calibrate(device: Device, quick: bool = False, today: str = "", command: str = "interlace calibrate") -> Calibrated:
-    """Measure a device.
+def bench_of(device: Device, quick: bool) -> Bench:
+    """How long is measured; less when `quick`."""
+    return Bench(device, 0.02, 5) if quick else Bench(device, 0.3, 15) if device.target.serial else Bench(device, 0.1, 9)
+
+
+def calibrate(bench: Bench, exchanges: Exchanges, quick: bool = False, today: str = "", command: str = "interlace calibrate") -> Calibrated:
+    """Measure a device; what was measured between several is given.
 
     Takes some minutes, less than one when `quick` (fewer sizes, shorter runs).
 
     Raises:
         ConfigError: The machine was too busy to measure anything.
     """
-    is_host = device.target.serial
-    bench = Bench(device, 0.02, 5) if quick else Bench(device, 0.3, 15) if is_host else Bench(device, 0.1, 9)
+    device, is_host = bench.device, bench.is_serial
     with paddle_settings():
         host, measured = host_costs(bench, quick), cases(bench.is_fast, quick)
         samples, failed = op_samples(bench, measured, host.op_ns)
@@ -80,9 +85,9 @@ def calibrate(device: Device, quick: bool = False, today: str = "", command: str
             today or date.today().isoformat(),
             command,
             versions=versions(),
-            note=_note(is_host, no_power, failed),
+            note=_note(is_host, exchanges, no_power, failed),
         ),
-        ranks_per_host=8,
+        ranks_per_host=max([8, *(sample.group_size for sample in exchanges.collectives)]),
         memory_bytes=device.total_bytes() or (_host_bytes() if is_host else 0),
         pinned_bytes=0,
         shortest_kernel_ns=0,
@@ -91,7 +96,8 @@ def calibrate(device: Device, quick: bool = False, today: str = "", command: str
         memory_rate=_memory_rate(samples),
         host=host,
         ops=tuple(samples),
-        collectives=tuple(cpu_collectives(quick)) if is_host else (),
+        collectives=tuple(cpu_collectives(quick)) if is_host else exchanges.collectives,
+        p2p=exchanges.p2p,
         copies=copies,
         power=power,
     )
@@ -210,13 +216,15 @@ def _host_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _note(is_host: bool, no_power: str, failed: Sequence[str]) -> str:
+def _note(is_host: bool, exchanges: Exchanges, no_power: str, failed: Sequence[str]) -> str:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     busy = f"; others used this machine meanwhile (load {load:.1f} on {cores} cores)" if load > cores + 1 else ""
     what = (
         f"operations less the host's share; collectives between {GROUP} CPU processes; no copies: one memory"
         if is_host
-        else "one device: no collectives, no interference"
+        else f"no interference; no collectives: {exchanges.why_not}"
+        if exchanges.why_not
+        else "no interference; collectives with all groups of a size at once"
     )
     lacks = [*([f"no power: {no_power}"] if no_power else []), *(f"not measured: {each}" for each in failed)]
     return "; ".join([what + busy, *lacks])
