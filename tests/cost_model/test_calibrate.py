@@ -91,6 +91,20 @@ def test_an_operation_that_the_device_lacks_is_named_and_the_others_are_measured
 
 
 @pytest.mark.paddle
+def test_a_device_that_runs_nothing_any_more_ends_the_calibration(monkeypatch):
+    from interlace.bridge.calibrate import measure
+
+    def fails(self, *args, **named):
+        raise RuntimeError("illegal address")
+
+    monkeypatch.setattr(measure.Bench, "seconds", fails)
+    with measure.paddle_settings():
+        wanted = [case for case in measure.cases(False, True) if case.part.kind == "gelu"]
+        with pytest.raises(ConfigError, match=r"gelu of float32 failed, .*illegal address.*; since then the device runs nothing any more"):
+            measure.op_samples(bench_of_cpu(), wanted, 10.0)
+
+
+@pytest.mark.paddle
 def test_each_case_is_the_operation_that_plans_ask_for():
     """A program of one case, captured again, has the case's kernel and no other."""
     import paddle

@@ -18,6 +18,7 @@ from datetime import date
 from typing import NamedTuple
 
 import msgspec
+import paddle
 from tqdm import tqdm
 
 from interlace.bridge.calibrate.bench import MOST_OPS, Bench, fill, paddle_settings
@@ -34,6 +35,7 @@ from interlace.bridge.targets import Device
 from interlace.bridge.targets.cpu import cpu_model
 from interlace.cost_model.model import sample_size
 from interlace.cost_model.profile import SCHEMA, DeviceProfile, OpSample, Peak, Power, Provenance
+from interlace.cost_model.work import Part
 from interlace.errors import ConfigError
 from interlace.grouping import grouped
 from interlace.installed import versions
@@ -69,7 +71,7 @@ def calibrate(bench: Bench, exchanges: Exchanges, quick: bool = False, today: st
     Takes some minutes, less than one when `quick` (fewer sizes, shorter runs).
 
     Raises:
-        ConfigError: The machine was too busy to measure anything.
+        ConfigError: The machine was too busy to measure anything, or the device broke down.
     """
     device, is_host = bench.device, bench.is_serial
     with paddle_settings():
@@ -181,11 +183,23 @@ def op_samples(bench: Bench, measured: Sequence[Case], op_ns: float) -> tuple[li
             dur_ns, spread_ns = next((each for each in found if each[0] - op_ns >= max(MEASURABLE * op_ns, 1.0)), (0.0, 0.0))
         except Exception as error:  # Paddle's own, of many classes: a device may lack this kernel
             failed.setdefault(f"{part.kind} {part.dtype}", fault_of(error).text)
+            _require_working(bench, part, error)
             continue
         if dur_ns:
             times = round(dur_ns - op_ns), round(spread_ns)
             samples.append(OpSample(part.kind, part.dtype, dict(part.dims), part.size_bytes, *times, bench.num_runs))
     return sorted(samples, key=lambda s: (s.kind, s.dtype, s.size_bytes, sorted(s.dims.items()))), tuple(map(": ".join, failed.items()))
+
+
+def _require_working(bench: Bench, part: Part, failure: Exception) -> None:
+    """After a failure a device may run nothing any more. Raises ConfigError where that is so."""
+    try:
+        bench.seconds(lambda: paddle.full([1], 1.0, "float32"), num_runs=1)
+    except Exception as error:
+        raise ConfigError(
+            f"calibrate: {part.kind} of {part.dtype} failed, {dict(part.dims)}: {fault_of(failure).text}; since then the device runs nothing "
+            f"any more: {fault_of(error).text}; start again, and report it if it fails again"
+        ) from failure
 
 
 def _matrix_rates(samples: Collection[OpSample]) -> dict[str, Peak]:
