@@ -197,8 +197,8 @@ def _require_working(bench: Bench, part: Part, failure: Exception) -> None:
         bench.seconds(lambda: paddle.full([1], 1.0, "float32"), num_runs=1)
     except Exception as error:
         raise ConfigError(
-            f"calibrate: {part.kind} of {part.dtype} failed, {dict(part.dims)}: {fault_of(failure).text}; since then the device runs nothing "
-            f"any more: {fault_of(error).text}; start again, and report it if it fails again"
+            f"calibrate: {part.kind} of {part.dtype} failed, {dict(part.dims)}: {fault_of(failure).text}; since then the device runs "
+            f"nothing any more: {fault_of(error).text}; start again, and report it if it fails again"
         ) from failure
 
 
