@@ -44,27 +44,26 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.progress import Alive
 
     base, rank = _checked(args), int(os.environ.get("PADDLE_TRAINER_ID", "0"))
-    command = " ".join(["interlace calibrate", *(["--quick"] if args.quick else []), *(["--base", args.base] if base else [])])
     with paddle_on(args.target) as target, Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
-        from interlace.bridge.calibrate.bench import paddle_settings
-        from interlace.bridge.calibrate.exchanges import exchanges_of_run
-        from interlace.bridge.calibrate.measure import bench_of, calibrate, completed
+        from interlace.bridge.calibrate.bench import bench_of, paddle_settings
+        from interlace.bridge.calibrate.communication import communication_of_run
+        from interlace.bridge.calibrate.measure import calibrate, completed
         from interlace.bridge.targets.choose import choose_device, use_place
         from interlace.cost_model.profile import save_profile
 
         use_place(target)
         bench = bench_of(choose_device(), args.quick)
         with paddle_settings():
-            exchanges = exchanges_of_run(bench, args.quick)
+            communication = communication_of_run(bench, args.quick)
         if rank:
             return 0
-        found = calibrate(bench, exchanges, args.quick, args.date, command)
+        found = calibrate(bench, communication, args.quick, args.date, _command(args))
     measured = found.profile
     profile = completed(measured, base, args.base) if base else measured
     path = save_profile(profile, args.output)
-    write_json(args.json, _summary(str(path), profile))
+    write_json(args.json, _summary(str(path), measured))
     rates = ", ".join(f"{dtype} {peak.per_s / 1e9:.0f} GFLOP/s" for dtype, peak in sorted(profile.matrix_flops.items()))
-    counts = f"{len(measured.ops)} operations, {len(measured.collectives)} collectives, {len(measured.copies)} copies"
+    counts = ", ".join(f"{len(getattr(measured, name))} {said}" for name, said in PARTS.items())
     print(f"{profile.device}: {counts}")
     print(f"  matrix products {rates}; memory {profile.memory_rate.per_s / 1e9:.1f} GB/s")
     host = profile.host
@@ -74,12 +73,25 @@ def main(args: argparse.Namespace) -> int:
     )
     print(f"  host {', '.join(times)}")
     print("  " + _power_line(profile.power, found.no_power))
+    if communication.why_not and not measured.collectives:
+        print(f"  no collectives: {communication.why_not}")
     for line in found.failed:
         print(f"  not measured: {line}")
     if base:
-        print(f"  all that was not measured is that of {args.base}")
+        print(f"  what was not measured is that of {args.base}, as far as it has it")
     print(f"  written to {path}")
     return 0
+
+
+PARTS = {"ops": "operations", "collectives": "collectives", "p2p": "transfers", "copies": "copies"}
+"""Of a profile: what the summary counts."""
+
+
+def _command(args: argparse.Namespace) -> str:
+    """As it was given, but for files and the date; with how many ranks."""
+    given = [f"--{name} {value}" for name in ("target", "base") if (value := getattr(args, name))] + ["--quick"] * args.quick
+    ranks = os.environ.get("PADDLE_TRAINERS_NUM", "1")
+    return " ".join(["interlace calibrate", *given, *([f"on {ranks} ranks"] if ranks != "1" else [])])
 
 
 def _beside_bars(line: str) -> None:
@@ -113,7 +125,7 @@ def _checked(args: argparse.Namespace) -> DeviceProfile | None:
 
 
 def _summary(path: str, profile: DeviceProfile) -> dict[str, Any]:
-    counts = {name: len(getattr(profile, name)) for name in ("ops", "collectives", "copies")}
+    counts = {name: len(getattr(profile, name)) for name in PARTS}
     rates = {dtype: peak.per_s for dtype, peak in sorted(profile.matrix_flops.items())}
     return {
         "profile": path,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from interlace.errors import ConfigError
 from interlace.interrupts import postponed
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ def paddle_on(target: str) -> Iterator[str]:
     require_paddle()
     own = _own(target)
     if own is not None:
+        if (ranks := os.environ.get("PADDLE_TRAINERS_NUM", "1")) != "1":
+            raise ConfigError(f"--target {target}: {ranks} ranks were started; a device of one's own is looked at by one")
         own.require()
         with temporary_folder() as folder, contextlib.closing(own.install(0, 1, str(folder), 60.0)):
             yield "custom"

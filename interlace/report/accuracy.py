@@ -211,8 +211,8 @@ def folder_of(name: str, profile: DeviceProfile) -> str:
 
 
 def stored_runs(folder: Path, device: str, since: str = "") -> list[Row]:
-    """All runs that ended of a device, in its folder, each once; of sittings since a day or a time of
-    it (`2026-11-27 14:00`). Raises ConfigError where a file is not as `benchmarks.gpu.results` writes it."""
+    """All finished runs of a device, in this folder of `folder`, each once; of sittings since a day or a time of it (`2026-11-27 14:00`).
+    Raises ConfigError where a file is not as `benchmarks.gpu.results` writes it."""
     found: dict[tuple[str, ...], Row] = {}
     for path in sorted((folder / device).glob("testbed_*.json")):
         try:

@@ -81,7 +81,28 @@ def loads(machine: Machine) -> list[Load]:
         rests["ended"] = machine.now  # type: ignore[assignment]
         return found
 
-    return [Load("gemm", 1 << 37, lambda: run(WATTS, SHARE)), Load("add", 1 << 28, lambda: run(380.0, 0.0))]
+    return [Load("gemm", 1 << 37, lambda: lambda: run(WATTS, SHARE)), Load("add", 1 << 28, lambda: lambda: run(380.0, 0.0))]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.2, 0.0])
+def test_share_and_watts_are_those_at_the_highest_clock(machine: Machine, share: float) -> None:
+    """With pauses the kernel runs at four fifths of it, without at half; its energy does not follow the clock."""
+    gpu, _ = find_gpu(0)
+    assert gpu is not None
+    ended = 0.0
+
+    def run() -> tuple[int, float]:
+        nonlocal ended
+        ratio = 0.5 if machine.now == ended else 0.8
+        machine.mhz, took = round(HIGHEST * ratio), 0.01 * (1 + share * (1 / ratio - 1))
+        machine.joules += STATIC_W * took + 0.01 * 500
+        machine.now += took
+        ended = machine.now
+        return 1, took
+
+    (found,) = power_part([Load("gemm", 1, lambda: run)], gpu, lambda: machine.now, machine.sleep).samples
+    assert found.clock_share == pytest.approx(share, abs=0.02)
+    assert found.watts == pytest.approx(500, rel=0.02)
 
 
 def test_calibration_finds_limit_watts_share_and_exponent(machine: Machine) -> None:

@@ -26,7 +26,7 @@ def test_a_measured_profile_answers_for_this_machine(tmp_path, monkeypatch, caps
 
     wanted = {"gemm", "softmax"}
     every = measure.cases
-    monkeypatch.setattr(measure, "cases", lambda fast, quick: [c for c in every(fast, quick) if c.part.kind in wanted | {"add"}])
+    monkeypatch.setattr(measure, "cases", lambda *given: [c for c in every(*given) if c.part.kind in wanted | {"add"}])
     target = tmp_path / "here.json"
     words = ("-o", str(target), "--quick", "--target", "cpu", "--date", "2026-01-02", "--json", str(tmp_path / "summary.json"))
     assert command.main(parse(*words)) == 0
@@ -36,7 +36,7 @@ def test_a_measured_profile_answers_for_this_machine(tmp_path, monkeypatch, caps
     assert f"written to {target}" in capsys.readouterr().out
     profile = load_profile(target)
     assert profile.provenance.date == "2026-01-02"
-    assert profile.provenance.command == "interlace calibrate --quick"
+    assert profile.provenance.command == "interlace calibrate --target cpu --quick"
     assert profile.device == cpu_model()
     assert wanted <= {sample.kind for sample in profile.ops}
     assert {sample.kind for sample in profile.collectives} == {"all_reduce"}
@@ -56,10 +56,10 @@ def test_what_other_work_hides_is_measured_again(monkeypatch):
     for hidden in (measure.TRIES - 1, measure.TRIES):  # the last try tells it; none does
         measured = iter([(-5.0, 1.0)] * hidden + [(100.0, 1.0)])
         monkeypatch.setattr(measure.Bench, "op_ns", lambda self, case, measured=measured: next(measured))
-        found.append(measure.op_samples(bench_of_cpu(), addition, 10.0)[0])
+        found.append(measure.op_samples(bench_of_cpu(), addition, 10.0, {})[0])
     assert [[sample.dur_ns for sample in each] for each in found] == [[90], []]
     with pytest.raises(ConfigError, match="in 3 tries; is the machine busy"):
-        measure._memory_rate(found[1])
+        measure._memory_rate(found[1], {})
 
 
 def bench_of_cpu():
@@ -83,11 +83,12 @@ def test_an_operation_that_the_device_lacks_is_named_and_the_others_are_measured
     monkeypatch.setattr(measure.Bench, "op_ns", op_ns)
     with measure.paddle_settings():
         wanted = [case for case in measure.cases(False, True) if case.part.kind in ("gelu", "add")]
-    samples, failed = measure.op_samples(bench_of_cpu(), wanted, 10.0)
-    assert {sample.kind for sample in samples} == {"add"}
-    (said,) = failed
-    assert said.startswith("gelu float32: ")
-    assert "line one" in said
+    failed: dict[str, str] = {}
+    samples, measured = measure.op_samples(bench_of_cpu(), wanted, 10.0, failed)
+    assert {sample.kind for sample in samples} == {case.part.kind for case in measured} == {"add"}
+    assert failed == {"gelu of float32": "RuntimeError: line one [Hint: no kernel for gelu.]"}
+    with pytest.raises(ConfigError, match=r"was measured: 1 failed, first gelu of float32: RuntimeError: line one"):
+        measure._memory_rate([], failed)
 
 
 @pytest.mark.paddle
@@ -101,7 +102,7 @@ def test_a_device_that_runs_nothing_any_more_ends_the_calibration(monkeypatch):
     with measure.paddle_settings():
         wanted = [case for case in measure.cases(False, True) if case.part.kind == "gelu"]
         with pytest.raises(ConfigError, match=r"gelu of float32 failed, .*illegal address.*; since then the device runs nothing any more"):
-            measure.op_samples(bench_of_cpu(), wanted, 10.0)
+            measure.op_samples(bench_of_cpu(), wanted, 10.0, {})
 
 
 @pytest.mark.paddle
@@ -153,6 +154,8 @@ def test_what_one_device_cannot_measure_is_that_of_another_profile():
     assert (found.power.limit_w, found.power.beside_w) == (500.0, base.power.beside_w)
     assert {sample.kind for sample in found.power.samples} == {sample.kind for sample in base.power.samples}
     assert "of h200: collectives, p2p, interference" in found.provenance.note
+    assert "network" not in found.provenance.note  # which it does not have
+    assert completed(msgspec.structs.replace(own, ranks_per_host=16), base, "h200").ranks_per_host == 16
     other = completed(msgspec.structs.replace(own, device="Another GPU", power=None), base, "h200")
     assert other.power is None
 
@@ -169,16 +172,16 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path):
 
 
 @pytest.mark.paddle
-def test_of_several_ranks_on_a_cpu_the_first_measures_alone(tmp_path, monkeypatch):
-    from interlace.bridge.calibrate.exchanges import exchanges_of_run
+def test_of_several_ranks_the_others_write_nothing(tmp_path, monkeypatch):
+    from interlace.bridge.calibrate.communication import communication_of_run
 
     monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     assert command.main(parse("-o", str(tmp_path / "x.json"), "--target", "cpu", "--quick")) == 0
     assert list(tmp_path.iterdir()) == []
-    assert exchanges_of_run(bench_of_cpu(), True).why_not == "of CPUs one process measures"
+    assert communication_of_run(bench_of_cpu(), True).why_not == "of CPUs one rank measures"
     monkeypatch.setenv("PADDLE_NNODES", "2")
-    assert exchanges_of_run(bench_of_cpu(), True).why_not == "ranks of several hosts were started; start those of one"
+    assert communication_of_run(bench_of_cpu(), True).why_not == "ranks of several hosts were started; start those of one"
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ class Bench:
         lead = self._products()
         base = median(self.seconds(lambda: fill(case, 1, lead), inputs=inputs))
         times = [(run - base) / count * 1e9 for run in self.seconds(lambda: fill(case, count + 1, lead), inputs=inputs)]
-        return median(times), max(times) - min(times)
+        return median(times), spread(times)
 
     @property
     def is_serial(self) -> bool:
@@ -175,6 +175,16 @@ def _sines(rows: int, cols: int, down: float, along: float) -> Any:
     places = (paddle.scale(paddle.arange(size, dtype="float32"), step) for size, step in ((rows, down), (cols, along)))
     first, second = places
     return paddle.sin(paddle.add(first.reshape([rows, 1]), second.reshape([1, cols])))
+
+
+def spread(found: Sequence[float]) -> float:
+    """Largest minus smallest."""
+    return max(found) - min(found)
+
+
+def bench_of(device: Device, quick: bool) -> Bench:
+    """How long is measured; less when `quick`."""
+    return Bench(device, 0.02, 5) if quick else Bench(device, 0.3, 15) if device.target.serial else Bench(device, 0.1, 9)
 
 
 @contextlib.contextmanager

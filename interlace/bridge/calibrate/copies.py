@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import paddle
 
-from interlace.bridge.doctor.lab import STREAMS, Lab, on
+from interlace.bridge.calibrate.bench import spread
+from interlace.bridge.doctor.lab import STREAMS, Lab, on, settings
 from interlace.bridge.targets import Device
 from interlace.cost_model.profile import CopySample
 
@@ -16,36 +17,38 @@ NUM_COPIES = 8
 NUM_RUNS = 7
 ROWS = (1024, 4096)
 """Rows and columns of float32 matrices that are copied: 4 and 64 MiB."""
-Way = Literal["d2h", "h2d"]
-WAYS: tuple[Way, Way] = ("d2h", "h2d")
+Direction = Literal["d2h", "h2d"]
+DIRECTIONS: tuple[Direction, Direction] = ("d2h", "h2d")
 
 
 def copy_samples(device: Device, quick: bool) -> Iterator[CopySample]:
-    """Each way, of each size."""
-    lab = Lab(device)
-    for rows in ROWS[:1] if quick else ROWS:
-        for way in WAYS:
-            each_ns = copies_ns(lab, way, rows, NUM_RUNS)
-            yield CopySample(way, 4 * rows**2, max(1, round(median(each_ns))), 1, round(max(each_ns) - min(each_ns)), NUM_RUNS)
+    """In each direction, of each size."""
+    with settings():
+        lab = Lab(device)
+        for rows in ROWS[:1] if quick else ROWS:
+            for direction, each_ns in copies_ns(lab, rows, NUM_RUNS).items():
+                yield CopySample(direction, 4 * rows**2, max(1, round(median(each_ns))), 1, round(spread(each_ns)), NUM_RUNS)
 
 
-def copies_ns(lab: Lab, way: Way, rows: int, num_runs: int) -> list[float]:
-    """Nanoseconds of one copy, from what `NUM_COPIES` more of them in a row add to a step; the shortest half of twice as many runs."""
-    once, several = (_steps_s(lab, way, rows, count, num_runs) for count in (1, 1 + NUM_COPIES))
-    return [(long - short) / NUM_COPIES * 1e9 for short, long in zip(once, several, strict=True)]
+def copies_ns(lab: Lab, rows: int, num_runs: int) -> dict[Direction, list[float]]:
+    """Nanoseconds of one copy, from what `NUM_COPIES` more of them add to a step; the shortest half of twice as many runs. Of copies out,
+    each of which is copied back behind all of them, what both add less a copy in."""
+    once, more_in, more = (_steps_s(lab, rows, *counts, num_runs) for counts in ((1, 1), (1, 1 + NUM_COPIES), (1 + NUM_COPIES, 0)))
+    back = [(long - short) / NUM_COPIES * 1e9 for short, long in zip(once, more_in, strict=True)]
+    both = [(long - short) / NUM_COPIES * 1e9 for short, long in zip(once, more, strict=True)]
+    return {"d2h": [each - median(back) for each in both], "h2d": back}
 
 
-def _steps_s(lab: Lab, way: Way, rows: int, count: int, num_runs: int) -> list[float]:
-    """Times of steps with so many copies, the shortest first."""
+def _steps_s(lab: Lab, rows: int, copies_out: int, copies_in: int, num_runs: int) -> list[float]:
+    """Times of steps with so many copies on one stream, the shortest first; `copies_in` of the first that went out, 0 for one of each."""
     made: list[Any] = []
 
-    def build(x: Any, one: Any) -> None:
-        for _ in range(count if way == "d2h" else 1):
-            made.append(on(paddle._C_ops.memcpy_d2h(x, 0), STREAMS[1]))
+    def out(x: Any, one: Any) -> None:
+        made.extend(on(paddle._C_ops.memcpy_d2h(x, 0), STREAMS[1]) for _ in range(copies_out))
 
     def back(x: Any, one: Any) -> None:
-        for _ in range(count if way == "h2d" else 1):
-            on(paddle._C_ops.memcpy_h2d(made[0], 1), STREAMS[2])
+        for each in made[:1] * copies_in or made:
+            on(paddle._C_ops.memcpy_h2d(each, 1), STREAMS[1])
 
-    step = lab.step([build, back], size=rows, watched=False)
+    step = lab.step([out, back], size=rows, watched=False)
     return sorted(step.run().done_s for _ in range(2 * num_runs))[:num_runs]

@@ -5,7 +5,7 @@ operation's time is the difference between a program that has it many times and 
 operations itself, the time of an operation on almost no data is taken off: it is the host's share and is stored as such. Devices that
 run behind the host get other work first, so that the host is ahead and its share does not show.
 
-GPUs and custom devices are measured by the same code, fast ones in bfloat16. It has run on H100 and H200 as the testbed's custom
+GPUs and custom devices are measured by the same code, fast ones in bfloat16. It has run on an H100 as the testbed's custom
 device, not on Paddle's GPU build.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from typing import NamedTuple
 
@@ -23,15 +23,14 @@ from tqdm import tqdm
 
 from interlace.bridge.calibrate.bench import MOST_OPS, Bench, fill, paddle_settings
 from interlace.bridge.calibrate.cases import Case, cases
-from interlace.bridge.calibrate.collectives import GROUP, cpu_collectives
+from interlace.bridge.calibrate.communication import Communication
 from interlace.bridge.calibrate.copies import copy_samples
-from interlace.bridge.calibrate.exchanges import Exchanges
+from interlace.bridge.calibrate.cpu_collectives import GROUP, cpu_collectives
 from interlace.bridge.calibrate.host import host_costs
-from interlace.bridge.calibrate.power import Load, power_part
+from interlace.bridge.calibrate.power import Load, Run, power_part
 from interlace.bridge.guard import fault_of
 from interlace.bridge.nvml import find_gpu
 from interlace.bridge.profiles import known_name
-from interlace.bridge.targets import Device
 from interlace.bridge.targets.cpu import cpu_model
 from interlace.cost_model.model import sample_size
 from interlace.cost_model.profile import SCHEMA, DeviceProfile, OpSample, Peak, Power, Provenance
@@ -60,12 +59,7 @@ class Calibrated(NamedTuple):
     failed: tuple[str, ...]
 
 
-def bench_of(device: Device, quick: bool) -> Bench:
-    """How long is measured; less when `quick`."""
-    return Bench(device, 0.02, 5) if quick else Bench(device, 0.3, 15) if device.target.serial else Bench(device, 0.1, 9)
-
-
-def calibrate(bench: Bench, exchanges: Exchanges, quick: bool = False, today: str = "", command: str = "interlace calibrate") -> Calibrated:
+def calibrate(bench: Bench, communication: Communication, quick: bool = False, today: str = "", command: str = "") -> Calibrated:
     """Measure a device; what was measured between several is given.
 
     Takes some minutes, less than one when `quick` (fewer sizes, shorter runs).
@@ -75,10 +69,13 @@ def calibrate(bench: Bench, exchanges: Exchanges, quick: bool = False, today: st
     """
     device, is_host = bench.device, bench.is_serial
     with paddle_settings():
-        host, measured = host_costs(bench, quick), cases(bench.is_fast, quick)
-        samples, failed = op_samples(bench, measured, host.op_ns)
+        failed = dict[str, str]()
+        host, found = host_costs(bench, quick), cases(bench.is_fast, quick, failed)
+        samples, measured = op_samples(bench, found, host.op_ns, failed)
+        matrix_flops, memory_rate = _matrix_rates(samples), _memory_rate(samples, failed)
         copies = () if is_host else tuple(copy_samples(device, quick))
         power, no_power = power_of(bench, measured)
+    reasons = tuple(f"{name}: {why}" for name, why in failed.items())
     profile = DeviceProfile(
         interlace_profile=SCHEMA,
         device=known_name(device) or str(device.place),
@@ -87,54 +84,51 @@ def calibrate(bench: Bench, exchanges: Exchanges, quick: bool = False, today: st
             today or date.today().isoformat(),
             command,
             versions=versions(),
-            note=_note(is_host, exchanges, no_power, failed),
+            note=_note(is_host, communication, no_power, reasons),
         ),
-        ranks_per_host=max([8, *(sample.group_size for sample in exchanges.collectives)]),
+        ranks_per_host=max([8, *(sample.group_size for sample in communication.collectives)]),
         memory_bytes=device.total_bytes() or (_host_bytes() if is_host else 0),
         pinned_bytes=0,
         shortest_kernel_ns=0,
-        matrix_flops=_matrix_rates(samples),
+        matrix_flops=matrix_flops,
         vector_flops={},
-        memory_rate=_memory_rate(samples),
+        memory_rate=memory_rate,
         host=host,
         ops=tuple(samples),
-        collectives=tuple(cpu_collectives(quick)) if is_host else exchanges.collectives,
-        p2p=exchanges.p2p,
+        collectives=tuple(cpu_collectives(quick)) if is_host else communication.collectives,
+        p2p=communication.p2p,
         copies=copies,
         power=power,
     )
-    return Calibrated(profile, no_power, failed)
+    return Calibrated(profile, no_power, reasons)
 
 
 def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceProfile:
-    """A calibrated profile with what one device cannot measure as another profile, of this `name`, has it: collectives, transfers, what
-    runs beside what, the network, the kinds of operations and rates that are not there, and what the limiter of power does; all about
-    power where the other profile is of the same device and nothing was measured."""
+    """A calibrated profile with what was not measured as another profile, of this `name`, has it: collectives, transfers, what runs beside
+    what, the network, kinds of operations and rates; of the same device also its memory, and what is not known of its power."""
     kinds = {(sample.kind, sample.dtype) for sample in profile.ops}
     others = [sample for sample in base.ops if (sample.kind, sample.dtype) not in kinds]
-    power = profile.power
-    if power is not None and base.power is not None:
-        drawn = {sample.kind for sample in power.samples}
-        power = msgspec.structs.replace(
-            power,
-            samples=(*power.samples, *(sample for sample in base.power.samples if sample.kind not in drawn)),
+    taken = ["collectives", "p2p", "copies", "interference", "network"]
+    taken += ["pinned_bytes", "shortest_kernel_ns", "late_beside_wait_ns"]
+    is_same = base.device == profile.device
+    taken += ["memory_bytes", "power"] if is_same else []
+    missing = {each: getattr(base, each) for each in taken if not getattr(profile, each) and getattr(base, each)}
+    if is_same and profile.power is not None and base.power is not None:
+        drawn = {sample.kind for sample in profile.power.samples}
+        missing["power"] = msgspec.structs.replace(
+            profile.power,
+            samples=(*profile.power.samples, *(sample for sample in base.power.samples if sample.kind not in drawn)),
             **{each: getattr(base.power, each) for each in ("waiting_w", "beside_w", "response_ns", "step_mhz", "lowest_mhz")},
         )
-    taken = ("collectives", "p2p", "interference", "network", "copies")
-    missing = {each: getattr(base, each) for each in taken if not getattr(profile, each)}
-    of_base = [*missing, *sorted({f"{sample.kind} of {sample.dtype}" for sample in others})]
-    note = f"{profile.provenance.note}; of {name}: {', '.join(of_base)}"
+    of_base = [each.removesuffix("_ns").replace("_", " ") for each in missing]
+    of_base += sorted({f"{sample.kind} of {sample.dtype}" for sample in others})
     return msgspec.structs.replace(
         profile,
-        provenance=msgspec.structs.replace(profile.provenance, note=note),
-        ranks_per_host=base.ranks_per_host,
-        pinned_bytes=base.pinned_bytes,
-        shortest_kernel_ns=base.shortest_kernel_ns,
-        late_beside_wait_ns=base.late_beside_wait_ns,
+        provenance=msgspec.structs.replace(profile.provenance, note=f"{profile.provenance.note}; of {name}: {', '.join(of_base)}"),
+        ranks_per_host=max(profile.ranks_per_host, base.ranks_per_host),
         matrix_flops={**base.matrix_flops, **profile.matrix_flops},
         vector_flops={**base.vector_flops, **profile.vector_flops},
         ops=(*profile.ops, *others),
-        power=power or (base.power if base.device == profile.device else None),
         **missing,
     )
 
@@ -160,7 +154,10 @@ def power_of(bench: Bench, measured: Sequence[Case]) -> tuple[Power | None, str]
         ordered = sorted(found, key=lambda case: case.part.flops or case.part.size_bytes)
         places = [int(share * len(ordered)) for share in PRODUCT_SIZES] if ordered[0].part.flops else []
         loads += [load for case in [*(ordered[at] for at in places), ordered[-1]] if (load := _load(bench, case))]
-    return power_part(loads, gpu), ""
+    try:
+        return power_part(loads, gpu), ""
+    except Exception as error:  # Paddle's own, or NVML's
+        return None, f"it could not be measured: {fault_of(error).text}"
 
 
 def _load(bench: Bench, case: Case) -> Load | None:
@@ -169,26 +166,32 @@ def _load(bench: Bench, case: Case) -> Load | None:
     if once_ns < LEAST_LOAD_NS:
         return None
     count = min(MOST_OPS, max(2, int(LOADED_S * 1e9 / once_ns)))
-    run = bench.runner(lambda: fill(case, count), inputs=bench.inputs(case))
-    return Load(case.part.kind, case.part.flops or case.part.size_bytes, lambda: (count, run()))
+
+    def start() -> Run:
+        run = bench.runner(lambda: fill(case, count), inputs=bench.inputs(case))
+        return lambda: (count, run())
+
+    return Load(case.part.kind, case.part.flops or case.part.size_bytes, start)
 
 
-def op_samples(bench: Bench, measured: Sequence[Case], op_ns: float) -> tuple[list[OpSample], tuple[str, ...]]:
-    """A sample for every case; on a serial device for those that can be told from dispatch. Also what failed, and why."""
-    samples, failed, op_ns = [], dict[str, str](), op_ns if bench.is_serial else 0.0
-    for case in tqdm(measured, desc="operations", unit="op", leave=False):
+def op_samples(bench: Bench, wanted: Sequence[Case], op_ns: float, failed: dict[str, str]) -> tuple[list[OpSample], list[Case]]:
+    """A sample for every case that could be measured, and these cases; on a serial device those that can be told from dispatch. What
+    fails is told in `failed`. Raises ConfigError where the device then runs nothing any more."""
+    samples, measured, op_ns = list[OpSample](), list[Case](), op_ns if bench.is_serial else 0.0
+    for case in tqdm(wanted, desc="operations", unit="op", leave=False):
         part = case.part
         try:
             found = (bench.op_ns(case) for _ in range(TRIES))
             dur_ns, spread_ns = next((each for each in found if each[0] - op_ns >= max(MEASURABLE * op_ns, 1.0)), (0.0, 0.0))
         except Exception as error:  # Paddle's own, of many classes: a device may lack this kernel
-            failed.setdefault(f"{part.kind} {part.dtype}", fault_of(error).text)
+            failed.setdefault(f"{part.kind} of {part.dtype}", fault_of(error).text)
             _require_working(bench, part, error)
             continue
         if dur_ns:
             times = round(dur_ns - op_ns), round(spread_ns)
             samples.append(OpSample(part.kind, part.dtype, dict(part.dims), part.size_bytes, *times, bench.num_runs))
-    return sorted(samples, key=lambda s: (s.kind, s.dtype, s.size_bytes, sorted(s.dims.items()))), tuple(map(": ".join, failed.items()))
+            measured.append(case)
+    return sorted(samples, key=lambda s: (s.kind, s.dtype, s.size_bytes, sorted(s.dims.items()))), measured
 
 
 def _require_working(bench: Bench, part: Part, failure: Exception) -> None:
@@ -213,13 +216,15 @@ def _matrix_rates(samples: Collection[OpSample]) -> dict[str, Peak]:
     }
 
 
-def _memory_rate(samples: Collection[OpSample]) -> Peak:
+def _memory_rate(samples: Collection[OpSample], failed: Mapping[str, str]) -> Peak:
     """Rate of the largest elementwise sample that moves most bytes a second, so that caches do not count."""
     plain = [s for s in samples if s.kind in ("add", "copy", "scale", "multiply")]
     if not plain:
+        why = f"none could be told from dispatch in {TRIES} tries"
+        if failed:
+            why = f"{len(failed)} failed, first {': '.join(next(iter(failed.items())))}"
         raise ConfigError(
-            f"calibrate: no elementwise operation could be told from dispatch in {TRIES} tries; is the machine busy? "
-            "Measure again when less runs beside it"
+            f"calibrate: no elementwise operation was measured: {why}; is the machine busy? Measure again when less runs beside it"
         )
     largest = max(s.dims["elements"] for s in plain)
     best = max(s.size_bytes * 1e9 / s.dur_ns for s in plain if s.dims["elements"] == largest)
@@ -230,14 +235,14 @@ def _host_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _note(is_host: bool, exchanges: Exchanges, no_power: str, failed: Sequence[str]) -> str:
+def _note(is_host: bool, communication: Communication, no_power: str, failed: Sequence[str]) -> str:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     busy = f"; others used this machine meanwhile (load {load:.1f} on {cores} cores)" if load > cores + 1 else ""
     what = (
         f"operations less the host's share; collectives between {GROUP} CPU processes; no copies: one memory"
         if is_host
-        else f"no interference; no collectives: {exchanges.why_not}"
-        if exchanges.why_not
+        else f"no interference; no collectives: {communication.why_not}"
+        if communication.why_not
         else "no interference; collectives with all groups of a size at once"
     )
     lacks = [*([f"no power: {no_power}"] if no_power else []), *(f"not measured: {each}" for each in failed)]

@@ -1,4 +1,4 @@
-"""The power part of a device profile, from kernels that run for a second each, without and with pauses, while NVML counts the energy.
+"""The power part of a device profile, from kernels that run for some seconds each, without and with pauses, while NVML counts the energy.
 
 Without pauses a kernel that draws much is held at the limit, at a low clock; with pauses as long as itself it runs at a high one. The two
 give its watts, the part of its time that follows the clock, and how its energy does.
@@ -37,13 +37,17 @@ class Reader(Protocol):
     def limit_w(self) -> float: ...
 
 
+Run = Callable[[], tuple[int, float]]
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A kernel to measure: its kind and size as in `PowerSample`; `run` runs some in a row, and gives their number and seconds."""
+    """A kernel to measure: its kind and size as in `PowerSample`; `start` makes what it reads, and gives what runs some in a row and tells
+    their number and seconds."""
 
     kind: str
     size: int
-    run: Callable[[], tuple[int, float]]
+    start: Callable[[], Run]
 
 
 class Window(NamedTuple):
@@ -66,7 +70,7 @@ def power_part(
         now, sleep: The clock.
     """
     meter = _Meter(gpu, now, sleep)
-    full_and_paused = [(load, meter.window(load, pauses=False), meter.window(load, pauses=True)) for load in loads]
+    full_and_paused = [(load, *meter.windows(load.start())) for load in loads]
     apart = [
         (full, paused) for _, full, paused in full_and_paused if paused.mhz > (1 + APART) * full.mhz and full.joules > 0 < paused.joules
     ]
@@ -81,7 +85,7 @@ def power_part(
         if paused.mhz > (1 + APART) * full.mhz:
             share = min(1.5, max(0.0, (full.took_s / paused.took_s - 1) / (paused.mhz / full.mhz - 1)))
         ratio = min(1.0, paused.mhz / highest)
-        share = share / (1 + share * (1 - ratio))  # of its time at the highest clock
+        share = share * ratio / (1 - share * (1 - ratio))  # of its time at the highest clock
         took_s, joules = paused.took_s / (1 + share * (1 / ratio - 1)), max(0.0, paused.joules) / ratio**exponent
         own = round(paused.mhz) if ratio < 1 - APART else 0
         samples.append(PowerSample(load.kind, load.size, round(joules / took_s, 1), round(share, 2), own))
@@ -124,20 +128,24 @@ class _Meter:
                 break
         return found, self.now()
 
-    def window(self, load: Load, *, pauses: bool) -> Window:
+    def windows(self, run: Run) -> tuple[Window, Window]:
+        """Without pauses, and with pauses as long as what runs."""
+        return self.window(run, pauses=False), self.window(run, pauses=True)
+
+    def window(self, run: Run, *, pauses: bool) -> Window:
         """Run a kernel until the clock has settled, and then while its energy is counted."""
-        self._repeat(load, SETTLE_S, pauses)
+        self._repeat(run, SETTLE_S, pauses)
         begin_mj, begin = self.gpu.millijoules(), self.now()
-        count, busy_s, clocks = self._repeat(load, WINDOW_S, pauses)
+        count, busy_s, clocks = self._repeat(run, WINDOW_S, pauses)
         drawn, took_s = (self.gpu.millijoules() - begin_mj) / 1e3, self.now() - begin
         return Window(busy_s / count, median(clocks), (drawn - self.static_w * took_s) / count, drawn / took_s)
 
-    def _repeat(self, load: Load, for_s: float, pauses: bool) -> tuple[int, float, list[int]]:
+    def _repeat(self, run: Run, for_s: float, pauses: bool) -> tuple[int, float, list[int]]:
         """For so long, and then until the counter of energy changes."""
         end, count, busy_s, clocks = self.now() + for_s, 0, 0.0, list[int]()
         last_mj = self.gpu.millijoules()
         while True:
-            number, took_s = load.run()
+            number, took_s = run()
             clocks.append(self.gpu.mhz())
             count, busy_s = count + number, busy_s + took_s
             if pauses:

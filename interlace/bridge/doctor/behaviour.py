@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import paddle
-from paddle.distributed.auto_parallel.static.process_group import new_process_group
 
 from interlace.bridge.doctor.lab import SMALL, STREAMS, Lab, Seen, Step, keep, on
-from interlace.bridge.doctor.meeting import Meeting, meeting_of_run
 from interlace.bridge.guard import attempt, fault_of
+from interlace.bridge.meeting import Meeting, make_groups, meeting_of_run
 from interlace.bridge.targets import Device
 from interlace.report.checks import (
     DEVICE,
@@ -201,8 +200,7 @@ class Behaviour:
         world = paddle.distributed.ParallelEnv().world_size
         if world < 2:
             return "not checked", "there is one rank: nothing to communicate with"
-        group = new_process_group(list(range(world)))
-        group.instantiate()
+        (group,) = make_groups([range(world)])
 
         def reduce(x: Any, one: Any) -> None:
             total = on(paddle._C_ops.all_reduce(on(_corner(x), A), group.id, 0), RING)

@@ -9,7 +9,7 @@ from interlace.installed import versions
 from interlace.report.checks import Check, Examination, nothing_runs
 
 if TYPE_CHECKING:
-    from interlace.bridge.doctor.meeting import Meeting
+    from interlace.bridge.meeting import Meeting
 
 
 def examine(profile: str = "", times: bool = True, target: str | None = None) -> Examination:
@@ -22,7 +22,7 @@ def examine(profile: str = "", times: bool = True, target: str | None = None) ->
     """
     internals = check_internals()
     try:
-        from interlace.bridge.doctor.meeting import meeting_of_run
+        from interlace.bridge.meeting import meeting_of_run
 
         meeting = meeting_of_run()
         try:

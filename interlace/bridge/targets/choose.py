@@ -39,8 +39,8 @@ def use_place(target: str = "") -> None:
     ConfigError where it is not there."""
     has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
     custom = paddle.device.get_all_custom_device_type()
-    gpu = f"gpu:{paddle.distributed.ParallelEnv().dev_id}" if has_gpu else ""
-    places = {"gpu": gpu, "custom": f"{custom[0]}:0" if custom else "", "cpu": "cpu"}
+    number = paddle.distributed.ParallelEnv().dev_id if has_gpu or custom else 0
+    places = {"gpu": f"gpu:{number}" if has_gpu else "", "custom": f"{custom[0]}:{number}" if custom else "", "cpu": "cpu"}
     wanted = target or next(name for name, place in places.items() if place)
     if not places[wanted]:
         raise ConfigError(

@@ -32,7 +32,7 @@ def cpu_collectives(quick: bool) -> list[CommSample]:
         folder = str(made)
         ranks = []
         for rank in range(GROUP):
-            code = f"from interlace.bridge.calibrate.collectives import all_reduce_rank; all_reduce_rank({rank}, {folder!r}, {sizes})"
+            code = f"from interlace.bridge.calibrate.cpu_collectives import all_reduce_rank; all_reduce_rank({rank}, {folder!r}, {sizes})"
             process = subprocess.Popen(
                 [sys.executable, "-c", code], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )

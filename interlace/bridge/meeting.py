@@ -1,18 +1,19 @@
-"""Ranks that examine their machine together meet once, before the check that needs all of them: one that failed says why, and nobody
-waits long for one that says nothing."""
+"""Ranks that look at their machine together meet once, before what needs all of them: one that failed says why, and nobody waits long for
+one that says nothing."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import paddle
+from paddle.distributed.auto_parallel.static.process_group import get_process_group, new_process_group
 
 from interlace.bridge.guard import attempt
 
-KEY = "interlace/doctor"
+KEY = "interlace/meeting"
 WAIT_S = 120.0
 POLL_S = 0.05
 
@@ -71,3 +72,15 @@ def meeting_of_run() -> Meeting:
     """Of the ranks that Paddle's launcher started."""
     env = paddle.distributed.ParallelEnv()
     return Meeting(env.rank, env.world_size, paddle.base.core.create_or_get_global_tcp_store)
+
+
+def make_groups(of_ranks: Iterable[Iterable[int]]) -> list[Any]:
+    """Groups of ranks, with communicators where this rank is in them. Every rank makes all of them, in one order; one has all ranks.
+
+    Group 0 comes first: Paddle waits for the ranks of each group with a barrier of that one.
+    """
+    found = [new_process_group(list(ranks)) for ranks in of_ranks]
+    get_process_group(0).instantiate()
+    for group in found:
+        group.instantiate()
+    return found
