@@ -59,7 +59,7 @@ def main() -> None:
 def together() -> dict[str, Any]:
     from interlace.bridge.doctor.behaviour import Behaviour
     from interlace.bridge.doctor.lab import settings
-    from interlace.bridge.doctor.meeting import Meeting
+    from interlace.bridge.meeting import Meeting
     from interlace.bridge.targets import choose_device
 
     with settings():
