@@ -174,6 +174,21 @@ def energy_beside() -> str:
 
 
 @claim
+def energy_waiting() -> str:
+    """What a communication that waits adds in training steps, by device."""
+    said = []
+    for name, folder in DEVICES.items():
+        found = raw(f"{folder}/waiting_energy.json")
+        rows = found["configurations"]
+        without, with_it = (median(abs(row[key] - row["measured"]) for row in rows) for key in ("without", "predicted"))
+        others = [row["others_w"] for row in rows]
+        spans = f"{min(others):.0f} to {max(others):.0f} W with one left out"
+        off = f"{100 * with_it:.1f} points off in the median, each by the value of all others, and {100 * without:.1f} without"
+        said.append(f"{name} {found['watts']:.0f} W from {len(rows)} configurations ({spans}; the change of energy {off})")
+    return "; ".join(said)
+
+
+@claim
 def power_mixes() -> str:
     """Energy of a kernel at lower clocks over that at the highest, each in turn with products whose energy at that clock is known."""
     cells: dict[str, dict[str, str]] = {}

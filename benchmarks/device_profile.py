@@ -602,10 +602,10 @@ def profiles() -> dict[str, DeviceProfile]:
 
 
 def power_of(name: str) -> Power:
-    """The power part of a profile; what a communication beside computation adds is found from training steps of H100s alone."""
-    (kinds,), (beside,) = read("power_kinds", name), read("beside_energy", "h100")
+    """The power part of a profile; what communication adds is found from training steps, beside computation from those of H100s alone."""
+    (kinds,), (beside,), (waiting,) = read("power_kinds", name), read("beside_energy", "h100"), read("waiting_energy", name)
     note = "" if name == "h100" else "; what a communication beside computation adds is that of H100s"
-    return power_part(kinds, float(beside["watts"]), note)
+    return power_part(kinds, float(beside["watts"]), float(waiting["watts"]), note)
 
 
 def late_beside_wait_ns(rows: Iterable[dict[str, Any]]) -> int:

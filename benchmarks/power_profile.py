@@ -50,8 +50,9 @@ COLLECTIVES = {
 Row = dict[str, Any]
 
 
-def power_part(raw: Row, beside_w: float, note: str = "") -> Power:
-    """From the raw file of one kind of device, and what a communication beside computation adds; `note` ends that of the part."""
+def power_part(raw: Row, beside_w: float, waiting_w: float, note: str = "") -> Power:
+    """From the raw file of one kind of device, and what a communication adds in training, beside computation and while it waits; `note`
+    ends that of the part."""
     static = static_of(raw)
     windows = [
         row | {"millijoules_above": above_static(row, static) * row["every_ms"] / row["count"]}
@@ -62,11 +63,10 @@ def power_part(raw: Row, beside_w: float, note: str = "") -> Power:
     exponent, shares = _exponent(windows), _shares(raw)
     waves = [row for gpu in raw["gpus"] for row in gpu["waves"] if row["period_ms"] <= AVERAGED_MS and row["kind"] == RUNS_BELOW]
     own_mhz = round(median(row["mhz_last"] for row in waves))
-    waits = [above_static(row, static) for row in raw["ranks"][0] if row["kind"] in ("all_reduce waits", "recv waits")]
     return Power(
         limit_w=round(_limit(windows), 1),
         static_w=round(static.watts, 1),
-        waiting_w=round(max(0.0, median(waits)), 1),
+        waiting_w=round(waiting_w, 1),
         highest_mhz=HIGHEST_MHZ,
         lowest_mhz=LOWEST_MHZ,
         step_mhz=STEP_MHZ,

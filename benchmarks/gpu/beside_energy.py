@@ -1,11 +1,12 @@
-"""What a communication beside computation adds to a GPU's draw in training steps.
+"""What a communication adds to a GPU's draw in training steps: beside computation, or while it waits for its peers.
 
-`python -m benchmarks.gpu.beside_energy --device h100 -o FILE`
+`python -m benchmarks.gpu.beside_energy --device h100 [--of waiting_w] -o FILE`
 
-Of stored runs with tensor parallelism and no pipeline that have a plan and Paddle's baseline side by side, and say where the host's time
-lies around steps (earlier runs measured too few steps): each is simulated with and without `Power.beside_w`, and the value is sought with
-which simulated energies of plans, over the baseline's, are nearest to the measured ones (least squares; each configuration, a case and
-plan, counts once, by the mean of its runs). A configuration's error is with the value that all others give.
+Of stored runs that have a plan and Paddle's baseline side by side, and say where the host's time lies around steps (earlier runs measured
+too few steps): with tensor parallelism and no pipeline for `Power.beside_w`, with a pipeline, whose baseline waits more than plans do, for
+`Power.waiting_w`. Each is simulated with and without these watts, and the value is sought with which simulated energies of plans, over the
+baseline's, are nearest to the measured ones (least squares; each configuration, a case and plan, counts once, by the mean of its runs).
+A configuration's error is with the value that all others give.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -25,28 +26,35 @@ from interlace.cost_model.profile import DeviceProfile
 from interlace.grouping import grouped
 from interlace.ir import load
 from interlace.ir.target import GPU
-from interlace.report.accuracy import BASELINE, kind_of, place_of, results_folder, runnable, stored_plans, stored_runs
+from interlace.report.accuracy import BASELINE, FLOAT32, kind_of, place_of, results_folder, runnable, stored_plans, stored_runs
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 
 PROBE_W = 100.0
-"""The energy is taken as linear in `beside_w`; this is the other point of the line."""
+"""The energy is taken as linear in the watts; this is the other point of the line."""
 Row = dict[str, Any]
 
 
 class Change(NamedTuple):
-    """A plan's energy over the baseline's less one: measured, simulated without `beside_w`, and what each of its watts adds to that."""
+    """A plan's energy over the baseline's less one: measured, simulated without the watts, and what each of them adds to that."""
 
     measured: float
     without: float
     per_watt: float
 
 
-def changes(device: str, profile: DeviceProfile, folder: Path) -> Iterator[tuple[tuple[str, str], Change]]:
+MESHES: dict[str, Callable[[str], bool]] = {
+    "beside_w": lambda place: "mp" in place and "pp" not in place,
+    "waiting_w": lambda place: "pp" in place,
+}
+"""Field of `Power` -> of which meshes runs say most about it."""
+
+
+def changes(device: str, profile: DeviceProfile, folder: Path, field: str) -> Iterator[tuple[tuple[str, str], Change]]:
     """Of each run that can be compared: its case and plan, and its change."""
-    costs = [CostModel(_with_watts(profile, watts)) for watts in (0.0, PROBE_W)]
+    costs = [CostModel(_with_watts(profile, field, watts)) for watts in (0.0, PROBE_W)]
     runs = (row for row in stored_runs(folder, device) if row.get("power") and row["traced_step"].get("host_around_us"))
-    rows = [row for row in runs if "mp" in (place := place_of(row["case"])) and "pp" not in place]
+    rows = [row for row in runs if MESHES[field](place_of(row["case"])) and not row["case"].startswith(FLOAT32)]
     baselines = {(row["case"], row["sitting"], row["file"]): row for row in rows if row["plan"] == BASELINE}
     known: dict[tuple[str, ...], list[float]] = {}
     with stored_plans(folder, device) as plans:
@@ -62,9 +70,9 @@ def changes(device: str, profile: DeviceProfile, folder: Path) -> Iterator[tuple
                 yield (row["case"], row["plan"]), Change(measured, without, (probe - without) / PROBE_W)
 
 
-def _with_watts(profile: DeviceProfile, watts: float) -> DeviceProfile:
+def _with_watts(profile: DeviceProfile, field: str, watts: float) -> DeviceProfile:
     assert profile.power is not None
-    return msgspec.structs.replace(profile, power=msgspec.structs.replace(profile.power, beside_w=watts))
+    return msgspec.structs.replace(profile, power=msgspec.structs.replace(profile.power, **{field: watts}))
 
 
 def _joules(known: dict[tuple[str, ...], list[float]], files: Sequence[Path], costs: Sequence[CostModel]) -> list[float]:
@@ -104,14 +112,15 @@ def summary(found: Mapping[tuple[str, str], Sequence[Change]]) -> Row:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.beside_energy", description="Energy of communication beside computation."
+        prog="python -m benchmarks.gpu.beside_energy", description="Energy of communication in training steps."
     )
+    parser.add_argument("--of", choices=MESHES, default="beside_w", help="field of the profile's power part")
     parser.add_argument("--device", required=True, metavar="NAME", help="the shipped profile of this name, and the runs stored for it")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     args = parser.parse_args(argv)
-    found = summary(grouped(changes(args.device, load_profile(args.device), results_folder())))
+    found = summary(grouped(changes(args.device, load_profile(args.device), results_folder(), args.of)))
     if not found["configurations"]:
-        parser.error(f"no stored run of {args.device} has tensor parallelism, joules of its steps and Paddle's baseline beside it")
+        parser.error(f"no stored run of {args.device} says anything about {args.of}: joules of its steps, and Paddle's baseline beside it")
     lines = ",\n".join(json.dumps(row) for row in found["configurations"])
     args.output.write_text(f'{{"watts": {found["watts"]}, "configurations": [\n{lines}\n]}}\n')
     print(f"{found['watts']} W from {len(found['configurations'])} configurations")
