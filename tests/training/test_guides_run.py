@@ -44,6 +44,7 @@ SIZE, SMALLER = "LAYERS, MICRO_BATCHES, STEPS = 4, 8, 3", "LAYERS, MICRO_BATCHES
 NOT_RUN = {
     "pip install": "would install packages",
     "INTERLACE_CONFIG=overlap python -m interlace.launch": "needs GPUs; tests/cpu/test_launcher.py runs it on CPU ranks",
+    "python -m paddle.distributed.launch": "needs GPUs; tests/testbed/test_calibrate.py measures two devices together",
     "interlace calibrate": "measures this machine for a minute; tests/cost_model/test_calibrate.py runs it",
 }
 """Beginnings of commands that are not run here, and why."""
