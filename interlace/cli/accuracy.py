@@ -116,6 +116,7 @@ def _said(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 def _lines(name: str, device: str, runs: Sequence[dict[str, Any]], each: bool) -> list[str]:
+    from interlace.cost_model.profile import is_path
     from interlace.report import accuracy
 
     now = [row for row in runs if accuracy.is_compared(row, "now")]
@@ -124,6 +125,8 @@ def _lines(name: str, device: str, runs: Sequence[dict[str, Any]], each: bool) -
         f"  {'mesh, plans':30s}{'steps':>6s}  {'bias, median, worst':24s}{'gains':>6s}  {'ratio, off, points':22s}{'order':>9s}{'peak':>8s}"
     )
     for how, what in accuracy.PREDICTIONS.items():
+        if how == "simulated" and is_path(name):  # with other profiles
+            continue
         rows = [(f"{row['mesh']}, {row['kind']}", row[how]) for row in groups(runs) if how in row]
         if rows:
             lines += [f"predicted {what}:", head, *(_line(label, said) for label, said in rows)]

@@ -42,17 +42,21 @@ def main(args: argparse.Namespace) -> int:
     os.environ.setdefault("GLOG_minloglevel", "1")  # Paddle's executor tells of itself on stderr
     from interlace.cli.outputs import write_json
     from interlace.cli.progress import Alive
+    from interlace.errors import ConfigError
 
     base, rank = _checked(args), int(os.environ.get("PADDLE_TRAINER_ID", "0"))
     with paddle_on(args.target) as target, Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
         from interlace.bridge.calibrate.bench import bench_of, paddle_settings
         from interlace.bridge.calibrate.communication import communication_of_run
         from interlace.bridge.calibrate.measure import calibrate, completed
+        from interlace.bridge.profiles import known_name
         from interlace.bridge.targets.choose import choose_device, use_place
         from interlace.cost_model.profile import save_profile
 
         use_place(target)
         bench = bench_of(choose_device(), args.quick)
+        if base and bench.is_serial and base.device != known_name(bench.device):
+            raise ConfigError(f"--base {args.base}: the profile is of {base.device}, and a CPU was to be measured; leave it out")
         with paddle_settings():
             communication = communication_of_run(bench, args.quick)
         if rank:
@@ -62,10 +66,10 @@ def main(args: argparse.Namespace) -> int:
     profile = completed(measured, base, args.base) if base else measured
     path = save_profile(profile, args.output)
     write_json(args.json, _summary(str(path), measured))
-    rates = ", ".join(f"{dtype} {peak.per_s / 1e9:.0f} GFLOP/s" for dtype, peak in sorted(profile.matrix_flops.items()))
+    rates = ", ".join(f"{dtype} {peak.per_s / 1e9:.0f} GFLOP/s" for dtype, peak in sorted(measured.matrix_flops.items()))
     counts = ", ".join(f"{len(getattr(measured, name))} {said}" for name, said in PARTS.items())
     print(f"{profile.device}: {counts}")
-    print(f"  matrix products {rates}; memory {profile.memory_rate.per_s / 1e9:.1f} GB/s")
+    print(f"  matrix products {rates}; memory {measured.memory_rate.per_s / 1e9:.1f} GB/s")
     host = profile.host
     times = (
         f"{ns / 1e3:.1f} us {of}"
@@ -78,13 +82,19 @@ def main(args: argparse.Namespace) -> int:
     for line in found.failed:
         print(f"  not measured: {line}")
     if base:
-        print(f"  what was not measured is that of {args.base}, as far as it has it")
+        print(f"  anything not measured was taken from {args.base}, where it has it: {_taken(measured, profile)}")
     print(f"  written to {path}")
     return 0
 
 
 PARTS = {"ops": "operations", "collectives": "collectives", "p2p": "transfers", "copies": "copies"}
 """Of a profile: what the summary counts."""
+
+
+def _taken(measured: DeviceProfile, profile: DeviceProfile) -> str:
+    """`212 operations, 20 transfers`"""
+    more = {said: len(getattr(profile, name)) - len(getattr(measured, name)) for name, said in PARTS.items()}
+    return ", ".join(f"{count} {said}" for said, count in more.items() if count) or "nothing that is counted"
 
 
 def _command(args: argparse.Namespace) -> str:
@@ -115,6 +125,8 @@ def _checked(args: argparse.Namespace) -> DeviceProfile | None:
     from interlace.errors import ConfigError
 
     check_apart({"-o": args.output, "--json": args.json}, [])
+    if not args.output.endswith(".json"):
+        raise ConfigError(f"-o {args.output!r}: a device profile's name ends in .json")
     try:
         day = args.date and date.fromisoformat(args.date).isoformat()
     except ValueError:

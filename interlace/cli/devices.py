@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Add `--target` to a command."""
-    parser.add_argument(
-        "--target", metavar="T", default="", help="gpu, cpu, custom, or a module with your own device (default: the GPU if Paddle has one)"
-    )
+    said = "gpu, cpu, custom, or a module with your own device (default: the GPU, otherwise a custom device, otherwise the CPU)"
+    parser.add_argument("--target", metavar="T", default="", help=said)
 
 
 @contextlib.contextmanager

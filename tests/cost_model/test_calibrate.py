@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import os
+import signal
 
 import msgspec
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from interlace.cli import calibrate as command
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import ConfigError
+from interlace.interrupts import as_interrupts
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -106,6 +110,23 @@ def test_a_device_that_runs_nothing_any_more_ends_the_calibration(monkeypatch):
 
 
 @pytest.mark.paddle
+def test_an_interrupt_is_no_operation_that_failed():
+    from interlace.bridge.calibrate import measure
+
+    with measure.paddle_settings():
+        case = next(case for case in measure.cases(False, True) if case.part.kind == "gelu")
+
+        def prepare(given):
+            os.kill(os.getpid(), signal.SIGINT)
+            return case.prepare(given)
+
+        failed: dict[str, str] = {}
+        with pytest.raises(KeyboardInterrupt), as_interrupts():
+            measure.op_samples(bench_of_cpu(), [dataclasses.replace(case, prepare=prepare)], 10.0, failed)
+    assert failed == {}
+
+
+@pytest.mark.paddle
 def test_each_case_is_the_operation_that_plans_ask_for():
     """A program of one case, captured again, has the case's kernel and no other."""
     import paddle
@@ -166,9 +187,15 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path):
 
     if paddle.is_compiled_with_cuda():
         pytest.skip("this build has CUDA")
-    with pytest.raises(ConfigError, match="--target gpu: this Paddle sees no such device; expected one of"):
+    with pytest.raises(ConfigError, match=r"--target gpu: this Paddle sees no such device; it sees .*cpu"):
         command.main(parse("-o", str(tmp_path / "x.json"), "--target", "gpu"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.paddle
+def test_a_cpu_is_not_completed_from_a_gpu(tmp_path):
+    with pytest.raises(ConfigError, match="--base h200: the profile is of NVIDIA H200, and a CPU was to be measured; leave it out"):
+        command.main(parse("-o", str(tmp_path / "x.json"), "--target", "cpu", "--quick", "--base", "h200"))
 
 
 @pytest.mark.paddle
@@ -190,6 +217,7 @@ def test_of_several_ranks_the_others_write_nothing(tmp_path, monkeypatch):
         (("--date", "banana"), "--date 'banana': expected a day as YYYY-MM-DD"),
         (("--date", "2026-02-30"), "--date '2026-02-30': expected a day as YYYY-MM-DD"),
         (("--date", "20260102"), "--date '20260102': expected a day as YYYY-MM-DD"),
+        (("-o", "x.txt"), "-o 'x.txt': a device profile's name ends in .json"),
         (("--json", "/dev/null/x.json"), "--json '/dev/null/x.json': /dev/null is a file; expected a folder there"),
     ],
 )

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import paddle
 from paddle.base import core
 
+from interlace.interrupts import uninterrupted
+
 if TYPE_CHECKING:
     from interlace.bridge.calibrate.cases import Case
     from interlace.bridge.targets import Device
@@ -61,7 +63,7 @@ class Bench:
         programs = {}
         for number in range(num_jobs):
             program = paddle.static.Program()
-            with paddle.static.program_guard(program, paddle.static.Program()):
+            with uninterrupted(), paddle.static.program_guard(program, paddle.static.Program()):
                 build()
             self.device.finish(program, f"job{number}")
             programs[f"job{number}"] = program
@@ -69,15 +71,16 @@ class Bench:
         jobs = [core.Job(name) for name in programs]
         for job in jobs:
             job.set_skip_gc_vars(set(names))
-        with paddle.static.scope_guard(scope):
+        with uninterrupted(), paddle.static.scope_guard(scope):
             executor = core.StandaloneExecutor(self._place, core.Plan(jobs, programs), scope)
         return lambda: self._run(executor, names)
 
     def _run(self, executor: Any, names: list[str]) -> float:
         self.device.synchronize()
         start = time.perf_counter()
-        executor.run(names, False)
-        self.device.synchronize()
+        with uninterrupted():  # which Paddle would give as an error of its own
+            executor.run(names, False)
+            self.device.synchronize()
         return time.perf_counter() - start
 
     def inputs(self, case: Case) -> Inputs:

@@ -19,6 +19,7 @@ from interlace.bridge.capture import Captured, capture, dtype_name, operand_sour
 from interlace.bridge.guard import fault_of
 from interlace.cost_model.base import tables_of
 from interlace.cost_model.work import TRANSPOSES, Dims, Part, work_of
+from interlace.interrupts import uninterrupted
 from interlace.ir import Op
 from interlace.ir.kinds import is_boundary
 
@@ -131,7 +132,7 @@ def _name_of(build: partial[None]) -> str:
 def _cases_of(build: Callable[[], object]) -> Iterator[Case]:
     """Of the operations that a program has; products of one that is several kernels as operations of their own."""
     program = paddle.static.Program()
-    with paddle.static.program_guard(program, paddle.static.Program()):
+    with uninterrupted(), paddle.static.program_guard(program, paddle.static.Program()):
         build()
     captured = capture(program)
     values, _ = tables_of(captured.program)

@@ -15,6 +15,7 @@ import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -51,7 +52,7 @@ class Calibrated(NamedTuple):
     Attributes:
         profile: What was measured, and nothing else.
         no_power: Why power is not known; empty where it is.
-        failed: Operations that the device does not run, with the reason.
+        failed: Operations that were not measured, with the reason.
     """
 
     profile: DeviceProfile
@@ -75,7 +76,10 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
         matrix_flops, memory_rate = _matrix_rates(samples), _memory_rate(samples, failed)
         copies = () if is_host else tuple(copy_samples(device, quick))
         power, no_power = power_of(bench, measured)
-    reasons = tuple(f"{name}: {why}" for name, why in failed.items())
+    reasons = [f"{name}: {why}" for name, why in failed.items()]
+    told = {name.partition(" ")[0] for name in failed} | {case.part.kind for case in measured}
+    if hidden := sorted({case.part.kind for case in found} - told):
+        reasons.append(f"{', '.join(hidden)}: shorter than the host's own share")
     profile = DeviceProfile(
         interlace_profile=SCHEMA,
         device=known_name(device) or str(device.place),
@@ -100,7 +104,7 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
         copies=copies,
         power=power,
     )
-    return Calibrated(profile, no_power, reasons)
+    return Calibrated(profile, no_power, tuple(reasons))
 
 
 def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceProfile:
@@ -108,7 +112,9 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
     what, the network, kinds of operations and rates; of the same device also its memory, and what is not known of its power."""
     kinds = {(sample.kind, sample.dtype) for sample in profile.ops}
     others = [sample for sample in base.ops if (sample.kind, sample.dtype) not in kinds]
-    taken = ["collectives", "p2p", "copies", "interference", "network"]
+    known = {sample.kind for sample in profile.collectives}
+    collectives = (*profile.collectives, *(sample for sample in base.collectives if sample.kind not in known))
+    taken = ["p2p", "copies", "interference", "network"]
     taken += ["pinned_bytes", "shortest_kernel_ns", "late_beside_wait_ns"]
     is_same = base.device == profile.device
     taken += ["memory_bytes", "power"] if is_same else []
@@ -120,6 +126,8 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
             samples=(*profile.power.samples, *(sample for sample in base.power.samples if sample.kind not in drawn)),
             **{each: getattr(base.power, each) for each in ("waiting_w", "beside_w", "response_ns", "step_mhz", "lowest_mhz")},
         )
+    if len(collectives) > len(profile.collectives):
+        missing = {"collectives": collectives, **missing}
     of_base = [each.removesuffix("_ns").replace("_", " ") for each in missing]
     of_base += sorted({f"{sample.kind} of {sample.dtype}" for sample in others})
     return msgspec.structs.replace(
@@ -145,7 +153,7 @@ def power_of(bench: Bench, measured: Sequence[Case]) -> tuple[Power | None, str]
     """What the device's kernels draw; None, and why, where the driver does not tell it."""
     index = bench.device.gpu_index()
     if index is None:
-        return None, "power is measured of GPUs"
+        return None, "it is measured on GPUs only"
     gpu, why = find_gpu(index)
     if gpu is None:
         return None, why
@@ -178,7 +186,7 @@ def op_samples(bench: Bench, wanted: Sequence[Case], op_ns: float, failed: dict[
     """A sample for every case that could be measured, and these cases; on a serial device those that can be told from dispatch. What
     fails is told in `failed`. Raises ConfigError where the device then runs nothing any more."""
     samples, measured, op_ns = list[OpSample](), list[Case](), op_ns if bench.is_serial else 0.0
-    for case in tqdm(wanted, desc="operations", unit="op", leave=False):
+    for case in tqdm(wanted, desc="operations", unit="op", leave=False, disable=None):
         part = case.part
         try:
             found = (bench.op_ns(case) for _ in range(TRIES))
@@ -217,7 +225,7 @@ def _matrix_rates(samples: Collection[OpSample]) -> dict[str, Peak]:
 
 
 def _memory_rate(samples: Collection[OpSample], failed: Mapping[str, str]) -> Peak:
-    """Rate of the largest elementwise sample that moves most bytes a second, so that caches do not count."""
+    """Median rate of the largest elementwise samples, of which caches hold no part that counts."""
     plain = [s for s in samples if s.kind in ("add", "copy", "scale", "multiply")]
     if not plain:
         why = f"none could be told from dispatch in {TRIES} tries"
@@ -227,8 +235,8 @@ def _memory_rate(samples: Collection[OpSample], failed: Mapping[str, str]) -> Pe
             f"calibrate: no elementwise operation was measured: {why}; is the machine busy? Measure again when less runs beside it"
         )
     largest = max(s.dims["elements"] for s in plain)
-    best = max(s.size_bytes * 1e9 / s.dur_ns for s in plain if s.dims["elements"] == largest)
-    return Peak(float(f"{best:.4g}"), "measured", f"read plus written, {largest} elements")
+    rate = median(s.size_bytes * 1e9 / s.dur_ns for s in plain if s.dims["elements"] == largest)
+    return Peak(float(f"{rate:.4g}"), "measured", f"read plus written, {largest} elements")
 
 
 def _host_bytes() -> int:

@@ -44,7 +44,7 @@ def use_place(target: str = "") -> None:
     wanted = target or next(name for name, place in places.items() if place)
     if not places[wanted]:
         raise ConfigError(
-            f"--target {wanted}: this Paddle sees no such device; expected one of {[each for each in places if places[each]]}"
+            f"--target {wanted}: this Paddle sees no such device; it sees {', '.join(each for each in places if places[each])}"
         )
     paddle.set_device(places[wanted])
 
