@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 DESCRIPTION = """Compare predictions with measured runs of training: steps, gains over Paddle's baseline, peaks of memory, energy, and the
@@ -42,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
     check_apart({"--json": args.json}, [args.runs] if args.runs else [])
     if args.since and args.write:
         raise ConfigError("--since with --write: profiles claim the errors of all runs; leave one of the two out")
-    if not DAY.fullmatch(args.since):
+    if not _is_day(args.since):
         raise ConfigError(f"--since {args.since}: expected a day, as 2026-11-27, or with an hour, as '2026-11-27 14:00'")
     folder = accuracy.results_folder(args.runs)
     names = args.device or [name for name in profile_names() if accuracy.stored_runs(folder, name, args.since)]
@@ -72,6 +73,20 @@ def main(args: argparse.Namespace) -> int:
             print(f"written to {accuracy.write_into(name, found[name]['accuracy'])}")
     write_json(args.json, {"devices": found})
     return 0
+
+
+def _is_day(since: str) -> bool:
+    """
+    >>> [_is_day(each) for each in ("2026-11-27", "2026-11-27 14:00", "", "2026-13-45", "2026-11-27 25:00")]
+    [True, True, True, False, False]
+    """
+    if not DAY.fullmatch(since):
+        return False
+    day, _, hour = since.partition(" ")
+    try:
+        return not since or bool(datetime.fromisoformat(f"{day}T{hour or '00'}"))
+    except ValueError:
+        return False
 
 
 KEPT = ("case", "plan", "sitting", "world", "file", "step_ms", "joules", "simulated", "now", "limited")
