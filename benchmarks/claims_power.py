@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import device_profile
@@ -161,7 +161,7 @@ def energy_beside() -> str:
     """What communication adds in training steps, and how far changes of a step's energy are off with and without it."""
     found, static = raw("h100/beside_energy.json"), power_profile.static_of(raw("h100/power_kinds.json"))
     rows = found["configurations"]
-    without, with_it = (median(abs(row[key] - row["measured"]) for row in rows) for key in ("without", "predicted"))
+    without, with_it = _off(rows)
     others = [row["others_w"] for row in rows]
     looped = power_profile.beside_watts(raw("h100/power_beside.json"), static)
     steep = max(rows, key=lambda row: abs(row["predicted"] - row["without"]) / row["others_w"])
@@ -180,12 +180,18 @@ def energy_waiting() -> str:
     for name, folder in DEVICES.items():
         found = raw(f"{folder}/waiting_energy.json")
         rows = found["configurations"]
-        without, with_it = (median(abs(row[key] - row["measured"]) for row in rows) for key in ("without", "predicted"))
+        without, with_it = _off(rows)
         others = [row["others_w"] for row in rows]
         spans = f"{min(others):.0f} to {max(others):.0f} W with one left out"
         off = f"{100 * with_it:.1f} points off in the median, each by the value of all others, and {100 * without:.1f} without"
         said.append(f"{name} {found['watts']:.0f} W from {len(rows)} configurations ({spans}; the change of energy {off})")
     return "; ".join(said)
+
+
+def _off(rows: Sequence[Row]) -> tuple[float, float]:
+    """By how much changes of a step's energy are off in the median, without and with the fitted watts."""
+    without, with_it = (median(abs(row[key] - row["measured"]) for row in rows) for key in ("without", "predicted"))
+    return without, with_it
 
 
 @claim

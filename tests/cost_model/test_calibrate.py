@@ -89,7 +89,7 @@ def test_an_operation_that_the_device_lacks_is_named_and_the_others_are_measured
         wanted = [case for case in measure.cases(False, True) if case.part.kind in ("gelu", "add")]
     failed: dict[str, str] = {}
     samples, measured = measure.op_samples(bench_of_cpu(), wanted, 10.0, failed)
-    assert {sample.kind for sample in samples} == {case.part.kind for case in measured} == {"add"}
+    assert {sample.kind for sample in samples} == {case.part.kind for case, _ in measured} == {"add"}
     assert failed == {"gelu of float32": "RuntimeError: line one [Hint: no kernel for gelu.]"}
     with pytest.raises(ConfigError, match=r"was measured: 1 failed, first gelu of float32: RuntimeError: line one"):
         measure._memory_rate([], failed)
@@ -107,6 +107,29 @@ def test_a_device_that_runs_nothing_any_more_ends_the_calibration(monkeypatch):
         wanted = [case for case in measure.cases(False, True) if case.part.kind == "gelu"]
         with pytest.raises(ConfigError, match=r"gelu of float32 failed, .*illegal address.*; since then the device runs nothing any more"):
             measure.op_samples(bench_of_cpu(), wanted, 10.0, {})
+
+
+@pytest.mark.paddle
+def test_power_is_measured_of_the_largest_of_each_kind_and_of_three_sizes_of_products(monkeypatch):
+    """With the times that are known; what a load starts runs as many kernels as it says."""
+    from interlace.bridge.calibrate import measure
+    from interlace.bridge.targets.cpu import CpuDevice
+
+    monkeypatch.setattr(CpuDevice, "gpu_index", lambda self: 0)
+    monkeypatch.setattr(measure, "find_gpu", lambda index: ("a GPU", ""))
+    monkeypatch.setattr(measure, "power_part", lambda loads, gpu: (loads, gpu))
+    with measure.paddle_settings():
+        every = measure.cases(False, True)
+        of_kind = {kind: [case for case in every if case.part.kind == kind] for kind in ("gemm", "gelu", "silu")}
+        long = [(case, 4e6) for kind in ("gemm", "gelu") for case in of_kind[kind]]
+        (loads, gpu), why = measure.power_of(bench_of_cpu(), [*long, *((case, 1e3) for case in of_kind["silu"])])
+        assert (gpu, why) == ("a GPU", "")
+        assert [load.kind for load in loads] == ["gelu", "gemm", "gemm", "gemm"]
+        assert loads[0].size == max(case.part.size_bytes for case in of_kind["gelu"])
+        assert loads[-1].size == max(case.part.flops for case in of_kind["gemm"])
+        count, took_s = loads[0].start()()
+    assert count == 2
+    assert took_s > 0
 
 
 @pytest.mark.paddle
@@ -170,6 +193,9 @@ def test_what_one_device_cannot_measure_is_that_of_another_profile():
     assert [sample for sample in found.ops if sample.kind == "gemm" and sample.dtype == "bfloat16"] == list(gemms[:1])
     assert {sample.kind for sample in found.ops} == {sample.kind for sample in base.ops}
     assert (found.collectives, found.p2p, found.interference) == (base.collectives, base.p2p, base.interference)
+    pairs = tuple(sample for sample in base.collectives if sample.group_size == 2)[:1]
+    of_two = completed(msgspec.structs.replace(own, collectives=pairs), base, "h200").collectives
+    assert set(of_two) == {*pairs, *(each for each in base.collectives if (each.kind, each.group_size) != (pairs[0].kind, 2))}
     assert (found.copies, found.late_beside_wait_ns) == (base.copies[:1], base.late_beside_wait_ns)
     assert found.power is not None
     assert (found.power.limit_w, found.power.beside_w) == (500.0, base.power.beside_w)

@@ -17,6 +17,7 @@ from paddle.base.libpaddle import pir
 
 from interlace.bridge.capture import Captured, capture, dtype_name, operand_sources
 from interlace.bridge.guard import fault_of
+from interlace.bridge.lower import CLONE
 from interlace.cost_model.base import tables_of
 from interlace.cost_model.work import TRANSPOSES, Dims, Part, work_of
 from interlace.interrupts import uninterrupted
@@ -26,7 +27,6 @@ from interlace.ir.kinds import is_boundary
 ops: Any = paddle._C_ops
 HEAD_DIM = 128
 """Of all models: heads of all devices together are as wide as the layer."""
-CLONE = pir.CloneOptions(True, True, True)
 CONSTANTS = frozenset({"pd_op.full", "pd_op.full_int_array", "builtin.combine"})
 """Operations that are cloned along with those that read them: axes, shapes, and lists of operands."""
 MEASURED_ELSEWHERE = ("comm", "p2p", "copy", "unknown")

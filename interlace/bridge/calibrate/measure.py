@@ -5,8 +5,8 @@ operation's time is the difference between a program that has it many times and 
 operations itself, the time of an operation on almost no data is taken off: it is the host's share and is stored as such. Devices that
 run behind the host get other work first, so that the host is ahead and its share does not show.
 
-GPUs and custom devices are measured by the same code, fast ones in bfloat16. It has run on an H100 as the testbed's custom
-device, not on Paddle's GPU build.
+GPUs and custom devices are measured by the same code, fast ones in bfloat16. Operations were measured so on H100s, through the
+testbed's custom device, and nothing on Paddle's GPU build.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
         copies = () if is_host else tuple(copy_samples(device, quick))
         power, no_power = power_of(bench, measured)
     reasons = [f"{name}: {why}" for name, why in failed.items()]
-    told = {name.partition(" ")[0] for name in failed} | {case.part.kind for case in measured}
+    told = {name.partition(" ")[0] for name in failed} | {case.part.kind for case, _ in measured}
     if hidden := sorted({case.part.kind for case in found} - told):
         reasons.append(f"{', '.join(hidden)}: shorter than the host's own share")
     profile = DeviceProfile(
@@ -112,8 +112,8 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
     what, the network, kinds of operations and rates; of the same device also its memory, and what is not known of its power."""
     kinds = {(sample.kind, sample.dtype) for sample in profile.ops}
     others = [sample for sample in base.ops if (sample.kind, sample.dtype) not in kinds]
-    known = {sample.kind for sample in profile.collectives}
-    collectives = (*profile.collectives, *(sample for sample in base.collectives if sample.kind not in known))
+    known = {(sample.kind, sample.group_size) for sample in profile.collectives}
+    unknown = [sample for sample in base.collectives if (sample.kind, sample.group_size) not in known]
     taken = ["p2p", "copies", "interference", "network"]
     taken += ["pinned_bytes", "shortest_kernel_ns", "late_beside_wait_ns"]
     is_same = base.device == profile.device
@@ -126,8 +126,8 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
             samples=(*profile.power.samples, *(sample for sample in base.power.samples if sample.kind not in drawn)),
             **{each: getattr(base.power, each) for each in ("waiting_w", "beside_w", "response_ns", "step_mhz", "lowest_mhz")},
         )
-    if len(collectives) > len(profile.collectives):
-        missing = {"collectives": collectives, **missing}
+    if unknown:
+        missing = {"collectives": (*profile.collectives, *unknown), **missing}
     of_base = [each.removesuffix("_ns").replace("_", " ") for each in missing]
     of_base += sorted({f"{sample.kind} of {sample.dtype}" for sample in others})
     return msgspec.structs.replace(
@@ -149,7 +149,7 @@ LEAST_LOAD_NS = 30_000
 """The shortest kernel whose power is measured: of a shorter one the pauses between kernels decide it."""
 
 
-def power_of(bench: Bench, measured: Sequence[Case]) -> tuple[Power | None, str]:
+def power_of(bench: Bench, measured: Sequence[tuple[Case, float]]) -> tuple[Power | None, str]:
     """What the device's kernels draw; None, and why, where the driver does not tell it."""
     index = bench.device.gpu_index()
     if index is None:
@@ -158,21 +158,17 @@ def power_of(bench: Bench, measured: Sequence[Case]) -> tuple[Power | None, str]
     if gpu is None:
         return None, why
     loads = []
-    for _, found in sorted(grouped((case.part.kind, case) for case in measured).items()):
-        ordered = sorted(found, key=lambda case: case.part.flops or case.part.size_bytes)
-        places = [int(share * len(ordered)) for share in PRODUCT_SIZES] if ordered[0].part.flops else []
-        loads += [load for case in [*(ordered[at] for at in places), ordered[-1]] if (load := _load(bench, case))]
+    for _, found in sorted(grouped((case.part.kind, (case, once_ns)) for case, once_ns in measured if once_ns >= LEAST_LOAD_NS).items()):
+        ordered = sorted(found, key=lambda each: each[0].part.flops or each[0].part.size_bytes)
+        places = [int(share * len(ordered)) for share in PRODUCT_SIZES] if ordered[0][0].part.flops else []
+        loads += [_load(bench, *each) for each in [*(ordered[at] for at in places), ordered[-1]]]
     try:
         return power_part(loads, gpu), ""
     except Exception as error:  # Paddle's own, or NVML's
         return None, f"it could not be measured: {fault_of(error).text}"
 
 
-def _load(bench: Bench, case: Case) -> Load | None:
-    """None where the kernel is too short."""
-    once_ns, _ = bench.op_ns(case)
-    if once_ns < LEAST_LOAD_NS:
-        return None
+def _load(bench: Bench, case: Case, once_ns: float) -> Load:
     count = min(MOST_OPS, max(2, int(LOADED_S * 1e9 / once_ns)))
 
     def start() -> Run:
@@ -182,10 +178,12 @@ def _load(bench: Bench, case: Case) -> Load | None:
     return Load(case.part.kind, case.part.flops or case.part.size_bytes, start)
 
 
-def op_samples(bench: Bench, wanted: Sequence[Case], op_ns: float, failed: dict[str, str]) -> tuple[list[OpSample], list[Case]]:
-    """A sample for every case that could be measured, and these cases; on a serial device those that can be told from dispatch. What
-    fails is told in `failed`. Raises ConfigError where the device then runs nothing any more."""
-    samples, measured, op_ns = list[OpSample](), list[Case](), op_ns if bench.is_serial else 0.0
+def op_samples(
+    bench: Bench, wanted: Sequence[Case], op_ns: float, failed: dict[str, str]
+) -> tuple[list[OpSample], list[tuple[Case, float]]]:
+    """A sample for every case that could be measured, and these cases with what one takes in nanoseconds; on a serial device those that can
+    be told from dispatch. What fails is told in `failed`. Raises ConfigError where the device then runs nothing any more."""
+    samples, measured, op_ns = list[OpSample](), list[tuple[Case, float]](), op_ns if bench.is_serial else 0.0
     for case in tqdm(wanted, desc="operations", unit="op", leave=False, disable=None):
         part = case.part
         try:
@@ -198,7 +196,7 @@ def op_samples(bench: Bench, wanted: Sequence[Case], op_ns: float, failed: dict[
         if dur_ns:
             times = round(dur_ns - op_ns), round(spread_ns)
             samples.append(OpSample(part.kind, part.dtype, dict(part.dims), part.size_bytes, *times, bench.num_runs))
-            measured.append(case)
+            measured.append((case, dur_ns))
     return sorted(samples, key=lambda s: (s.kind, s.dtype, s.size_bytes, sorted(s.dims.items()))), measured
 
 
