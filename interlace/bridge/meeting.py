@@ -12,6 +12,7 @@ import paddle
 from paddle.distributed.auto_parallel.static.process_group import get_process_group, new_process_group
 
 from interlace.bridge.guard import attempt
+from interlace.cpu import ops
 
 KEY = "interlace/meeting"
 WAIT_S = 120.0
@@ -69,9 +70,11 @@ class Meeting:
 
 
 def meeting_of_run() -> Meeting:
-    """Of the ranks that Paddle's launcher started."""
+    """Of the ranks that were started together; over already where Interlace's own transport, not Paddle's store, connects them."""
     env = paddle.distributed.ParallelEnv()
-    return Meeting(env.rank, env.world_size, paddle.base.core.create_or_get_global_tcp_store)
+    meeting = Meeting(env.rank, env.world_size, paddle.base.core.create_or_get_global_tcp_store)
+    meeting.is_over |= ops.has_transport()
+    return meeting
 
 
 def make_groups(of_ranks: Iterable[Iterable[int]]) -> list[Any]:

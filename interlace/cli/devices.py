@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlace.errors import ConfigError
+from interlace.files import writing
 from interlace.interrupts import postponed
+from interlace.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from interlace.local.own_target import OwnTarget
+
+START_S = 60.0
+"""How long ranks of a device of the user's own wait for each other at their start."""
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -26,15 +34,13 @@ def paddle_on(target: str) -> Iterator[str]:
     """Paddle, imported with the device that was asked for; gives its kind. Raises ConfigError where a device of the user's own is not
     there."""
     from interlace.installed import require_paddle
-    from interlace.temporary import temporary_folder
 
     require_paddle()
     own = _own(target)
     if own is not None:
-        if (ranks := os.environ.get("PADDLE_TRAINERS_NUM", "1")) != "1":
-            raise ConfigError(f"--target {target}: {ranks} ranks were started; a device of one's own is looked at by one")
         own.require()
-        with temporary_folder() as folder, contextlib.closing(own.install(0, 1, str(folder), 60.0)):
+        rank, world = (int(os.environ.get(name, default)) for name, default in (("PADDLE_TRAINER_ID", "0"), ("PADDLE_TRAINERS_NUM", "1")))
+        with _folder(rank, world) as folder, contextlib.closing(own.install(rank, world, str(folder), START_S)):
             yield "custom"
         return
     with postponed():
@@ -42,6 +48,24 @@ def paddle_on(target: str) -> Iterator[str]:
 
         leave_signals()
     yield target
+
+
+@contextlib.contextmanager
+def _folder(rank: int, world: int) -> Iterator[Path]:
+    """A temporary folder that ranks of one launcher share; it goes with rank 0, which ends last."""
+    if world < 2:
+        with temporary_folder() as folder:
+            yield folder
+        return
+    started = f"{os.getppid()} {os.environ.get('PADDLE_TRAINER_ENDPOINTS', '')}"
+    shared = Path(tempfile.gettempdir()) / f"interlace-ranks-{hashlib.sha256(started.encode()).hexdigest()[:16]}"
+    with writing(shared):
+        shared.mkdir(exist_ok=True)
+    try:
+        yield shared
+    finally:
+        if rank == 0:
+            shutil.rmtree(shared, ignore_errors=True)
 
 
 def _own(target: str) -> OwnTarget | None:

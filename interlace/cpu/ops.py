@@ -68,6 +68,11 @@ def set_transport(transport: Transport | None) -> None:
     _WORLD.transport = transport
 
 
+def has_transport() -> bool:
+    """Whether this process is a rank that a transport connects to the others."""
+    return _WORLD.transport is not None
+
+
 def transport() -> Transport:
     """The transport of this process. Raises TransportError before `set_transport`."""
     if _WORLD.transport is None:

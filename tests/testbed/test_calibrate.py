@@ -57,33 +57,31 @@ def test_a_device_behind_the_host_is_measured(plugin: Path, tmp_path: Path) -> N
 
 
 TOGETHER = """
-import sys
-from testbed.target import TARGET
-rank, folder = int(sys.argv[1]), sys.argv[2]
-TARGET.install(rank, 2, folder, 60.0)
-import msgspec
-from interlace.bridge.calibrate import communication
-from interlace.bridge.calibrate.bench import Bench, paddle_settings
-from interlace.bridge.targets.choose import choose_device, use_place
-use_place("custom")
-communication.SIZES = (1 << 12, 1 << 16)
-communication.NUM_RUNS = 3
-with paddle_settings():
-    found = communication.measured_communication(Bench(choose_device(), 0.02, 3), communication.Ranks(rank, 2), quick=False)
-with open(f"{folder}/found{rank}.json", "wb") as file:
-    file.write(msgspec.json.encode([found.collectives, found.p2p]))
+import os, sys
+from interlace.cli.devices import paddle_on
+with paddle_on("testbed") as target:
+    import msgspec
+    from interlace.bridge.calibrate import communication
+    from interlace.bridge.calibrate.bench import bench_of, paddle_settings
+    from interlace.bridge.targets.choose import choose_device, use_place
+    use_place(target)
+    communication.SIZES = (1 << 12, 1 << 16)
+    communication.NUM_RUNS = 3
+    with paddle_settings():
+        found = communication.communication_of_run(bench_of(choose_device(), quick=True), quick=False)
+    with open(f"{sys.argv[1]}/found{os.environ['PADDLE_TRAINER_ID']}.json", "wb") as file:
+        file.write(msgspec.json.encode([found.collectives, found.p2p]))
 """
 
 
 def test_two_devices_measure_their_collectives_and_transfers_together(plugin: Path, tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", TOGETHER]
-    ranks = [
-        subprocess.Popen([*words, str(rank), str(tmp_path)], env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=200.0) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    env = {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    script = tmp_path / "together.py"
+    script.write_text(TOGETHER)
+    launch = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", str(tmp_path / "log"), str(script), str(tmp_path)]
+    done = subprocess.run([sys.executable, *launch], env=env, cwd=ROOT, capture_output=True, text=True, timeout=200.0, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert not list(tmp_path.glob("interlace-*"))  # the folder that they shared
     for rank in range(2):
         collectives, transfers = msgspec.json.decode((tmp_path / f"found{rank}.json").read_bytes(), type=list[list[CommSample]])
         kinds = {(each.kind, each.group_size, each.size_bytes) for each in collectives}
