@@ -6,6 +6,7 @@ import importlib
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from statistics import fmean, median
 from typing import Any
 
@@ -27,30 +28,33 @@ class Sampler:
         self.gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         self.energy: list[tuple[float, int]] = []
         self.rows: list[tuple[float, float, int, int, int]] = []
-        self.going = True
+        self.asked, self.going = 0.0, True
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
-        nvml, last, told = self.nvml, -1, 0.0
         while self.going:
-            now, millijoules = time.perf_counter(), nvml.nvmlDeviceGetTotalEnergyConsumption(self.gpu)
-            if millijoules != last:
-                last = millijoules
-                self.energy.append((now, millijoules))
-            if now - told > 0.02:
-                told = now
-                watts = nvml.nvmlDeviceGetFieldValues(self.gpu, [POWER_INSTANT])[0].value.uiVal / 1e3
-                self.rows.append(
-                    (
-                        now,
-                        watts,
-                        nvml.nvmlDeviceGetClockInfo(self.gpu, nvml.NVML_CLOCK_SM),
-                        nvml.nvmlDeviceGetTemperature(self.gpu, nvml.NVML_TEMPERATURE_GPU),
-                        nvml.nvmlDeviceGetCurrentClocksEventReasons(self.gpu),
-                    )
-                )
+            with suppress(self.nvml.NVMLError):  # a driver may refuse a reading now and then
+                self._read()
             time.sleep(0.002)
+
+    def _read(self) -> None:
+        nvml, now = self.nvml, time.perf_counter()
+        millijoules = nvml.nvmlDeviceGetTotalEnergyConsumption(self.gpu)
+        if not self.energy or millijoules != self.energy[-1][1]:
+            self.energy.append((now, millijoules))
+        if now - self.asked > 0.02:
+            self.asked = now
+            watts = nvml.nvmlDeviceGetFieldValues(self.gpu, [POWER_INSTANT])[0].value.uiVal / 1e3
+            self.rows.append(
+                (
+                    now,
+                    watts,
+                    nvml.nvmlDeviceGetClockInfo(self.gpu, nvml.NVML_CLOCK_SM),
+                    nvml.nvmlDeviceGetTemperature(self.gpu, nvml.NVML_TEMPERATURE_GPU),
+                    nvml.nvmlDeviceGetCurrentClocksEventReasons(self.gpu),
+                )
+            )
 
     def stop(self) -> None:
         """Read no more; what was read stays."""

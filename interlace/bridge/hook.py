@@ -19,6 +19,7 @@ from interlace.bridge.flags import Flags, final_config
 from interlace.bridge.host_state import settle, state_dict_of
 from interlace.bridge.lower import Lowered
 from interlace.bridge.modes import Mode, ModeMaker, run_fused_passes
+from interlace.bridge.guard import attempt
 from interlace.bridge.nvml import find_gpu
 from interlace.bridge.targets import choose_device
 from interlace.bridge.tokens import tokens_of
@@ -358,11 +359,13 @@ def _launched(engine: Any, mode: Mode | None) -> AbstractContextManager[None]:
 
 
 def _read_energy(measured: Measured) -> None:
-    """The energy that the device counts, which has done all that it was given: before the steps that count, and behind them."""
+    """The energy that the device counts, which has done all that it was given: before the steps that count, and behind them. A driver that
+    refuses it does not end training."""
     index = choose_device().gpu_index()
     gpu = find_gpu(index)[0] if index is not None else None
-    if gpu is not None:
-        measured.energy_mj.append(gpu.millijoules())
+    millijoules, failure = attempt(gpu.millijoules) if gpu is not None else (None, None)
+    if gpu is not None and failure is None:
+        measured.energy_mj.append(millijoules)
 
 
 def _add_up(engine: Any, report: PlanReport) -> None:

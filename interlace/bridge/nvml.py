@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
+from contextlib import suppress
 from typing import Any
 
 MODULE = "pynvml"
 """What `nvidia-ml-py` installs."""
+TRIES, PAUSE_S = 5, 0.002
+"""How often the clock is asked for."""
 
 
 class Gpu:
@@ -27,7 +31,11 @@ class Gpu:
         return int(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.gpu))
 
     def mhz(self) -> int:
-        """Clock of the multiprocessors."""
+        """Clock of the multiprocessors. Asked again where the driver refuses: one did so now and then, and answered otherwise."""
+        for _ in range(TRIES - 1):
+            with suppress(self.nvml.NVMLError):
+                return int(self.nvml.nvmlDeviceGetClockInfo(self.gpu, self.nvml.NVML_CLOCK_SM))
+            time.sleep(PAUSE_S)
         return int(self.nvml.nvmlDeviceGetClockInfo(self.gpu, self.nvml.NVML_CLOCK_SM))
 
     def highest_mhz(self) -> int:

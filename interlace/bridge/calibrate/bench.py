@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from math import prod
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import paddle
 from paddle.base import core
@@ -31,6 +31,12 @@ FAST_ROWS = 1024
 SCATTER = ((78.233, 12.9898), (41.417, 93.751), (27.619, 63.137))
 """Radians between neighbours in a column and in a row. A product of such sines has no pattern, and its exponents are spread as those of
 normal numbers: they decide what a matrix product draws."""
+
+
+class Runner(Protocol):
+    """Runs programs so many times, waits for the device, and tells the seconds."""
+
+    def __call__(self, times: int = 1) -> float: ...
 
 
 class Inputs(NamedTuple):
@@ -58,8 +64,8 @@ class Bench:
         run = self.runner(build, num_jobs, inputs)
         return [run() for _ in range((num_runs or self.num_runs) + 1)][1:]
 
-    def runner(self, build: Callable[[], None], num_jobs: int = 1, inputs: Inputs | None = None) -> Callable[[], float]:
-        """Runs such a plan, and gives the time it took."""
+    def runner(self, build: Callable[[], None], num_jobs: int = 1, inputs: Inputs | None = None) -> Runner:
+        """Runs such a plan, once or several times before it waits for the device, and gives the time it took."""
         programs = {}
         for number in range(num_jobs):
             program = paddle.static.Program()
@@ -73,15 +79,17 @@ class Bench:
             job.set_skip_gc_vars(set(names))
         with uninterrupted(), paddle.static.scope_guard(scope):
             executor = core.StandaloneExecutor(self._place, core.Plan(jobs, programs), scope)
-        return lambda: self._run(executor, names)
 
-    def _run(self, executor: Any, names: list[str]) -> float:
-        self.device.synchronize()
-        start = time.perf_counter()
-        with uninterrupted():  # which Paddle would give as an error of its own
-            executor.run(names, False)
+        def run(times: int = 1) -> float:
             self.device.synchronize()
-        return time.perf_counter() - start
+            start = time.perf_counter()
+            with uninterrupted():  # which Paddle would give as an error of its own
+                for _ in range(times):
+                    executor.run(names, False)
+                self.device.synchronize()
+            return time.perf_counter() - start
+
+        return run
 
     def inputs(self, case: Case) -> Inputs:
         """What an operation reads, made once: numbers without a pattern for products of a fast device, which runs those of constants at a

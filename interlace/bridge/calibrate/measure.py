@@ -28,7 +28,7 @@ from interlace.bridge.calibrate.communication import Communication
 from interlace.bridge.calibrate.copies import copy_samples
 from interlace.bridge.calibrate.cpu_collectives import GROUP, cpu_collectives
 from interlace.bridge.calibrate.host import host_costs
-from interlace.bridge.calibrate.power import Load, Run, power_part
+from interlace.bridge.calibrate.power import Load, power_part
 from interlace.bridge.guard import fault_of
 from interlace.bridge.nvml import find_gpu
 from interlace.bridge.profiles import known_name
@@ -141,8 +141,8 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
     )
 
 
-LOADED_S = 0.01
-"""How long kernels run in a row while their power is measured: less than the limiter averages, far more than the host needs."""
+ROW_S = 0.01
+"""How long a row of kernels takes whose power is measured: less than the limiter averages, far more than the host needs."""
 PRODUCT_SIZES = (0.3, 0.6)
 """Of which sizes of products and attention power is measured beside the largest, as places in their order: small ones draw less."""
 LEAST_LOAD_NS = 30_000
@@ -169,13 +169,14 @@ def power_of(bench: Bench, measured: Sequence[tuple[Case, float]]) -> tuple[Powe
 
 
 def _load(bench: Bench, case: Case, once_ns: float) -> Load:
-    count = min(MOST_OPS, max(2, int(LOADED_S * 1e9 / once_ns)))
-
-    def start() -> Run:
-        run = bench.runner(lambda: fill(case, count), inputs=bench.inputs(case))
-        return lambda: (count, run())
-
-    return Load(case.part.kind, case.part.flops or case.part.size_bytes, start)
+    count = min(MOST_OPS, max(2, int(ROW_S * 1e9 / once_ns)))
+    return Load(
+        case.part.kind,
+        case.part.flops or case.part.size_bytes,
+        count,
+        count * once_ns / 1e9,
+        lambda: bench.runner(lambda: fill(case, count), inputs=bench.inputs(case)),
+    )
 
 
 def op_samples(

@@ -1,7 +1,8 @@
-"""The power part of a device profile, from kernels that run for some seconds each, without and with pauses, while NVML counts the energy.
+"""The power part of a device profile, from kernels that run for some seconds each while NVML counts the energy and tells the clock.
 
-Without pauses a kernel that draws much is held at the limit, at a low clock; with pauses as long as itself it runs at a high one. The two
-give its watts, the part of its time that follows the clock, and how its energy does.
+In a row, a kernel that draws much is held at the limit, at a low clock; with pauses as long as itself it runs at a high one: what it draws,
+and how that follows the clock. How its time does is told by short rows after a rest, and right after a large product, behind which the
+clock is still low.
 """
 
 from __future__ import annotations
@@ -15,9 +16,15 @@ from typing import NamedTuple, Protocol
 
 from interlace.cost_model.profile import Power, PowerSample
 
-WINDOW_S, SETTLE_S = 1.5, 0.5
+WINDOW_S, SETTLE_S = 1.0, 0.4
 """How long a kernel runs at least while its energy is counted, from one change of the counter to another, which are 20 to 100 ms apart; and
 before, so that the clock settles."""
+AHEAD_S = 0.25
+"""How much work the host gives the device before it waits: so much that the wait does not count, and less than the clock needs to settle."""
+REST_S, QUIET_S = 0.4, 0.15
+"""How long the draw at rest is counted behind each kernel, at the temperature that this has left; and how long after it."""
+HEAVY_S, RECOVERY_S, TIMES = 0.08, 0.02, 8
+"""A large product runs so long that the clock falls; a pause lets it rise; how often a kernel is timed behind each."""
 POLL_S, MOST_POLLS, LATEST_S = 0.002, 100, 0.2
 """How often a device at rest is asked whether its counter has changed; after which time it is read as it is."""
 APART = 0.05
@@ -26,6 +33,8 @@ RESPONSE_NS, STEP_MHZ, LOWEST = 40_000_000, 15, 6
 """Not measured here: how fast the limiter reacts, the step of clocks and the lowest as a part of the highest, as on H100 and H200."""
 EXPONENT = 1.2
 """Where no kernel reached the limit, so that its clock never fell: as on the H100."""
+HEAVY = "gemm"
+"""The kind whose largest kernel lowers the clock."""
 
 
 class Reader(Protocol):
@@ -37,26 +46,51 @@ class Reader(Protocol):
     def limit_w(self) -> float: ...
 
 
-Run = Callable[[], tuple[int, float]]
+Run = Callable[[int], float]
+"""Gives the device so many rows of a kernel, waits for it, and tells the seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A kernel to measure: its kind and size as in `PowerSample`; `start` makes what it reads, and gives what runs some in a row and tells
-    their number and seconds."""
+    """A kernel to measure.
+
+    Attributes:
+        kind, size: As in `PowerSample`.
+        count: Kernels in a row.
+        row_s: What a row takes, about.
+        start: Makes what it reads.
+    """
 
     kind: str
     size: int
+    count: int
+    row_s: float
     start: Callable[[], Run]
 
 
 class Window(NamedTuple):
-    """A kernel's mean time, clock, and energy above what the device draws at rest; what the device drew in the mean."""
+    """A kernel's clock, its energy above what the device draws at rest behind it, that draw, and what the device drew in the mean."""
 
-    took_s: float
     mhz: float
     joules: float
+    rest_w: float
     watts: float
+
+
+class Pace(NamedTuple):
+    """A kernel's time at a high clock, and the part of it that is inversely proportional to the clock."""
+
+    took_s: float
+    clock_share: float
+
+
+class Found(NamedTuple):
+    """What was measured of a load; `paused` is None where it did not reach the limit."""
+
+    load: Load
+    full: Window
+    paused: Window | None
+    pace: Pace
 
 
 def power_part(
@@ -65,33 +99,33 @@ def power_part(
     """The limit, as the device keeps it by the counter of energy, what it draws at rest, and what each kernel draws at the highest clock.
 
     Args:
-        loads: Kernels; matrix products among them say how energy follows the clock.
+        loads: Kernels; the largest matrix product among them lowers the clock.
         gpu: What reads the device.
         now, sleep: The clock.
     """
     meter = _Meter(gpu, now, sleep)
-    full_and_paused = [(load, *meter.windows(load.start())) for load in loads]
-    apart = [
-        (full, paused) for _, full, paused in full_and_paused if paused.mhz > (1 + APART) * full.mhz and full.joules > 0 < paused.joules
+    heavy = max((load for load in loads if load.kind == HEAVY), key=lambda load: load.size, default=None)
+    lower = _rows(heavy, HEAVY_S) if heavy else None
+    measured = [meter.found(load, lower) for load in loads]
+    held = [(each.full, each.paused) for each in measured if each.paused]
+    exponents = [
+        math.log(full.joules / paused.joules) / math.log(full.mhz / paused.mhz)
+        for full, paused in held
+        if paused.mhz > (1 + APART) * full.mhz and full.joules > 0 < paused.joules
     ]
-    exponent = (
-        median(math.log(full.joules / paused.joules) / math.log(full.mhz / paused.mhz) for full, paused in apart) if apart else EXPONENT
-    )
-    exponent = min(4.0, max(0.0, exponent))
+    exponent = min(4.0, max(0.0, median(exponents))) if exponents else EXPONENT
     highest = gpu.highest_mhz()
     samples = []
-    for load, full, paused in full_and_paused:
-        share = 0.0
-        if paused.mhz > (1 + APART) * full.mhz:
-            share = min(1.5, max(0.0, (full.took_s / paused.took_s - 1) / (paused.mhz / full.mhz - 1)))
-        ratio = min(1.0, paused.mhz / highest)
-        share = share * ratio / (1 - share * (1 - ratio))  # of its time at the highest clock
-        took_s, joules = paused.took_s / (1 + share * (1 / ratio - 1)), max(0.0, paused.joules) / ratio**exponent
-        own = round(paused.mhz) if ratio < 1 - APART else 0
+    for load, full, paused, pace in measured:
+        at = paused or full
+        ratio = min(1.0, at.mhz / highest)
+        share = pace.clock_share * ratio / (1 - pace.clock_share * (1 - ratio))  # of its time at the highest clock
+        took_s, joules = pace.took_s / (1 + share * (1 / ratio - 1)), max(0.0, at.joules) / ratio**exponent
+        own = round(at.mhz) if ratio < 1 - APART else 0
         samples.append(PowerSample(load.kind, load.size, round(joules / took_s, 1), round(share, 2), own))
     return Power(
-        limit_w=round(max((full.watts for full, _ in apart), default=gpu.limit_w()), 1),
-        static_w=round(meter.static_w, 1),
+        limit_w=round(max((full.watts for full, _ in held), default=gpu.limit_w()), 1),
+        static_w=round(median([full.rest_w for full, _ in held] or [each.full.rest_w for each in measured]), 1),
         waiting_w=0.0,
         highest_mhz=highest,
         lowest_mhz=max(STEP_MHZ, highest // LOWEST),
@@ -101,21 +135,59 @@ def power_part(
         samples=tuple(sorted(samples, key=lambda each: (each.kind, each.size))),
         note=f"one device; the driver's limit is {gpu.limit_w():.0f} W; response, step of clocks, lowest clock and what waits draw as on "
         "H100 and H200; what communication adds beside computation is not known"
-        + ("" if apart else "; no kernel reached the limit, which is the driver's; energy follows the clock as on the H100"),
+        + ("" if held else "; no kernel reached the limit, which is the driver's")
+        + ("" if exponents else "; energy follows the clock as on the H100"),
     )
 
 
+def _rows(load: Load, seconds: float) -> Callable[[], float]:
+    """Runs a load for about so long."""
+    run, times = load.start(), max(1, round(seconds / load.row_s))
+    return lambda: run(times)
+
+
 class _Meter:
-    """Windows of kernels on a device; what it draws at rest is read first, behind work, as a warm device draws more."""
+    """Measures loads on a device."""
 
     def __init__(self, gpu: Reader, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self.gpu, self.now, self.sleep = gpu, now, sleep
-        self.static_w = self._at_rest()
+
+    def found(self, load: Load, lower: Callable[[], float] | None) -> Found:
+        """Energy and time of a kernel; `lower` runs something by which the clock falls."""
+        run = load.start()
+        full = self._window(run, load, max(1, round(AHEAD_S / load.row_s)), pauses=False)
+        is_held = full.mhz < (1 - APART) * self.gpu.highest_mhz()
+        paused = self._window(run, load, 1, pauses=True) if is_held else None
+        return Found(load, full, paused, self._pace(run, load, lower))
+
+    def _window(self, run: Run, load: Load, rows: int, *, pauses: bool) -> Window:
+        """Run a kernel until the clock has settled, and then while its energy is counted; behind it comes a rest."""
+        self._repeat(run, rows, SETTLE_S, pauses)
+        begin_mj, begin = self.gpu.millijoules(), self.now()
+        times, clocks = self._repeat(run, rows, WINDOW_S, pauses)
+        drawn, took_s = (self.gpu.millijoules() - begin_mj) / 1e3, self.now() - begin
+        rest_w = self._at_rest()
+        return Window(median(clocks), (drawn - rest_w * took_s) / (times * rows * load.count), rest_w, drawn / took_s)
+
+    def _repeat(self, run: Run, rows: int, for_s: float, pauses: bool) -> tuple[int, list[int]]:
+        """For so long, and then until the counter of energy changes: how often, and clocks."""
+        end, times, clocks = self.now() + for_s, 0, list[int]()
+        last_mj = self.gpu.millijoules()
+        while True:
+            took_s = run(rows)
+            clocks.append(self.gpu.mhz())
+            times += 1
+            if pauses:
+                self.sleep(took_s)
+            now_mj = self.gpu.millijoules()
+            if self.now() >= end and (now_mj != last_mj or self.now() >= end + LATEST_S):
+                return times, clocks
+            last_mj = now_mj
 
     def _at_rest(self) -> float:
-        self.sleep(SETTLE_S)
+        self.sleep(QUIET_S)
         begin_mj, begin = self._tick()
-        self.sleep(WINDOW_S)
+        self.sleep(REST_S)
         end_mj, end = self._tick()
         return (end_mj - begin_mj) / 1e3 / (end - begin)
 
@@ -128,29 +200,26 @@ class _Meter:
                 break
         return found, self.now()
 
-    def windows(self, run: Run) -> tuple[Window, Window]:
-        """Without pauses, and with pauses as long as what runs."""
-        return self.window(run, pauses=False), self.window(run, pauses=True)
+    def _pace(self, run: Run, load: Load, lower: Callable[[], float] | None) -> Pace:
+        """A second row tells what one takes without the host's start."""
 
-    def window(self, run: Run, *, pauses: bool) -> Window:
-        """Run a kernel until the clock has settled, and then while its energy is counted."""
-        self._repeat(run, SETTLE_S, pauses)
-        begin_mj, begin = self.gpu.millijoules(), self.now()
-        count, busy_s, clocks = self._repeat(run, WINDOW_S, pauses)
-        drawn, took_s = (self.gpu.millijoules() - begin_mj) / 1e3, self.now() - begin
-        return Window(busy_s / count, median(clocks), (drawn - self.static_w * took_s) / count, drawn / took_s)
+        def timed(rows: int, before: Callable[[], object]) -> tuple[float, float]:
+            took_s, clocks = list[float](), list[float]()
+            for _ in range(TIMES):
+                before()
+                begin_mhz = self.gpu.mhz()
+                took_s.append(run(rows))
+                clocks.append((begin_mhz + self.gpu.mhz()) / 2)
+            return sorted(took_s)[TIMES // 4], median(clocks)  # what disturbs the host makes it longer
 
-    def _repeat(self, run: Run, for_s: float, pauses: bool) -> tuple[int, float, list[int]]:
-        """For so long, and then until the counter of energy changes."""
-        end, count, busy_s, clocks = self.now() + for_s, 0, 0.0, list[int]()
-        last_mj = self.gpu.millijoules()
-        while True:
-            number, took_s = run()
-            clocks.append(self.gpu.mhz())
-            count, busy_s = count + number, busy_s + took_s
-            if pauses:
-                self.sleep(took_s)
-            now_mj = self.gpu.millijoules()
-            if self.now() >= end and (now_mj != last_mj or self.now() >= end + LATEST_S):
-                return count, busy_s, clocks
-            last_mj = now_mj
+        def rest() -> None:
+            self.sleep(RECOVERY_S)
+
+        (one_s, mhz), (two_s, _) = timed(1, rest), timed(2, rest)
+        row_s = max(two_s - one_s, one_s / 10)
+        share = 0.0
+        if lower is not None:
+            after_s, low_mhz = timed(1, lower)
+            if mhz > (1 + APART) * low_mhz:
+                share = min(1.0, max(0.0, (after_s - one_s) / row_s / (mhz / low_mhz - 1)))
+        return Pace(row_s / load.count, share)
