@@ -363,9 +363,8 @@ def _read_energy(measured: Measured) -> None:
     refuses it does not end training."""
     index = choose_device().gpu_index()
     gpu = find_gpu(index)[0] if index is not None else None
-    millijoules, failure = attempt(gpu.millijoules) if gpu is not None else (None, None)
-    if gpu is not None and failure is None:
-        measured.energy_mj.append(millijoules)
+    if gpu is not None:
+        attempt(lambda: measured.energy_mj.append(gpu.millijoules()))
 
 
 def _add_up(engine: Any, report: PlanReport) -> None:

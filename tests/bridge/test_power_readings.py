@@ -37,6 +37,11 @@ class Machine:
     joules: float = 0.0
     ratio: float = 1.0
     mean_w: float = STATIC_W
+    pending_s: float = 0.0
+    watts: float = 0.0
+    share: float = 0.0
+    counted: int = 0
+    count_at: float = 0.0
     refuses: int = 0
     asked: list[Any] = field(default_factory=list)
 
@@ -46,25 +51,35 @@ class Machine:
 
     def sleep(self, seconds: float) -> None:
         for _ in range(round(seconds / TICK_S)):
-            self.tick(0.0)
+            self.tick()
 
-    def tick(self, watts: float) -> None:
-        drawn = STATIC_W + watts
+    def tick(self) -> None:
+        """What is pending goes on."""
+        watts = STATIC_W
+        if self.pending_s > 0:
+            slower = 1 + self.share * (1 / self.ratio - 1)
+            self.pending_s -= TICK_S / slower
+            watts += self.watts * self.ratio**EXPONENT / slower
         self.now += TICK_S
-        self.joules += drawn * TICK_S
-        self.mean_w += (drawn - self.mean_w) * TICK_S / RESPONSE_S
+        self.joules += watts * TICK_S
+        self.mean_w += (watts - self.mean_w) * TICK_S / RESPONSE_S
         self.ratio = min(1.0, max(0.4, self.ratio + 0.004 * (1 - self.mean_w / LIMIT_W)))
 
-    def run(self, times: int, watts: float, share: float) -> float:
+    def run(self, times: int, meanwhile: Callable[[], object], watts: float, share: float) -> float:
         """Rows of kernels; their energy and time at the highest clock are known."""
         begin = self.now
         self.sleep(HOST_S)
-        left_s = times * ROW * ONCE_S
-        while left_s > 0:
-            slower = 1 + share * (1 / self.ratio - 1)
-            left_s -= TICK_S / slower
-            self.tick(watts * self.ratio**EXPONENT / slower)
+        self.pending_s, self.watts, self.share = times * ROW * ONCE_S, watts, share
+        meanwhile()
+        while self.pending_s > 0:
+            self.tick()
         return self.now - begin
+
+    def counted_mj(self) -> int:
+        """As the driver tells it, which counts every 50 ms."""
+        if self.now >= self.count_at:
+            self.counted, self.count_at = int(1000 * self.joules), self.now + 0.05
+        return self.counted
 
     def clock(self) -> int:
         """As the driver tells it; it refuses now and then."""
@@ -81,7 +96,7 @@ class Machine:
             nvmlInit=lambda: None,
             nvmlDeviceGetHandleByIndex=lambda index: self.asked.append(index) or index,
             nvmlDeviceGetHandleByUUID=lambda name: self.asked.append(name) or name,
-            nvmlDeviceGetTotalEnergyConsumption=lambda gpu: int(1000 * self.joules),
+            nvmlDeviceGetTotalEnergyConsumption=lambda gpu: self.counted_mj(),
             nvmlDeviceGetClockInfo=lambda gpu, kind: self.clock(),
             nvmlDeviceGetMaxClockInfo=lambda gpu, kind: HIGHEST,
             nvmlDeviceGetEnforcedPowerLimit=lambda gpu: 1000 * LIMIT_W,
@@ -97,7 +112,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def load(machine: Machine, kind: str, watts: float, share: float) -> Load:
-    return Load(kind, 1 << 37, ROW, ROW * ONCE_S, lambda: lambda times: machine.run(times, watts, share))
+    return Load(kind, 1 << 37, ROW, ROW * ONCE_S, lambda: lambda *given: machine.run(*given, watts, share))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.2, 0.0])
@@ -117,7 +132,7 @@ def test_calibration_finds_limit_watts_share_and_exponent(machine: Machine, monk
     assert add.watts == pytest.approx(380, rel=0.02)
     assert gelu.watts == pytest.approx(300, rel=0.02)
     assert gemm.watts == pytest.approx(WATTS, rel=0.03)
-    assert [each.clock_share for each in found.samples] == pytest.approx([0, share, SHARE], abs=0.06)
+    assert [each.clock_share for each in found.samples] == pytest.approx([0, share, SHARE], abs=0.1)
 
 
 def test_where_no_kernel_reaches_the_limit_calibration_says_so(machine: Machine) -> None:
@@ -164,7 +179,7 @@ class Steps:
     def wait(self) -> None:
         self.waits.append(self.count)
         if self.gpu is not None:
-            self.gpu.joules = 150.0 * self.count
+            self.gpu.joules, self.gpu.count_at = 150.0 * self.count, 0.0
 
     def run(self, measured: Measured, fails: bool = False) -> None:
         program = SimpleNamespace(pipeline=SimpleNamespace(num_micro_batches=1))

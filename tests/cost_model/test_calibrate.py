@@ -127,7 +127,7 @@ def test_power_is_measured_of_the_largest_of_each_kind_and_of_three_sizes_of_pro
         assert [load.kind for load in loads] == ["gelu", "gemm", "gemm", "gemm"]
         assert loads[0].size == max(case.part.size_bytes for case in of_kind["gelu"])
         assert loads[-1].size == max(case.part.flops for case in of_kind["gemm"])
-        once_s, twice_s = (loads[0].start()(times) for times in (1, 2))
+        once_s, twice_s = (loads[0].start()(times, lambda: None) for times in (1, 2))
     assert (loads[0].count, loads[0].row_s) == (2, 8e-3)
     assert twice_s > once_s > 0
 

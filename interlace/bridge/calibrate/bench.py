@@ -34,9 +34,9 @@ normal numbers: they decide what a matrix product draws."""
 
 
 class Runner(Protocol):
-    """Runs programs so many times, waits for the device, and tells the seconds."""
+    """Runs programs so many times, does something else while the device works, waits for it, and tells the seconds."""
 
-    def __call__(self, times: int = 1) -> float: ...
+    def __call__(self, times: int = 1, meanwhile: Callable[[], object] = ...) -> float: ...
 
 
 class Inputs(NamedTuple):
@@ -65,7 +65,7 @@ class Bench:
         return [run() for _ in range((num_runs or self.num_runs) + 1)][1:]
 
     def runner(self, build: Callable[[], None], num_jobs: int = 1, inputs: Inputs | None = None) -> Runner:
-        """Runs such a plan, once or several times before it waits for the device, and gives the time it took."""
+        """Runs such a plan."""
         programs = {}
         for number in range(num_jobs):
             program = paddle.static.Program()
@@ -80,12 +80,13 @@ class Bench:
         with uninterrupted(), paddle.static.scope_guard(scope):
             executor = core.StandaloneExecutor(self._place, core.Plan(jobs, programs), scope)
 
-        def run(times: int = 1) -> float:
+        def run(times: int = 1, meanwhile: Callable[[], object] = lambda: None) -> float:
             self.device.synchronize()
             start = time.perf_counter()
             with uninterrupted():  # which Paddle would give as an error of its own
                 for _ in range(times):
                     executor.run(names, False)
+                meanwhile()
                 self.device.synchronize()
             return time.perf_counter() - start
 

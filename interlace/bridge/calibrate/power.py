@@ -16,11 +16,11 @@ from typing import NamedTuple, Protocol
 
 from interlace.cost_model.profile import Power, PowerSample
 
-WINDOW_S, SETTLE_S = 1.0, 0.4
+WINDOW_S, SETTLE_S = 1.2, 0.4
 """How long a kernel runs at least while its energy is counted, from one change of the counter to another, which are 20 to 100 ms apart; and
 before, so that the clock settles."""
 AHEAD_S = 0.25
-"""How much work the host gives the device before it waits: so much that the wait does not count, and less than the clock needs to settle."""
+"""How much work the host gives the device before it waits: so much that the wait does not count, and that the counter changes meanwhile."""
 REST_S, QUIET_S = 0.4, 0.15
 """How long the draw at rest is counted behind each kernel, at the temperature that this has left; and how long after it."""
 HEAVY_S, RECOVERY_S, TIMES = 0.08, 0.02, 8
@@ -46,8 +46,10 @@ class Reader(Protocol):
     def limit_w(self) -> float: ...
 
 
-Run = Callable[[int], float]
-"""Gives the device so many rows of a kernel, waits for it, and tells the seconds."""
+class Run(Protocol):
+    """Gives the device so many rows of a kernel, does something else while it works, waits for it, and tells the seconds."""
+
+    def __call__(self, times: int, meanwhile: Callable[[], object]) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def power_part(
 def _rows(load: Load, seconds: float) -> Callable[[], float]:
     """Runs a load for about so long."""
     run, times = load.start(), max(1, round(seconds / load.row_s))
-    return lambda: run(times)
+    return lambda: run(times, lambda: None)
 
 
 class _Meter:
@@ -155,34 +157,56 @@ class _Meter:
     def found(self, load: Load, lower: Callable[[], float] | None) -> Found:
         """Energy and time of a kernel; `lower` runs something by which the clock falls."""
         run = load.start()
-        full = self._window(run, load, max(1, round(AHEAD_S / load.row_s)), pauses=False)
+        full = self._in_a_row(run, load)
         is_held = full.mhz < (1 - APART) * self.gpu.highest_mhz()
-        paused = self._window(run, load, 1, pauses=True) if is_held else None
-        return Found(load, full, paused, self._pace(run, load, lower))
+        return Found(load, full, self._with_pauses(run, load) if is_held else None, self._pace(run, load, lower))
 
-    def _window(self, run: Run, load: Load, rows: int, *, pauses: bool) -> Window:
-        """Run a kernel until the clock has settled, and then while its energy is counted; behind it comes a rest."""
-        self._repeat(run, rows, SETTLE_S, pauses)
+    def _in_a_row(self, run: Run, load: Load) -> Window:
+        """The counter is read where it changes while the device works; behind that comes a rest."""
+        rows, clocks, changes, took_s = max(1, round(AHEAD_S / load.row_s)), list[int](), list[tuple[int, float]](), list[float]()
+
+        def read() -> None:
+            changes.append(self._tick())
+            self.sleep(AHEAD_S / 3)  # after the wait before this row the clock was higher
+            clocks.append(self.gpu.mhz())
+
+        self._while(SETTLE_S, lambda: run(rows, lambda: None))
+        self._while(WINDOW_S, lambda: took_s.append(run(rows, read)))
+        (begin_mj, begin), (end_mj, end) = changes[0], changes[-1]
+        watts, rest_w = (end_mj - begin_mj) / 1e3 / (end - begin), self._at_rest()
+        return Window(median(clocks), (watts - rest_w) * sum(took_s) / (len(took_s) * rows * load.count), rest_w, watts)
+
+    def _with_pauses(self, run: Run, load: Load) -> Window:
+        """One row and a pause as long, again and again, from one change of the counter to another."""
+        clocks = list[int]()
+
+        def row() -> None:
+            self.sleep(run(1, lambda: clocks.append(self._mhz_amid(load))))
+
+        self._while(SETTLE_S, row)
+        self._until_changed(row)
+        clocks.clear()
         begin_mj, begin = self.gpu.millijoules(), self.now()
-        times, clocks = self._repeat(run, rows, WINDOW_S, pauses)
+        self._while(WINDOW_S, row)
+        self._until_changed(row)
         drawn, took_s = (self.gpu.millijoules() - begin_mj) / 1e3, self.now() - begin
         rest_w = self._at_rest()
-        return Window(median(clocks), (drawn - rest_w * took_s) / (times * rows * load.count), rest_w, drawn / took_s)
+        return Window(median(clocks), (drawn - rest_w * took_s) / (len(clocks) * load.count), rest_w, drawn / took_s)
 
-    def _repeat(self, run: Run, rows: int, for_s: float, pauses: bool) -> tuple[int, list[int]]:
-        """For so long, and then until the counter of energy changes: how often, and clocks."""
-        end, times, clocks = self.now() + for_s, 0, list[int]()
-        last_mj = self.gpu.millijoules()
-        while True:
-            took_s = run(rows)
-            clocks.append(self.gpu.mhz())
-            times += 1
-            if pauses:
-                self.sleep(took_s)
-            now_mj = self.gpu.millijoules()
-            if self.now() >= end and (now_mj != last_mj or self.now() >= end + LATEST_S):
-                return times, clocks
-            last_mj = now_mj
+    def _while(self, for_s: float, work: Callable[[], object]) -> None:
+        end = self.now() + for_s
+        while self.now() < end:
+            work()
+
+    def _until_changed(self, work: Callable[[], object]) -> None:
+        before, latest = self.gpu.millijoules(), self.now() + LATEST_S
+        while self.gpu.millijoules() == before and self.now() < latest:
+            work()
+
+    def _mhz_amid(self, load: Load) -> int:
+        """The clock while the device works: after a row it rises at once."""
+        self.sleep(load.row_s / 3)
+        return self.gpu.mhz()
 
     def _at_rest(self) -> float:
         self.sleep(QUIET_S)
@@ -204,12 +228,10 @@ class _Meter:
         """A second row tells what one takes without the host's start."""
 
         def timed(rows: int, before: Callable[[], object]) -> tuple[float, float]:
-            took_s, clocks = list[float](), list[float]()
+            took_s, clocks = list[float](), list[int]()
             for _ in range(TIMES):
                 before()
-                begin_mhz = self.gpu.mhz()
-                took_s.append(run(rows))
-                clocks.append((begin_mhz + self.gpu.mhz()) / 2)
+                took_s.append(run(rows, lambda: clocks.append(self._mhz_amid(load))))
             return sorted(took_s)[TIMES // 4], median(clocks)  # what disturbs the host makes it longer
 
         def rest() -> None:
