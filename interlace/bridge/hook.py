@@ -16,10 +16,10 @@ from interlace.bridge.agree import peers_of_run, require_agreement
 from interlace.bridge.feeds import matching_feed
 from interlace.bridge.first_contact import changes_text, features_off, is_examined, without
 from interlace.bridge.flags import Flags, final_config
+from interlace.bridge.guard import attempt
 from interlace.bridge.host_state import settle, state_dict_of
 from interlace.bridge.lower import Lowered
 from interlace.bridge.modes import Mode, ModeMaker, run_fused_passes
-from interlace.bridge.guard import attempt
 from interlace.bridge.nvml import find_gpu
 from interlace.bridge.targets import choose_device
 from interlace.bridge.tokens import tokens_of
