@@ -1,8 +1,9 @@
 """The power part of a device profile, from kernels that run for some seconds each while NVML counts the energy and tells the clock.
 
 In a row, a kernel that draws much is held at the limit, at a low clock; with pauses as long as itself it runs at a high one: what it draws,
-and how that follows the clock. How its time does is told by short rows after a rest, and right after a large product, behind which the
-clock is still low.
+and how that and its time follow the clock. The high clock of such a kernel is found from its energy: in short rows NVML tells the highest,
+also of products, which never run at it. Of all other kernels the time is told by short rows after a rest, and right after a large product,
+behind which the clock is still low.
 """
 
 from __future__ import annotations
@@ -16,23 +17,24 @@ from typing import NamedTuple, Protocol
 
 from interlace.cost_model.profile import Power, PowerSample
 
-WINDOW_S, SETTLE_S = 1.2, 0.4
-"""How long a kernel runs at least while its energy is counted, from one change of the counter to another, which are 20 to 100 ms apart; and
-before, so that the clock settles."""
+WINDOW_S, SETTLE_S = 1.6, 0.3
+"""How long a kernel runs while its energy is counted; and before, so that the clock settles."""
 AHEAD_S = 0.25
-"""How much work the host gives the device before it waits: so much that the wait does not count, and that the counter changes meanwhile."""
-REST_S, QUIET_S = 0.4, 0.15
-"""How long the draw at rest is counted behind each kernel, at the temperature that this has left; and how long after it."""
+"""How much work the host gives the device before it waits: so much that the wait does not count."""
+REST_S = 0.4
+"""How long the draw at rest is counted behind each kernel, at the temperature that this has left."""
 HEAVY_S, RECOVERY_S, TIMES = 0.08, 0.02, 8
 """A large product runs so long that the clock falls; a pause lets it rise; how often a kernel is timed behind each."""
-POLL_S, MOST_POLLS, LATEST_S = 0.002, 100, 0.2
-"""How often a device at rest is asked whether its counter has changed; after which time it is read as it is."""
+POLL_S, MOST_POLLS = 0.002, 100
+"""How often a device at rest is asked whether its counter has changed, which it does every 20 to 100 ms; then it is read as it is."""
 APART = 0.05
 """Share by which two clocks differ at least that say how time and energy follow it."""
 RESPONSE_NS, STEP_MHZ, LOWEST = 40_000_000, 15, 6
 """Not measured here: how fast the limiter reacts, the step of clocks and the lowest as a part of the highest, as on H100 and H200."""
 EXPONENT = 1.2
 """Where no kernel reached the limit, so that its clock never fell: as on the H100."""
+LEAST_EXPONENT, MOST_SHARE = 0.5, 1.2
+"""What is taken as disturbed by something else: energy that hardly follows the clock, and a time that follows it more than in proportion."""
 HEAVY = "gemm"
 """The kind whose largest kernel lowers the clock."""
 
@@ -71,12 +73,17 @@ class Load:
 
 
 class Window(NamedTuple):
-    """A kernel's clock, its energy above what the device draws at rest behind it, that draw, and what the device drew in the mean."""
+    """A kernel's time, its clock, its energy above what the device draws at rest behind it, and that draw."""
 
+    took_s: float
     mhz: float
     joules: float
     rest_w: float
-    watts: float
+
+    @property
+    def watts(self) -> float:
+        """What the device draws meanwhile."""
+        return self.rest_w + self.joules / self.took_s
 
 
 class Pace(NamedTuple):
@@ -117,14 +124,7 @@ def power_part(
     ]
     exponent = min(4.0, max(0.0, median(exponents))) if exponents else EXPONENT
     highest = gpu.highest_mhz()
-    samples = []
-    for load, full, paused, pace in measured:
-        at = paused or full
-        ratio = min(1.0, at.mhz / highest)
-        share = pace.clock_share * ratio / (1 - pace.clock_share * (1 - ratio))  # of its time at the highest clock
-        took_s, joules = pace.took_s / (1 + share * (1 / ratio - 1)), max(0.0, at.joules) / ratio**exponent
-        own = round(at.mhz) if ratio < 1 - APART else 0
-        samples.append(PowerSample(load.kind, load.size, round(joules / took_s, 1), round(share, 2), own))
+    samples = [_sample(each, exponent, highest) for each in measured]
     return Power(
         limit_w=round(max((full.watts for full, _ in held), default=gpu.limit_w()), 1),
         static_w=round(median([full.rest_w for full, _ in held] or [each.full.rest_w for each in measured]), 1),
@@ -142,6 +142,20 @@ def power_part(
     )
 
 
+def _sample(found: Found, exponent: float, highest_mhz: int) -> PowerSample:
+    """Watts and share at the highest clock."""
+    load, full, paused, pace = found
+    at, mhz, share = paused or full, (paused or full).mhz, pace.clock_share
+    if paused and 0 < full.joules < paused.joules:
+        own = min(float(highest_mhz), full.mhz * (paused.joules / full.joules) ** (1 / max(exponent, LEAST_EXPONENT)))
+        if own > (1 + APART) * full.mhz:
+            mhz, share = own, min(MOST_SHARE, max(0.0, (full.took_s / pace.took_s - 1) / (own / full.mhz - 1)))
+    ratio = min(1.0, mhz / highest_mhz)
+    share = share * ratio / (1 - share * (1 - ratio))  # of its time at the highest clock
+    took_s, joules = pace.took_s / (1 + share * (1 / ratio - 1)), max(0.0, at.joules) / ratio**exponent
+    return PowerSample(load.kind, load.size, round(joules / took_s, 1), round(min(1.5, share), 2), round(mhz) if ratio < 1 - APART else 0)
+
+
 def _rows(load: Load, seconds: float) -> Callable[[], float]:
     """Runs a load for about so long."""
     run, times = load.start(), max(1, round(seconds / load.row_s))
@@ -157,63 +171,37 @@ class _Meter:
     def found(self, load: Load, lower: Callable[[], float] | None) -> Found:
         """Energy and time of a kernel; `lower` runs something by which the clock falls."""
         run = load.start()
-        full = self._in_a_row(run, load)
+        full = self._window(run, load, max(1, round(AHEAD_S / load.row_s)), pauses=False)
         is_held = full.mhz < (1 - APART) * self.gpu.highest_mhz()
-        return Found(load, full, self._with_pauses(run, load) if is_held else None, self._pace(run, load, lower))
+        return Found(load, full, self._window(run, load, 1, pauses=True) if is_held else None, self._pace(run, load, lower))
 
-    def _in_a_row(self, run: Run, load: Load) -> Window:
-        """The counter is read where it changes while the device works; behind that comes a rest."""
-        rows, clocks, changes, took_s = max(1, round(AHEAD_S / load.row_s)), list[int](), list[tuple[int, float]](), list[float]()
+    def _window(self, run: Run, load: Load, rows: int, *, pauses: bool) -> Window:
+        """So many rows, again and again, with pauses as long or without; the counter is read while the device rests before and behind."""
+        clocks, took_s = list[int](), list[float]()
 
-        def read() -> None:
-            changes.append(self._tick())
-            self.sleep(AHEAD_S / 3)  # after the wait before this row the clock was higher
-            clocks.append(self.gpu.mhz())
+        def cycle() -> None:
+            took_s.append(run(rows, lambda: clocks.append(self._mhz_amid(load))))
+            if pauses:
+                self.sleep(took_s[-1])
 
-        self._while(SETTLE_S, lambda: run(rows, lambda: None))
-        self._while(WINDOW_S, lambda: took_s.append(run(rows, read)))
-        (begin_mj, begin), (end_mj, end) = changes[0], changes[-1]
-        watts, rest_w = (end_mj - begin_mj) / 1e3 / (end - begin), self._at_rest()
-        return Window(median(clocks), (watts - rest_w) * sum(took_s) / (len(took_s) * rows * load.count), rest_w, watts)
-
-    def _with_pauses(self, run: Run, load: Load) -> Window:
-        """One row and a pause as long, again and again, from one change of the counter to another."""
-        clocks = list[int]()
-
-        def row() -> None:
-            self.sleep(run(1, lambda: clocks.append(self._mhz_amid(load))))
-
-        self._while(SETTLE_S, row)
-        self._until_changed(row)
+        self._while(SETTLE_S, cycle)
         clocks.clear()
-        begin_mj, begin = self.gpu.millijoules(), self.now()
-        self._while(WINDOW_S, row)
-        self._until_changed(row)
-        drawn, took_s = (self.gpu.millijoules() - begin_mj) / 1e3, self.now() - begin
-        rest_w = self._at_rest()
-        return Window(median(clocks), (drawn - rest_w * took_s) / (len(clocks) * load.count), rest_w, drawn / took_s)
+        took_s.clear()
+        (begin_mj, begin), _, (end_mj, end) = self._tick(), self._while(WINDOW_S, cycle), self._tick()
+        self.sleep(REST_S)
+        last_mj, last = self._tick()
+        rest_w, kernels = (last_mj - end_mj) / 1e3 / (last - end), len(took_s) * rows * load.count
+        return Window(sum(took_s) / kernels, median(clocks), ((end_mj - begin_mj) / 1e3 - rest_w * (end - begin)) / kernels, rest_w)
 
     def _while(self, for_s: float, work: Callable[[], object]) -> None:
         end = self.now() + for_s
         while self.now() < end:
             work()
 
-    def _until_changed(self, work: Callable[[], object]) -> None:
-        before, latest = self.gpu.millijoules(), self.now() + LATEST_S
-        while self.gpu.millijoules() == before and self.now() < latest:
-            work()
-
     def _mhz_amid(self, load: Load) -> int:
         """The clock while the device works: after a row it rises at once."""
         self.sleep(load.row_s / 3)
         return self.gpu.mhz()
-
-    def _at_rest(self) -> float:
-        self.sleep(QUIET_S)
-        begin_mj, begin = self._tick()
-        self.sleep(REST_S)
-        end_mj, end = self._tick()
-        return (end_mj - begin_mj) / 1e3 / (end - begin)
 
     def _tick(self) -> tuple[int, float]:
         """The counter of energy once it has changed, and when."""
