@@ -34,7 +34,7 @@ RESPONSE_NS, STEP_MHZ, LOWEST = 40_000_000, 15, 6
 EXPONENT = 1.2
 """Where no kernel reached the limit, so that its clock never fell: as on the H100."""
 LEAST_EXPONENT, MOST_SHARE = 0.5, 1.2
-"""What is taken as disturbed by something else: energy that hardly follows the clock, and a time that follows it more than in proportion."""
+"""Beyond these something else disturbed it: energy that hardly follows the clock, a time that follows it more than in proportion."""
 HEAVY = "gemm"
 """The kind whose largest kernel lowers the clock."""
 
@@ -187,7 +187,9 @@ class _Meter:
         self._while(SETTLE_S, cycle)
         clocks.clear()
         took_s.clear()
-        (begin_mj, begin), _, (end_mj, end) = self._tick(), self._while(WINDOW_S, cycle), self._tick()
+        begin_mj, begin = self._tick()
+        self._while(WINDOW_S, cycle)
+        end_mj, end = self._tick()
         self.sleep(REST_S)
         last_mj, last = self._tick()
         rest_w, kernels = (last_mj - end_mj) / 1e3 / (last - end), len(took_s) * rows * load.count
