@@ -46,9 +46,9 @@ def main(args: argparse.Namespace) -> int:
 
     base, rank = _checked(args), int(os.environ.get("PADDLE_TRAINER_ID", "0"))
     with paddle_on(args.target) as target, Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
-        from interlace.bridge.calibrate.bench import bench_of, paddle_settings
         from interlace.bridge.calibrate.communication import communication_of_run
         from interlace.bridge.calibrate.measure import calibrate, completed
+        from interlace.bridge.probe.bench import bench_of, paddle_settings
         from interlace.bridge.profiles import known_name
         from interlace.bridge.targets.choose import choose_device, use_place
         from interlace.cost_model.profile import save_profile

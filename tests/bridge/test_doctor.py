@@ -24,8 +24,8 @@ import pytest
 from interlace.bridge.doctor import internals, times, versions
 from interlace.bridge.doctor.behaviour import Behaviour
 from interlace.bridge.doctor.examine import examine
-from interlace.bridge.doctor.lab import Lab
 from interlace.bridge.meeting import Meeting
+from interlace.bridge.probe.lab import Lab
 from interlace.bridge.targets.cpu import CpuDevice
 from interlace.bridge.targets.custom import CustomDevice
 from interlace.bridge.targets.gpu import GpuDevice

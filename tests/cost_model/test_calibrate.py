@@ -69,7 +69,7 @@ def test_what_other_work_hides_is_measured_again(monkeypatch):
 def bench_of_cpu():
     import paddle
 
-    from interlace.bridge.calibrate.bench import Bench
+    from interlace.bridge.probe.bench import Bench
     from interlace.bridge.targets.cpu import CpuDevice
 
     return Bench(CpuDevice(paddle.CPUPlace()), 0.01, 1)
@@ -154,9 +154,9 @@ def test_each_case_is_the_operation_that_plans_ask_for():
     """A program of one case, captured again, has the case's kernel and no other."""
     import paddle
 
-    from interlace.bridge.calibrate.bench import fill, paddle_settings
     from interlace.bridge.calibrate.cases import cases
     from interlace.bridge.capture import capture
+    from interlace.bridge.probe.bench import fill, paddle_settings
     from interlace.cost_model.base import tables_of
     from interlace.cost_model.work import work_of
     from interlace.ir.kinds import is_boundary
@@ -267,8 +267,8 @@ def test_on_a_device_behind_the_host_the_hosts_share_does_not_show(monkeypatch, 
     """The host needs 20 us an operation, the device 5, and for a large product 2 ms: what is longer decides, step by step."""
     import paddle
 
-    from interlace.bridge.calibrate import bench
     from interlace.bridge.calibrate.cases import cases
+    from interlace.bridge.probe import bench
 
     def seconds(self, build, num_jobs: int = 1, num_runs: int = 0, inputs=None) -> list[float]:
         program = paddle.static.Program()
@@ -298,8 +298,8 @@ def test_the_hosts_cost_of_an_operation_is_that_of_training_steps_where_it_runs_
     with a constant, and each scale has one."""
     import paddle
 
-    from interlace.bridge.calibrate import bench
     from interlace.bridge.calibrate.host import host_costs
+    from interlace.bridge.probe import bench
     from interlace.ir.kinds import NO_KERNEL
 
     def seconds(self, build, num_jobs: int = 1, num_runs: int = 0, inputs=None) -> list[float]:

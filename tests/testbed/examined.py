@@ -58,8 +58,8 @@ def main() -> None:
 
 def together() -> dict[str, Any]:
     from interlace.bridge.doctor.behaviour import Behaviour
-    from interlace.bridge.doctor.lab import settings
     from interlace.bridge.meeting import Meeting
+    from interlace.bridge.probe.lab import settings
     from interlace.bridge.targets import choose_device
 
     with settings():
@@ -72,8 +72,8 @@ def switched(names: list[str]) -> dict[str, Any]:
     """Verdicts by rule, of each set of switches."""
     from interlace.bridge.doctor import behaviour, times
     from interlace.bridge.doctor.behaviour import HIGH, LOW, Behaviour
-    from interlace.bridge.doctor.lab import settings
     from interlace.bridge.doctor.times import check_profile
+    from interlace.bridge.probe.lab import settings
     from interlace.bridge.targets import choose_device
     from interlace.cost_model import load_profile
 

@@ -30,7 +30,7 @@ with paddle_on("testbed") as target:
     every = measure.cases
     wanted = ("gemm", "attention_grad", "sgd", "copy", "cast")
     measure.cases = lambda *given: list({kind: case for case in every(*given) if (kind := case.part.kind) in wanted}.values())
-    from interlace.bridge.calibrate.bench import bench_of
+    from interlace.bridge.probe.bench import bench_of
     from interlace.bridge.calibrate.communication import Communication
     found = measure.calibrate(bench_of(choose_device(), quick=True), Communication(why_not="one rank was started"), quick=True)
     save_profile(measure.completed(found.profile, load_profile("h200"), "h200"), sys.argv[1])
@@ -62,7 +62,7 @@ from interlace.cli.devices import paddle_on
 with paddle_on("testbed") as target:
     import msgspec
     from interlace.bridge.calibrate import communication
-    from interlace.bridge.calibrate.bench import bench_of, paddle_settings
+    from interlace.bridge.probe.bench import bench_of, paddle_settings
     from interlace.bridge.targets.choose import choose_device, use_place
     use_place(target)
     communication.SIZES = (1 << 12, 1 << 16)
@@ -127,8 +127,8 @@ def test_every_message_can_be_shared_by_its_ranks(plugin: Path, count: int) -> N
     """Paddle infers the shapes of results; the tensor is what the sample says."""
     import paddle
 
-    from interlace.bridge.calibrate.bench import paddle_settings
     from interlace.bridge.calibrate.communication import COLLECTIVES, SIZES, elements_of
+    from interlace.bridge.probe.bench import paddle_settings
 
     with paddle_settings(), paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
         for size in SIZES[:3]:

@@ -7,7 +7,7 @@ for which the cost model will ask. To measure one it is cloned into a program of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from paddle.base.libpaddle import pir
 from interlace.bridge.capture import Captured, capture, dtype_name, operand_sources
 from interlace.bridge.guard import fault_of
 from interlace.bridge.lower import CLONE
+from interlace.bridge.probe.bench import Case
 from interlace.cost_model.base import tables_of
 from interlace.cost_model.work import TRANSPOSES, Dims, Part, work_of
 from interlace.interrupts import uninterrupted
@@ -31,21 +32,6 @@ CONSTANTS = frozenset({"pd_op.full", "pd_op.full_int_array", "builtin.combine"})
 """Operations that are cloned along with those that read them: axes, shapes, and lists of operands."""
 MEASURED_ELSEWHERE = ("comm", "p2p", "copy", "unknown")
 """Families of kernels that one device cannot measure as operations."""
-
-
-@dataclass(slots=True)
-class Case:
-    """An operation to measure.
-
-    Attributes:
-        part: Its kernel, as the cost model asks for it.
-        inputs: Shape and dtype of each tensor that it reads.
-        prepare: Gets such tensors, of the program that is being built; gives what adds the operation to that program.
-    """
-
-    part: Part
-    inputs: list[tuple[tuple[int, ...], str]]
-    prepare: Callable[[Sequence[Any]], Callable[[], object]]
 
 
 class Model(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import paddle
 
-from interlace.bridge.calibrate.bench import Bench, spread
 from interlace.bridge.meeting import make_groups, meeting_of_run
+from interlace.bridge.probe.bench import Bench, spread
 from interlace.cost_model.profile import CommSample
 from interlace.ir.program import DTYPE_BYTES
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import paddle
 
-from interlace.bridge.calibrate.bench import spread
-from interlace.bridge.doctor.lab import STREAMS, Lab, on, settings
+from interlace.bridge.probe.bench import spread
+from interlace.bridge.probe.lab import STREAMS, Lab, on, settings
 from interlace.bridge.targets import Device
 from interlace.cost_model.profile import CopySample
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import paddle
 
-from interlace.bridge.calibrate.bench import Bench
+from interlace.bridge.probe.bench import Bench
 from interlace.cost_model.profile import HostCosts
 from interlace.ir.kinds import NO_KERNEL
 

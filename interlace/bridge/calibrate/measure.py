@@ -22,8 +22,7 @@ import msgspec
 import paddle
 from tqdm import tqdm
 
-from interlace.bridge.calibrate.bench import MOST_OPS, Bench, fill, paddle_settings
-from interlace.bridge.calibrate.cases import Case, cases
+from interlace.bridge.calibrate.cases import cases
 from interlace.bridge.calibrate.communication import Communication
 from interlace.bridge.calibrate.copies import copy_samples
 from interlace.bridge.calibrate.cpu_collectives import GROUP, cpu_collectives
@@ -31,6 +30,7 @@ from interlace.bridge.calibrate.host import host_costs
 from interlace.bridge.calibrate.power import Load, power_part
 from interlace.bridge.guard import fault_of
 from interlace.bridge.nvml import find_gpu
+from interlace.bridge.probe.bench import MOST_OPS, Bench, Case, fill, paddle_settings
 from interlace.bridge.profiles import known_name
 from interlace.bridge.targets.cpu import cpu_model
 from interlace.cost_model.model import sample_size

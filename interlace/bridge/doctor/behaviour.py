@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from interlace.bridge.doctor.lab import SMALL, STREAMS, Lab, Seen, Step, keep, on
 from interlace.bridge.guard import attempt, fault_of
 from interlace.bridge.meeting import Meeting, make_groups, meeting_of_run
+from interlace.bridge.probe.lab import SMALL, STREAMS, Lab, Seen, Step, keep, on
 from interlace.bridge.targets import Device
 from interlace.report.checks import (
     DEVICE,

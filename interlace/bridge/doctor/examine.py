@@ -42,9 +42,9 @@ def examine(profile: str = "", times: bool = True, target: str | None = None) ->
 
 def _examine(profile: str, internals: list[Check], times: bool, meeting: Meeting) -> Examination:
     from interlace.bridge.doctor.behaviour import Behaviour
-    from interlace.bridge.doctor.lab import settings
     from interlace.bridge.doctor.times import check_profile
     from interlace.bridge.doctor.versions import check_flags, check_versions, installed_versions
+    from interlace.bridge.probe.lab import settings
     from interlace.bridge.profiles import default_profile, known_name
     from interlace.bridge.targets import choose_device
     from interlace.cost_model import load_profile

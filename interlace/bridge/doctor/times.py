@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from interlace.bridge.calibrate.bench import bench_of
 from interlace.bridge.calibrate.cases import cases, dtype_for
 from interlace.bridge.calibrate.copies import DIRECTIONS, copies_ns
-from interlace.bridge.doctor.lab import Lab
 from interlace.bridge.guard import fault_of
+from interlace.bridge.probe.bench import bench_of
+from interlace.bridge.probe.lab import Lab
 from interlace.bridge.profiles import known_name
 from interlace.bridge.targets import Device
 from interlace.cost_model import CostModel

@@ -10,6 +10,7 @@ from typing import Any
 
 import paddle
 
+from interlace.bridge.probe.bench import SET, flag
 from interlace.bridge.targets import Device
 from interlace.cost_model.profile import DeviceProfile
 from interlace.installed import other_paddle, paddle_version, versions
@@ -20,8 +21,6 @@ from interlace.version import TESTED
 
 VERSIONS, FLAGS = "versions", "flags"
 DRIVER = Path("/proc/driver/nvidia/version")
-SET = ("FLAGS_new_executor_sequential_run", "FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode")
-"""Flags that runs set by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +141,6 @@ def _set_by_runs() -> Check:
         (EVERYTHING,),
         FLAGS,
     )
-
-
-def flag(name: str) -> Any:
-    """Its value; None where this build has none of that name."""
-    try:
-        return paddle.get_flags([name])[name]
-    except ValueError:
-        return None
 
 
 def _driver() -> str:

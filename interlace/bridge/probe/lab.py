@@ -20,10 +20,9 @@ import numpy as np
 import paddle
 from paddle.base import core
 
-from interlace.bridge.calibrate.bench import ROWS, paddle_settings, product_s
 from interlace.bridge.capture import Captured, capture
-from interlace.bridge.doctor.versions import SET, flag
 from interlace.bridge.lower import Lowered, lower
+from interlace.bridge.probe.bench import ROWS, SET, flag, paddle_settings, product_s
 from interlace.bridge.targets import Device
 from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.ir import Event, Job, OpInstance, Pipeline, Program

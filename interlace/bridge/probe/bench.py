@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import paddle
 from paddle.base import core
 
+from interlace.cost_model.work import Part
 from interlace.interrupts import uninterrupted
 
 if TYPE_CHECKING:
-    from interlace.bridge.calibrate.cases import Case
     from interlace.bridge.targets import Device
 
 LEAD_S = 0.01
@@ -33,10 +33,29 @@ SCATTER = ((78.233, 12.9898), (41.417, 93.751), (27.619, 63.137))
 normal numbers: they decide what a matrix product draws."""
 
 
+SET = ("FLAGS_new_executor_sequential_run", "FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode")
+"""Flags that runs set by themselves."""
+
+
 class Runner(Protocol):
     """Runs programs so many times, does something else while the device works, waits for it, and tells the seconds."""
 
     def __call__(self, times: int = 1, meanwhile: Callable[[], object] = ...) -> float: ...
+
+
+@dataclass(slots=True)
+class Case:
+    """An operation to measure.
+
+    Attributes:
+        part: Its kernel, as the cost model asks for it.
+        inputs: Shape and dtype of each tensor that it reads.
+        prepare: Gets such tensors, of the program that is being built; gives what adds the operation to that program.
+    """
+
+    part: Part
+    inputs: list[tuple[tuple[int, ...], str]]
+    prepare: Callable[[Sequence[Any]], Callable[[], object]]
 
 
 class Inputs(NamedTuple):
@@ -197,6 +216,14 @@ def spread(found: Sequence[float]) -> float:
 def bench_of(device: Device, quick: bool) -> Bench:
     """How long is measured; less when `quick`."""
     return Bench(device, 0.02, 5) if quick else Bench(device, 0.3, 15) if device.target.serial else Bench(device, 0.1, 9)
+
+
+def flag(name: str) -> Any:
+    """Its value; None where this build has none of that name."""
+    try:
+        return paddle.get_flags([name])[name]
+    except ValueError:
+        return None
 
 
 @contextlib.contextmanager
