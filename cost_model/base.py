@@ -211,7 +211,8 @@ def expected_error(rows: Sequence[Row]) -> float:
 
 
 def trust_text(rows: Sequence[Row], whose: str = "") -> str:
-    """Two lines for reports: shares of a step's device time by how it is known, and the largest that were not measured themselves."""
+    """Lines for reports: shares of a step's device time by how it is known, the largest that were not measured themselves, and what has
+    neither a measurement nor a rule."""
     total = sum(row.step_ns for row in rows)
     shares = ", ".join(f"{how} {share:.0%}" for how, share in shares_by_how(rows).items())
     lines = [
@@ -223,11 +224,14 @@ def trust_text(rows: Sequence[Row], whose: str = "") -> str:
         names = ", ".join(f"{kind} {share:.1%} ({how})" for kind, how, share in largest[:LARGEST])
         more = f", {len(largest) - LARGEST} more" if len(largest) > LARGEST else ""
         lines.append(f"  largest without a measurement of their own: {names}{more}")
+    if unknown := Counter(row.kind for row in rows if row.how == "unknown"):
+        names = ", ".join(f"{kind} ({count})" for kind, count in sorted(unknown.items()))
+        lines.append(f"  no measurement and no rule for: {names}; their times are lower bounds from memory traffic, or 0")
     return "\n".join(lines)
 
 
 def explain_rows(rows: Sequence[Row]) -> str:
-    """Totals of a cost table: `how  ops  time  share  expected error`, what has no sample of its own, unknown kinds."""
+    """Totals of a cost table: `how  ops  time  share  expected error`, with what `trust_text` says."""
     shares = shares_by_how(rows)
     lines = [f"{len(rows)} operations", trust_text(rows)]
     for how in HOWS:
@@ -236,10 +240,6 @@ def explain_rows(rows: Sequence[Row]) -> str:
         if found:
             share = f"{time / 1e6:10.3f} ms {shares.get(how, 0.0):6.1%}  expected error {expected_error(found):.0%}"
             lines.append(f"  {how:13s}{len(found):6d} ops {share if how != 'free' else ''}".rstrip())
-    unknown = Counter(row.kind for row in rows if row.how == "unknown")
-    if unknown:
-        names = ", ".join(f"{kind} ({count})" for kind, count in sorted(unknown.items()))
-        lines.append(f"  no measurement and no rule for: {names}; their times are lower bounds from memory traffic, or 0")
     return "\n".join(lines)
 
 

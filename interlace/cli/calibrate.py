@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Measure, write, and say what was found."""
-    os.environ.setdefault("GLOG_minloglevel", "1")  # Paddle's executor tells of itself on stderr
+    os.environ.setdefault("GLOG_minloglevel", "2")  # Paddle's executor tells of itself on stderr
     from interlace.cli.outputs import write_json
     from interlace.cli.progress import Alive
     from interlace.errors import ConfigError
