@@ -75,6 +75,8 @@ class Neighbours:
 
     seconds = 0.0
     """CPU time of what they do, which other processes spend."""
+    helpers = ()
+    """See `interlace.planning.world.Link`."""
 
     def __init__(self, workers: dict[int, Any]) -> None:
         self.workers = workers

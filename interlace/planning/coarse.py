@@ -10,7 +10,7 @@ from interlace.passes import Schedule1F1B
 from interlace.planning.drafts import Drafts
 from interlace.planning.tasks import StageWork, job_orders, stage_work
 from interlace.planning.variants import as_found, without_search
-from interlace.scheduler.whole_step.search import Numbers, Ranked, find_schedules
+from interlace.scheduler.whole_step.search import Known, Numbers, Ranked, find_schedules
 from interlace.scheduler.whole_step.slot_times import StageOrder, StageTimes
 
 COARSE_SCHEDULES = 3
@@ -42,6 +42,7 @@ class Coarse:
         self.drafts = drafts
         self.expected: dict[tuple[Numbers | None, Schedule1F1B], int] = {}
         self.looked_at: tuple[Sequence[Numbers | None], list[StageTimes]] = ((), [])
+        self.known = Known()
 
     def schedules(self, baseline_peaks: Sequence[int], limit: int) -> list[tuple[Numbers | None, Schedule1F1B]]:
         """The schedules that the coarse model finds best, with how much each stage recomputes."""
@@ -79,6 +80,7 @@ class Coarse:
             tuple(StageTimes(stage, orders[work], peak) for work, peak in zip(each.work, each.peak_bytes, strict=True))
             for stage, each in stages.items()
         ]
+        self.known = Known()
         self.looked_at = levels, [each for stage in times for each in self._without_moved(stage, limit)]
         limits = [(limit, COARSE_SCHEDULES), *((int(limit * more), 1) for more in OVER_BUDGET if self.drafts.offloads)]
         best = [each for most, count in limits for each in self.find(most, count)]
@@ -86,9 +88,8 @@ class Coarse:
         return Found(tuple(best), bool(free) and (not best or free[0].step_ns < (1 - PAYS) * best[0].step_ns))
 
     def find(self, limit: int, count: int) -> list[Ranked]:
-        return find_schedules(
-            self.looked_at[1], self.drafts.pipe.num_micro_batches, limit, count, self.drafts.draws, self.drafts.pipe.num_chunks
-        )
+        pipe = self.drafts.pipe
+        return find_schedules(self.looked_at[1], pipe.num_micro_batches, limit, count, self.drafts.draws, pipe.num_chunks, self.known)
 
     def best_in(self, limit: int) -> list[tuple[Numbers | None, Schedule1F1B]]:
         """The schedule that is found best in so much memory, of what was looked at, with how much each stage recomputes."""

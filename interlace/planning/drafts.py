@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 from interlace.ir.remarks import Fact
 from interlace.passes import Pass, Pipeline, Schedule1F1B
@@ -53,6 +55,15 @@ class Judged:
         return found
 
 
+Form = tuple[Numbers | None, Schedule1F1B, tuple[Pass, ...]]
+"""How much each stage recomputes, None where the passes say it; a form of the schedule; and the passes after it."""
+
+
+class _Found(NamedTuple):
+    judged: Judged
+    made: Made
+
+
 class Drafts:
     """Makes drafts with the forms of one schedule.
 
@@ -85,24 +96,16 @@ class Drafts:
     def draft(self, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float = 1.0) -> Judged:
         """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back, and where it is
         not slower already than what keeps the budget. It starts from a part of the room."""
-        before, last = self.before(recomputed), 0
-        memory_limits = tuple(int(part * room) if room else None for room in self.memory_limits)
-        for _ in range(ROUNDS):
-            made = self.world.run(drafted(Pipeline((form, *later))), memory_limits, before, self.ranks)
-            peaks = self.peaks(made)
-            over, took = max(peaks) - limit, None
-            if over <= 0 or over > FAR * limit or not self.offloads or (last and over > last * SHRINKS):
-                break
-            if self.fastest_ns is not None:
-                took = self.world.step_ns(made, later)
-                if took is None or took >= self.fastest_ns:
-                    break
-            last, memory_limits = over, self.make.lower_limits(made, memory_limits, [peak - limit for peak in peaks])
-        took = took or self.world.step_ns(made, later)
-        if took is not None and max(peaks) <= limit:
-            self.fastest_ns = min(took, self.fastest_ns or took)
-        self.world.drafts.append(Draft(made, later))
-        return Judged(form, later, recomputed, memory_limits, took, max(peaks), self.world.joules(made, later))
+        found = _end_of(_drafting(self, recomputed, form, later, limit, part))
+        if found.judged.step_ns is not None and found.judged.peak_bytes <= limit:
+            self.fastest_ns = min(found.judged.step_ns, self.fastest_ns or found.judged.step_ns)
+        self.world.drafts.append(Draft(found.made, later))
+        return found.judged
+
+    def foresee(self, forms: Sequence[Form], limit: int) -> None:
+        """Simulate the first plans of drafts of these forms at once, where several processes can: the drafts then find them simulated."""
+        if self.world.has_helpers and len(forms) > 1:
+            self.world.simulate([draft for form in forms for draft in islice(_drafting(self, *form, limit), 1)])
 
     def before(self, recomputed: Numbers | None) -> Made:
         """The programs up to the schedule with so much recomputed."""
@@ -122,6 +125,42 @@ class Drafts:
     def whole(self, judged: Judged) -> Made:
         before, passes = self.before(judged.recomputed), Pipeline((judged.form, *judged.later))
         return self.world.run(passes, judged.memory_limits, before)
+
+
+def _drafting(
+    drafts: Drafts, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float = 1.0
+) -> Generator[Draft, None, _Found]:
+    """What `Drafts.draft` does. Gives each plan before it asks for its step."""
+    world, before, last = drafts.world, drafts.before(recomputed), 0
+    memory_limits = tuple(int(part * room) if room else None for room in drafts.memory_limits)
+    for _ in range(ROUNDS):
+        made = world.run(drafted(Pipeline((form, *later))), memory_limits, before, drafts.ranks)
+        peaks = drafts.peaks(made)
+        over, took = max(peaks) - limit, None
+        if over <= 0 or over > FAR * limit or not drafts.offloads or (last and over > last * SHRINKS):
+            break
+        if drafts.fastest_ns is not None:
+            yield Draft(made, later)
+            took = world.step_ns(made, later)
+            if took is None or took >= drafts.fastest_ns:
+                break
+        last, memory_limits = over, drafts.make.lower_limits(made, memory_limits, [peak - limit for peak in peaks])
+    yield Draft(made, later)
+    took = took or world.step_ns(made, later)
+    return _Found(Judged(form, later, recomputed, memory_limits, took, max(peaks), world.joules(made, later)), made)
+
+
+T = TypeVar("T")
+
+
+def _end_of(steps: Generator[object, None, T]) -> T:
+    """What a generator returns in the end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
 
 
 def fitting(judged: Sequence[Judged], limit: int) -> list[Judged]:

@@ -49,11 +49,13 @@ def world_of(workers: Sequence[Worker], seats: Sequence[int], processes: Sequenc
 class _Others:
     def __init__(self, others: Sequence[_Other]) -> None:
         self.others, self.asked = others, list[_Other]()
+        self.helpers = [min(other.places) for other in others]
 
-    def ask(self, order: Order) -> None:
+    def ask(self, *orders: Order) -> None:
         """See `Link`."""
-        self.asked = [other for other in self.others if other.places & {*order.asked}]
-        for other in self.asked:
+        asked = [(other, order) for order in orders for other in self.others if other.places & {*order.asked}]
+        self.asked = [other for other, _ in asked]
+        for other, order in asked:
             with suppress(OSError):  # it has ended: where it should answer that is told
                 other.link.send_bytes(msgspec.msgpack.encode(order))
 

@@ -57,12 +57,26 @@ class Tried:
         """Drafts of forms with what each stage recomputes, but for those that were judged already."""
         known = {(each.recomputed, each.form) for each in self.judged}
         first = dict.fromkeys((recomputed, without_search(form)) for recomputed, form in forms)
-        return [self.drafts.draft(*each, self.drafts.later, self.limit) for each in first if each not in known]
+        return self.drafted([each for each in first if each not in known])
+
+    def drafted(self, forms: Sequence[tuple[Numbers | None, Schedule1F1B]]) -> list[Judged]:
+        """Drafts of forms with what each stage recomputes."""
+        self.foresee(forms)
+        return [self.drafts.draft(*each, self.drafts.later, self.limit) for each in forms]
+
+    def foresee(self, forms: Iterable[tuple[Numbers | None, Schedule1F1B]]) -> None:
+        """Look at several drafts at once (`Drafts.foresee`)."""
+        self.drafts.foresee([(*each, self.drafts.later) for each in forms], self.limit)
+
+    def not_beaten(self, forms: Iterable[Schedule1F1B]) -> list[tuple[Numbers | None, Schedule1F1B]]:
+        """Forms by name with what is recomputed, but for those that a run beats which there is already."""
+        beaten = self.drafts.make.beaten.forms
+        return [(self.drafts.needed, each) for each in map(without_search, forms) if each not in beaten]
 
     def named(self, forms: Iterable[Schedule1F1B]) -> list[Judged]:
-        """Drafts of forms by name, but for those that a run beats which there is already."""
+        """Drafts of forms by name."""
         make = self.drafts.make
-        found = self.new((self.drafts.needed, form) for form in forms if without_search(form) not in make.beaten.forms)
+        found = self.new(self.not_beaten(forms))
         if not self.drafts.given:
             make.by_name |= {each.form: each.step_ns for each in found if each.step_ns is not None}
         return found
@@ -75,7 +89,9 @@ class Tried:
 
 def baseline_jobs(tried: Tried) -> list[Judged]:
     """The baseline's jobs with all passes that were asked for."""
-    return tried.named([paddles_jobs(tried.drafts.asked)])
+    mine = paddles_jobs(tried.drafts.asked)
+    tried.foresee(tried.not_beaten([mine, *tried.by_name]))
+    return tried.named([mine])
 
 
 def forms_by_name(tried: Tried) -> list[Judged]:
@@ -131,15 +147,22 @@ def less_recomputed(tried: Tried) -> list[Judged]:
     if not drafts.given or best is None or best.recomputed is None or not drafts.chooses or not drafts.offloads:
         return found
     fewer = [drafts.make.levels.within(limit, (-part,))[-1] for part in LESS]
-    for stage in reversed(range(len(best.recomputed))):
+    stages = [*reversed(range(len(best.recomputed)))]
+    first = [_with(best.recomputed, stage, fewer[0]) for stage in stages if fewer[0][stage] < best.recomputed[stage]]
+    drafts.foresee([(recomputed, best.form, best.later) for recomputed in first], limit)  # few of them make another one the best
+    for stage in stages:
         for levels in fewer:
             if levels[stage] < best.recomputed[stage]:
-                recomputed = (*best.recomputed[:stage], levels[stage], *best.recomputed[stage + 1 :])
-                found.append(drafts.draft(recomputed, best.form, best.later, limit))
+                found.append(drafts.draft(_with(best.recomputed, stage, levels), best.form, best.later, limit))
                 if found[-1].peak_bytes <= limit:
                     break
         best = fitting((best, *found), limit)[0]
     return found
+
+
+def _with(recomputed: Numbers, stage: int, levels: Numbers) -> Numbers:
+    """What each stage recomputes, with another level on one stage."""
+    return (*recomputed[:stage], levels[stage], *recomputed[stage + 1 :])
 
 
 def in_less_memory(tried: Tried) -> list[Judged]:
@@ -161,9 +184,7 @@ def in_less_memory(tried: Tried) -> list[Judged]:
             break
         within = limit - max(each.peak_bytes - coarse.expected[each.recomputed, each.form] for each in over)
         found = coarse.as_forms(coarse.find(within, COARSE_SCHEDULES), levels)
-        newest = [
-            drafts.draft(*each, drafts.later, limit) for each in dict.fromkeys((level, without_search(form)) for level, form in found)
-        ]
+        newest = tried.drafted([*dict.fromkeys((level, without_search(form)) for level, form in found)])
         more += newest
     return more
 

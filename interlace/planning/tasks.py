@@ -8,17 +8,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from interlace.cost_model import Costs
+from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.equivalent_ranks import equivalence_key
 from interlace.ir.kinds import is_copy
 from interlace.ir.remarks import Remark
 from interlace.ir.target import GPU, IDEAL, with_paddles_jobs
-from interlace.passes.base import Context
+from interlace.passes.base import Context, Pass
 from interlace.passes.choose_recompute import choices, recomputation
 from interlace.passes.pipeline import PassReport, Pipeline, errors_named
 from interlace.planning.baseline import BASELINE, baseline_plan
 from interlace.planning.budget import peak_bytes, say_budget
-from interlace.planning.variants import send_weight
+from interlace.planning.variants import decided_for_all, send_weight
 from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, digest_of
 from interlace.scheduler.hazards.pass_orders import changes, orders_of
 from interlace.scheduler.interleave.planner import Form
@@ -28,6 +30,7 @@ from interlace.scheduler.jobs.parts import baseline_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once, order_peak
 from interlace.scheduler.offload.optimizer_state import StateOptions, state_bytes
 from interlace.scheduler.whole_step.equivalent_stages import work_key
+from interlace.scheduler.whole_step.orders import simulation, with_orders
 from interlace.scheduler.whole_step.search import INLINE_SHARES, Numbers, kinds_of
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, changed_by
 from interlace.units import size
@@ -109,6 +112,42 @@ def show_simulated(worker: Worker, programs: Programs, passes: Passes) -> Sent:
             with errors_named(each):
                 program = each.run(program, Context(worker.cost))
     return Sent(program)
+
+
+class Plans(msgspec.Struct, frozen=True):
+    """Plans of one rank of each stage, and passes that delay transfers, which the plans were drafted without."""
+
+    programs: tuple[Sent, ...]
+    delaying: tuple[Spec, ...]
+
+
+Simulated = tuple[int, float] | None
+"""Time and energy of a step; None where it would never end."""
+
+
+@task
+def simulated_steps(worker: Worker, every: tuple[Plans, ...], representative: dict[int, int]) -> tuple[Simulated, ...]:
+    """The steps of some drafts, of which any process can simulate some."""
+    found = []
+    for each in every:
+        delaying = [worker.pass_of(spec) for spec in each.delaying]
+        found.append(simulated_step([sent.program for sent in each.programs], delaying, worker.cost, representative))
+    return tuple(found)
+
+
+def simulated_step(plans: Sequence[Program], delaying: Sequence[Pass], cost: Costs, representative: dict[int, int]) -> Simulated:
+    """The step of these plans, one of each stage, with the delays of transfers that these passes decide."""
+    run = simulation(cost, representative)
+    try:
+        if not delaying:
+            result = run(plans)
+            return result.step_ns, sum(result.joules)
+        for each in delaying:
+            orders = decided_for_all(each, plans, run)
+            plans = [with_orders(plan, mine) for plan, mine in zip(plans, orders.of_plans, strict=True)]
+        return orders.step_ns, orders.joules
+    except PlanError:
+        return None
 
 
 @task

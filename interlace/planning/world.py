@@ -26,8 +26,10 @@ from interlace.planning.tasks import (
     TASKS,
     MemoryLimits,
     Passes,
+    Plans,
     Programs,
     Ran,
+    Simulated,
     peak_in_order,
     peak_on_gpu,
     program_equivalence_key,
@@ -35,12 +37,14 @@ from interlace.planning.tasks import (
     run_passes,
     show_plan,
     show_simulated,
+    simulated_step,
+    simulated_steps,
 )
 from interlace.planning.variants import decided_for_all
-from interlace.planning.worker import Decision, RankFacts, Worker, packed, spec_of, unpacked
+from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, packed, spec_of, unpacked
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
-from interlace.scheduler.whole_step.orders import Orders, simulation, with_orders
+from interlace.scheduler.whole_step.orders import Orders, simulation
 
 T = TypeVar("T")
 PLANS_KEPT = 16
@@ -93,8 +97,13 @@ class Answer(msgspec.Struct, frozen=True):
 class Link(Protocol):
     """The way to ranks of other processes, which are numbered by their places."""
 
-    def ask(self, order: Order) -> None:
-        """Let them do something."""
+    @property
+    def helpers(self) -> Sequence[int]:
+        """Places, one of each process, to which plans of other ranks may be sent; none where that takes longer than it saves."""
+        ...
+
+    def ask(self, *orders: Order) -> None:
+        """Let them do something, each process one of these orders at most."""
         ...
 
     def answers(self) -> dict[int, Answer]:
@@ -147,6 +156,10 @@ class Draft(NamedTuple):
     later: tuple[Pass, ...] = ()
 
 
+_StepKey = tuple[Programs, tuple[Spec, ...]]
+"""Numbers of programs, of one rank of each stage, and the passes that delay transfers."""
+
+
 class World:
     """The ranks that are planned together.
 
@@ -173,7 +186,8 @@ class World:
         self.start = Made(Pipeline(()), (0,) * len(self.all), ((),) * len(self.all), self.memory_limits(None))
         self._answers: dict[Any, list[Any]] = {}
         self._made: dict[Any, tuple[Programs, tuple[tuple[int, ...], ...]]] = {}
-        self._steps: dict[Any, tuple[int, float] | None] = {}
+        self._steps: dict[_StepKey, Simulated] = {}
+        self._step_peaks: dict[Programs, dict[int, int]] = {}
         self.drafts: list[Draft] = []
         self._plans: OrderedDict[tuple[int, int], Program] = OrderedDict()
         self.facts: Sequence[RankFacts] = facts or self.map(rank_facts)
@@ -222,7 +236,7 @@ class World:
             if answer.fault is not None:
                 failed[place] = answer.fault.error()
             else:
-                found[place] = unpacked(answer.given, get_type_hints(task)["return"])
+                found[place] = _given(task, answer)
         for rank in ranks:
             if (fault := failed.get(self.of_rank[rank])) is not None:
                 if rank and isinstance(fault, InterlaceError):
@@ -313,25 +327,37 @@ class World:
         found = self._step(made, passes)
         return found[1] if found else 0.0
 
-    def _step(self, made: Made, passes: Sequence[Pass]) -> tuple[int, float] | None:
-        deciding = [each for each in passes if each.decides == "transfers"]
-        key = tuple(made.programs[rank] for rank in self.firsts), tuple(map(spec_of, deciding))
+    def _step(self, made: Made, passes: Sequence[Pass]) -> Simulated:
+        key, delaying = self._step_key(made, passes)
         if key not in self._steps:
-            self._steps[key] = self._simulated(self.plans(made), deciding)
+            self._steps[key] = simulated_step(self.plans(made), delaying, self.cost, self.representative)
         return self._steps[key]
 
-    def _simulated(self, plans: Sequence[Program], deciding: Sequence[Pass]) -> tuple[int, float] | None:
-        run = simulation(self.cost, self.representative)
-        try:
-            if not deciding:
-                result = run(plans)
-                return result.step_ns, sum(result.joules)
-            for each in deciding:
-                orders = decided_for_all(each, plans, run)
-                plans = [with_orders(plan, mine) for plan, mine in zip(plans, orders.of_plans, strict=True)]
-            return orders.step_ns, orders.joules
-        except PlanError:
-            return None
+    def _step_key(self, made: Made, passes: Sequence[Pass]) -> tuple[_StepKey, list[Pass]]:
+        delaying = [each for each in passes if each.decides == "transfers"]
+        return (tuple(made.programs[rank] for rank in self.firsts), tuple(map(spec_of, delaying))), delaying
+
+    @property
+    def has_helpers(self) -> bool:
+        """Whether several steps can be simulated at once."""
+        return self.link is not None and bool(self.link.helpers)
+
+    def simulate(self, drafts: Iterable[Draft]) -> None:
+        """Find the steps of some drafts, in several processes at once, which `step_ns` and `joules` then know."""
+        new = {key: draft for draft in drafts if (key := self._step_key(*draft)[0]) not in self._steps}
+        if self.link is None or not self.link.helpers or len(new) < 2:
+            return
+        every = [(key, Plans(tuple(map(Sent, self.plans(draft.made))), key[1])) for key, draft in new.items()]
+        mine, *theirs = (every[k :: 1 + len(self.link.helpers)] for k in range(1 + len(self.link.helpers)))
+        shares = {place: share for place, share in zip(self.link.helpers, theirs, strict=True) if share}
+        orders = {place: packed((tuple(plans for _, plans in share), self.representative)) for place, share in shares.items()}
+        self.link.ask(*(Order(simulated_steps.__name__, given, (place,)) for place, given in orders.items()))
+        found = simulated_steps(self.workers[min(self.workers)], tuple(plans for _, plans in mine), self.representative)
+        self._steps |= zip((key for key, _ in mine), found, strict=True)
+        for place, answer in self.link.answers().items():
+            if (fault := answer.fault) is not None:
+                raise fault.error()
+            self._steps |= zip((key for key, _ in shares[place]), _given(simulated_steps, answer), strict=True)
 
     def order_peaks(self, made: Made, by_paddle: bool = False) -> list[int]:
         """Device bytes of each rank at its peak where operations run one after another; 0 where a rank has no jobs.
@@ -351,15 +377,26 @@ class World:
     def bytes_over_in_step(self, made: Made, budget: int) -> list[int]:
         """By how much each rank exceeds the budget on a GPU, by itself or in the step of all: what a send reads is held for longer where
         the receiver is late."""
-        alone, peaks = self.bytes_over(made, budget), dict[int, int]()
-        if self.representative:
-            with suppress(PlanError):
-                found = simulate(self.plans(made), self.cost, Options.of(GPU, representative=self.representative), target=GPU)
-                peaks = {rank.rank: rank.peak_bytes for rank in found.ranks}
+        alone, programs = self.bytes_over(made, budget), tuple(made.programs[rank] for rank in self.firsts)
+        if programs not in self._step_peaks:
+            self._step_peaks[programs] = self._peaks_in_step(made)
+        peaks = self._step_peaks[programs]
         return [max(over, peaks.get(self.representative.get(rank, rank), 0) - budget) for rank, over in enumerate(alone)]
+
+    def _peaks_in_step(self, made: Made) -> dict[int, int]:
+        """Device bytes of one rank of each stage at its peak on a GPU in the step of all; nothing where that cannot be simulated."""
+        with suppress(PlanError):
+            if self.representative:
+                found = simulate(self.plans(made), self.cost, Options.of(GPU, representative=self.representative), target=GPU)
+                return {rank: profile.peak() for rank, profile in zip(found.input.ranks, found.memory, strict=True)}
+        return {}
 
     def _with_programs(self, made: Made) -> tuple[int, ...]:
         return tuple(rank for rank, number in enumerate(made.programs) if number >= 0)
+
+
+def _given(task: Callable[..., Any], answer: Answer) -> Any:
+    return unpacked(answer.given, get_type_hints(task)["return"])
 
 
 def _representatives(kinds: Sequence[bytes]) -> dict[int, int]:
@@ -375,14 +412,15 @@ class _Ranks:
     """The other ranks of a run, each in a process of its own that serves."""
 
     ASK, ANSWER = "what is asked", "what is answered"
+    helpers: Sequence[int] = ()
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
 
-    def ask(self, order: Order) -> None:
+    def ask(self, *orders: Order) -> None:
         """See `Link`."""
-        self.order = order
-        self._gathered(self.ASK, order)
+        (self.order,) = orders
+        self._gathered(self.ASK, self.order)
 
     def answers(self) -> dict[int, Answer]:
         """See `Link`."""

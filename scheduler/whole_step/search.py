@@ -4,6 +4,7 @@ trail, and how much is recomputed, ranked by the coarse model, within the memory
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -74,8 +75,34 @@ class Ranked(msgspec.Struct, frozen=True):
     peak_bytes: int
 
 
+@dataclass(slots=True)
+class Known:
+    """What searches within other limits found out about the same stages.
+
+    Attributes:
+        rows: The slots of a stage, by stage, micro-batches, depth, and delays of weight gradients.
+        peaks, jobs: What a stage holds, and its jobs.
+        steps: Times of schedules that end.
+        stuck: Whether stages wait for each other for ever, by depth.
+        links: What the slots of a stage of a depth wait for.
+    """
+
+    rows: dict[tuple[int, int, int, int, int], list[Slot]] = field(default_factory=dict)
+    peaks: dict[tuple[int, StageSchedule], int] = field(default_factory=dict)
+    jobs: dict[tuple[int, StageSchedule], Row] = field(default_factory=dict)
+    steps: dict[CoarseSchedule, float | None] = field(default_factory=dict)
+    stuck: dict[Numbers, bool] = field(default_factory=dict)
+    links: dict[tuple[int, int], list[Links]] = field(default_factory=dict)
+
+
 def find_schedules(
-    stages: Sequence[StageTimes], num_micro_batches: int, limit_bytes: int, count: int, fixed_depth: bool, num_chunks: int = 1
+    stages: Sequence[StageTimes],
+    num_micro_batches: int,
+    limit_bytes: int,
+    count: int,
+    fixed_depth: bool,
+    num_chunks: int = 1,
+    known: Known | None = None,
 ) -> list[Ranked]:
     """The best schedules, `count` at most, of different depth, orders and time that the coarse model finds, the fastest first; the same on
     every machine. Schedules that only differ in the weight-gradient delay of a stage that waits anyway have one time: one of them is
@@ -83,9 +110,9 @@ def find_schedules(
 
     `stages` has one for each stage, or several that differ in what is recomputed: those that recompute least first. With `fixed_depth` each
     stage must hold as many micro-batches as in 1F1B (random draws would change their order); with more than one chunk a stage the depth is
-    fixed.
+    fixed. `known` is of these stages and micro-batches, and learns what is found out now.
     """
-    return _Search(stages, num_micro_batches, limit_bytes, fixed_depth, num_chunks).run(count)
+    return _Search(stages, num_micro_batches, limit_bytes, fixed_depth, num_chunks, known or Known()).run(count)
 
 
 def ranked_micro_batches(num_micro_batches: int, num_stages: int, num_chunks: int) -> int:
@@ -99,8 +126,16 @@ def ranked_micro_batches(num_micro_batches: int, num_stages: int, num_chunks: in
 
 
 class _Search:
-    def __init__(self, stages: Sequence[StageTimes], num_micro_batches: int, limit_bytes: int, fixed_depth: bool, num_chunks: int) -> None:
-        self.all, self.limit, self.chunks = num_micro_batches, limit_bytes, num_chunks
+    def __init__(
+        self,
+        stages: Sequence[StageTimes],
+        num_micro_batches: int,
+        limit_bytes: int,
+        fixed_depth: bool,
+        num_chunks: int,
+        known: Known | None = None,
+    ) -> None:
+        self.all, self.limit, self.chunks, self.known = num_micro_batches, limit_bytes, num_chunks, known or Known()
         numbers = range(1 + max(each.stage for each in stages))
         self.num = num_micro_batches = ranked_micro_batches(num_micro_batches, len(numbers), num_chunks)
         self.stages = [[each for each in stages if each.stage == number] for number in numbers]
@@ -121,12 +156,7 @@ class _Search:
         ]
         self.most = num_micro_batches * num_chunks
         self.evaluations, self.engine = JOBS // (self.most * len(self.stages)), engine_for(0)
-        self.rows: dict[tuple[int, int, int, int, int], list[Slot]] = {}
         self.seen: dict[CoarseSchedule, float | None] = {}
-        self.jobs: dict[tuple[int, StageSchedule], Row | None] = {}
-        self.peaks: dict[tuple[int, StageSchedule], int] = {}
-        self.stuck: dict[Numbers, bool] = {}
-        self.links: dict[tuple[int, int], list[Links]] = {}
 
     def run(self, count: int) -> list[Ranked]:
         starts: dict[tuple[tuple[Form, ...], Numbers], tuple[float, CoarseSchedule]] = {}
@@ -147,7 +177,7 @@ class _Search:
         )
         best: dict[tuple[Any, ...], Ranked] = {}
         for took, each in known:
-            peak = max(self.peaks[s, choice] for s, choice in enumerate(_choices(each)))
+            peak = max(self.known.peaks[s, choice] for s, choice in enumerate(_choices(each)))
             best.setdefault((each.form, each.depth, each.early, each.early_at_end, each.level), Ranked(each, took, peak))
         distinct = {round(ranked.step_ns / unit): ranked for ranked in reversed(best.values())}
         return list(reversed(distinct.values()))[:count]
@@ -203,20 +233,25 @@ class _Search:
 
     def _jobs(self, stage: int, each: StageSchedule) -> Row | None:
         """The jobs of a stage; None where they do not fit into its memory."""
-        if (stage, each) not in self.jobs:
+        key, known = (stage, each), self.known
+        if known.peaks.get(key, 0) > self.limit:
+            return None
+        if key not in known.jobs:
             times, at_end = (self._times(stage, each, early) for early in (each.early, each.early_at_end))
             shape = each.depth, each.weight_delay, each.more_weight_delay_at_end
             row = self._row(stage, self.num, *shape)
             costs = costs_of(row, times, at_end)
             whole = costs if self.num == self.all or self.chunks > 1 else costs_of(self._row(stage, self.all, *shape), times, at_end)
-            self.peaks[stage, each] = peak = self.always[stage][each.level] + peak_bytes(whole)
-            self.jobs[stage, each] = jobs_of(row, costs, stage, len(self.stages), self.engine) if peak <= self.limit else None
-        return self.jobs[stage, each]
+            known.peaks[key] = self.always[stage][each.level] + peak_bytes(whole)
+            if known.peaks[key] > self.limit:
+                return None
+            known.jobs[key] = jobs_of(row, costs, stage, len(self.stages), self.engine)
+        return known.jobs[key]
 
     def _row(self, stage: int, num_micro_batches: int, depth: int, weight_delay: int, more_weight_delay_at_end: int = 0) -> list[Slot]:
         key = stage, num_micro_batches, depth, weight_delay, more_weight_delay_at_end
-        if key not in self.rows:
-            self.rows[key] = joined(
+        if key not in self.known.rows:
+            self.known.rows[key] = joined(
                 stage,
                 len(self.stages),
                 num_micro_batches,
@@ -225,7 +260,7 @@ class _Search:
                 warmup=depth,
                 weight_delay_at_end=weight_delay + more_weight_delay_at_end,
             )
-        return self.rows[key]
+        return self.known.rows[key]
 
     def _times(self, stage: int, each: StageSchedule, early: bool) -> Mapping[str, SlotTimes]:
         """Parts whose backward is whole, and those without one, are the same whatever trails."""
@@ -237,21 +272,23 @@ class _Search:
         if schedule not in self.seen:
             jobs = [found for s, each in enumerate(_choices(schedule)) if (found := self._jobs(s, each)) is not None]
             runs = len(jobs) == len(self.stages) and not self._stuck(schedule.depth)
-            self.seen[schedule] = run_jobs(jobs, self.engine) if runs else None
+            if runs and schedule not in self.known.steps:
+                self.known.steps[schedule] = run_jobs(jobs, self.engine)
+            self.seen[schedule] = self.known.steps[schedule] if runs else None
         return self.seen[schedule]
 
     def _stuck(self, depth: Numbers) -> bool:
         """Whether stages would wait for each other for ever; weight gradients, however far they trail, keep nobody waiting."""
-        if depth not in self.stuck:
+        if depth not in self.known.stuck:
             rows = [self._links(*each) for each in enumerate(depth)]
-            self.stuck[depth] = reached(rows) != [len(row) for row in rows]
-        return self.stuck[depth]
+            self.known.stuck[depth] = reached(rows) != [len(row) for row in rows]
+        return self.known.stuck[depth]
 
     def _links(self, stage: int, depth: int) -> list[Links]:
-        if (stage, depth) not in self.links:
+        if (stage, depth) not in self.known.links:
             row = self._row(stage, self.all, depth, weight_delay=0)
-            self.links[stage, depth] = [links(slot, stage, "B" * len(self.stages), self.chunks) for slot in row]
-        return self.links[stage, depth]
+            self.known.links[stage, depth] = [links(slot, stage, "B" * len(self.stages), self.chunks) for slot in row]
+        return self.known.links[stage, depth]
 
     def _climb(self, start: tuple[float, CoarseSchedule], evaluations: int, finer: bool = False) -> None:
         """To the best neighbour that differs on one stage, until so many schedules are known. `finer`: see `_near`."""

@@ -18,6 +18,7 @@ import pytest
 from interlace.config import make_config
 from interlace.errors import BudgetError, PassError, PlanError
 from interlace.interrupts import as_interrupts
+from interlace.passes import DelayTransfers, NameStreams, Schedule1F1B
 from interlace.passes.base import Context, Pass
 from interlace.passes.pipeline import Pipeline
 from interlace.planning import world as planning_world
@@ -26,7 +27,7 @@ from interlace.planning.plan import make_plan, make_plans
 from interlace.planning.processes import usable_processes, world_of
 from interlace.planning.tasks import task
 from interlace.planning.worker import Worker, digest_of
-from interlace.planning.world import LinkError, decide
+from interlace.planning.world import Draft, LinkError, decide
 from tests.planning.ranks import COSTS, DONE, RANKS, collected, ranks, who_am_i
 from tests.processes import alive, wait_until
 from tests.strategies import World as Shape
@@ -167,6 +168,42 @@ def test_plans_of_several_processes_are_those_of_one(budget: float | None) -> No
         assert [plan.passes for plan in other] == [plan.passes for plan in one]
         assert [plan.compared is not None for plan in other] == [True, *[False] * (len(given) - 1)]
         assert [[each.remarks for each in plan.reports] for plan in other] == [[each.remarks for each in plan.reports] for plan in one]
+
+
+@pytest.mark.parametrize("where", [(0, 0, 0), (0, 1, 1), (0, 1, 2)])
+def test_steps_are_simulated_in_several_processes_at_once(where: tuple[int, ...]) -> None:
+    """They are those that this process finds; without another one nothing is simulated before it is asked for."""
+    forms = [Pipeline((Schedule1F1B(interleave=form, search=False), NameStreams())) for form in ("off", "dx-first", "zb-h1")]
+    later = (DelayTransfers(margin_us=0),)
+    with ranks() as world:
+        given = [Draft(world.run(form, world.memory_limits(None)), later) for form in forms]
+        expected = [(world.step_ns(*draft), world.joules(*draft)) for draft in given]
+    assert None not in {step_ns for step_ns, _ in expected}
+    assert len({*expected}) == 3
+    with ranks(where) as world:
+        given = [Draft(world.run(form, world.memory_limits(None)), later) for form in forms]
+        world.simulate(given)
+        assert world.has_helpers == (len({*where}) > 1) == bool(world._steps)
+        asked = []
+        world.plans = lambda made: asked.append(made) or []  # type: ignore[assignment, func-returns-value, method-assign]
+        if world.has_helpers:
+            assert [(world.step_ns(*draft), world.joules(*draft)) for draft in given] == expected
+            world.simulate(given)
+        assert not asked
+
+
+def test_a_simulation_that_fails_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(plans: Any, delaying: Any, cost: Any, representative: Any) -> None:
+        if os.getpid() != owner:
+            raise ValueError("not here")
+
+    owner = os.getpid()
+    monkeypatch.setattr("interlace.planning.tasks.simulated_step", failing)
+    with ranks((0, 1, 1)) as world:
+        forms = [Pipeline((Schedule1F1B(interleave=form, search=False),)) for form in ("off", "dx-first")]
+        drafts = [Draft(world.run(form, world.memory_limits(None))) for form in forms]
+        with pytest.raises(ValueError, match="not here"):
+            world.simulate(drafts)
 
 
 class Picky(Pass):

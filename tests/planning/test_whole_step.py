@@ -392,6 +392,9 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
         tried.append(recomputed)
         return Judged(form, later, recomputed, (limit,), steps[recomputed], limit + 1 if recomputed in over else limit)
 
+    def foresee(forms: Sequence[Any], limit: int) -> None:
+        assert [(*form, limit) for form in forms] == [(each, start.form, (), 7) for each in ((500, 0, 200), (400, 0, 300))]
+
     def levels(limit: int, beyond: Sequence[float]) -> list[tuple[int, ...]]:
         assert limit == 7
         return [(0, 0, 0), fewer[beyond[0]]]
@@ -399,7 +402,12 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
     start = draft((500, 0, 300), Schedule1F1B(), (), 7)
     slower = dataclasses.replace(start, recomputed=(0, 0, 1), step_ns=(start.step_ns or 0) + 1)
     drafts = SimpleNamespace(
-        make=SimpleNamespace(levels=SimpleNamespace(within=levels)), draft=draft, chooses=True, offloads=True, given=True
+        make=SimpleNamespace(levels=SimpleNamespace(within=levels)),
+        draft=draft,
+        foresee=foresee,
+        chooses=True,
+        offloads=True,
+        given=True,
     )
     found = [start, *less_recomputed(tried_so_far(drafts, 7, slower, start))]
     assert min((each for each in found if each.peak_bytes <= 7), key=lambda each: each.step_ns or 0).recomputed == taken
@@ -470,7 +478,7 @@ def test_what_was_judged_is_not_drafted_again_and_each_proposal_knows_those_befo
         return Judged(form, later, recomputed, (limit,), 1, limit)
 
     make = SimpleNamespace(beaten=Beaten(), by_name={})
-    drafts = SimpleNamespace(draft=draft, asked=Schedule1F1B(), later=(), needed=None, given=None, make=make)
+    drafts = SimpleNamespace(draft=draft, foresee=lambda *_: None, asked=Schedule1F1B(), later=(), needed=None, given=None, make=make)
     tried = tried_so_far(drafts, 100)
     tried.coarse = SimpleNamespace(schedules=lambda peaks, limit: [(None, Schedule1F1B(interleave=name)) for name in ("mixed", "zb-h1")])  # type: ignore[assignment]
     tried.by_name = [Schedule1F1B(interleave=name) for name in ("dx-first", "mixed")]

@@ -362,6 +362,6 @@ def test_jobs_of_a_stage_are_those_of_its_choice_and_fit_by_all_micro_batches(mi
             for limit in (held - 1, held):
                 search = search_module._Search(given, micro_batches, limit, True, chunks)
                 found = search._jobs(1, choice)
-                assert search.peaks[1, choice] == held
+                assert search.known.peaks[1, choice] == held
                 known = jobs_of(short[k], costs_of(short[k], *tables), 1, 2) if limit == held else ()
                 assert [list(column) for column in found or ()] == [*known]
