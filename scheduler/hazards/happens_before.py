@@ -91,6 +91,21 @@ class Row(NamedTuple):
     access: Access
 
 
+class Stored(NamedTuple):
+    """What the walk asks of a storage at every access.
+
+    Attributes:
+        several: Whether several variables name it.
+        on_device: Whether it is in device memory.
+        persistable, lasting: As in `Storage`.
+    """
+
+    several: bool
+    on_device: bool
+    persistable: bool
+    lasting: bool
+
+
 class Tracer:
     """Walks the op instances of a rank once, in host order.
 
@@ -103,6 +118,8 @@ class Tracer:
         never = (NO_ITEM,) * count
         self.trace = Trace(plan, tip=[never] * count, host=never, last=[NO_ITEM] * count)
         self.seen: list[Clock] = [never] * count
+        self.count = plan.num_micro_batches
+        self.stored = self._once("stored", self._stored)
         self.blocks = self._once(("blocks", target.blocking), self._blocking)
         self.waits = self._waits()
         self.awaited = self._awaited()
@@ -118,6 +135,9 @@ class Tracer:
             tables[key] = make()
         made: Table = tables[key]
         return made
+
+    def _stored(self) -> list[Stored]:
+        return [Stored(len(each.variables) > 1, each.memory == "device", each.persistable, each.lasting) for each in self.plan.storages]
 
     def _rows(self, position: int) -> list[Row]:
         plan = self.plan
@@ -281,10 +301,13 @@ class Tracer:
         Orders that it does not keep go into `late`.
         """
         trace, streams, jobs = self.trace, self.plan.stream, self.plan.job
-        expected, version = access.writer, access.version
-        key, name = self._place(access, self.plan.micro_batch[item])
+        expected, version, micro_batch = access.writer, access.version, self.plan.micro_batch[item]
         if self.plan.omitted:
+            key, name = self._place(access, micro_batch)
             access, expected, version = self._resolved(access, item)
+        else:
+            key = access.base + access.stride * micro_batch
+            name = key, access.variable + access.own * micro_batch
         writer = trace.writer.get(key, NO_ITEM)
         if writer == item:  # of another of its operands in the same storage, behind all that it reads
             pass
@@ -305,7 +328,7 @@ class Tracer:
                 clock = self._learn(item, stream, clock, other, "data")
             else:
                 late.append(("read" if not writes else "write", other, key))
-        self._note(item, stream, name, writes, writer)
+        self._note(item, stream, name, writes, writer, several)
         return clock
 
     def _known_by_variable(self, item: int, stream: int, name: tuple[int, int], defines: bool, clock: Clock) -> Clock:
@@ -324,10 +347,10 @@ class Tracer:
 
     def _has_several(self, key: int) -> bool:
         """Whether several variables name one storage; an omitted copy adds those of views of its result to its operand's storage."""
-        return len(self.plan.storage(key).variables) > 1 or key in self.plan.viewed
+        return self.stored[key // self.count].several or key in self.plan.viewed
 
     def _ordered_in_job(self, key: int) -> bool:
-        return self.target.host_memory_edges or self.plan.storage(key).memory == "device"
+        return self.target.host_memory_edges or self.stored[key // self.count].on_device
 
     def _place(self, access: Access, micro_batch: int) -> tuple[int, tuple[int, int]]:
         """The key of an access's storage, and its variable with that key, where results of omitted copies are their operands."""
@@ -358,7 +381,7 @@ class Tracer:
 
     def _right_version(self, item: int, writer: int, expected: int, version: Version) -> bool:
         plan = self.plan
-        if version == Version.ANY:
+        if version is Version.ANY:
             return True
         if version == Version.PREVIOUS and plan.micro_batch[item] == 0:
             version = Version.INITIAL
@@ -381,9 +404,9 @@ class Tracer:
         kind = "wrong-version" if writer != NO_ITEM else "read-before-write"
         return Fault(kind, writer if writer != NO_ITEM else source, item, key, source)
 
-    def _note(self, item: int, stream: int, name: tuple[int, int], writes: bool, writer: int) -> None:
+    def _note(self, item: int, stream: int, name: tuple[int, int], writes: bool, writer: int, several: bool) -> None:
         trace, streams, key = self.trace, self.plan.stream, name[0]
-        storage = self.plan.storage(key)
+        storage = self.stored[key // self.count]
         if storage.lasting and writer == NO_ITEM:
             if writes:
                 trace.first_write[key] = item
@@ -391,7 +414,7 @@ class Tracer:
                 trace.first_reads.setdefault(key, {}).setdefault(stream, item)
         if not storage.persistable:
             self._note_user(item, stream, key, writer)
-            if self._has_several(key):
+            if several:
                 trace.last_of_variable[name] = item
         if writes:
             trace.writer[key] = item

@@ -263,7 +263,12 @@ def _carried(lives: Lives, step: int) -> Lives:
 
 def in_time(lives: Lives) -> Ints:
     """Allocations (the first half of the numbers) and frees (the second half) in the order in which they happen."""
-    order: Ints = np.lexsort((np.concatenate([lives.alloc_tie, lives.free_tie]), np.concatenate([lives.alloc_at, lives.free_at])))
+    tie, when = np.concatenate([lives.alloc_tie, lives.free_tie]), np.concatenate([lives.alloc_at, lives.free_at])
+    tie -= tie.min(initial=0)
+    end, span = 1 + int(when[when < END].max(initial=0)), 1 + int(tie.max(initial=0))
+    if end * span < END:  # one key is sorted in a fifth of the time
+        return np.argsort(np.where(when < END, when, end) * span + tie, kind="stable")
+    order: Ints = np.lexsort((tie, when))
     return order
 
 

@@ -24,6 +24,7 @@ from interlace.errors import PlanError
 from interlace.ir import Graph, Op, OpInstance, Program
 from interlace.ir.copies import items_of, job_bounds
 from interlace.ir.kinds import SHADOW_OUTPUT, stream_of
+from interlace.ir.per_ops import once_per_ops
 from interlace.ir.target import GPU, Target
 from interlace.ir.waits import computing, last_of
 from interlace.scheduler.memory.live import Placed, Profile, lifetimes, order_peak, placed_on
@@ -78,8 +79,7 @@ class HostSyncs:
 
 def jobs_with_side_work(program: Program) -> list[str]:
     """Jobs, other than the last, with operations on side streams that read or write memory of one micro-batch."""
-    graph = Graph(program)
-    beside = {op.id for op in program.ops if _uses_memory_beside(graph, op)}
+    beside = _beside(program)
     return [job.name for job in program.jobs[:-1] if any(op_id in beside for op_id, _ in job.items) and last_of(job, computing(program))]
 
 
@@ -94,6 +94,13 @@ def sync_at_job_ends(program: Program, names: Collection[str]) -> Waits:
     """Waits at the end of each of these jobs for its last computation."""
     found = ((job, last_of(job, computing(program))) for job in program.jobs if job.name in names)
     return {job.name: ((job.items[-1], item),) for job, item in found if item is not None}
+
+
+@once_per_ops
+def _beside(program: Program) -> set[int]:
+    """Operations on side streams that read or write memory of one micro-batch."""
+    graph = Graph(program)
+    return {op.id for op in program.ops if _uses_memory_beside(graph, op)}
 
 
 def _uses_memory_beside(graph: Graph, op: Op) -> bool:
@@ -254,11 +261,11 @@ class _Search:
 
     def _targets(self, clock: Ints, back_ns: int) -> Ints:
         """For each op instance of the jobs, the last computation of its job that lies `back_ns` of computation time back; -1 for none."""
-        can = computing(self.program)
+        can = np.where(np.isin(items_of(self.program)[:, 0], [*computing(self.program)]), np.arange(len(clock)), -1)
         found = np.full(len(clock), -1, np.int64)
         for job, (at, end) in zip(self.program.jobs, pairwise(job_bounds(self.program)), strict=True):
             if job.name in self.names:
-                last = np.maximum.accumulate([k if item[0] in can else -1 for k, item in enumerate(job.items, at)])
+                last = np.maximum.accumulate(can[at:end])
                 count = np.searchsorted(clock[at:end], clock[at:end] - back_ns, side="right")
                 found[at:end] = np.where(count > 0, last[count - 1], -1)
         return found

@@ -24,7 +24,7 @@ def meetings(parts: Sequence[RankItems], first: Ints, options: Options) -> dict[
         channel = {
             op.id: found
             for op in part.ops.values()
-            if is_comm(op) and (found := _channel(op, part.program, acting, options, names)) is not None
+            if is_comm(op) and (found := _channel(op, part.program, acting, options, names)) is not None and len(found[1]) > 1
         }
         waiting: dict[int, list[int]] = {}
         comm = np.flatnonzero(np.isin(part.items[:, 0], list(channel)))
@@ -72,10 +72,15 @@ def _numbered(
     absent: dict[int, str] = {}
     for key, queue in queues.items():
         members = list(queue)
-        if len(members) < 2:
-            continue
         is_buffered = members[0] == "send" and options.p2p == "buffered"
-        for k in range(max(map(len, queue.values()))):
+        counts = {*map(len, queue.values())}
+        if members[0] == "send" and len(counts) == 1 and not is_buffered:
+            found = np.array([*queue.values()], np.int64).T
+            meet[found] = len(rows) + np.arange(len(found))[:, None]
+            rows += found.tolist()
+            sizes += [len(members)] * len(found)
+            continue
+        for k in range(max(counts)):
             row = [queue[who][k] for who in members if k < len(queue[who])]
             lacking = [str(who) for who in members if k >= len(queue[who])]
             if members[0] != "send":

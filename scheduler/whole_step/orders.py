@@ -133,7 +133,7 @@ class Transfers:
         waits_for = {item: recorded[event.record] for event in program.events for item in event.waits}
         self.spans: dict[OpInstance, Span] = {}
         for job, (begin, end) in zip(program.jobs, pairwise(job_bounds(program)), strict=True):
-            for k, after, before in reversed([*_between(program, job, collectives)]):
+            for k, after, before in reversed(_between(program, job, collectives)):
                 item, at = job.items[k], begin + k
                 self.spans[item] = Span(begin, end, at, begin + after, waits_for.get(item, -1), at if item in recorded else begin + before)
         self.receives, self._spans = _receives(program), np.array([*self.spans.values()], np.int64).reshape(-1, len(Span._fields))
@@ -232,10 +232,23 @@ def _of_rank(plan: Transfers, known: Mapping[OpInstance, OpInstance], rank: _Ran
     return waits
 
 
-def _between(program: Program, job: Job, collectives: set[int]) -> Iterator[tuple[int, int, int]]:
+def _between(program: Program, job: Job, collectives: frozenset[int]) -> list[tuple[int, int, int]]:
     """Numbers in a job of its transfers, and of the op instances that each may be issued between: the last before it that it needs and
     the first behind it that needs it, or one of these collectives. The first of the job, and the number of all, if there is none."""
-    around, ops = _around(program), [op for op, _ in job.items]
+    ops = tuple(op for op, _ in job.items)
+    known = _known_between(program)
+    if (ops, collectives) not in known:
+        known[ops, collectives] = [*_between_ops(program, ops, collectives)]
+    return known[ops, collectives]
+
+
+_Between = dict[tuple[tuple[int, ...], frozenset[int]], list[tuple[int, int, int]]]
+_known_between: Callable[[Program], _Between] = once_per_ops(lambda program: {})
+"""By the operations of a job, whatever their micro-batches: most jobs of a step run those of another one. And by the collectives."""
+
+
+def _between_ops(program: Program, ops: Sequence[int], collectives: frozenset[int]) -> Iterator[tuple[int, int, int]]:
+    around = _around(program)
     for k, op in enumerate(ops):
         if op in around:
             needs, followers = around[op]
@@ -259,11 +272,11 @@ def _around(program: Program) -> dict[int, tuple[set[int], set[int]]]:
     return found
 
 
-def _not_passed(program: Program, are_equivalent: bool) -> set[int]:
+def _not_passed(program: Program, are_equivalent: bool) -> frozenset[int]:
     """Collectives that transfers stay before: those with other stages, and, where ranks of one stage are not equivalent, all, as its ranks
     would call them and send in different orders."""
     inside = groups_within_stage(program) if are_equivalent else set()
-    return {op.id for op in program.ops if is_collective(op) and op.group not in inside}
+    return frozenset(op.id for op in program.ops if is_collective(op) and op.group not in inside)
 
 
 @once_per_ops
