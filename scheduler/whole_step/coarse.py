@@ -99,8 +99,24 @@ def run_rows(job_first: Any, message_first: Any, durations: Any, ends: Any, mome
 
 def costs_of(row: Sequence[Slot], times: Mapping[str, SlotTimes], at_end: Mapping[str, SlotTimes] | None = None) -> list[SlotTimes]:
     """What each slot costs, by kind of slot; `at_end`: those from the last forward on, where they differ."""
-    end = last_forward(row) if at_end else len(row)
-    return [(at_end if at_end and k >= end else times)[kind_of(slot)] for k, slot in enumerate(row)]
+    return Kinds.of(row).costs(times, at_end)
+
+
+class Kinds(NamedTuple):
+    """The kinds of slots of a row before the last forward, and from there on."""
+
+    before: Sequence[str]
+    at_end: Sequence[str]
+
+    @classmethod
+    def of(cls, row: Sequence[Slot]) -> Kinds:
+        """Of a stage."""
+        kinds, end = [kind_of(slot) for slot in row], last_forward(row)
+        return cls(kinds[:end], kinds[end:])
+
+    def costs(self, times: Mapping[str, SlotTimes], at_end: Mapping[str, SlotTimes] | None = None) -> list[SlotTimes]:
+        """See `costs_of`."""
+        return [*map(times.__getitem__, self.before), *map((at_end or times).__getitem__, self.at_end)]
 
 
 def jobs_of(row: Sequence[Slot], costs: Sequence[SlotTimes], number: int, num_stages: int, engine: Engine = PLAIN) -> Row:

@@ -13,7 +13,7 @@ from interlace.ir.schedule import Slot, in_flight, interleaved, joined, one_f_on
 from interlace.scheduler.interleave.engine import engine_for
 from interlace.scheduler.interleave.planner import Form
 from interlace.scheduler.jobs.legal_rows import Links, links, reached
-from interlace.scheduler.whole_step.coarse import Row, costs_of, jobs_of, kind_of, peak_bytes, run_jobs
+from interlace.scheduler.whole_step.coarse import Kinds, Row, costs_of, jobs_of, kind_of, peak_bytes, run_jobs
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 
 Numbers = tuple[int, ...]
@@ -75,19 +75,23 @@ class Ranked(msgspec.Struct, frozen=True):
     peak_bytes: int
 
 
+_RowKey = tuple[int, int, int, int, int]
+
+
 @dataclass(slots=True)
 class Known:
     """What searches within other limits found out about the same stages.
 
     Attributes:
-        rows: The slots of a stage, by stage, micro-batches, depth, and delays of weight gradients.
+        rows, kinds: The slots of a stage and their kinds, by stage, micro-batches, depth, and delays of weight gradients.
         peaks, jobs: What a stage holds, and its jobs.
         steps: Times of schedules that end.
         stuck: Whether stages wait for each other for ever, by depth.
         links: What the slots of a stage of a depth wait for.
     """
 
-    rows: dict[tuple[int, int, int, int, int], list[Slot]] = field(default_factory=dict)
+    rows: dict[_RowKey, list[Slot]] = field(default_factory=dict)
+    kinds: dict[_RowKey, Kinds] = field(default_factory=dict)
     peaks: dict[tuple[int, StageSchedule], int] = field(default_factory=dict)
     jobs: dict[tuple[int, StageSchedule], Row] = field(default_factory=dict)
     steps: dict[CoarseSchedule, float | None] = field(default_factory=dict)
@@ -240,8 +244,8 @@ class _Search:
             times, at_end = (self._times(stage, each, early) for early in (each.early, each.early_at_end))
             shape = each.depth, each.weight_delay, each.more_weight_delay_at_end
             row = self._row(stage, self.num, *shape)
-            costs = costs_of(row, times, at_end)
-            whole = costs if self.num == self.all or self.chunks > 1 else costs_of(self._row(stage, self.all, *shape), times, at_end)
+            costs = self._kinds(stage, self.num, *shape).costs(times, at_end)
+            whole = costs if self.num == self.all or self.chunks > 1 else self._kinds(stage, self.all, *shape).costs(times, at_end)
             known.peaks[key] = self.always[stage][each.level] + peak_bytes(whole)
             if known.peaks[key] > self.limit:
                 return None
@@ -261,6 +265,12 @@ class _Search:
                 weight_delay_at_end=weight_delay + more_weight_delay_at_end,
             )
         return self.known.rows[key]
+
+    def _kinds(self, stage: int, num_micro_batches: int, depth: int, weight_delay: int, more_weight_delay_at_end: int) -> Kinds:
+        key = stage, num_micro_batches, depth, weight_delay, more_weight_delay_at_end
+        if key not in self.known.kinds:
+            self.known.kinds[key] = Kinds.of(self._row(*key))
+        return self.known.kinds[key]
 
     def _times(self, stage: int, each: StageSchedule, early: bool) -> Mapping[str, SlotTimes]:
         """Parts whose backward is whole, and those without one, are the same whatever trails."""
