@@ -25,7 +25,7 @@ from interlace.planning.limits import budget_bytes
 from interlace.planning.orders import captured_orders, require_one_order
 from interlace.planning.outcome import MemoryLimit, Outcome
 from interlace.planning.peers import Peers
-from interlace.planning.processes import world_of
+from interlace.planning.processes import dealt, world_of
 from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits, finish, finished_plan
 from interlace.planning.tenth import memory_limit
@@ -234,7 +234,7 @@ def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile
     if places is None:
         return [make_plan(program, config, cost, profile) for program in programs]
     stages = sorted({program.pipeline.stage for program in programs})
-    where = [stages.index(program.pipeline.stage) % max(1, processes) for program in programs]
+    where = [dealt(stages.index(program.pipeline.stage), max(1, processes)) for program in programs]
     workers = [worker_of(program, config, cost, profile) for program in programs]
     with world_of(workers, places, where) as world:
         decided, compared = decide_plans(world, config, profile)

@@ -210,13 +210,12 @@ def step_end(sim: SimInput, times: Times) -> int:
 
 def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
     """Of a step behind another one, whose copies to the host are not done when it begins (`SimInput.tail`)."""
-    found = _times_alone(sim, compiled)
+    times, trace, mean = _times_alone(sim, compiled)
     if sim.tail is None or sim.mark is None:
-        return found
+        return times, trace
     left = dict.fromkeys(range(len(sim.ranks)), 0)
     for _ in range(MOST_STEPS):
-        times, before = found[0], left
-        step = step_end(sim, times)
+        before, step = left, step_end(sim, times)
         left = {at: _left(sim, times, at, step) for at in before}
         if left == before:
             break
@@ -224,8 +223,8 @@ def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
         for at, mark in enumerate(sim.mark.tolist()):
             if mark >= 0:
                 dur[mark] = sim.dur[mark] + left[at]
-        found = _times_alone(dataclasses.replace(sim, dur=dur), compiled)
-    return found
+        times, trace, mean = _times_alone(dataclasses.replace(sim, dur=dur), compiled, mean)
+    return times, trace
 
 
 def _left(sim: SimInput, times: Times, at: int, step: int) -> int:
@@ -235,10 +234,11 @@ def _left(sim: SimInput, times: Times, at: int, step: int) -> int:
     return max(0, int(times.end[mine][sim.tail[mine]].max(initial=0)) - step)
 
 
-def _times_alone(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
-    """Of a step; with a limit of power, of one that begins as it ends: its device is as warm as training makes it."""
+def _times_alone(sim: SimInput, compiled: Any, mean: Ints | None = None) -> tuple[Times, PowerTrace, Ints | None]:
+    """Of a step; with a limit of power, of one that begins as it ends: its device is as warm as training makes it. It is looked for from an
+    average `mean` of what ranks draw on; returned is the one with which the next step would begin."""
     power, trace = sim.power, PowerTrace.begin(len(sim.ranks))
-    following = PowerTrace.warm(power, _first_mean(sim, power)) if power else trace
+    following = PowerTrace.warm(power, _first_mean(sim, power) if mean is None else mean) if power else trace
     for _ in range(MOST_STEPS if power else 1):
         trace, began = following, following.mean.copy()
         start, ready, end = compiled.run_items(sim, trace) if compiled else Simulation(sim, trace).run()
@@ -251,7 +251,7 @@ def _times_alone(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
         is_full = not trace.changes[2].any() and (mean <= began).all()
         if is_full or (np.abs(mean - began) * CLOSE <= power.limit_mw).all():
             break
-    return Times(issue_times(sim, end), ready, start, end), trace
+    return Times(issue_times(sim, end), ready, start, end), trace, mean
 
 
 def _first_mean(sim: SimInput, power: PowerInput) -> Ints:
