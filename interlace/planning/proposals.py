@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from interlace.passes import Schedule1F1B
 from interlace.planning.coarse import COARSE_SCHEDULES, PAYS, Coarse
-from interlace.planning.drafts import ROUNDS, Drafts, Judged, fitting, nearest
+from interlace.planning.drafts import ROUNDS, Drafts, Form, Judged, fitting, nearest
 from interlace.planning.making import SOONER
 from interlace.planning.variants import alternatives, deciding, paddles_jobs, without_search
 from interlace.scheduler.whole_step.search import Numbers
@@ -149,7 +149,8 @@ def less_recomputed(tried: Tried) -> list[Judged]:
     fewer = [drafts.make.levels.within(limit, (-part,))[-1] for part in LESS]
     stages = [*reversed(range(len(best.recomputed)))]
     first = [_with(best.recomputed, stage, fewer[0]) for stage in stages if fewer[0][stage] < best.recomputed[stage]]
-    drafts.foresee([(recomputed, best.form, best.later) for recomputed in first], limit)  # few of them make another one the best
+    mine = [(recomputed, best.form, best.later) for recomputed in first]
+    drafts.foresee([*mine, *_with_alternatives(drafts, best)], limit)  # few of them make another one the best
     for stage in stages:
         for levels in fewer:
             if levels[stage] < best.recomputed[stage]:
@@ -207,9 +208,15 @@ def with_other_waits(tried: Tried) -> list[Judged]:
     drafts, limit = tried.drafts, tried.limit
     few = drafts.given or deciding(drafts.later, "transfers") is not None
     finalists = fitting(tried.judged, limit) or (nearest(tried.judged) if drafts.given else [])
+    forms = [form for final in finalists[: FINALISTS if few else None] for form in _with_alternatives(drafts, final)]
+    drafts.foresee(forms, limit)
+    return [drafts.draft(*form, limit) for form in forms]
+
+
+def _with_alternatives(drafts: Drafts, judged: Judged) -> list[Form]:
+    """A form with the alternatives of each pass after it."""
     return [
-        drafts.draft(final.recomputed, final.form, (*drafts.later[:k], other, *drafts.later[k + 1 :]), limit)
-        for final in finalists[: FINALISTS if few else None]
+        (judged.recomputed, judged.form, (*drafts.later[:k], other, *drafts.later[k + 1 :]))
         for k, each in enumerate(drafts.later)
         for other in alternatives(each)
     ]

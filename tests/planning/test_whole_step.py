@@ -19,7 +19,7 @@ from interlace.errors import BudgetError
 from interlace.ir import Program, parse
 from interlace.ir.remarks import Remark
 from interlace.ir.target import CPU, CUSTOM, GPU
-from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B
+from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B, ThrottleHost
 from interlace.planning import budget, coarse, tasks
 from interlace.planning.budget import baseline_peak_bytes, peak_bytes
 from interlace.planning.drafts import Drafts, Judged
@@ -384,6 +384,7 @@ def tried_so_far(drafts: Any, limit: int, *judged: Judged) -> Tried:
 def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[int, ...]], taken: tuple[int, ...]) -> None:
     """The last first, by half as much less where that holds too much; what is no faster, or holds too much, is not gone on from. Not where
     nothing moves in its place."""
+    ends = ThrottleHost(syncs="job-ends")
     steps = {(first, 0, last): 70 + (first + last - 600) // 10 for first in (400, 450, 500) for last in (200, 250, 300)}
     fewer = {-0.03: (400, 0, 200), -0.015: (450, 0, 250)}
     tried = []
@@ -393,7 +394,8 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
         return Judged(form, later, recomputed, (limit,), steps[recomputed], limit + 1 if recomputed in over else limit)
 
     def foresee(forms: Sequence[Any], limit: int) -> None:
-        assert [(*form, limit) for form in forms] == [(each, start.form, (), 7) for each in ((500, 0, 200), (400, 0, 300))]
+        assert [*forms] == [(each, start.form, ()) for each in ((500, 0, 200), (400, 0, 300))] + [(start.recomputed, start.form, (ends,))]
+        assert limit == 7
 
     def levels(limit: int, beyond: Sequence[float]) -> list[tuple[int, ...]]:
         assert limit == 7
@@ -405,6 +407,7 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
         make=SimpleNamespace(levels=SimpleNamespace(within=levels)),
         draft=draft,
         foresee=foresee,
+        later=(ThrottleHost(),),
         chooses=True,
         offloads=True,
         given=True,
