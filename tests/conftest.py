@@ -18,9 +18,10 @@ from interlace.local import processes
 from interlace.passes import REGISTRY
 from interlace.scheduler.interleave import planner
 from interlace.user_passes import imported
-from tests import engines, proofs
+from tests import engines, proofs, searches
 from tests import forked as forked_module
 
+searches.shorten()  # before any module with tests is imported
 pytest.register_assert_rewrite("tests.golden")  # so that a difference is shown
 settings.register_profile("any machine", deadline=None)  # others may use it, too
 settings.load_profile("any machine")
@@ -161,9 +162,9 @@ def forked(rank_servers: forked_module.Servers, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for a pair's order spends as little as in forked ranks, for tests that ask for a plan and not for a good one."""
-    monkeypatch.setattr(planner, "SEARCH_WORK", forked_module.SEARCH_WORK)
+def whole_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for a pair's order spends as much as in a run, for tests that ask for a good plan."""
+    monkeypatch.setattr(planner, "SEARCH_WORK", searches.WHOLE)
 
 
 @pytest.fixture(autouse=True)

@@ -31,9 +31,8 @@ from interlace.local import processes
 from interlace.local.processes import PARENT_PIPE_VARIABLE, SAY_VARIABLE
 from interlace.notice import heard
 from interlace.outside import TARGET_VARIABLE
-from interlace.scheduler.interleave import planner
 from testbed import device
-from tests import engines
+from tests import engines, searches
 
 ROOT = Path(__file__).parents[1]
 PRELOADED = (
@@ -54,8 +53,6 @@ MODULES = ("interlace.local.rank", "interlace.local.build_rank", "interlace.layo
 """What is forked: ranks, and what judges a layout for `interlace choose`."""
 LOADED = (device.ROOT_VARIABLE,)
 """What Paddle's import, or the testbed's plugin, leaves in the environment."""
-SEARCH_WORK = 500
-"""A two-hundredth of what the search for a pair's order may spend: what it finds is as legal, and takes less than the training."""
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Numbers of `mallopt`."""
 START_S = 120.0
@@ -167,7 +164,7 @@ def serve(target: str, address: str, ready: int, owner: int) -> None:
         importlib.import_module("testbed.programs").kernel_types()  # known from here on
     for name in PRELOADED:
         importlib.import_module(name)
-    planner.SEARCH_WORK = SEARCH_WORK
+    searches.shorten()
     engines.wait_for_engines()
     engines.plan()
     make_building_cheap()

@@ -305,7 +305,7 @@ def test_a_users_own_pass_plans_offline(dumps: Path, own: Path, capsys: Any) -> 
     assert any("~ " in line and "layer layers.0 -> layers.0hush" in line for line in lines)
 
 
-def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, short_search: None, capsys: Any) -> None:
+def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, capsys: Any) -> None:
     """A user's pass. No configuration need name it; a module without passes is said to have none; one of unknown neighbours is refused."""
     config, out = own.with_name("own.yaml"), own.parent / "plan"
     assert main(["plan", str(dumps), "--import", str(own), "-o", str(out)]) == 0

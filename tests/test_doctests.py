@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import linecache
 
 import pytest
 
@@ -15,5 +16,6 @@ MODULES = [name for name in package_modules() if not name.startswith("interlace.
 
 @pytest.mark.parametrize("name", [*MODULES, *HELPERS])
 def test_examples_in_docstrings(name: str) -> None:
+    linecache.clearcache()  # else the debugger that doctest prepares looks whether any of hundreds of files has changed
     failed, _ = doctest.testmod(importlib.import_module(name), verbose=False)
     assert failed == 0

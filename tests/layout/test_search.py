@@ -117,9 +117,7 @@ def test_what_is_refused_is_told_in_the_scripts_words(everything: Answer, folder
 
 
 @pytest.mark.parametrize("place", [k if k < TRAINED else pytest.param(k, marks=pytest.mark.long) for k in range(TEN)])
-def test_the_ten_best_train_with_the_losses_of_paddles_own_plan(
-    everything: Answer, short_search: None, capfd: pytest.CaptureFixture[str], place: int
-) -> None:
+def test_the_ten_best_train_with_the_losses_of_paddles_own_plan(everything: Answer, capfd: pytest.CaptureFixture[str], place: int) -> None:
     """On four CPU ranks."""
     trains_as_paddle(everything, place, 4, capfd)
 
@@ -134,7 +132,7 @@ def of_eight(forked_ranks: None, folder: Path) -> Answer:
 @pytest.mark.long
 @pytest.mark.parametrize("place", range(TEN))
 def test_the_ten_best_of_eight_ranks_train_with_the_losses_of_paddles_own_plan(
-    of_eight: Answer, short_search: None, capfd: pytest.CaptureFixture[str], place: int
+    of_eight: Answer, capfd: pytest.CaptureFixture[str], place: int
 ) -> None:
     trains_as_paddle(of_eight, place, 8, capfd)
 
@@ -166,9 +164,7 @@ def test_hosts_make_times_that_are_estimated(everything: Answer, folder: Path, c
     assert "of its device time crosses hosts and is estimated, not measured" in out
 
 
-def test_what_paddle_refuses_to_run_has_a_plan_of_ours_alone(
-    folder: Path, forked_ranks: None, short_search: None, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_paddle_refuses_to_run_has_a_plan_of_ours_alone(folder: Path, forked_ranks: None, capfd: pytest.CaptureFixture[str]) -> None:
     """Chunks with master gradients: Paddle's VPP misses a role of their casts."""
     words = ["--gpus", "2", "--gpus-a-host", "2", "--layers", "4", "--try", "pp=2", "--try", "mp=1", "--try", "vpp=1,2"]
     model = ["--vpp", "{vpp}", "--amp", "O2", "--master-grad", "--layers", "4", *MODEL[2:]]

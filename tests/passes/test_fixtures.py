@@ -23,7 +23,15 @@ TIES = ("offload_budget", "offload_half", "offload_keep")
 """Several values are as good to move; the one whose operation has the lower number is moved."""
 SLOW = ("schedule_auto_alone", "schedule_chunks", "schedule_lagged", "schedule_of_each_stage")
 """Each takes seconds; no part of `make test-fast`."""
+SEARCHED = ("schedule_auto_alone",)
+"""A good order of its pairs takes more of a search than the first one."""
 TURNED = [path for path in FILES if path.stem not in TIES and "=== error" not in path.read_text()]
+
+
+@pytest.fixture(autouse=True)
+def _searched(request: pytest.FixtureRequest) -> None:
+    if "path" in request.fixturenames and request.getfixturevalue("path").stem in SEARCHED:
+        request.getfixturevalue("whole_search")
 
 
 @pytest.mark.parametrize("path", [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW)) for path in FILES])

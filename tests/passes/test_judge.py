@@ -33,11 +33,6 @@ SHAPE = World(pp=3, mp=2, micro_batches=2, layers=2)
 """Next to no communication to hide, and too few micro-batches for pairs to make up for what they delay."""
 
 
-@pytest.fixture(autouse=True)
-def _short_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interlace.scheduler.interleave.planner.SEARCH_WORK", 2_000)
-
-
 class Counted(Pass, frozen=True, kw_only=True):
     """A user's pass that counts its runs; what it makes is broken where asked for."""
 

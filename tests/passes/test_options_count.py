@@ -47,7 +47,7 @@ def test_borrow() -> None:
     assert "borrowed from other layers" not in kept
 
 
-def test_memory_beyond_the_baseline(short_search: None) -> None:
+def test_memory_beyond_the_baseline() -> None:
     """More memory for a pair, another order in it."""
     passes = SplitBackward(), Schedule1F1B(interleave="mixed", only_gains=False)
     assert planned(*passes).jobs != planned(*passes, extra_bytes=1 << 40).jobs

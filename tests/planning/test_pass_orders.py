@@ -381,7 +381,7 @@ def test_calls_that_stand_for_others_on_all_ranks_alike_pass(case: str) -> None:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @drawing(worlds(max_pp=2, max_dp=2, max_micro_batches=3, max_layers=2), st.sampled_from(["mixed", "dx-first", "off"]))
-def test_our_own_passes_keep_the_captured_calls(short_search: None, drawn: World, form: str) -> None:
+def test_our_own_passes_keep_the_captured_calls(drawn: World, form: str) -> None:
     plans = make_plans(programs(drawn), make_config({"schedule_1f1b": {"interleave": form}}), COSTS, "cpu")
     assert breaks([history_of(each.captured, each.program, captured_orders(each.captured), each.reports) for each in plans]) == []
 

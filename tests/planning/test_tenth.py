@@ -116,7 +116,7 @@ def test_one_more_draft_is_made_where_none_says_it() -> None:
         ({"capture": "on"}, None),
     ],
 )
-def test_which_limit_held_is_told(short_search: None, options: dict[str, Any], whose: str | None) -> None:
+def test_which_limit_held_is_told(options: dict[str, Any], whose: str | None) -> None:
     plans = make_plans(
         TWO, make_config({"offload_activations": {"min_bytes": 1}, **options} if whose == "budget" else options), COSTS, "h200"
     )

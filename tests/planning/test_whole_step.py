@@ -252,7 +252,7 @@ def test_with_chunks_lags_and_orders_are_searched() -> None:
     assert step_ns(auto, costs) <= min(step_ns(each, costs) for each in others if peak(each) <= limit)
 
 
-def test_a_rank_alone_takes_dx_first_and_says_so(short_search: None) -> None:
+def test_a_rank_alone_takes_dx_first_and_says_so() -> None:
     (plan,) = planned(programs(World(pp=2, micro_batches=4))[:1], CALM, "auto")
     assert "auto-not-simulated" in rules_of(remarks([plan]))
 
@@ -508,7 +508,7 @@ def test_a_stage_starts_from_the_very_same_program_where_only_others_recompute_m
     assert [mine == theirs for mine, theirs in zip(one, other, strict=True)] == [True, False]
 
 
-def test_a_plan_over_its_budget_is_made_again_with_less_room(short_search: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_over_its_budget_is_made_again_with_less_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes that are too many are kept free by all passes, in every form of the schedule; in the end what holds least is refused."""
     monkeypatch.setattr(budget, "peak_bytes", lambda *_: (1 << 30) + 777)
     monkeypatch.setattr(Ranks, "bytes_over", lambda self, made, budget: [max(0, (1 << 30) + 777 - budget)] * 2)

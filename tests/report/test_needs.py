@@ -27,7 +27,7 @@ RULES = (
 )
 
 
-def test_rules_that_a_plan_needs_and_no_others(short_search: None) -> None:
+def test_rules_that_a_plan_needs_and_no_others() -> None:
     config = make_config({"schedule_1f1b": {"interleave": "mixed"}})
     plans = make_plans(TWO, config, COSTS, "h200")
     outcome = plans[0].outcome

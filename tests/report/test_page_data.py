@@ -353,7 +353,7 @@ def test_one_rank_of_each_stage_gives_the_same_page(made: Path, page: dict[str, 
     "world", [World(), World(mp=2, micro_batches=3), World(pp=4, micro_batches=2), World(pp=2, dp=2, schedule="FThenB")]
 )
 @pytest.mark.parametrize("preset", ["overlap", "demo", "baseline"])
-def test_worlds_of_all_shapes_have_a_page(short_search: None, world: World, preset: str, tmp_path: Path) -> None:
+def test_worlds_of_all_shapes_have_a_page(world: World, preset: str, tmp_path: Path) -> None:
     """Also where there is no pipeline, nothing to overlap, or fewer micro-batches than stages."""
     for program in programs(world):
         save(program, tmp_path / "dumps" / f"rank{program.rank}.ilp")

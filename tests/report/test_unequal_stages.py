@@ -16,9 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "training" / "encoder_decoder.py"
 WORDS = "--pp 2 --mp 2 --layers 2 --hidden 2048 --heads 16 --vocab 8192 --seq-len 1024 --micro-batches 4 --batch-size 8 --split-qkv"
 
 
-def test_imbalance_comes_first_and_is_the_cause(
-    forked: None, short_search: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_imbalance_comes_first_and_is_the_cause(forked: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dumps, plan, page = (str(tmp_path / name) for name in ("dumps", "plan", "page.html"))
     assert main(["dump", str(SCRIPT), "--world", "4", "--stages", "-o", dumps, "--", *WORDS.split()]) == 0
     capsys.readouterr()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -21,7 +21,7 @@ from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context
 from interlace.planning.variants import milder
 from interlace.scheduler.hazards import check
-from interlace.scheduler.interleave.planner import SEARCH_WORK, Pair, PartOps, plan_pair
+from interlace.scheduler.interleave.planner import Pair, PartOps, plan_pair
 from interlace.scheduler.jobs.parts import Parts
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
@@ -29,6 +29,7 @@ from interlace.scheduler.simulate.simulator import simulate
 from tests.default_passes import THROTTLED
 from tests.interpreter import assert_same
 from tests.scheduler.sides import Sides, side_program
+from tests.searches import SOME
 from tests.strategies import World, programs, worlds
 
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.3, 2.0)})
@@ -36,14 +37,6 @@ Form = Literal["off", "dx-first", "mixed", "zb-h1"]
 FORMS = st.sampled_from(["dx-first", "mixed", "zb-h1"])
 PAIRED: st.SearchStrategy[Form] = st.sampled_from(["dx-first", "mixed"])
 ALLOWANCES = st.sampled_from([0, 64, 10_000])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_search() -> Iterator[None]:
-    """The local search may spend a twentieth of its work; what it finds is as legal."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("interlace.scheduler.interleave.planner.SEARCH_WORK", 5_000)
-        yield
 
 
 def planned(given_: Sequence[Program], form: Form, extra_bytes: int = 0, **options: Any) -> list[Program]:
@@ -321,7 +314,7 @@ def pair_order(sides: Sides, costs: GivenCosts, form: Any, **options: Any) -> tu
     program = side_program(sides)
     inner = [op for op in program.ops if not is_boundary(op)]
     parts = [PartOps(kind, kind, [op for op in inner if op.role == role]) for kind, role in (("B", "backward"), ("F", "forward"))]
-    plan = plan_pair(Pair(program, parts, costs, work=SEARCH_WORK), form, **options)
+    plan = plan_pair(Pair(program, parts, costs, work=SOME), form, **options)
     ops = {op.id: op for op in inner}
     return [f"{side}.{ops[op_id].kind}" for side, op_id in plan.order], plan
 

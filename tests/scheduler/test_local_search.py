@@ -14,7 +14,8 @@ from interlace.scheduler.interleave.engine import PLAIN
 from interlace.scheduler.interleave.list_schedule import task_of
 from interlace.scheduler.interleave.live_bytes import Walk
 from interlace.scheduler.interleave.local_search import Form, Rules, Search
-from interlace.scheduler.interleave.planner import SEARCH_WORK, Pair, PartOps, plan_pair
+from interlace.scheduler.interleave.planner import Pair, PartOps, plan_pair
+from tests.searches import WHOLE
 from tests.strategies import World, programs
 
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.3, 2.0), ("memory", "comm"): (1.1, 1.4)})
@@ -92,7 +93,7 @@ def test_plans_are_the_same_each_time_and_no_slower_than_in_turn(seed: int, laye
     program = programs(World(pp=2, mp=2, micro_batches=2, layers=layers, seed=seed))[0]
     sides = [[op for op in program.ops if op.role == role and not op.name.startswith("builtin.")] for role in ("backward", "forward")]
     parts = [PartOps(*side) for side in zip("BF", "BF", sides, strict=True)]
-    made = [plan_pair(Pair(program, parts, COSTS, work=SEARCH_WORK), form) for _ in range(2)]
+    made = [plan_pair(Pair(program, parts, COSTS, work=WHOLE), form) for _ in range(2)]
     assert made[0] == made[1]
     assert made[0].planned_ns <= made[0].serial_ns
     assert made[0].peak_bytes <= made[0].plain_peak_bytes

@@ -17,13 +17,8 @@ from interlace.scheduler.interleave.engine import PLAIN
 from interlace.scheduler.interleave.list_schedule import Weights, task_of
 from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
 from interlace.scheduler.interleave.local_search import INITIAL_TEMPERATURE, NEAR, Form, Rules, Search
-from interlace.scheduler.interleave.planner import SEARCH_WORK, Pair, PairPlan, PartOps, chain_ops, plan_pair
-
-
-@pytest.fixture(autouse=True)
-def _short_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interlace.scheduler.interleave.planner.SEARCH_WORK", 2_000)
-
+from interlace.scheduler.interleave.planner import Pair, PairPlan, PartOps, chain_ops, plan_pair
+from tests.searches import SOME
 
 # ---------------------------------------------------------------------------------------------------------------- the clock
 
@@ -336,7 +331,7 @@ def orders(forward: str, backward: str) -> Iterator[list[str]]:
     ]
     for form in ("dx-first", "mixed"):
         for costs in TABLES:
-            plan = plan_pair(Pair(program, both, costs, work=SEARCH_WORK // 5), form, extra_bytes=1 << 30)  # type: ignore[arg-type]
+            plan = plan_pair(Pair(program, both, costs, work=SOME), form, extra_bytes=1 << 30)  # type: ignore[arg-type]
             yield [f"{side}.{kinds[op_id]}" for side, op_id in plan.order]
 
 
@@ -408,7 +403,7 @@ def planned(costs: GivenCosts, form: Form, **options: Any) -> PairPlan:
     program = side_program(Sides())
     inner = [op for op in program.ops if not op.name.startswith("builtin.") and op.name != "pd_op.data"]
     both = [PartOps(kind, kind, [op for op in inner if op.role == role]) for kind, role in (("B", "backward"), ("F", "forward"))]
-    return plan_pair(Pair(program, both, costs, work=SEARCH_WORK), form, **options)
+    return plan_pair(Pair(program, both, costs, work=SOME), form, **options)
 
 
 def test_memory_beyond_the_plain_order_is_used_where_it_is_allowed_and_only_there() -> None:
@@ -466,7 +461,7 @@ def order_of_pair(text: str) -> list[int]:
     """Ids in the order of a pair of backward and forward."""
     made = parse(text)
     parts = [PartOps(kind, kind, [op for op in made.ops if op.role == role]) for kind, role in (("B", "backward"), ("F", "forward"))]
-    plan = plan_pair(Pair(made, parts, GivenCosts({"comm": 10, "gemm": 100, "default": 10}), work=SEARCH_WORK), "dx-first", 1000)
+    plan = plan_pair(Pair(made, parts, GivenCosts({"comm": 10, "gemm": 100, "default": 10}), work=SOME), "dx-first", 1000)
     return [op_id for _, op_id in plan.order]
 
 

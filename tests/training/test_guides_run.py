@@ -93,14 +93,14 @@ def dumps(forked_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def whole(forked_ranks: None, short_search: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def whole(forked_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the script as it stands, as the current one."""
     (tmp_path / "train.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
-def here(dumps: Path, short_search: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the script of a smaller model, its dumps, and our examples, as the current one."""
     (tmp_path / "train.py").write_text(smaller(SCRIPT))
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -49,7 +49,7 @@ def test_a_loaded_plan_trains_with_stocks_bits(plans: Path, tmp_path: Path, capf
     assert "SAME: " in told
 
 
-def test_plans_of_stages_train_every_rank(tmp_path: Path, short_search: None, capfd: pytest.CaptureFixture[str]) -> None:
+def test_plans_of_stages_train_every_rank(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two plans for four ranks: the last rank of a tensor-parallel group makes its first one's again."""
     config, words = tmp_path / "asked.yaml", [*MODEL, "--mp", "2"]
     config.write_text("schedule_1f1b: {interleave: dx-first, weight_delay: [0, 1], search: off, only_gains: off}\n")
