@@ -167,6 +167,13 @@ def whole_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "SEARCH_WORK", searches.WHOLE)
 
 
+@pytest.fixture(scope="module")
+def few_forms() -> Iterator[None]:
+    """Plans that a module's tests make are for commands and reports; which form they have does not matter."""
+    with searches.few_forms():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _plans_are_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every plan that a test makes in this process goes through the proof."""

@@ -1,10 +1,17 @@
-"""What the search for a pair's order may spend in tests: little, unless a test is about how good its orders are.
+"""What searches for plans may spend in tests: little, unless a test is about how good its plans are.
 
 What it finds with less work is as legal, proved and simulated in the same way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from interlace.planning import fastest
+from interlace.planning.proposals import Tried, baseline_jobs, forms_by_name
 from interlace.scheduler.interleave import planner
 
 SHORT = 500
@@ -17,3 +24,12 @@ WHOLE = planner.SEARCH_WORK
 def shorten() -> None:
     """From now on in this process."""
     planner.SEARCH_WORK = SHORT
+
+
+@contextmanager
+def few_forms() -> Iterator[None]:
+    """Where `auto` decides, it tries Paddle's jobs and the forms that have a name: a third of what planning takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fastest, "PROPOSALS", (baseline_jobs, forms_by_name))
+        patch.setattr(Tried, "draft_in", lambda *_: None)
+        yield

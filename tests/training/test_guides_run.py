@@ -22,7 +22,7 @@ from interlace.ir import load
 from interlace.planning.plan import read_record
 from interlace.planning.rows import rows_of, rows_text
 
-pytestmark = pytest.mark.paddle
+pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("few_forms")]
 ROOT = Path(__file__).parents[2]
 FIRST = ROOT / "docs" / "first-steps.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
