@@ -26,11 +26,14 @@ def floors(folder: Path, example: str, sharding: int, recompute: str) -> Floors:
     return floors_of([without_recomputation(program, COSTS) for program in programs_of([store.path(each) for each in requests])], COSTS)
 
 
-@pytest.mark.parametrize("example", ["gpt.py", pytest.param("llama.py", marks=pytest.mark.long)])
-def test_layouts_that_differ_in_sharding_and_recomputation_share_a_bound(tmp_path: Path, forked_ranks: None, example: str) -> None:
+@pytest.mark.parametrize(("example", "stages"), [("gpt.py", (0, 3)), pytest.param("llama.py", (0, 1, 3), marks=pytest.mark.long)])
+def test_layouts_that_differ_in_sharding_and_recomputation_share_a_bound(
+    tmp_path: Path, forked_ranks: None, example: str, stages: tuple[int, ...]
+) -> None:
     """One without recomputation bounds all; each counts less than its own bound."""
-    found = {(sharding, again): floors(tmp_path, example, sharding, again) for sharding in (0, 1, 3) for again in ("none", "full")}
-    assert 0 < found[0, "none"].shared == found[1, "none"].shared == found[3, "none"].shared
-    assert found[0, "full"].shared == found[1, "full"].shared == found[3, "full"].shared
+    found = {(sharding, again): floors(tmp_path, example, sharding, again) for sharding in stages for again in ("none", "full")}
+    assert found[0, "none"].shared > 0
+    for again in ("none", "full"):
+        assert len({found[sharding, again].shared for sharding in stages}) == 1
     for key, each in found.items():
         assert found[0, "none"].shared <= each.shared < each.own, key

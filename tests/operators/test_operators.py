@@ -129,7 +129,7 @@ DYNAMIC_ONLY = {
 """What these share when they are called without a program; a program has views and results in place of their own names."""
 
 
-PARTS = 12
+PARTS = 24
 """Of the operators that can be called, of which `make test` calls one: what they do changes with Paddle's wheel alone."""
 
 

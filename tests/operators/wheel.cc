@@ -1,8 +1,11 @@
 // What the installed Paddle says of its operators, as JSON: definitions of all that are registered, and where their kernels' code is.
-#include <dlfcn.h>
+#include <link.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "paddle/fluid/pir/dialect/operator/interface/op_yaml_info.h"
 #include "paddle/phi/core/kernel_factory.h"
@@ -21,6 +24,27 @@ std::string List_(const List &list, Write write) {
     comma = ",";
   }
   return "[" + out.str() + "]";
+}
+
+// A segment of a library in memory. (`dladdr` would look through all symbols for each kernel.)
+struct Segment {
+  const char *file;
+  uintptr_t base, start, end;
+};
+
+std::vector<Segment> Segments() {
+  std::vector<Segment> found;
+  auto add = [](dl_phdr_info *info, size_t, void *found) {
+    for (int k = 0; k < info->dlpi_phnum; ++k) {
+      auto &header = info->dlpi_phdr[k];
+      uintptr_t start = info->dlpi_addr + header.p_vaddr;
+      if (header.p_type == PT_LOAD)
+        static_cast<std::vector<Segment> *>(found)->push_back({info->dlpi_name, info->dlpi_addr, start, start + header.p_memsz});
+    }
+    return 0;
+  };
+  dl_iterate_phdr(add, &found);
+  return found;
 }
 
 std::string Quoted(const std::string &name) { return "\"" + name + "\""; }
@@ -51,13 +75,14 @@ extern "C" const char *interlace_definitions() {
 extern "C" const char *interlace_kernels() {
   std::ostringstream out;
   const char *comma = "";
+  auto segments = Segments();
   for (auto &[name, kernels] : phi::KernelFactory::Instance().kernels()) {
     for (auto &[key, kernel] : kernels) {
-      void *code = kernel.GetVariadicKernelFn<void *>();
-      Dl_info file{};
-      if (!code || !dladdr(code, &file)) continue;
-      out << comma << "[" << Quoted(name) << "," << Quoted(file.dli_fname) << ","
-          << static_cast<char *>(code) - static_cast<char *>(file.dli_fbase) << ","
+      auto code = reinterpret_cast<uintptr_t>(kernel.GetVariadicKernelFn<void *>());
+      auto holds = [&](auto &each) { return each.start <= code && code < each.end; };
+      auto segment = std::find_if(segments.begin(), segments.end(), holds);
+      if (segment == segments.end()) continue;
+      out << comma << "[" << Quoted(name) << "," << Quoted(segment->file) << "," << code - segment->base << ","
           << (key.layout() == phi::DataLayout::STRIDED ? "true]" : "false]");
       comma = ",";
     }

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SOURCE = Path(__file__).with_name("wheel.cc")
-FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w")
+FLAGS = ("-std=c++17", "-O0", "-fPIC", "-shared", "-w")
 DRAWS = re.compile(
     r"_ZN3phi9Generator(12GetCPUEngine|8Random64|15IncrementOffset)|_ZN3phi18GetCPURandomEngine"
     r"|_ZN3phi22GetRandomSeedGenerator|_ZNK3phi13DeviceContext(12GetGenerator|16GetHostGenerator)Ev|_ZNSt13random_device9_M_getval"

@@ -31,7 +31,8 @@ def baselines(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return bits
 
 
-@pytest.mark.parametrize("layout", ["pp2", pytest.param("mp2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["pp2", "mp2"])
 def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(
     layout: str, baselines: Callable[[str], list[object]], tmp_path: Path
 ) -> None:
@@ -49,8 +50,9 @@ def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(
 def test_what_a_first_step_wrote_is_undone_and_a_plan_without_room_is_left_out(
     baselines: Callable[[str], list[object]], tmp_path: Path
 ) -> None:
-    """Interlace's plan fails on one rank after its last write; and a plan needs more memory, of which the device has none left."""
-    run = Run(tmp_path, "pp2", {"fail": OURS, "on": 1}, TESTBED_MEMORY="1000000", **DELAYS)
+    """Interlace's plan fails on one rank after its last write; and a plan needs more memory, of which the device has none left. The run
+    evaluates and saves in between."""
+    run = Run(tmp_path, "pp2", {"fail": OURS, "on": 1, "between": True}, TESTBED_MEMORY="1000000", **DELAYS)
     assert run.bits() == baselines("pp2")
     assert [line for line in run.trial() if line.startswith(f"  {OURS}: dropped: ")], run.said
     assert [line for line in run.trial() if MEMORY in line and "; of 976.6 KiB of device memory " in line and IN_USE in line], run.trial()

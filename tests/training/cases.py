@@ -167,6 +167,7 @@ LONG_ON_THE_TESTBED = (
     "dp2 mp2 sharding 1, clip",
     "auto, pp2 mp2, sequence parallel, bfloat16 O2, master gradients",
     "auto, dp2 pp2, offload",
+    "auto, pp2 vpp2",
     "auto, mp2, accumulation",
     "mp2 without accumulation",
     "mp2, clip, accumulation: column overlap",
@@ -184,4 +185,4 @@ LONG_ON_THE_TESTBED = (
 )
 """Beside `LONG`: any two parts of these cases (parallelism, form, offload, recomputation, number type) meet in another case too, there or
 on CPU ranks; sharding stage 1 and chunks beside mp, sharding stage 2 beside pp, and bfloat16 beside sequence parallelism, in plans that
-`tests/captured` proves, `auto` beside accumulation in those of `tests/planning/test_whole_step.py`."""
+`tests/captured` proves, `auto` beside accumulation and chunks in those of `tests/planning/test_whole_step.py`."""
