@@ -86,10 +86,10 @@ demo: setup
 	$(BIN)/interlace report $(OUT)/big/interlace -o $(OUT)/report.html
 
 test: setup
-	$(PYTEST) --examples 0.4
+	$(PYTEST) --examples 0.25
 
 test-fast: $(FAST)
-	$(PYTEST) --examples 0.2 -m "not paddle and not slow"
+	$(PYTEST) --examples 0.1 -m "not paddle and not slow"
 
 test-long: setup
 	$(PYTEST) --examples 10 -m "not paddle"

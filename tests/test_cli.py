@@ -22,6 +22,7 @@ from tests.default_passes import DEFAULT, NO_JOBS
 from tests.remarks import done_in
 from tests.strategies import World, programs
 
+pytestmark = pytest.mark.usefixtures("few_forms")
 WITHOUT_JOBS = "".join(f"{name}: off\n" for name in NO_JOBS)
 OWN = '''
 import interlace

@@ -25,6 +25,7 @@ from interlace.ir.schedule import parse_rows
 from interlace.scheduler.jobs.legal_rows import check_rows
 from tests.strategies import World, programs
 
+pytestmark = pytest.mark.usefixtures("few_forms")
 LIMIT_S = 20
 SMALL = programs(World(pp=2, mp=1, micro_batches=2, layers=1))
 LARGER = programs(World(pp=1, mp=2, micro_batches=2, layers=4))[0]

@@ -22,6 +22,8 @@ from benchmarks.gpu import results  # noqa: E402
 from interlace.cost_model.profile import OpSample  # noqa: E402
 from interlace.report import accuracy  # noqa: E402
 
+SLOW = ("benchmarks/results/gpu.md", "benchmarks/results/external/README.md")
+"""Texts with the most claims."""
 KEPT_TOO_MUCH = {
     ("llama-s4096-mp1-pp2", "budget-0.9"),
     ("llama-s4096-mp1-pp2", "budget-0.8"),
@@ -31,7 +33,7 @@ KEPT_TOO_MUCH = {
 plans of a sitting with a first form of send and receive."""
 
 
-@pytest.mark.parametrize("name", claims.TEXTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in claims.TEXTS])
 def test_texts_say_what_the_results_say(name: str) -> None:
     """`python benchmarks/claims.py` writes them."""
     text = (ROOT / name).read_text()

@@ -104,6 +104,7 @@ def test_every_pass_is_told_and_the_last_one_gives_the_plan(plan: Path) -> None:
         assert before == load(plan / f"{rank}.ilp")
 
 
+@pytest.mark.slow
 def test_alike_jobs_are_told_once(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(plan / "rank0.ilp"), "--before-after", "schedule-1f1b"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -142,6 +143,7 @@ def test_costs_are_summed_by_kind_and_by_layer_largest_first() -> None:
     assert [line.split()[0] for line in sums_text("kind", kinds, every=True)] == ["kind", "matmul", "add", "data", "sum"]
 
 
+@pytest.mark.slow
 def test_sums_are_those_of_the_table(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = tmp_path / "costs.json"
     assert main(["show", str(plan / "rank0.ilp"), "--costs", "--json", str(found)]) == 0
