@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
+@cache
 def package_modules() -> dict[str, Path]:
     """Import name -> file."""
     found = {}

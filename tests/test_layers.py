@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -71,13 +72,33 @@ def imported(path: Path, top_level_only: bool = False) -> frozenset[str]:
     """Modules that a file imports, by full name."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = set()
-    for node in tree.body if top_level_only else ast.walk(tree):
+    for node in tree.body if top_level_only else _statements(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
     return frozenset(found)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements in a node, without their expressions, which are most of a tree."""
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        inner = getattr(node, field, ())
+        for each in inner if isinstance(inner, list) else ():
+            yield each
+            yield from _statements(each)
+
+
+def _calls(path: Path, *names: str) -> Iterator[ast.Call]:
+    """Calls of functions with these names, or of methods."""
+    text = path.read_text(encoding="utf-8")
+    if any(name in text for name in names):
+        for node in ast.walk(ast.parse(text)):
+            called = node.func if isinstance(node, ast.Call) else None
+            if getattr(called, "attr", getattr(called, "id", None)) in names:
+                assert isinstance(node, ast.Call)
+                yield node
 
 
 def test_only_the_outer_rooms_import_paddle() -> None:
@@ -116,10 +137,9 @@ def test_no_pass_is_asked_for_its_class_outside_of_the_passes() -> None:
     found = []
     for name, path in package_modules().items():
         if layer(name) != "passes":
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
-                    asked = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
-                    found += [f"{name}:{node.lineno}: {each}" for each in sorted(asked & kinds)]
+            for node in _calls(path, "isinstance"):
+                asked = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+                found += [f"{name}:{node.lineno}: {each}" for each in sorted(asked & kinds)]
     assert found == []
 
 
@@ -160,9 +180,8 @@ def test_no_test_replaces_what_is_private_to_a_module_of_ours() -> None:
     """It would have to change with each change behind the module's face."""
     found = []
     for path in TESTS:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".setattr", ".delattr")):
-                words = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-                parts = [part for word in words for part in word.split(".") if not word.startswith("paddle.")]
-                found += [f"{path.name}:{node.lineno}: {part}" for part in parts if part.startswith("_") and not part.startswith("__")]
+        for node in _calls(path, "setattr", "delattr"):
+            words = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            parts = [part for word in words for part in word.split(".") if not word.startswith("paddle.")]
+            found += [f"{path.name}:{node.lineno}: {part}" for part in parts if part.startswith("_") and not part.startswith("__")]
     assert found == []
