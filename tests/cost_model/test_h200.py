@@ -219,6 +219,7 @@ def pair_cases(left_out: str) -> list[tuple[str, Case, Case, Case, Case]]:
 TABLES: dict = {}
 
 
+@pytest.mark.slow
 def test_stretch_and_pair_times_of_a_file_from_the_other_three(capsys):
     found = [row for raw in PAIRS for row in pair_cases(config_of(raw))]
     bounds = {"gemm": (0.18, 0.20, 0.16), "other": (0.06, 0.12, 0.06), "copy": (0.03, 0.03, 0.03)}
@@ -233,6 +234,7 @@ def test_stretch_and_pair_times_of_a_file_from_the_other_three(capsys):
             assert each.median_abs < limit
 
 
+@pytest.mark.slow
 def test_what_hides_best_is_known_beforehand():
     """The choice a planner makes: of two ops to put beside a collective, the one that hides more of it (5 points apart)."""
     shares = []

@@ -85,6 +85,7 @@ def test_a_host_that_runs_ahead_holds_little_more_than_operations_in_turn() -> N
     assert simulate([found], COST, alone).step_ns <= simulate([without], COST, alone).step_ns + slack
 
 
+@pytest.mark.slow
 def test_every_reader_that_is_added_comes_behind_what_waits() -> None:
     """One place sooner, while its stream has not waited, the block may be overwritten under the sum: proof and closure refuse it."""
     found = returned(summed(sums=3, before=2))

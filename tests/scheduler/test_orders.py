@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -180,14 +181,17 @@ def test_delays_are_decided_with_the_waits_of_the_host_that_follow(waits: object
     assert f"whole step simulated {ms(step_ns(plans, SLOWED))}, " in said(plans[0])
 
 
+@cache
+def _plans_of_three_stages() -> list[Program]:
+    made = planned(programs(World(pp=3, mp=2, micro_batches=6, layers=4)), SLOWED, "mixed", "off", weight_delay=1)
+    return [plan.program for plan in made]
+
+
 @pytest.mark.parametrize(("ranks", "share", "seed"), [(1, 1, 0), *((1, 0.5, seed) for seed in range(6)), (2, 1, 0)])
 def test_a_transfer_stays_before_what_needs_it_and_among_its_like(ranks: int, share: float, seed: int) -> None:
     """However late its peer comes. Where plans of one stage are not alike it stays before collectives too: on the CPU place a rank that
     sends first and one that reduces first would wait for each other."""
-    plans = [
-        plan.program for plan in planned(programs(World(pp=3, mp=2, micro_batches=6, layers=4)), SLOWED, "mixed", "off", weight_delay=1)
-    ]
-    plans = [plan for plan in plans if plan.rank % 2 < ranks]
+    plans = [plan for plan in _plans_of_three_stages() if plan.rank % 2 < ranks]
     result = simulation(SLOWED, {plan.rank: plan.rank for plan in plans} if ranks == 2 else {})(plans)
     chosen = result.input.side & (np.random.default_rng(seed).random(result.input.num_items) < share)
     start = result.times.start + 10**9 * chosen  # as if their peers came much later
