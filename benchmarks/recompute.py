@@ -25,8 +25,8 @@ from interlace.ir import Program
 from interlace.planning.baseline import baseline_plan
 from interlace.planning.plan import make_plans
 from interlace.report.remarks import sentence
+from interlace.scheduler.host_waits.throttle import gpu_peak
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.scheduler.simulate.simulator import simulate
 
 WORDS = "--preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8"

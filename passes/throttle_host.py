@@ -8,7 +8,7 @@ import msgspec
 
 from interlace.ir import Program
 from interlace.passes.base import Context, Pass, register
-from interlace.scheduler.memory.throttle import (
+from interlace.scheduler.host_waits.throttle import (
     HostSyncs,
     jobs_with_side_work,
     plan_host_syncs,

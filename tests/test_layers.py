@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import networkx as nx
+
 from interlace.passes import REGISTRY
 from interlace.passes.base import is_built_in
 from tests.modules import package_modules
@@ -122,6 +124,16 @@ def test_layers_import_inwards() -> None:
         others = {module: layers[module] for module in imported(files[name]) if module in layers}
         outward += [f"{name} ({mine}) -> {each} ({where})" for each, where in others.items() if order.index(where) > order.index(mine)]
     assert sorted(outward) == []
+
+
+def test_folders_import_one_way() -> None:
+    """Inside a layer, too: of two folders at most one knows the other, by whatever way."""
+    files, links = package_modules(), nx.DiGraph()
+    folders = {name: name if path.name == "__init__.py" else name.rpartition(".")[0] for name, path in files.items()}
+    deep = {name: folder for name, folder in folders.items() if folder.count(".") > 1}
+    for name, folder in deep.items():
+        links.add_edges_from((folder, deep[each]) for each in imported(files[name]) & deep.keys() if deep[each] != folder)
+    assert [sorted(circle) for circle in nx.strongly_connected_components(links) if len(circle) > 1] == []
 
 
 def test_no_pass_knows_another() -> None:

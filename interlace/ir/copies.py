@@ -8,15 +8,13 @@ from itertools import accumulate, chain
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from interlace.grouping import grouped
+from interlace.ir.arrays import Flags, Ints
 from interlace.ir.kinds import is_copy
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops, once_per_ops_and
 from interlace.ir.program import Op, OpInstance, Program, Value
 from interlace.ir.storage import storages_of
-
-Ints = npt.NDArray[np.int64]
 
 
 def is_copy_into(op: Op) -> bool:
@@ -59,7 +57,7 @@ class Renaming:
         storage: The storage, by number (`Storages`), in the place of one. `[storages]`
     """
 
-    is_gone: npt.NDArray[np.bool_]
+    is_gone: Flags
     value: Ints
     variable: Ints
     storage: Ints

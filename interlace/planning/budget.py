@@ -14,7 +14,7 @@ from interlace.ir.target import GPU, Target, with_paddles_jobs
 from interlace.passes.base import Pass
 from interlace.passes.pipeline import PassReport
 from interlace.planning.baseline import baseline_plan
-from interlace.scheduler.memory.throttle import gpu_peak
+from interlace.scheduler.host_waits.throttle import gpu_peak
 
 
 def peak_bytes(planned: Program, cost: Costs, target: Target = GPU) -> int | None:

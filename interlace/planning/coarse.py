@@ -10,8 +10,8 @@ from interlace.passes import Schedule1F1B
 from interlace.planning.drafts import Drafts
 from interlace.planning.tasks import StageWork, job_orders, stage_work
 from interlace.planning.variants import as_found, without_search
+from interlace.scheduler.interleave.slot_times import StageOrder, StageTimes
 from interlace.scheduler.whole_step.search import Known, Numbers, Ranked, find_schedules
-from interlace.scheduler.whole_step.slot_times import StageOrder, StageTimes
 
 COARSE_SCHEDULES = 3
 """Schedules of the coarse model that are planned in full, as drafts."""

@@ -24,6 +24,7 @@ from interlace.planning.variants import decided_for_all, send_weight
 from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, digest_of
 from interlace.scheduler.hazards.pass_orders import changes, orders_of
 from interlace.scheduler.interleave.planner import Form
+from interlace.scheduler.interleave.slot_times import SlotTimes, StageOrder, changed_by
 from interlace.scheduler.jobs.making import Jobs
 from interlace.scheduler.jobs.options import ScheduleOptions
 from interlace.scheduler.jobs.parts import baseline_jobs
@@ -32,7 +33,6 @@ from interlace.scheduler.offload.optimizer_state import StateOptions, state_byte
 from interlace.scheduler.whole_step.equivalent_stages import work_key
 from interlace.scheduler.whole_step.orders import simulation, with_orders
 from interlace.scheduler.whole_step.search import INLINE_SHARES, Numbers, kinds_of
-from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, changed_by
 from interlace.units import size
 
 MemoryLimits = tuple[int | None, ...]

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from interlace.grouping import grouped
+from interlace.ir.arrays import Ints
 from interlace.ir.kinds import is_collective, is_p2p, layer_pattern
 from interlace.scheduler.memory.live import LiveBytes
-from interlace.scheduler.simulate.arrays import Ints
 from interlace.scheduler.simulate.simulator import Result
 from interlace.units import ms, size
 

@@ -9,10 +9,10 @@ from itertools import chain
 import numpy as np
 
 from interlace.ir import Graph, Op, Program
+from interlace.ir.arrays import Ints
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.storage import Storage
-from interlace.scheduler.simulate.arrays import Ints
 
 PairOp = tuple[str, int]
 """An operation of a pair: label of its part, operation id."""

@@ -17,9 +17,9 @@ from interlace.scheduler.interleave.inline_weights import inline_weights
 from interlace.scheduler.interleave.optimizer import reductions_first
 from interlace.scheduler.interleave.part_order import EarlyCollectives
 from interlace.scheduler.interleave.planner import FREE_SHARE, SMALL_SHARE, Form, Pair, PairPlan, PartOps, plan_pair
+from interlace.scheduler.interleave.slot_times import SlotTimes, slot_times
 from interlace.scheduler.jobs.options import ScheduleOptions, of_stage
 from interlace.scheduler.jobs.parts import Parts, job_of
-from interlace.scheduler.whole_step.slot_times import SlotTimes, slot_times
 
 Kinds = tuple[tuple[str, str, int], ...]
 """`(label, kind, chunk)` of each part of a slot: slots with the same parts, in any micro-batches, get the same order."""

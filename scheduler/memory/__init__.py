@@ -1,1 +1,1 @@
-"""Device memory over a step: live bytes (`live`), what Paddle's executor adds (`executor`), waits of the host (`throttle`)."""
+"""Device memory over a step: live bytes (`live`), and what Paddle's executor adds (`executor`)."""

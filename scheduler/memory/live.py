@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from interlace.grouping import grouped
 from interlace.ir import OpInstance, Program
+from interlace.ir.arrays import Flags, Ints, ints, offsets
 from interlace.ir.copies import Renaming, items_of, renaming
 from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops, once_per_ops_and
 from interlace.ir.storage import storages_of
 from interlace.ir.target import IDEAL, Target, with_paddles_jobs
 from interlace.scheduler.memory.executor import executor_variants, feed_bytes
-from interlace.scheduler.simulate.arrays import Flags, Ints, ints, offsets
 
 Order = Sequence[OpInstance] | Ints
 """Op instances (`items` in names) one after the other."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from interlace.ir.arrays import Ints
 from interlace.scheduler.offload.copy_times import OpenTransfer, Placement, Span, order_key
-from interlace.scheduler.simulate.arrays import Ints
 
 if TYPE_CHECKING:
     from interlace.scheduler.offload.planner import Planner

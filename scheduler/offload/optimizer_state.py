@@ -19,6 +19,7 @@ from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
 from interlace.grouping import grouped
 from interlace.ir import Graph, Op, OpInstance, Program
+from interlace.ir.arrays import Ints
 from interlace.ir.copies import index_of_items
 from interlace.ir.kinds import KEYWORD, PARAMETER, is_boundary, is_comm
 from interlace.ir.per_ops import once_per_ops
@@ -27,7 +28,6 @@ from interlace.ir.storage import Storage, is_fed
 from interlace.scheduler.memory.live import order_curve
 from interlace.scheduler.offload.measures import Measured, durations
 from interlace.scheduler.offload.selection import Count, Share, names_layer
-from interlace.scheduler.simulate.arrays import Ints
 
 SLACK = 0.25
 """Share of its duration by which a copy in is issued before the latest possible time: copies share the link with those of activations."""

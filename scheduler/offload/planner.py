@@ -8,6 +8,7 @@ from copy import copy
 from interlace.errors import ConfigError, PlanError
 from interlace.grouping import grouped
 from interlace.ir import Graph, Program
+from interlace.ir.arrays import Ints
 from interlace.ir.program import FLOAT_DTYPES
 from interlace.ir.remarks import Place, Remark, remark
 from interlace.scheduler.memory.live import order_curve
@@ -17,7 +18,6 @@ from interlace.scheduler.offload.fit_budget import Fit, spanned
 from interlace.scheduler.offload.measures import Measured
 from interlace.scheduler.offload.saved_values import Reason, Saved, Skipped, find_candidates
 from interlace.scheduler.offload.selection import Names, OffloadOptions, names_layer, names_op, unknown_names
-from interlace.scheduler.simulate.arrays import Ints
 
 MOST_LOST_SAVING = 4
 """`prefetch_slack` may cost one part in this many of the saved bytes."""

@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 
 from interlace.ir import OpInstance, Program
+from interlace.ir.arrays import Ints
 from interlace.ir.copies import index_of_items
 from interlace.ir.storage import storages_of
 from interlace.scheduler.jobs.parts import baseline_jobs
 from interlace.scheduler.memory.live import order_curve
 from interlace.scheduler.recompute.copies import Recomputation
-from interlace.scheduler.simulate.arrays import Ints
 
 Span = tuple[int, int, int]
 """First and last index in the order of op instances, and bytes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from interlace.ir import Op, Program, describe
+from interlace.ir.arrays import Flags, Ints, offsets
 from interlace.ir.kinds import is_receive, is_send
 from interlace.ir.target import GPU, UNBOUNDED, Target
 
 if TYPE_CHECKING:
     from interlace.scheduler.simulate.power import PowerInput
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 ONE = 1 << 20
 """Fixed point of stretch factors and rates: a factor of 1."""
@@ -197,18 +195,3 @@ def rows(keys: Ints, entries: Ints, count: int) -> tuple[Ints, Ints]:
     """Entries grouped by key: offsets `[count + 1]` and the entries, each group in the given order."""
     order = np.argsort(keys, kind="stable")
     return offsets(np.bincount(keys, minlength=count)), entries[order]
-
-
-def offsets(counts: Sequence[int] | Ints) -> Ints:
-    """0 and the running sums. `[count + 1]`"""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))])
-
-
-def ints(numbers: Sequence[int]) -> Ints:
-    """Numbers as an array of 64-bit integers."""
-    return np.array(numbers, np.int64)
-
-
-def pairs_of(pairs: Sequence[tuple[int, int]]) -> Ints:
-    """Pairs as an array `[n, 2]`, also if there are none."""
-    return np.array(pairs, np.int64).reshape(-1, 2)

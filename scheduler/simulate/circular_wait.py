@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from interlace.scheduler.simulate.arrays import Ints, SimInput
+from interlace.ir.arrays import Ints
+from interlace.scheduler.simulate.arrays import SimInput
 
 
 def explain_stall(sim: SimInput, end: Ints) -> str:

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from interlace.compiling import compiled
 from interlace.cost_model import interference
 from interlace.cost_model.interference import START_NS
+from interlace.ir.arrays import Flags, Ints
 from interlace.scheduler.simulate import arrays, power, simulator
-from interlace.scheduler.simulate.arrays import ONE, Flags, Ints, SimInput
+from interlace.scheduler.simulate.arrays import ONE, SimInput
 from interlace.scheduler.simulate.power import TICK_NS, PowerInput, PowerTrace
 from interlace.scheduler.simulate.simulator import NEVER
 

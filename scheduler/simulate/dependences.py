@@ -10,12 +10,13 @@ import numpy as np
 
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Graph, Program, describe
+from interlace.ir.arrays import Flags, Ints, pairs_of
 from interlace.ir.copies import Renaming, items_of, places_of, renaming, variants
 from interlace.ir.effects import is_ordered
 from interlace.ir.graph import overwritten, written_operands
 from interlace.ir.kinds import COMPUTE_STREAMS, is_boundary, is_comm, is_p2p
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
-from interlace.scheduler.simulate.arrays import COMPUTE, Flags, Ints, direction, pairs_of, rows
+from interlace.scheduler.simulate.arrays import COMPUTE, direction, rows
 
 
 def item_order(program: Program) -> Ints:

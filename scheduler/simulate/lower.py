@@ -19,25 +19,11 @@ from interlace.cost_model.interference import STILL
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
+from interlace.ir.arrays import Flags, Ints, ints, offsets, pairs_of
 from interlace.ir.copies import is_copy_into, items_of, job_bounds, places_of
 from interlace.ir.kinds import NO_KERNEL, is_boundary, is_comm, is_copy
 from interlace.ir.per_ops import once_per_ops
-from interlace.scheduler.simulate.arrays import (
-    COMPUTE,
-    MAX_DUR_NS,
-    NOTHING,
-    ONE,
-    Flags,
-    Ints,
-    Options,
-    RankItems,
-    SimInput,
-    direction,
-    ints,
-    offsets,
-    pairs_of,
-    rows,
-)
+from interlace.scheduler.simulate.arrays import COMPUTE, MAX_DUR_NS, NOTHING, ONE, Options, RankItems, SimInput, direction, rows
 from interlace.scheduler.simulate.dependences import across_streams, streams_of
 from interlace.scheduler.simulate.power import PowerInput
 from interlace.scheduler.simulate.rendezvous import meetings

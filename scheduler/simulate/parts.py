@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from interlace.scheduler.simulate.arrays import Ints
+from interlace.ir.arrays import Ints
 from interlace.scheduler.simulate.simulator import Result, columns_of, gap_spans, gaps, host_ends, waited_for, waiters
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from interlace.cost_model.profile import Power
-from interlace.scheduler.simulate.arrays import ONE, Flags, Ints
+from interlace.ir.arrays import Flags, Ints
+from interlace.scheduler.simulate.arrays import ONE
 
 TICK_NS = 2_000_000
 """Between two looks of the limiter. H100 and H200 were seen to change clocks every 20 to 40 ms; the average decides, not the tick."""

@@ -9,9 +9,10 @@ import numpy as np
 
 from interlace.errors import PlanError
 from interlace.ir import Op, Program, describe
+from interlace.ir.arrays import Ints, ints, offsets
 from interlace.ir.kinds import is_collective, is_comm, is_send
 from interlace.ir.rings import RingName, RingNames
-from interlace.scheduler.simulate.arrays import Ints, Options, RankItems, ints, offsets
+from interlace.scheduler.simulate.arrays import Options, RankItems
 
 
 def meetings(parts: Sequence[RankItems], first: Ints, options: Options) -> dict[str, Any]:

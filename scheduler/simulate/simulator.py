@@ -51,9 +51,10 @@ from interlace.cost_model import Costs
 from interlace.cost_model.interference import START_NS
 from interlace.errors import PlanError
 from interlace.ir import Program
+from interlace.ir.arrays import Ints
 from interlace.ir.target import IDEAL, Target
 from interlace.scheduler.memory import live as memory
-from interlace.scheduler.simulate.arrays import ONE, Ints, Options, SimInput
+from interlace.scheduler.simulate.arrays import ONE, Options, SimInput
 from interlace.scheduler.simulate.circular_wait import explain_stall
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.power import TICK_NS, PowerInput, PowerTrace, at_clock, limiter, steady_mean

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from interlace.ir.schedule import Slot, last_forward
 from interlace.scheduler.interleave.engine import PLAIN, Engine
-from interlace.scheduler.whole_step.slot_times import NO_MESSAGE, SlotTimes
+from interlace.scheduler.interleave.slot_times import NO_MESSAGE, SlotTimes
 
 SLOTS = 1 << 14
 """Slots of which the kind is remembered: schedules that are compared hold the same ones."""

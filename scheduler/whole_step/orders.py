@@ -20,12 +20,13 @@ import numpy as np
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Event, Graph, Job, OpInstance, Program
+from interlace.ir.arrays import Ints, pairs_of
 from interlace.ir.copies import items_of, job_bounds, places_of
 from interlace.ir.equivalent_ranks import groups_within_stage
 from interlace.ir.graph import dependencies
 from interlace.ir.kinds import is_collective, is_comm, is_copy, is_p2p, is_receive, takes_events
 from interlace.ir.per_ops import once_per_items, once_per_ops
-from interlace.scheduler.simulate.arrays import COMPUTE, Ints, Options, pairs_of
+from interlace.scheduler.simulate.arrays import COMPUTE, Options
 from interlace.scheduler.simulate.simulator import Result, simulate
 
 Order = tuple[OpInstance, OpInstance]

@@ -12,9 +12,9 @@ import msgspec
 from interlace.ir.schedule import Slot, in_flight, interleaved, joined, one_f_one_b
 from interlace.scheduler.interleave.engine import engine_for
 from interlace.scheduler.interleave.planner import Form
+from interlace.scheduler.interleave.slot_times import SlotTimes, StageTimes
 from interlace.scheduler.jobs.legal_rows import Links, links, reached
 from interlace.scheduler.whole_step.coarse import Kinds, Row, costs_of, jobs_of, kind_of, peak_bytes, run_jobs
-from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 
 Numbers = tuple[int, ...]
 INLINE_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5)

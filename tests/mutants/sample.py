@@ -88,8 +88,8 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
         "tests/scheduler/test_together.py",
         "tests/scheduler/test_hazards.py",
     ),
-    "scheduler/memory/throttle.py": ("tests/scheduler/test_throttle.py", *FIXTURES),
-    "scheduler/memory/waits_at_peaks.py": ("tests/scheduler/test_throttle.py", *FIXTURES),
+    "scheduler/host_waits/throttle.py": ("tests/scheduler/test_throttle.py", *FIXTURES),
+    "scheduler/host_waits/waits_at_peaks.py": ("tests/scheduler/test_throttle.py", *FIXTURES),
     "scheduler/hazards/missing_orders.py": (STREAMS[0], "tests/scheduler/test_optimizer_state.py", *FIXTURES),
     "scheduler/memory": (
         "tests/test_records.py",

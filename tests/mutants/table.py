@@ -1,6 +1,6 @@
 """The table of mutants, read from the text files beside this one.
 
-    # scheduler/memory/throttle.py                                           the file that the following are planted in
+    # scheduler/host_waits/throttle.py                                           the file that the following are planted in
 
     the host waits in the step's last job too                     what is wrong then, in one line
     - for job in program.jobs[:-1]                                text that stands there exactly once, of one or more lines

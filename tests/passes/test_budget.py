@@ -25,8 +25,8 @@ from interlace.planning.tasks import MemoryLimits
 from interlace.planning.variants import in_paddles_order
 from interlace.planning.world import Made
 from interlace.planning.world import World as Ranks
+from interlace.scheduler.host_waits import throttle
 from interlace.scheduler.interleave import planner as interleave
-from interlace.scheduler.memory import throttle
 from interlace.scheduler.memory.live import order_peak
 from interlace.units import size
 from tests.remarks import rules_of

@@ -17,9 +17,9 @@ from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.passes import InsertEvents, Pipeline, ReturnMemory
 from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import check, graph_memory
+from interlace.scheduler.host_waits.throttle import gpu_peak
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from tests.captured.stored import programs_of

@@ -17,6 +17,7 @@ from interlace.ir import Program, parse
 from interlace.ir.copies import items_of
 from interlace.ir.kinds import stream_of
 from interlace.ir.target import CPU, CUSTOM, GPU, IDEAL, Target
+from interlace.scheduler.host_waits.throttle import jobs_with_side_work, sync_at_job_ends, sync_at_outputs, with_host_syncs
 from interlace.scheduler.memory.live import (
     END,
     Lives,
@@ -28,7 +29,6 @@ from interlace.scheduler.memory.live import (
     over_time,
     saved_bytes,
 )
-from interlace.scheduler.memory.throttle import jobs_with_side_work, sync_at_job_ends, sync_at_outputs, with_host_syncs
 from tests.golden import require_text
 
 FILES = sorted((Path(__file__).parent / "memory").glob("*.txt"))

@@ -16,8 +16,7 @@ from interlace.ir.target import GPU, Target
 from interlace.ir.waits import computes
 from interlace.passes import Pipeline, ThrottleHost
 from interlace.scheduler.hazards import check
-from interlace.scheduler.memory import live as memory
-from interlace.scheduler.memory.throttle import (
+from interlace.scheduler.host_waits.throttle import (
     HostSync,
     _Alone,
     _Search,
@@ -28,7 +27,8 @@ from interlace.scheduler.memory.throttle import (
     sync_at_outputs,
     with_host_syncs,
 )
-from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
+from interlace.scheduler.host_waits.waits_at_peaks import waits_at_peaks
+from interlace.scheduler.memory import live as memory
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, Times, simulate
 from tests.default_passes import STREAMS, THROTTLED

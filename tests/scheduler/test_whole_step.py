@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from interlace.ir.schedule import Slot, joined, parse_rows
 from interlace.scheduler.interleave.planner import Form
+from interlace.scheduler.interleave.slot_times import NO_MESSAGE, PartTimes, SlotTimes, StageOrder, StageTimes
 from interlace.scheduler.jobs.legal_rows import stall
 from interlace.scheduler.whole_step import search as search_module
 from interlace.scheduler.whole_step.coarse import costs_of, jobs_of, peak_bytes, run_jobs
 from interlace.scheduler.whole_step.search import CoarseSchedule, Ranked, find_schedules, kinds_of
-from interlace.scheduler.whole_step.slot_times import NO_MESSAGE, PartTimes, SlotTimes, StageOrder, StageTimes
 
 FORWARD, INPUT, WEIGHT = 10.0, 8.0, 12.0
 HELD, OPERANDS = 100, 40

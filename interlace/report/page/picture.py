@@ -12,10 +12,10 @@ import numpy as np
 from interlace.cost_model.base import Row as CostRow
 from interlace.cost_model.work import is_weight_gradient
 from interlace.ir import Graph, Op, Program
+from interlace.ir.arrays import Ints
 from interlace.ir.kinds import is_comm, is_copy, is_p2p
 from interlace.report.page.document import KINDS, Ops
 from interlace.scheduler.jobs.parts import slot_text
-from interlace.scheduler.simulate.arrays import Ints
 from interlace.scheduler.simulate.parts import Parts, union
 from interlace.scheduler.simulate.simulator import Result
 

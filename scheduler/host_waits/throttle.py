@@ -22,14 +22,15 @@ import numpy as np
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Graph, Op, OpInstance, Program
+from interlace.ir.arrays import Flags, Ints
 from interlace.ir.copies import items_of, job_bounds
 from interlace.ir.kinds import SHADOW_OUTPUT, stream_of
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.target import GPU, Target
 from interlace.ir.waits import computing, last_of
+from interlace.scheduler.host_waits.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.memory.live import Placed, Profile, lifetimes, order_peak, placed_on
-from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
-from interlace.scheduler.simulate.arrays import Flags, Ints, Options, SimInput
+from interlace.scheduler.simulate.arrays import Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
 from interlace.scheduler.simulate.simulator import Times, device_memory
 
@@ -121,7 +122,7 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_
     """The widest spacing of waits under which run-ahead raises the peak by no more than `run_ahead_bytes`.
 
     If none does, the widest whose peak is near the lowest. Where the peak is then above `memory_limit`, waits are added at the peak
-    (`scheduler/memory/waits_at_peaks.py`). Last, waits behind the last that the peak needs are left out. Cost: one pass over the
+    (`scheduler/host_waits/waits_at_peaks.py`). Last, waits behind the last that the peak needs are left out. Cost: one pass over the
     storages if these are small, otherwise a simulation of the rank for each spacing that is tried, and log2 of the waits more.
     """
     names = jobs_with_side_work(program)

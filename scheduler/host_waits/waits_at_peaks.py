@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from interlace.ir import Program
+from interlace.ir.arrays import Flags, Ints
 from interlace.ir.copies import job_bounds
 from interlace.scheduler.memory.live import Lives, Placed, in_time
-from interlace.scheduler.simulate.arrays import Flags, Ints
 from interlace.scheduler.simulate.simulator import Times
 
 
