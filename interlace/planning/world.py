@@ -352,9 +352,12 @@ class World:
         shares = {place: share for place, share in zip(self.link.helpers, theirs, strict=True) if share}
         orders = {place: packed((tuple(plans for _, plans in share), self.representative)) for place, share in shares.items()}
         self.link.ask(*(Order(simulated_steps.__name__, given, (place,)) for place, given in orders.items()))
-        found = simulated_steps(self.workers[min(self.workers)], tuple(plans for _, plans in mine), self.representative)
+        try:
+            found = simulated_steps(self.workers[min(self.workers)], tuple(plans for _, plans in mine), self.representative)
+        finally:
+            answers = self.link.answers()  # nobody else may find them
         self._steps |= zip((key for key, _ in mine), found, strict=True)
-        for place, answer in self.link.answers().items():
+        for place, answer in answers.items():
             if (fault := answer.fault) is not None:
                 raise fault.error()
             self._steps |= zip((key for key, _ in shares[place]), _given(simulated_steps, answer), strict=True)
