@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from interlace.cost_model import Costs
 
 Decides = Literal["", "recomputation", "schedule", "states", "offload", "transfers", "host-waits"]
-"""What a pass decides that planning looks for an answer to, and compares answers by the whole step (`planning/variants.py`)."""
+"""Decisions that planning searches, comparing the alternatives by the simulated whole step (`planning/variants.py`)."""
 
 
 @dataclass(slots=True)
@@ -24,12 +24,13 @@ class Context:
     """What a pass may ask and where it reports.
 
     Attributes:
-        facts: What `Pass.facts` gave on every rank, by rank; this rank's alone where the others are not known; empty without facts.
-        is_whole: Whether `facts` are of every rank of the world.
-        memo: Results for the same programs, where several forms of a plan are compared.
+        facts: Results of `Pass.facts`, indexed by rank; only this rank's if the others are unknown; empty if the pass gathers none.
+        is_whole: Whether `facts` covers every rank of the world.
+        memo: Cache of results for the same programs, shared by the plans that are compared.
         memory_limit: Live device bytes that the rank may hold if operations run one after the other: its memory budget, less what side
             streams hold on a GPU; None without a budget.
-        extra_bytes: Live bytes by which the order of a job may exceed its parts one after another (`memory_budget: +8GB`).
+        extra_bytes: Live bytes by which the order chosen for a job may exceed running its parts one after another
+            (`memory_budget: +8GB`).
     """
 
     cost: Costs
@@ -45,7 +46,7 @@ class Context:
         self.remarks.append(remark("applied", rule, at, **facts))
 
     def declined(self, rule: str, at: Op | Place | None = None, /, **facts: Fact) -> None:
-        """Report something not done: the rule says why."""
+        """Report something not done; the rule gives the reason."""
         self.remarks.append(remark("declined", rule, at, **facts))
 
     def found(self, rule: str, at: Op | Place | None = None, /, **facts: Fact) -> None:
@@ -54,22 +55,22 @@ class Context:
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rewrite of a program: options as fields, a contract as class attributes, `run` gives a new program.
+    """A rewrite of a program: options are fields, the contract is in class attributes, and `run` returns a new program.
 
-    A pass runs in three phases: `facts` says what this rank knows, facts of all ranks are gathered, and `run` decides with them and
-    rewrites. In `run` ranks do not talk: the same facts give the same decision everywhere.
+    A pass runs in three phases: `facts` returns what this rank knows, the facts of all ranks are gathered, and `run` decides from them
+    and rewrites. Ranks do not communicate in `run`: the same facts lead to the same decision everywhere.
 
     Attributes:
         name: Kebab-case name, the same words as the file and the class.
-        needs: Capabilities that passes before it must give.
-        gives: Capabilities that hold after it.
-        after: Names of passes that it must run after, if they run at all.
+        needs: Capabilities that earlier passes must give.
+        gives: Capabilities that hold once it has run.
+        after: Names of passes that must come before it, if they run at all.
         is_default: Whether it runs unless it is turned off.
         instead_of_off: What to write in place of `off` where other passes need what it gives.
-        follows_budget: Whether it runs wherever a `memory_budget` is given, unless it is turned off; the budget says what it does.
-        decides: What planning chooses of it, where it chooses something; at most one pass of a pipeline decides the same.
-        in_baseline: Whether Paddle's baseline, which everything is compared with, has it too.
-        in_drafts: Whether it matters for the simulated step, so that plans that are only compared have it.
+        follows_budget: Whether it runs whenever a `memory_budget` is given, unless it is turned off; the budget then decides what it does.
+        decides: The decision of this pass that planning searches, if any; no two passes of a pipeline have the same one.
+        in_baseline: Whether it also runs for Paddle's baseline, which everything is compared with.
+        in_drafts: Whether it affects the simulated step; other passes are left out of plans that are only compared.
     """
 
     name: ClassVar[str] = ""
@@ -84,26 +85,26 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     in_drafts: ClassVar[bool] = True
 
     def mistake(self, has_budget: bool = False) -> tuple[str, str] | None:
-        """An option that cannot be as it is (empty: the options together), and what was found and expected; None where all is well.
-        `has_budget`: whether a `memory_budget` stands beside the passes."""
+        """An invalid option (empty: the combination is invalid), and what was found and expected; None if all are valid.
+        `has_budget`: whether the configuration also sets a `memory_budget`."""
         return None
 
     @property
     def asks_ranks(self) -> bool:
-        """Whether it has facts to gather, so that all ranks must run it together."""
+        """Whether it gathers facts, so that all ranks must run it together."""
         return type(self).facts is not Pass.facts
 
     def facts(self, program: Program, context: Context) -> Any:
-        """What the decision needs of this rank, as a record that msgspec encodes; None where it needs nothing of other ranks."""
+        """What the decision needs to know about this rank, as a record that msgspec can encode; None if it needs no other ranks."""
         return None
 
     def run(self, program: Program, context: Context) -> Program:
-        """A new program; the given one is untouched."""
+        """Return a new program; the given one is untouched."""
         raise NotImplementedError(f"pass {self.name!r} has no run()")
 
 
 def check_unscheduled(program: Program) -> None:
-    """Refuse a program with jobs. Raises PassError where it has some."""
+    """Raise PassError if the program has jobs already."""
     if program.jobs:
         count = len(program.jobs)
         raise PassError(f"the program has a schedule already ({count} jobs); put this pass before 'schedule-1f1b'")
@@ -115,7 +116,7 @@ P = TypeVar("P", bound=type[Pass])
 
 
 def is_built_in(kind: type[Pass]) -> bool:
-    """Whether a pass is one of ours, and not a user's."""
+    """Whether a pass comes with Interlace rather than from a user."""
     return kind.__module__.startswith(f"{__package__}.")
 
 
@@ -129,8 +130,8 @@ def option_name(name: str) -> str:
 
 
 def register(kind: P) -> P:
-    """Class decorator that makes a pass known under its name, ours and a user's own alike. Raises PassError where it is no pass, has no
-    name, or the name is taken by another class."""
+    """Class decorator that registers a pass, built-in or a user's own, under its name. Raises PassError if the class is not a pass, has
+    no name, or has the name of another class."""
     if not (isinstance(kind, type) and issubclass(kind, Pass)):
         raise PassError(f"register() got {kind!r}; expected a subclass of interlace.passes.Pass")
     if not kind.name:
@@ -143,7 +144,7 @@ def register(kind: P) -> P:
 
 
 def find_pass(name: str) -> Callable[..., Pass]:
-    """The pass class of a name. Raises PassError, with the list of those there are, where there is no such pass."""
+    """The pass class with this name. Raises PassError, which lists the known names, if there is none."""
     if name not in REGISTRY:
         raise PassError(f"no pass {name!r}; there are {sorted(REGISTRY)}; a pass of your own needs @interlace.passes.register")
     return REGISTRY[name]

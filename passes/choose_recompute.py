@@ -21,11 +21,11 @@ from interlace.scheduler.recompute.repeats import ADDED, with_repeats
 
 Level = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Groups = tuple[tuple[tuple[int, int], ...], ...]
-"""Groups of values, as ranks that run the same operations share them (`Recomputation.names`)."""
+"""Groups of values under names that are the same on all ranks that run the same operations (`Recomputation.names`)."""
 
 
 class RecomputeFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank tells the others: its stage, its groups of values, and which of them, by index, it would recompute."""
+    """What a rank sends to the others: its stage, its groups of values, and the indices of those that it would recompute."""
 
     stage: int
     groups: Groups
@@ -36,23 +36,23 @@ class RecomputeFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ChooseRecompute(Pass, frozen=True, kw_only=True):
     """Choose what backward computes again.
 
-    Recomputation of the user's program that nothing reads is left out; with `interleave: auto` or under a memory budget more is left out
-    where the memory has room, and some is added where it is worth its time.
+    Recomputation in the user's program is removed if nothing reads its results. With `interleave: auto` or under a memory budget, more is
+    removed where memory has room for the values, and some is added where the memory it frees is worth its time.
 
-    Contract: keeps every value that is read, bit for bit; removes operations that repeat others exactly, collectives among them, and
-    adds exact repetitions, on all ranks of a stage alike. Nothing that draws random numbers, or may, is left out or added, nothing
-    that works in place is added, and nothing that communicates unless `repeat_collectives` asks for it.
+    Contract: keeps every value that is read, bit for bit; removes operations that repeat others exactly, including collectives, and
+    adds exact repetitions, both identically on all ranks of a stage. Never removes or adds an operation that draws random numbers, or
+    may; never adds one that works in place, nor one that communicates unless `repeat_collectives` allows it.
 
-    Before / After, where the matmul is kept and of the sum only the shape is read:
+    Before / After, where the result of the matmul is kept instead of being computed again:
         #3 %3 = pd_op.matmul(%2, %0) forward {"fwd_recompute_id":0}     #3 %3 = pd_op.matmul(%2, %0) forward
         #4 %4 = pd_op.gelu(%3) forward {"fwd_recompute_id":0}           #4 %4 = pd_op.gelu(%3) forward
         #7 %7 = pd_op.matmul(%2, %0) backward {"bwd_recompute_id":0}
         #8 %8 = pd_op.gelu(%7) backward {"bwd_recompute_id":0}          #8 %8 = pd_op.gelu(%3) backward
 
     Steps: 1 match each copy with its original; 2 remove copies whose results nothing reads (with full recomputation the last product of
-    every segment is one); 3 with `level`, repeat in backward what it reads of forward and can compute again from what else it
-    reads, choose the repetitions that free so much of the peak of Paddle's own schedule in the least time, and let backward read the
-    originals of the others.
+    every segment is one); 3 with `level`, add to backward a repetition of each forward value that it reads and can compute from the
+    others that it reads, choose the repetitions that free this share of the peak of Paddle's own schedule in the least time, and let
+    backward read the originals of the rest.
 
     Options:
         level: How much backward recomputes, as a share of the memory that recomputation can free at the peak of Paddle's own schedule: 0
@@ -78,13 +78,13 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
 
     @property
     def level_index(self) -> int | tuple[int, ...] | None:
-        """The level as `RecomputeLevels` numbers them, 0 to `LEVELS`."""
+        """The level, or one for each stage, on the scale of `RecomputeLevels`: 0 to `LEVELS`; None if not given."""
         if isinstance(self.level, tuple):
             return tuple(round(each * LEVELS) for each in self.level)
         return None if self.level is None else round(self.level * LEVELS)
 
     def facts(self, program: Program, context: Context) -> RecomputeFacts:
-        """This rank's values, and its choice of them."""
+        """This rank's groups of values, and those that it would recompute."""
         check_unscheduled(program)
         found = self._found(program, context)
         return RecomputeFacts(program.pipeline.stage, found.names(), self._chosen(found, program, context))
@@ -106,7 +106,7 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
         return made if recomputed or recomputes(program) else program
 
     def _chosen(self, found: Recomputation, program: Program, context: Context) -> tuple[int, ...]:
-        """The groups that are recomputed on this stage, by index."""
+        """Indices of the groups that this stage recomputes. Raises ConfigError if `level` does not have one number for each stage."""
         index = LEVELS if self.level_index is None else self.level_index
         if not isinstance(index, int):
             if len(index) != program.pipeline.num_stages:
@@ -152,7 +152,7 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
             context.declined("every-copy-read")
 
     def _report_choice(self, found: Recomputation, recomputed: frozenset[int], made: Program, context: Context) -> None:
-        """A line for each group that is done otherwise than the program has it, and one for all."""
+        """Report each group, whether or not it is treated as in the program before, and the totals first."""
         runs = {op.id for op in made.ops} & set(found.copies)
         users = {op.id for op in found.copies.values() if op.attrs.get("bwd_recompute_id") != ADDED}
         sums = {"recomputed": 0, "kept": 0}
@@ -186,8 +186,8 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
 
 
 def recomputation(program: Program, costs: Costs, memo: dict[Any, Any], *, adds: bool, collectives: bool = False) -> Recomputation:
-    """What a captured program's backward computes again, worked out once for the same program and kept in `memo`. With `adds` it has
-    repetitions of all that it could compute again, with `collectives` of collectives within the stage too."""
+    """What backward of a captured program recomputes, computed once for each program and kept in `memo`. `adds` first adds a repetition of
+    everything that backward could compute again; `collectives` includes collectives within the stage."""
 
     def make() -> Recomputation:
         whole = with_repeats(program, collectives) if adds else program
@@ -198,7 +198,7 @@ def recomputation(program: Program, costs: Costs, memo: dict[Any, Any], *, adds:
 
 
 def choices(program: Program, costs: Costs, memo: dict[Any, Any], collectives: bool = False) -> RecomputeLevels:
-    """What is recomputed at each level, additions among it; worked out once for the same program. Arguments as `recomputation`."""
+    """What is recomputed at each level, including what is added; computed once for each program. Arguments as in `recomputation`."""
     return remembered(
         memo,
         ("choices", collectives),

@@ -16,13 +16,13 @@ from interlace.scheduler.whole_step.orders import with_orders
 class DelayTransfers(Pass, frozen=True, kw_only=True):
     """Let sends and receives of the pipeline start on the device shortly before their peer is ready, and not as early as they can.
 
-    NCCL's kernels wait for their peer on the device and slow computation meanwhile. When the peer is ready is simulated from the plans
-    of all stages; the transfer then waits for a computation of its own rank that ends shortly before. A receive that stands late in its
-    job, so that a stage with more to compute waits for it, is issued earlier.
+    NCCL's kernels wait for their peer on the device and meanwhile slow computation down. The time at which the peer is ready is simulated
+    from the plans of all stages; the transfer then waits for a computation of its own rank that ends shortly before. A receive is issued
+    earlier if it comes so late in its job that a stage with more to compute waits for it.
 
-    Contract: needs a schedule; keeps every value and operation, and the order of all but transfers, which may be issued later in their
-    job, receives also earlier, and keep their order among themselves; adds events. Nothing is done where the simulated step would not
-    become shorter.
+    Contract: needs a schedule; keeps every value and operation, and the order of all but transfers; adds events. Transfers keep their
+    order among themselves, but may be issued later in their job, and receives also earlier. Nothing is done if the simulated step
+    would not become shorter.
 
     Before / After:
         job forward_0: 3@0 4@0                          job forward_0: 3@0 4@0

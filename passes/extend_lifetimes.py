@@ -18,7 +18,7 @@ from interlace.scheduler.hazards.happens_before import Fault
 from interlace.scheduler.hazards.missing_orders import Needs, needs_of
 
 READER_ROUNDS = 4
-"""Rounds of adding readers: a new last reader of a block may show that another reader of it is not waited for either."""
+"""Limit on rounds of adding readers: a new last reader of a block may reveal that nothing waits for another of its readers either."""
 
 
 @register
@@ -32,9 +32,9 @@ class ExtendLifetimes(Pass, frozen=True, kw_only=True):
         #7 %7 = pd_op.matmul(%5, %1)                    #7 %7 = pd_op.matmul(%5, %1)
                                                         #20 %20 = pd_op.share_data(%5) stream pp_send
 
-    Steps: 1 a value that a side stream reads, and a compute operation reads later, is kept alive until compute has waited for the
-    side stream or, where it has nothing to wait for (a send), by a reader on that stream; 2 compute waits at the end of the step for
-    what side streams wrote to persistable values.
+    Steps: 1 a value that is read by a side stream, and by a compute operation issued later, is kept alive until the compute stream has
+    waited for the side stream or, if it never does (a send), by a new reader on the side stream; 2 at the end of the step the compute
+    stream waits for what side streams wrote to persistable values.
 
     Source: rules 6 to 8 in docs/gpu-place.md.
     """
@@ -54,8 +54,8 @@ def _with_lifetimes_extended(program: Program, context: Context) -> Program:
     """Add a last reader to values whose memory would be reused while a side stream still reads it.
 
     Paddle frees a value after its last reader. Where computation waits for the side stream later in the job, the new reader comes
-    after that wait; otherwise (a send, a result without readers) it runs on the side stream, after the last reader. A value that is
-    read in another job, or last by another side stream, gets an event instead.
+    after that wait; otherwise (a send, a result without readers) it runs on the side stream, after the last reader. A value whose last
+    reader is in another job or on another side stream gets no reader here; `insert-events` adds an event instead.
     """
     for _ in range(READER_ROUNDS):
         missing = _missing_readers(program, context)
@@ -74,9 +74,10 @@ class MissingReader:
     """A last reader to add.
 
     Attributes:
-        side: The operation on a side stream.
-        last: The last reader so far; the new one comes after it.
-        waiter: The computation that waits for the side stream and that the new one comes after; -1 for none.
+        side: Id of the operation on a side stream.
+        value: Id of the value to keep alive.
+        last: Id of the last reader so far; the new one comes after it.
+        waiter: Id of the computation that waits for the side stream, after which the new reader comes; -1 for none.
     """
 
     side: int
@@ -86,13 +87,13 @@ class MissingReader:
 
 
 def _missing_readers(program: Program, context: Context) -> list[MissingReader]:
-    """All last readers to add, each once."""
+    """All last readers to add, without duplicates."""
     needs = needs_of(program, memo=context.memo)
     return list(dict.fromkeys(reader for fault in needs.frees if (reader := _missing_reader(needs, fault)) is not None))
 
 
 def _missing_reader(needs: Needs, fault: Fault) -> MissingReader | None:
-    """The last reader that keeps a block alive, None where an event is needed instead."""
+    """The reader to add that keeps a block alive; None if an event is needed instead."""
     plan = needs.trace.plan
     use, last = fault.first, fault.second
     if plan.job[use] != plan.job[last] or plan.stream[last]:
@@ -106,7 +107,8 @@ def _missing_reader(needs: Needs, fault: Fault) -> MissingReader | None:
 
 
 def _waiter(needs: Needs, use: int, last: int) -> int:
-    """The first computation after the last reader, in its job and of its micro-batch, that waits for the use; -1 for none."""
+    """Id of the first computation after `last`, of the same job, micro-batch and role, that waits for `use`; -1 for none. Both arguments
+    are indices in issue order."""
     plan = needs.trace.plan
     for item in range(last + 1, len(plan.job)):
         if plan.job[item] != plan.job[last]:
@@ -130,7 +132,7 @@ def _with_readers(program: Program, missing: Sequence[MissingReader], index_of: 
         edit.after(max(group, key=graph.position.__getitem__), [reader_op])
         for m in range(program.pipeline.num_micro_batches):
             there = [(op_id, m) for op_id in group if (op_id, m) in index_of]
-            if there:  # a micro-batch may lack operations that run once a step, and copies
+            if there:  # operations that run once per step, and copies, are missing from some micro-batches
                 added.setdefault(max(there, key=index_of.__getitem__), []).append((reader_op.id, m))
         behind = {"waiter": waiter} if waiter else {"last": graph.ops[reader.last]}
         context.applied("lifetime-extended", Place.of(side, reader.value), **behind)

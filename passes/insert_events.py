@@ -17,16 +17,16 @@ from interlace.scheduler.hazards.missing_orders import Needs, needs_of
 from interlace.scheduler.whole_step.orders import merged
 
 ROUNDS = 5
-"""Walks, the last of which misses nothing.
-A wait that keeps memory from being freed under a reader may leave another one as the first to be overtaken."""
+"""Limit on rounds of analysis; the last one must find nothing missing. More than one is needed: a wait added for one reader of a block may
+reveal another reader under which the block would be freed."""
 
 
 @register
 class InsertEvents(Pass, frozen=True, kw_only=True):
     """Order what crosses jobs between streams with events: the consumer waits for the producer.
 
-    Contract: needs a schedule; keeps every value, operation, job and event; adds the events that the proof (`interlace check`) asks for,
-    those of the jobs that split the batch and collect the outputs among them, and no others.
+    Contract: needs a schedule; keeps every value, operation, job and event; adds the events that the proof (`interlace check`) requires,
+    including those for the jobs that split the batch and collect the outputs, and no others.
 
     Before / After:
         job forward_0: 3@0 4@0                          job forward_0: 3@0 4@0
@@ -54,13 +54,14 @@ class InsertEvents(Pass, frozen=True, kw_only=True):
 
 
 def events_of(program: Program, known: Iterable[Event] = (), memo: dict[Any, Any] | None = None) -> tuple[Event, ...]:
-    """The events that a plan needs besides the known ones: each order that the proof's analysis finds missing becomes an event.
+    """The events of a plan: the known ones, and one for each order that the proof's analysis finds missing, sorted in host order.
 
-    What the executor or an earlier event orders gets none. The last op instance that uses a block waits for readers on other streams that
-    may not have completed: Paddle frees a block after its last reader. No event reaches into the next step: accesses to persistable values
-    are waited for by the last op instance of the stream that accesses them first in the next step. For `memo` see `needs_of`.
+    What the executor or an earlier event orders gets no event. The last op instance that uses a block waits for readers on other streams
+    that may not have completed, because Paddle frees a block after its last reader. No event reaches into the next step, so this step's
+    accesses to a persistable value are waited for by the last op instance of the stream that accesses it first in the next step. For
+    `memo` see `needs_of`.
 
-    Raises PlanError, with the first order, where the walk still misses some after `ROUNDS`.
+    Raises PlanError, which names the first missing order, if some are still missing after `ROUNDS` rounds.
     """
     plan = msgspec.structs.replace(program, events=tuple(known))
     for _ in range(ROUNDS):
@@ -90,8 +91,9 @@ def _missed(needs: Needs) -> list[tuple[OpInstance, OpInstance]]:
 
 
 def _where_events_are_taken(plan: FlatPlan, takes: Sequence[bool], record: int, wait: int) -> tuple[int, int]:
-    """A pair as it is; where the executor takes no event, the next op instance on the recorder's stream, or the one before on the
-    waiter's, that has one. The pair as it is if there is none, which the next walk finds missing again."""
+    """Indices, in issue order, of the op instances that record and wait for an event. An operation for which the executor takes no event is
+    replaced by the next one of the recorder's stream, or the previous one of the waiter's, for which it does. If there are none, the pair
+    is returned as given, and the next round finds the order missing again."""
     between = range(record, wait + 1)
     after = next((k for k in between if plan.stream[k] == plan.stream[record] and takes[plan.op[k]]), record)
     before = next((k for k in reversed(between) if plan.stream[k] == plan.stream[wait] and takes[plan.op[k]]), wait)
@@ -105,7 +107,7 @@ def _in_host_order(events: Iterable[Event], needs: Needs) -> tuple[Event, ...]:
 
 
 def fetching(program: Program, values: Sequence[int]) -> Program:
-    """A plan that also fetches these values, with the events that this needs."""
+    """The plan, changed to fetch these values as well, with the events that this needs."""
     if not values:
         return program
     wider = with_fetches(program, tuple(values))

@@ -1,4 +1,4 @@
-"""What a pass of a user leaves as it was, so that a proof is about what runs: lowering takes operations from Paddle's program."""
+"""Checks on a user's pass: it must not alter what lowering takes from Paddle's program, or the proof would not be about what runs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from interlace.ir.operation_kinds import WITHOUT_GROUP
 from interlace.ir.storage import storages_of
 
 COPIED = ("name", "attrs", "group", "inplace", "views", "no_buffer", "num_blocks")
-"""What lowering takes from the captured operation that an operation stands for (`origin`), whatever the pass says of it."""
+"""Fields of an operation that lowering takes from its captured operation (`origin`), whatever the pass sets them to."""
 FACTS = ("role", "chunk", "origin", *COPIED)
-"""What Paddle says of an operation that stays: also which part of the step it belongs to, and which captured operation it stands for."""
+"""Fields that a pass must not change in an operation that it keeps: `COPIED`, the part of the step, and the captured operation."""
 VALUE_FACTS = ("dtype", "storage", "persistable", "memory")
-"""The same of a value."""
+"""The same for a value."""
 NOBODY, NEXT_STEP = -1, -2
-"""In the place of an operation's number: as a writer no operation of this step, as a reader the next one."""
+"""Used instead of an operation's id: as a writer, no operation of this step; as a reader, the next step."""
 
 
 def require_kept(before: Program, made: Program) -> None:
-    """Check what a pass made of a program. Raises PassError: an operation, a value or the step is said to be what it is not, an input or
-    output of the program is gone, or an operation reads contents of memory that are not those it read before."""
+    """Check the program that a pass returned against the one it was given.
+
+    Raises PassError if a kept operation, a kept value or the pipeline has changed, an input or output of the program is gone, an operation
+    finds other contents in memory than before, or has changed places with a call that waits for unnamed ranks.
+    """
     if made.pipeline != before.pipeline:
         raise PassError(f"the step is now {made.pipeline}, expected {before.pipeline}; a pass does not change it")
     old, ops, values = {op.id: op for op in before.ops}, {op.id: op for op in made.ops}, {value.id: value for value in made.values}
@@ -52,9 +55,10 @@ def _require_same(what: str, facts: Sequence[str], before: Op | Value, now: Op |
 
 
 def _require_contents(before: Program, made: Program) -> None:
-    """Memory that several operations write: who of those that stay, with their operands, wrote last what one reads or writes over.
+    """Check that each operation still reads, or overwrites, what the same operation wrote last. Only writers that the pass kept with the
+    same operands are compared.
 
-    A fused buffer has the contents of its tensors: which of its writers come before a reader counts, not in which order they do.
+    A fused buffer holds several tensors: the set of its writers before a reader counts, not their order.
     """
     declared = {ABSENT, *(value.id for value in made.values)}
     if len({op.id for op in made.ops}) < len(made.ops) or not all(declared.issuperset((*op.operands, *op.results)) for op in made.ops):
@@ -75,7 +79,7 @@ def _require_contents(before: Program, made: Program) -> None:
 
 
 def _require_meetings(before: Program, made: Program) -> None:
-    """Operations that communicate with ranks that no attribute names: which calls of a rank stand before each."""
+    """Check that the same communication comes before each operation that waits for ranks that no attribute names."""
     was, now, ops = _calls_before(before), _calls_before(made), {op.id: op for op in made.ops}
     stay = {op.id for op in before.ops if is_comm(op)} & ops.keys()
     for op_id in was.keys() & now.keys():
@@ -103,8 +107,8 @@ def _named(op_ids: Set[int], ops: Mapping[int, Op]) -> str:
 
 
 def _writers(program: Program) -> dict[tuple[int, int], list[frozenset[int]]]:
-    """For each operation and value whose contents it reads or replaces, the operations that gave each of its tensors its contents, or
-    `NOBODY`; for the next step (`NEXT_STEP`) the same of all that lasts."""
+    """The last writers of memory: (operation id, value id) -> for each part of the value that the operation reads or replaces, the ids of
+    the operations that gave it its contents, or `NOBODY`. With `NEXT_STEP` as operation, the same for every named persistable value."""
     storages = storages_of(program)
     fused = storages.cleared_buffers()
     nobody = frozenset([NOBODY])

@@ -15,7 +15,7 @@ from interlace.passes.streams import AutoParallelStreamType, ring_stream
 from interlace.passes.weight_gradients import Backward
 
 PRIORITIES = range(-5, 1)
-"""Stream priorities that CUDA tells apart; it silently takes the nearest of these for any other."""
+"""Stream priorities that CUDA distinguishes; it silently replaces any other by the nearest of these."""
 
 
 @register
@@ -28,11 +28,11 @@ class NameStreams(Pass, frozen=True, kw_only=True):
     Before / After:
         #5 %5 = pd_op.c_allreduce_sum(%4) group 12      #5 %5 = pd_op.c_allreduce_sum(%4) group 12 stream auto_parallel_mp priority -1
 
-    Collectives go on one stream for each ring, receives and sends on one for each ring and direction. A ring that moves more of weights
-    and their gradients than of activations is one of data parallelism and named so, any other one of tensor parallelism. Collectives of an
-    optimizer that has a job of its own, those that name a stream already, and p2p of the optimizer part on the compute stream keep theirs.
-    Of a parameter that is gathered (sharding stage 3) `insert-events` orders the first gathering of the next step behind this step's
-    update.
+    Each ring gets one stream for its collectives, and one for each direction of its sends and receives. A ring that moves more bytes of
+    weights and their gradients than of activations is named as one of data parallelism, any other as one of tensor parallelism. Three
+    kinds of operations keep their streams: collectives of an optimizer in a job of its own, collectives already on a side stream other
+    than `auto_parallel_mp`, and the optimizer's p2p on the compute stream. For parameters that are gathered (sharding stage 3),
+    `insert-events` makes the first gather of the next step come after this step's update.
 
     Options:
         priority: Stream priority of communication; 0 is normal, lower runs first. When: 0 if communication takes compute units away from
@@ -74,7 +74,7 @@ def _with_names(program: Program, joined: frozenset[int], priority: int) -> tupl
 
 @once_per_ops
 def _replicas(program: Program) -> frozenset[int]:
-    """Rings of data parallelism: their collectives move more bytes of weights and weights' gradients than of activations."""
+    """Rings of data parallelism: those whose collectives move more bytes of weights and their gradients than of activations."""
     graph, more = Graph(program), Counter[int]()
     backward = Backward(graph)
     for op in filter(is_collective, program.ops):
@@ -86,7 +86,7 @@ def _replicas(program: Program) -> frozenset[int]:
 
 
 def _names(program: Program, joined: frozenset[int], replicas: frozenset[int]) -> dict[int, str]:
-    """Stream names of operations that get one; of the optimizer's collectives, those that share a job with others."""
+    """Operation id -> stream, for the operations to name; the optimizer's collectives are among them only if they are in `joined`."""
     tensor = AutoParallelStreamType.MP
     every = [op for op in program.ops if is_collective(op)]
     given = {op.group: op.stream for op in every if stream_of(op) and not op.stream.startswith(tensor.value)}
@@ -104,12 +104,12 @@ def _names(program: Program, joined: frozenset[int], replicas: frozenset[int]) -
         found = [op for op in p2p if kind(op)]
         rings_of_p2p = {op.group for op in found}
         names.update({op.id: ring_stream(stream, op.group, rings_of_p2p) for op in found})
-    shared = set(names.values())  # a stream has one priority: what Paddle put on one of these gets ours
+    shared = set(names.values())  # a stream has one priority, so what Paddle already put on one of these gets ours
     return {**{op.id: op.stream for op in program.ops if op.stream in shared}, **names}
 
 
 def _joined(program: Program) -> frozenset[int]:
-    """The optimizer's operations, where they share a job with others."""
+    """Ids of optimizer operations in jobs that also contain other roles."""
     roles = {op.id: op.role for op in program.ops}
     return frozenset(
         op_id

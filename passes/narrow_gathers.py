@@ -1,4 +1,4 @@
-"""`narrow-gathers`: an all_gather of which every rank keeps one part becomes an all_to_all, which moves no other part."""
+"""`narrow-gathers`: an all_gather from whose result every rank keeps one part becomes an all_to_all, which moves only that part."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from interlace.ir.kinds import is_collective
 from interlace.passes.base import Context, Pass, check_unscheduled, register
 
 Place = tuple[tuple[int, ...], int, int]
-"""A gathering, as all ranks of its group name it: the ranks, how many collectives of these come before it, and the dim that is cut."""
+"""A name for an all_gather that all ranks of its group agree on: these ranks, the number of their collectives before it, and the dim that
+is cut."""
 
 
 class GatherFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank tells the others: the gatherings that it would replace."""
+    """What a rank sends to the others: the all_gathers that it would replace."""
 
     places: tuple[Place, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A gathering along dim 0, and what takes this rank's part of it: `gone` are its operations behind the gathering, the slice last.
+    """An all_gather along dim 0, and the operations that take this rank's part of its result.
 
     Attributes:
+        gone: Operations after the all_gather that are replaced; the last one is the slice.
         cut: Dim of which each rank keeps one part.
-        joined: Dim along which the ranks' tensors are joined; 0 where they stay one behind the other.
+        joined: Dim along which the ranks' tensors are concatenated; 0 if they stay as gathered.
     """
 
     gather: Op
@@ -42,11 +44,12 @@ class Site:
 class NarrowGathers(Pass, frozen=True, kw_only=True):
     """Replace an all_gather of which every rank keeps its own part by an all_to_all, which moves and holds an n-th of it with n ranks.
 
-    Contract: keeps every value that is read behind the part, bit for bit: elements are moved, not computed with. Keeps the order of the
-    group's collectives, on its communicator. A gathering is replaced on all ranks of its group or on none.
+    Contract: keeps the rank's part and every value computed from it, bit for bit: elements are moved, not computed with. Keeps the order
+    of the group's collectives, and its communicator. An all_gather is replaced on all ranks of its group or on none.
 
-    Paddle changes the dim over which a tensor is sharded with one all_to_all on a mesh of one dimension; on others it gathers all of the
-    tensor and cuts: tokens to their experts and back, with `dp` beside `mp`; a hidden dim to sequence parallelism.
+    On a mesh of one dimension Paddle changes the dim over which a tensor is sharded with one all_to_all. On other meshes it gathers the
+    whole tensor and slices it: for example when tokens go to their experts and back with both `dp` and `mp`, or between a sharded hidden
+    dim and sequence parallelism.
 
     Before / After, two ranks, of which this is the second:
         %1[8,3] = pd_op.all_gather(%0[4,3])                %6[4,3] = pd_op.all_to_all(%0)
@@ -54,9 +57,9 @@ class NarrowGathers(Pass, frozen=True, kw_only=True):
         %3[4,6] = pd_op.concat(%2, 1)                      %8[2,2,3] = pd_op.transpose(%7) {"perm":[1,0,2]}
         %4[2,6] = pd_op.slice(%3, 2, 4) {"axes":[0]}       %4[2,6] = pd_op.reshape(%8)
 
-    Steps: 1 find gatherings that only a slice reads, or a slice of what came from each rank joined along another dim, where the slice takes
-    the part with this rank's number; 2 keep those that all ranks of the group have found; 3 bring the parts of the dim that is cut to the
-    front, exchange them, and join what came from each rank along the other dim.
+    Steps: 1 find all_gathers whose only reader is a slice, possibly after the ranks' tensors are concatenated along another dim, and whose
+    slice takes the part with this rank's index in the group; 2 keep those that all ranks of the group have found; 3 bring the parts of the
+    dim that is cut to the front, exchange them, and join what came from each rank along the other dim.
     """
 
     name = "narrow-gathers"
@@ -65,7 +68,7 @@ class NarrowGathers(Pass, frozen=True, kw_only=True):
     in_baseline = False
 
     def facts(self, program: Program, context: Context) -> GatherFacts:
-        """The gatherings that this rank would replace."""
+        """The all_gathers that this rank would replace."""
         check_unscheduled(program)
         return GatherFacts(tuple(sites(Graph(program))))
 
@@ -85,7 +88,7 @@ class NarrowGathers(Pass, frozen=True, kw_only=True):
 
 
 def sites(graph: Graph) -> dict[Place, Site]:
-    """The gatherings of a program of which its rank keeps its own part."""
+    """The all_gathers from whose results this rank keeps only its own part, by name."""
     members = {group.id: group.ranks for group in graph.program.groups}
     before: Counter[tuple[int, ...]] = Counter()
     found: dict[Place, Site] = {}
@@ -115,7 +118,7 @@ def _site(graph: Graph, gather: Op, ranks: Sequence[int]) -> Site | None:
 
 
 def _only_reader(graph: Graph, op: Op) -> Op | None:
-    """The operation that reads the one result, if it is the only one and the result is not kept otherwise."""
+    """The only reader of an operation's only result; None if there are others, or the result is persistable, or the roles differ."""
     readers = graph.user_ops(op.results[0])
     if len(op.results) != 1 or len(readers) != 1 or graph.values[op.results[0]].persistable:
         return None
@@ -134,7 +137,7 @@ def _own_part(graph: Graph, op: Op, number: int, count: int) -> int | None:
 
 
 def _number(graph: Graph, op: Op, operand: int) -> int | None:
-    """A constant operand; None where it is none, or is computed."""
+    """The value of a constant operand; None if it is computed."""
     made = graph.producer_op(op.operands[operand])
     return int(made.attrs["value"]) if made is not None and made.kind == "full" and "value" in made.attrs else None
 
@@ -161,7 +164,7 @@ def _replace(site: Site, graph: Graph, edit: Edit) -> None:
 
 
 def _constants(graph: Graph, gone: Iterable[Op]) -> list[Op]:
-    """What makes the operands of these operations alone, and reads nothing."""
+    """Constants that are operands of these operations only."""
     numbers = {op.id for op in gone}
     made = {found.id: found for op in gone for value in op.operands if (found := graph.producer_op(value)) and not found.operands}
     return [op for op in made.values() if op.kind in ("full", "full_int_array") and numbers.issuperset(graph.users[op.results[0]])]
@@ -175,21 +178,21 @@ class _Moves:
         self.ops: list[Op] = []
 
     def to_front(self, dim: int, count: int) -> None:
-        """The parts of a dim, one behind the other along dim 0."""
+        """Stack `count` equal parts of a dim along dim 0."""
         shape = self.at.shape
         self._reshape((*shape[:dim], count, shape[dim] // count, *shape[dim + 1 :]))
         self._transpose([dim, *(k for k in range(len(shape) + 1) if k != dim)])
         self._reshape((count * shape[0], *shape[1:dim], shape[dim] // count, *shape[dim + 1 :]))
 
     def from_front(self, dim: int, count: int, result: Value) -> None:
-        """Parts along dim 0, joined along another."""
+        """Concatenate `count` equal parts of dim 0 along another dim instead; the inverse of `to_front`."""
         shape = self.at.shape
         self._reshape((count, shape[0] // count, *shape[1:]))
         self._transpose([*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)])
         self._reshape(result.shape, result)
 
     def exchange(self, result: Value | None) -> None:
-        """Each part to its rank."""
+        """Send each part of dim 0 to its rank."""
         self._add("pd_op.all_to_all", (), result or self._value(self.at.shape), {"ring_id": self.like.attrs["ring_id"]}, self.like.group)
 
     def _reshape(self, shape: Sequence[int], result: Value | None = None) -> None:

@@ -49,11 +49,11 @@ class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
 
     Steps: 1 ask the planner which values move and when they are copied out and back (`scheduler/offload`, where the options are
     described: modules, exclude_ops, min_bytes, fraction, keep_bytes, max_in_flight, include_integers, prefetch_slack; under a memory
-    budget as little as necessary moves, or as much as possible where that does not suffice); 2 add both copies for each chosen value,
-    let backward's readers of its contents read the value that was copied back, compute saved views of it again; 3 insert the copies
+    budget as little as necessary moves, or as much as possible if no choice is enough); 2 add both copies for each chosen value, let
+    backward's readers of its contents read the value that was copied back, and compute saved views of it again; 3 insert the copies
     into the jobs.
 
-    Source: NVIDIA/Megatron-LM#1752, NVIDIA/TransformerEngine#2435 (the cases they test are ours, with a pipeline added).
+    Source: NVIDIA/Megatron-LM#1752, NVIDIA/TransformerEngine#2435 (our tests cover the cases of theirs, with a pipeline added).
     """
 
     name = "offload-activations"
@@ -67,7 +67,7 @@ class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
         return mistake_of(self.modules, self.fraction, has_budget)
 
     def facts(self, program: Program, context: Context) -> OffloadFacts:
-        """Names, and measured times and bytes, of what this rank could move."""
+        """Names, times and bytes of the values that this rank could move. Raises PassError if the program has no jobs."""
         if not program.jobs:
             raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
         key = ("could move", id(program))
@@ -85,19 +85,19 @@ class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
         return self._applied(program, plan, context)
 
     def _plan(self, program: Program, measured: Measured, names: Sequence[Names] | None, context: Context) -> OffloadPlan:
-        """Once for the same program, times, bytes and names: most stages keep their plan where another has less room."""
+        """Plan once for the same program, times, bytes and names: most stages keep their plan when another stage gets less memory."""
         key = ("offload", id(program), msgspec.msgpack.encode((self, measured, names)))
         return remembered(context.memo, key, program, lambda: plan_offload(program, measured, self, names))
 
     @staticmethod
     def _applied(program: Program, plan: OffloadPlan, context: Context) -> Program:
-        """The very same program for the same moves."""
+        """Return the identical object for the same program and moves, so that results cached for it are found again."""
         key = ("moved", id(program), msgspec.msgpack.encode(plan.moves))
         return remembered(context.memo, key, program, lambda: apply(program, plan))
 
 
 class OffloadFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank tells the others before the decision."""
+    """What a rank sends to the others before the decision."""
 
     stage: int
     names: Names
@@ -105,7 +105,7 @@ class OffloadFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _times_the_same(one: OffloadFacts, other: OffloadFacts) -> bool:
-    """Whether two ranks run the same operations, so that they must decide alike."""
+    """Whether two ranks have times for the same operations and copies, so that they must decide alike."""
     ours, theirs = ((each.measured.op_ns, each.measured.out_ns or {}, each.measured.back_ns or {}) for each in (one, other))
     return all(a.keys() == b.keys() for a, b in zip(ours, theirs, strict=True))
 
@@ -116,7 +116,7 @@ def apply(program: Program, plan: OffloadPlan) -> Program:
 
 
 def _sorted(copies: Mapping[OpInstance, Iterable[tuple[int, OpInstance]]]) -> dict[OpInstance, list[OpInstance]]:
-    """Those at each op instance in the order of their indices."""
+    """The copies at each op instance, sorted by their indices."""
     return {at: [copy for _, copy in sorted(found)] for at, found in copies.items()}
 
 
@@ -126,8 +126,8 @@ class _Rewrite:
     Attributes:
         copied_back: Saved value -> the value that backward reads in its place.
         new_storage: Storage in forward -> storage of the value that was copied back.
-        issue_after, issue_before: Op instance -> copies to issue after and before it, each with the index that orders them: that of the
-            last reader of a copy out, of the first reader of a copy back.
+        issue_after, issue_before: Op instance -> copies to issue after and before it, each with the index by which they are sorted: that of
+            the value's last reader before a copy out, or of its first reader after a copy back.
         views: Op instance -> views to compute before it.
     """
 
@@ -177,7 +177,7 @@ class _Rewrite:
         self._remake(move, back)
 
     def _remake(self, move: Move, back: Value) -> None:
-        """Repeat the views that lead to the other saved values of the storage, on the value that was copied back."""
+        """Recompute the other saved values of the storage, which are views, from the value that was copied back."""
         wanted = {value for each in move.saved.rebuilt for op in each.ops for value in self.graph.ops[op].results}
         readers = self._by_position(op for op in move.saved.readers if wanted & set(self.graph.ops[op].operands))
         made: list[Op] = []
@@ -225,7 +225,7 @@ class _Rewrite:
             self.edit.replace(op.id, [msgspec.structs.replace(op, operands=operands)])
 
     def _in_new_storage(self, value: Value) -> Value:
-        """Values of backward that alias a moved value share the storage of the value that was copied back."""
+        """The value; if backward computes it and it aliases a moved value, in the storage of the value that was copied back."""
         made = self.graph.producer.get(value.id)
         if value.storage not in self.new_storage or made is None or self.graph.ops[made].role != "backward":
             return value

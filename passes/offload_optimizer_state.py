@@ -15,7 +15,7 @@ from interlace.scheduler.offload.optimizer_state import StateMove, StateOptions,
 from interlace.scheduler.offload.selection import mistake_of
 
 MARK = "pd_op.full"
-"""A constant on the stream of copies out, which is there when what that stream did before has ended."""
+"""A constant computed on the stream of copies out; it exists once the earlier work of that stream has ended."""
 MARKED = TensorType((1,), "float32")
 IN, OUT = AutoParallelStreamType.H2D.value, AutoParallelStreamType.D2H.value
 ZERO = {"dtype": "float32", "place": "Place(undefined:0)", "shape": [1], "value": 0.0}
@@ -26,8 +26,8 @@ class OffloadOptimizerState(Pass, StateOptions, frozen=True, kw_only=True):
     """Keep what only the optimizer part uses in pinned host memory; copy it in before its update, and out again behind it.
 
     Contract: needs a schedule; keeps every value, every operation and the order of all op instances; adds copies. A moved value keeps its
-    name in the scope, and its bits between steps, so that checkpoints stay the same. No update starts before the copies out of the step
-    before have ended.
+    name in the scope, and its bits between steps, so that checkpoints stay the same. No update starts before the previous step's copies
+    out have ended.
 
     Before / After:
         #0 %0!"moment" = pd_op.data()                   #0 %0!"moment"^pinned = pd_op.data()
@@ -38,9 +38,9 @@ class OffloadOptimizerState(Pass, StateOptions, frozen=True, kw_only=True):
         job optimizer: 9@0                              job optimizer: 9@0 22@0
 
     Steps: 1 choose values (`scheduler/offload/optimizer_state.py`, where the options are described: modules, min_bytes, fraction); 2 add a
-    copy in and, where the update writes the value, a copy out into the same buffer, and let the update use the copy; 3 insert the copies
-    into the jobs, and a mark at the start of the step on the stream of copies out: no event reaches into the next step, so copies in wait
-    for the mark.
+    copy in and, if the update writes the value, a copy out into the same buffer, and let the update use the copy on the device; 3 insert
+    the copies into the jobs, and at the start of the step a constant on the stream of copies out. Events do not reach into the next step,
+    so copies in wait for this constant, which is computed after the previous step's copies out.
 
     Source: microsoft/DeepSpeed (DeepCompile moves optimizer states by a compiler pass, without a pipeline).
     """
@@ -72,8 +72,8 @@ class _Rewrite:
     """Applies a plan.
 
     Attributes:
-        issue_before, issue_after: Op instance -> what to issue before and after it.
-        issue_last: What to issue at the end of the step.
+        issue_before, issue_after: Op instance -> op instances to issue before and after it.
+        issue_last: Op instances to issue at the end of the step.
         has_copies_out: Whether a moved value is written.
         moved_to: Storage of a moved value -> that of its copy on the device.
     """
@@ -134,7 +134,8 @@ class _Rewrite:
             self._give_back(move, last, behind, newest, there)
 
     def _give_back(self, move: StateMove, last: Op, behind: Op, newest: Value, there: Value) -> None:
-        """Let the stream of copies in, which has the memory, read it last: behind the copy out, for which the constant stands."""
+        """Make the last reader of the copy's memory run on the stream of copies in, which allocated it. The reader comes after another one
+        of `behind`, a constant that exists once the copy out has ended."""
         (end,) = behind.results
         order = self._reader(end, MARKED, end, last)
         reader = self._reader(newest.id, newest.type, there.storage, last)
@@ -149,7 +150,7 @@ class _Rewrite:
         return self.edit.reader(value, kind, storage, like=like, role="optimize", stream=IN)
 
     def _mark(self) -> None:
-        """Let copies in of this step wait for copies out of the step before, before anything else that their stream does."""
+        """Make the stream of copies in wait, at the start of the step, for the previous step's copies out."""
         if not self.has_copies_out:
             return
         first = next(item for job in self.program.jobs for item in job.items)
@@ -161,7 +162,7 @@ class _Rewrite:
         self.issue_before.setdefault(first, [])[:0] = [(mark.id, 0), (order.id, 0)]
 
     def _placed(self, value: Value) -> Value:
-        """The value in its place: what is moved is in host memory, and what updates give of it in the memory of its copy."""
+        """The value with its new placement: a moved value is in host memory, and its updated versions share the storage of its copy."""
         if value.storage not in self.moved_to or value.memory == "pinned":
             return value
         if is_boundary(self.graph.ops[self.graph.producer[value.id]]):

@@ -19,8 +19,8 @@ from interlace.passes.weight_gradients import ACCUMULATING, GEMM_GRADS, Backward
 
 PRODUCTS = frozenset({"matmul", ACCUMULATING, *GEMM_GRADS})
 REACH = 2
-"""A collective borrows weight gradients that come after the second collective before it, none earlier: a postponed dW keeps its
-activation and its gradient alive. With sequence parallelism an all_gather finds none nearer."""
+"""A collective borrows only weight gradients that come after the second collective before it, because a postponed dW keeps its activation
+and its gradient alive. A limit of one would leave the all_gathers of sequence parallelism without any."""
 
 
 @register
@@ -28,8 +28,8 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
     """Start the collective of a layer's dX before the layer's dW is computed, and let dW fill the time.
 
     Contract: needs separate dX and dW, and no schedule yet; keeps every operation, every value and the order of communication
-    within each group; moves weight gradients and what only they lead to (casts, sums into merge buffers, clips) after the
-    collective and names the collective's stream; changes nothing else.
+    within each group; moves weight gradients, and operations that only serve them (casts, sums into merge buffers, clips), to after the
+    collective, and names the collective's stream; changes nothing else.
 
     Before / After:
         %5 = pd_op.matmul(%4, %1)                       %5 = pd_op.matmul(%4, %1)
@@ -39,13 +39,13 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
         %10 = pd_op.layer_norm_grad(%8, ...)            %10 = pd_op.layer_norm_grad(%8, ...)
 
     Steps:
-        1. A *site* is a backward collective whose operand leads to an activation's gradient: neither p2p nor of a weight or
-           its gradient. Walking back from its operand, through sums, casts, reshapes and transposes, gives its dX (three for
-           q, k, v; two for gate, up; none where the collective comes before a product).
-        2. Its own weight gradients are those that read the same dout. They are moved immediately after it with their sinks, and
-           so is everything else after the last dX that the collective does not need.
-        3. While its time is not covered, it borrows weight gradients that come before it, the nearest first.
-        4. The cost model computes the gain, with the stretch of both sides. A site that would lose time is not changed.
+        1. A *site* is a backward collective of activation gradients: not p2p, and not of a weight or its gradient. Walking back from its
+           operand, through sums, casts, reshapes and transposes, finds its dX products (three for q, k, v; two for gate, up; none if the
+           collective comes before a product).
+        2. Its own weight gradients are those that read the same dout. They are moved to immediately after it with their sinks, as is
+           everything else after the last dX that the collective does not need.
+        3. While its duration is not covered, it borrows weight gradients that come before it, the nearest first.
+        4. The cost model computes the gain, counting how much each side slows the other. A site that would lose time is not changed.
 
     Source: PaddlePaddle/Paddle#57446; patterns as PaddlePaddle 3.3.1 emits them.
 
@@ -75,13 +75,13 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
         return bool(self.modules)
 
     def facts(self, program: Program, context: Context) -> tuple[str, ...]:
-        """The layers with a collective in backward, where some of them are chosen."""
+        """The layers with a collective in backward; needed only if `modules` chooses some of them."""
         work = Work(Graph(program), context, self)
         return tuple(sorted({work.layer(op) for op in work.sites}))
 
     def run(self, program: Program, context: Context) -> Program:
-        """The program with its collectives moved up. Raises PassError where it has a schedule already, or `modules` names what is not
-        there."""
+        """The program with its collectives moved up. Raises PassError if it has a schedule already, or a name in `modules` matches no
+        layer."""
         check_unscheduled(program)
         work = Work(Graph(program), context, self)
         check_modules(self.modules, program, context)
@@ -92,12 +92,12 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A collective beside its fillers; times in ns.
+    """A collective and the fillers that run during it; times in ns.
 
     Attributes:
-        comm, fill: Alone.
-        done: How much of `comm` has been done when the fillers end: less than the time beside them, where they slow it.
-        both: From the start of the collective until it and its fillers are over.
+        comm, fill: Durations of the collective and of the fillers, each alone.
+        done: Part of `comm` that is complete when the fillers end: less than the time they ran together if they slow it.
+        both: From the start of the collective until it and its fillers have ended.
     """
 
     comm: int
@@ -107,12 +107,12 @@ class Overlap:
 
     @property
     def gain(self) -> int:
-        """What overlap saves against one after the other."""
+        """Time saved by overlapping, compared with running one after the other; negative if it takes longer."""
         return self.comm + self.fill - self.both
 
 
 def beside(costs: Costs, tables: tuple[Values, Groups], comm: Op, fillers: Iterable[Op]) -> Overlap:
-    """Run a collective beside operations that run one after the other; each slows the other down while both run."""
+    """Simulate a collective beside operations that run one after the other; each side slows the other while both run."""
     values, groups = tables
     alone = costs.op_time(comm, values, groups).dur_ns
     left, both, fill = float(alone), 0.0, 0
@@ -146,7 +146,7 @@ class Work:
         self.done: dict[int, Op] = {}
 
     def layer(self, comm: Op) -> str:
-        """Of the site: its dX's, else its own."""
+        """The layer of a site: that of its dX, else of the collective itself."""
         return next((op.layer for op in self.backward.sources(comm) if op.layer), comm.layer)
 
     def visit(self, comm: Op) -> None:
@@ -210,7 +210,7 @@ class Work:
         return remark("declined", "needs-moved", comm, between=op, first=movers[0])
 
     def _spoiled(self, op: Op, mover: Op) -> list[int]:
-        """Values that one operation reads and another overwrites; buffers that live across steps are summed in order."""
+        """Values that `mover` reads and `op` overwrites, without buffers that live across steps, whose sums keep their order."""
         storages = self.graph.storages
         read = {n: value for value in mover.operands for n in storages.numbers(value)}
         written = {n for value in written_operands(op) for n in storages.numbers(value) if not storages.storages[n].persistable}
@@ -224,7 +224,7 @@ class Work:
         return self.backward.chain_of([user.id for user in self._readers_of_dout(comm)], self._free_sinks(comm))
 
     def _free_sinks(self, comm: Op) -> set[int]:
-        """Sinks before a collective that are not assigned to another one."""
+        """Sinks before a collective that do not fill another one yet."""
         return {op_id for op_id in self.backward.sinks - self.used if self.index[op_id] < self.index[comm.id]}
 
     def _with_bystanders(self, moved: set[int], comm: Op) -> set[int]:
@@ -253,7 +253,7 @@ class Work:
         return moved
 
     def _lenders(self, comm: Op, within: set[int]) -> list[int]:
-        """Products that compute a weight's gradient before a collective, nearest first."""
+        """Products in `within` before a collective, nearest first, from which it may borrow: as far back as `REACH` allows."""
         found, passed = [], 0
         sites = {op.id for op in self.sites}
         for op_id in reversed(self.order[: self.index[comm.id]]):
@@ -265,7 +265,7 @@ class Work:
         return found
 
     def _fillers(self, moved: set[int], comm: Op) -> list[int]:
-        """What runs beside a collective: what was moved, and what comes after it already, up to its first reader."""
+        """What runs beside a collective: the moved operations, and those after it up to its first reader or other communication."""
         start = min((self.index[op_id] for op_id in moved), default=self.index[comm.id])
         found = [op_id for op_id in self.order[start : self.index[comm.id]] if op_id in moved]
         for op_id in self.order[self.index[comm.id] + 1 :]:
@@ -311,7 +311,7 @@ class Work:
         return remark("declined", "no-weight-gradient", comm) if products else remark("declined", "no-weight-product", comm)
 
     def _report(self, comm: Op, own: set[int], moved: set[int]) -> None:
-        """What was moved. How much of the collective is hidden in the end is not known here: later passes order the step."""
+        """Report what was moved. How much of the collective is finally hidden is not known yet, as later passes order the step."""
         lent = sum(self.graph.ops[op_id].kind in PRODUCTS for op_id in moved - own)
         borrowed = {"borrowed": lent} if lent else {}
         if own:

@@ -21,8 +21,8 @@ from interlace.scheduler.hazards.pass_orders import Change
 
 
 class PassReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one pass did: its remarks, operation counts, its run time, and in a finished plan the orders of calls that it changed, which
-    partners compare."""
+    """What one pass did: its remarks, operation counts and run time; in a finished plan also `orders`, the orders of communication calls
+    that it changed, which ranks that communicate with each other compare."""
 
     name: str
     remarks: tuple[Remark, ...]
@@ -33,25 +33,25 @@ class PassReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def done(self) -> tuple[Remark, ...]:
-        """All remarks but those of what was declined."""
+        """All remarks except declined ones."""
         return tuple(each for each in self.remarks if each.kind != "declined")
 
     @property
     def declined(self) -> tuple[Remark, ...]:
-        """What was left as it was."""
+        """Remarks on what was not done."""
         return tuple(each for each in self.remarks if each.kind == "declined")
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Passes in the order they run; what a draft of them gives is only simulated, and not verified."""
+    """Passes in the order they run. The result of a draft is only simulated, and so not verified."""
 
     passes: tuple[Pass, ...]
     is_draft: bool = False
 
     def check(self, program: Program) -> None:
-        """Hold every pass's needs against what comes before it. Raises PassError where a need is not met, or a pass comes before one that
-        it must follow."""
+        """Check every pass's needs against what comes before it. Raises PassError if a need is not met, or a pass comes before one that it
+        must follow."""
         have = {tag for name in program.passes if name in REGISTRY for tag in REGISTRY[name].gives}
         ran = list(program.passes)
         names = [p.name for p in self.passes]
@@ -72,9 +72,9 @@ class Pipeline:
     def run(
         self, program: Program, cost: Costs, memory_limit: int | None = None, memo: dict[Any, Any] | None = None, extra_bytes: int = 0
     ) -> tuple[Program, list[PassReport]]:
-        """Run all passes on a rank of which the others are not known; the given program is untouched whatever happens. For the other
-        arguments see `Context`. Raises PassError, with the pass, where a contract is broken, or one fails or gives a program that does not
-        verify."""
+        """Run all passes on one rank without knowing the others; the given program is untouched whatever happens. For the other arguments
+        see `Context`. Raises PassError, or another InterlaceError, naming the pass, if a contract is broken, or a pass fails or returns a
+        program that does not verify."""
         self.check(program)
         reports, memo = [], {} if memo is None else memo
         for each in self.passes:
@@ -92,7 +92,7 @@ class Pipeline:
 
 @contextmanager
 def errors_named(each: Pass) -> Iterator[None]:
-    """Within, an error says in which pass it was raised."""
+    """Context in which errors name the pass that raised them; any other exception becomes a PassError."""
     try:
         yield
     except InterlaceError as error:
@@ -103,7 +103,8 @@ def errors_named(each: Pass) -> Iterator[None]:
 
 
 def applied(each: Pass, program: Program, context: Context) -> Program:
-    """What a pass makes of a program, with its name in it. Raises PassError where it gave something else."""
+    """Run a pass and add its name to `Program.passes`. Raises PassError if the result is no Program, or a user's pass changed what it must
+    keep."""
     made = each.run(program, context)
     if not isinstance(made, Program):
         raise PassError(f"run() gave {type(made).__name__}, expected a Program")
@@ -118,7 +119,7 @@ def report_of(each: Pass, context: Context, before: Program, made: Program, run_
 
 
 def built_in() -> tuple[type[Pass], ...]:
-    """Our passes in the order that their `after` gives."""
+    """Interlace's own passes in the order that their `after` gives."""
     order: nx.DiGraph[str] = nx.DiGraph()
     for name, kind in REGISTRY.items():
         if is_built_in(kind):
@@ -128,7 +129,7 @@ def built_in() -> tuple[type[Pass], ...]:
 
 
 def ordered(passes: Sequence[Pass]) -> Pipeline:
-    """Ours in their order, and a user's own as early as their `after` and `needs` allow. Raises PassError where they ask for a circle."""
+    """Interlace's passes in their order, a user's own as early as `after` and `needs` allow. Raises PassError if these form a circle."""
     names = [kind.name for kind in built_in()]
     ours = sorted((each for each in passes if is_built_in(type(each))), key=lambda each: names.index(each.name))
     return Pipeline(tuple(_place(ours, [each for each in passes if not is_built_in(type(each))])))

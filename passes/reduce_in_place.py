@@ -1,4 +1,4 @@
-"""`reduce-in-place`: an all_reduce of what nothing else reads writes its sum over it."""
+"""`reduce-in-place`: an all_reduce whose operand nothing else reads overwrites that operand with the sum."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NAME = "pd_op.all_reduce"
 class ReduceInPlace(Pass, frozen=True, kw_only=True):
     """Let an all_reduce of what nothing else reads write its sum over it.
 
-    A collective on a stream of its own takes its result from that stream's memory, and neither what it reads nor its result is used again
-    before the host sees that the last reader, on another stream, has completed. In place it needs one block, which the stream of
-    computation takes and reads last, so that memory comes back in the order of that stream.
+    A collective on a stream of its own allocates its result on that stream. The blocks of its operand and its result are then each read
+    last on another stream, and so are not reused before the host sees that this reader has completed. In place, it needs one block, which
+    the compute stream both allocates and reads last, so that the memory is reused in the order of that stream.
 
     Contract: keeps every value that is read, bit for bit, and the order of all operations. Each rank decides for itself; peers see the
     same collective.
@@ -28,10 +28,10 @@ class ReduceInPlace(Pass, frozen=True, kw_only=True):
         %2 = pd_op.matmul_grad(%0, %1)                  %2 = pd_op.matmul_grad(%0, %1)
         %3 = pd_op.all_reduce(%2)                       %3~2 = pd_op.all_reduce_(%2)
 
-    Steps: 1 find sums of a tensor in memory of its own that nothing else reads; and of a buffer that lasts, such as one in which Paddle
-    merges gradients of micro-batches, if what uses it next overwrites all of it; 2 let each write over its operand.
+    Steps: 1 find sums whose operand is a tensor in memory of its own that nothing else reads, or a buffer that lives across steps (such as
+    one in which Paddle accumulates gradients of micro-batches) whose next user overwrites all of it; 2 let each overwrite its operand.
 
-    Source: rules 7 and 9 in docs/gpu-place.md; Paddle's in-place pass, which is off for our jobs, does it to tensors that do not last.
+    Source: rules 7 and 9 in docs/gpu-place.md. Paddle's in-place pass, which is off for our jobs, does this for the first kind of operand.
     """
 
     name = "reduce-in-place"
@@ -55,14 +55,14 @@ class ReduceInPlace(Pass, frozen=True, kw_only=True):
 
 
 def _end_of(joined: dict[int, int], storage: int) -> int:
-    """The storage that one became part of: sums may follow each other."""
+    """The storage that a storage is finally merged into; sums in a row make a chain."""
     while storage in joined:
         storage = joined[storage]
     return storage
 
 
 def _is_free(graph: Graph, op: Op) -> bool:
-    """Whether an operation may write its result over what it reads first."""
+    """Whether an operation may write its result over its first operand."""
     table, value = graph.storages, op.operands[0]
     source, result = table.of(value), table.of(op.results[0])
     if len(source) != 1 or len(result) != 1 or not _is_own(graph, op.results[0], result[0]):
@@ -81,7 +81,7 @@ def _is_free(graph: Graph, op: Op) -> bool:
     later = sorted((each for each in users if place[each.id] > place[op.id]), key=lambda each: place[each.id])
     before = [each for each in users if place[each.id] < place[op.id]]
     return (
-        op.role == "optimize"  # once a step
+        op.role == "optimize"  # runs once per step
         and bool(later)
         and _overwrites(later[0], storage)
         and all(_only_writes(each, storage) for each in before)
@@ -90,19 +90,19 @@ def _is_free(graph: Graph, op: Op) -> bool:
 
 
 def _is_own(graph: Graph, value: int, storage: Storage) -> bool:
-    """Whether a result is in memory of its own, which nothing outside the step names and no fused buffer takes."""
+    """Whether a result has device memory of its own that does not outlive the step and is part of no fused buffer."""
     if storage.value != value or storage.persistable or storage.kept or storage.vectors or storage.memory != "device":
         return False
     return all(each.name != SHARE_VAR and not is_boundary(each) for each in _users(graph, storage))
 
 
 def _users(graph: Graph, storage: Storage) -> list[Op]:
-    """Operations that are given a tensor of a storage."""
+    """Operations that take a value of the storage as an operand."""
     return [graph.ops[each] for each in dict.fromkeys(user for value in storage.values for user in graph.users.get(value, ()))]
 
 
 def _makes_memory(op: Op) -> bool:
-    """Whether an operation computes its result into memory that it takes: no input, no constant, and none that CPU ranks leave out."""
+    """Whether an operation computes its result into memory that it allocates: not an input, a constant, or one that CPU ranks skip."""
     return op.name not in NO_KERNEL and op.kind not in SILENT and op.kind != "constant"
 
 
@@ -113,6 +113,6 @@ def _overwrites(op: Op, storage: Storage) -> bool:
 
 
 def _only_writes(op: Op, storage: Storage) -> bool:
-    """Whether an operation reads a buffer to write over it alone."""
+    """Whether an operation takes values of a buffer only as operands that it overwrites."""
     written = {op.operands[operand] for _, operand in op.inplace}
     return written >= {value for value in op.operands if value in storage.values}

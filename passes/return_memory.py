@@ -24,19 +24,19 @@ from interlace.scheduler.simulate.simulator import Times, device_memory
 from interlace.scheduler.whole_step.orders import merged
 
 Variable = tuple[int, int]
-"""A variable of the executor, and its micro-batch."""
+"""A variable of the executor, by number, and its micro-batch."""
 
 
 @register
 class ReturnMemory(Pass, frozen=True, kw_only=True):
     """Give a block that another stream reads last back in the order of its own stream, by a `share_data` as last reader.
 
-    A block whose last reader runs on another stream than its producer is not used again before the host sees that this reader has
-    completed, so a host that runs ahead takes new memory all the time. Where the producer's stream waits for that reader anyway, a last
-    reader there lets the block be used again by what is issued next.
+    A block whose last reader is on another stream than its producer is not reused before the host sees that this reader has completed, so a
+    host that runs ahead keeps allocating new memory. Where the producer's stream waits for that reader anyway, adding a last reader on the
+    producer's stream lets the next operation issued there reuse the block.
 
-    Contract: needs a schedule; keeps every value and the order of all op instances; adds `share_data` operations, for which no stream
-    waits longer than before, but with `joins`. Where operations run one after the other, the peak of memory stays.
+    Contract: needs a schedule; keeps every value and the order of all op instances; adds `share_data` operations. No stream waits longer
+    than before, except with `joins`. The peak of memory of operations that run one after the other does not rise.
 
     Before / After, where the collective runs on a stream of its own and #8 is the first computation that waits for it:
         #6 %6 = pd_op.all_reduce(%5) stream mp          #6 %6 = pd_op.all_reduce(%5) stream mp
@@ -101,12 +101,13 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
         return msgspec.structs.replace(edit.build(), jobs=with_items(program.jobs, {}, added), events=merged(program.events, waits))
 
     def _times(self, program: Program, context: Context) -> Times | None:
-        """When op instances run, to join streams where that costs no time; the rank's peers are always ready."""
+        """Simulated times of op instances with peers that are always ready, to place joins where they cost no time; None if `joins` is
+        off or the program has no jobs."""
         return device_memory(lower([program], context.cost, Options.of(GPU, peers_ready=True)))[0] if self.joins and program.jobs else None
 
 
 def _others(program: Program, source: Op, places: Mapping[int, OpInstance]) -> dict[int, OpInstance]:
-    """Where the reader stands in micro-batches whose blocks are given back otherwise: behind what it reads, where it changes nothing."""
+    """Where to put the reader in micro-batches that do not need it: right after the producer of what it reads, where it has no effect."""
     count = 1 if source.role == "optimize" else program.pipeline.num_micro_batches
     return {m: (source.id, m) for m in range(count) if m not in places}
 
@@ -120,13 +121,14 @@ def _reader(edit: Edit, graph: Graph, found: Return, last: Op) -> Op:
 
 
 class Return(NamedTuple):
-    """A last reader to add: of a value of a micro-batch, on the stream of its block.
+    """A last reader to add, on the stream that allocated the block of a value.
 
     Attributes:
-        value, micro_batch, stream: What is read, and where.
-        last: The op that reads it last now.
-        behind: The op instance on that stream that waits for `last`; the new one comes behind it.
-        joins: Whether none does, and the new one is to wait.
+        value, micro_batch: The value to read, by id, and its micro-batch.
+        stream: The stream to read it on.
+        last: Id of the op that is the last reader so far.
+        behind: The op instance on `stream` after which the new reader comes; it has waited for `last`, unless `joins`.
+        joins: Whether the new reader itself must wait for `last`, by an event.
     """
 
     value: int
@@ -138,7 +140,7 @@ class Return(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Blocks of a step for which nothing was found."""
+    """Blocks of a step that get no reader."""
 
     num_blocks: int
     size_bytes: int
@@ -146,14 +148,14 @@ class Left(NamedTuple):
 
 @dataclass(slots=True)
 class _Use:
-    """The last use of a variable so far: an index in the issue order, and the value that it reads."""
+    """The last use of a variable so far: its index in the issue order, and the value used."""
 
     index: int
     value: int
 
 
 class _Walk:
-    """Reads the issue order of a rank once; what a stream has waited for is known by the variables that it reads, within a job."""
+    """One pass over the issue order of a rank. A stream has waited for whatever produced the variables that it reads, within a job."""
 
     def __init__(self, program: Program, min_bytes: int, times: Times | None) -> None:
         self.program, self.min_bytes, self.times, self.table = program, min_bytes, times, storages_of(program)
@@ -162,7 +164,8 @@ class _Walk:
         self.streams = [stream_of(self.ops[op]) for op, _ in self.items]
 
     def returns(self) -> tuple[list[Return], Left]:
-        """What can be given back, the nearest first, without a higher peak where operations run in turn; and what cannot."""
+        """The readers to add, and the blocks that get none. Blocks that would live the least longer go first, as long as the peak of memory
+        of operations that run one after the other does not rise."""
         home, last = self._uses()
         far = [(variable, use) for variable, use in last.items() if self.streams[use.index] != home[variable]]
         bounds = job_bounds(self.program)
@@ -191,12 +194,13 @@ class _Walk:
         return found + joins, Left(len(left), sum(left))
 
     def _join(self, use: _Use, mine: Sequence[int], waited: Sequence[Mapping[str, int]]) -> int | None:
-        """Behind which op instance a stream, whose op instances are given, can wait for a last use; None where it should not."""
+        """Index of the op instance after which a stream can wait for a last use at no cost; None if there is none. `mine` has the indices
+        of the stream's op instances, `waited` the result of `_waited`."""
         if self.times is None:
             return None
         op, m = self.ops[self.items[use.index][0]], self.items[use.index][1]
         at = bisect_right(mine, use.index)
-        if is_send(op):  # what comes back for the micro-batch tells that its activation has arrived
+        if is_send(op):  # once something comes back for the micro-batch, its activation must have arrived
             later = (k for k in mine[at:] if any(index > use.index and self._receives(index, m) for index in waited[k].values()))
             return next(later, None)
         producer = self.ops.get(self.table.of(use.value)[0].producer)
@@ -213,9 +217,9 @@ class _Walk:
         return self.table.of(value)[0].size_bytes
 
     def _uses(self) -> tuple[dict[Variable, str], dict[Variable, _Use]]:
-        """The stream that allocates each variable's block, and the variable's last use: of blocks that this pass may return.
+        """The stream that allocates each variable's block, and the variable's last use, for the blocks that this pass may return.
 
-        A block that is written over later, by another variable's name, has a later use there.
+        A variable is left out of the last uses if its block is overwritten later under the name of another variable.
         """
         producer: dict[tuple[int, int], str] = {}
         written: dict[tuple[int, int], int] = {}
@@ -241,7 +245,7 @@ class _Walk:
         return home, {each: use for each, use in last.items() if written.get((storage_of[each], each[1]), -1) <= use.index}
 
     def _waited(self) -> list[dict[str, int]]:
-        """For each op instance what its stream has then waited for: of each other stream the last index, in the same job."""
+        """For each op instance, what its stream has waited for by then: other stream -> the last index in the same job."""
         found = list[dict[str, int]]()
         for job in self.program.jobs:
             writer: dict[Variable, int] = {}

@@ -18,21 +18,21 @@ from interlace.scheduler.jobs.options import ScheduleOptions, numbers_text
 from interlace.scheduler.memory.live import saved_bytes
 
 MOST_SLOTS = 12
-"""Jobs of a stage that a report names by their slots; `interlace show --rows` has all."""
+"""Number of jobs that a remark lists by their slots; `interlace show --rows` lists all."""
 
 
 @register
 class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
     """Cut the step into jobs of `(operation, micro-batch)` in Paddle's order, or with backward and forward mixed.
 
-    Contract: needs nothing; keeps every operation once for each micro-batch (the optimizer's once a step), every sum's order
-    over micro-batches and each group's order of collectives; gives a scheduled program.
+    Contract: needs nothing; runs every operation once for each micro-batch (the optimizer's once per step); keeps the order of every sum
+    over micro-batches and of each group's collectives; gives a scheduled program.
 
-    Steps: 1 take the schedule of the program's strategy; 2 with interleaving join each steady backward with the forward after
+    Steps: 1 take the schedule of the program's strategy; 2 with interleaving, join each backward of the steady phase with the forward after
     it; 3 order every such pair with the cost model (`scheduler/interleave/planner.py`), within the memory of the plain order plus
-    `Context.extra_bytes`; 4 issue receives before the sends that the neighbour takes only after sending; 5 inside jobs of one part start
-    collectives as early as they can (`scheduler/interleave/part_order.py`). `insert-events` orders what crosses streams between jobs.
-    The options are described in `scheduler/jobs/options.py`.
+    `Context.extra_bytes`; 4 issue each receive before sends that the neighbour accepts only after its own send; 5 in jobs of one part,
+    start collectives as early as possible (`scheduler/interleave/part_order.py`). `insert-events` later orders what crosses streams
+    between jobs. The options are described in `scheduler/jobs/options.py`.
 
     Source: PaddlePaddle/Paddle#57446; measured orders in benchmarks/results/h200.
     """
@@ -45,7 +45,7 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
     instead_of_off = "{interleave: off}, for Paddle's baseline order"
 
     def run(self, program: Program, context: Context) -> Program:
-        """The program with its jobs; see the class."""
+        """The program with its jobs. Raises ConfigError if the options do not fit the pipeline, or its stages would wait for each other."""
         rows, form = self._rows(program, context)
         slots = rows[program.pipeline.stage]
         if self._joins_optimizer(program):
@@ -60,12 +60,13 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         return msgspec.structs.replace(program, jobs=jobs)
 
     def _joins_optimizer(self, program: Program) -> bool:
-        """Whether the optimizer goes into the job of the last gradients: it has communication, and the jobs are not given or Paddle's."""
+        """Whether the optimizer joins the job of the last gradients: if it communicates, and the jobs are neither Paddle's nor from a
+        file."""
         ours = self.interleave != "off" and not self.schedule_file
         return ours and any(op.role == "optimize" and is_collective(op) for op in program.ops)
 
     def _rows(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
-        """Slots of every stage, and the form of pairs."""
+        """Stage -> its slots, and the form of this stage's pairs."""
         pipe = program.pipeline
         self.check(pipe)
         plain = self._every_stage(program, find_schedule(pipe.schedule))
@@ -100,7 +101,8 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         return rows
 
     def _paired(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
-        """Slots with backward and forward joined, and the form: mixed if asked for, unless stages would wait for each other for ever."""
+        """Stage -> its slots, with backward and forward joined, and the form of this stage's pairs: the one that the options ask for, but
+        `dx-first` where stages would wait for each other forever or the depth must not change."""
         pipe = program.pipeline
         stages = range(pipe.num_stages)
         if self.changes_depth(pipe) and draws_twice(program):
@@ -145,15 +147,15 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         )
 
     def _report_depth(self, program: Program, context: Context) -> None:
-        """The memory of the depth, if it is larger than Paddle's."""
+        """Report the memory of the micro-batches in flight beyond Paddle's, if there are any."""
         pipe = program.pipeline
         depth, plain = (count(pipe.stage, pipe.num_stages, pipe.num_micro_batches) for count in (mixed_depth, in_flight))
         if pipe.schedule != "VPP" and depth > plain:
             context.found("more-in-flight", Place(stage=pipe.stage), depth=depth, more=depth - plain, each_bytes=saved_bytes(program))
 
     def _jobs_of(self, program: Program, slots: list[Slot], kinds: set[str], form: Form, context: Context) -> list[tuple[str, Job]]:
-        """The jobs of a stage's slots, each with the slot, or the part of it, that it runs; a slot without operations has none. Those at
-        the end are ordered for sends of another weight where there is one."""
+        """The jobs of a stage's slots, each with the text of the slot, or part of a slot, that it runs; a slot without operations gets no
+        job. Those after the last forward use `send_latency_weight_at_end`, if it is given."""
         end, at_end, weight = len(slots), self, self.send_latency_weight_at_end
         if weight is not None:
             end, at_end = last_forward(slots), msgspec.structs.replace(self, send_latency_weight=weight)
@@ -172,5 +174,5 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
 
 
 def _job_name(kinds: Kinds, chunked: bool) -> str:
-    """A kind of job as remarks name it (`Place.job`)."""
+    """The name of a kind of job in remarks (`Place.job`)."""
     return "+".join(kind + (f".{chunk}" if chunked else "") for _, kind, chunk in kinds)

@@ -22,17 +22,17 @@ NULL = TensorType((), "null")
 LEFT_OUT = "left_out"
 """Attribute of a one-sided gradient: which result (0 is dx, 1 is dy) it leaves out."""
 ONE_SIDED = frozenset({"matmul_grad", "bmm_grad"})
-"""Gradients whose kernels compute one result alone, with the call that computes it beside the other."""
+"""Gradients whose kernels can compute one result alone, by the same call as when they compute both."""
 
 
 def _gradients(program: Program) -> list[Op]:
-    """Of products."""
+    """The gradients of products in backward."""
     return [op for op in program.ops if op.kind in GEMM_GRADS and op.role == "backward"]
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One `pd_op.matmul`: which of x, y, dout it multiplies, and how they are transposed."""
+    """One `pd_op.matmul`: which two of x, y and dout it multiplies, and which of them it transposes."""
 
     left: str
     right: str
@@ -54,9 +54,9 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
     """Compute dX and dW of every weight in separate operations, so that they can run at different times.
 
     Contract: keeps every value, bit for bit, on every device; dX takes the position of the gradient, dW comes immediately after it.
-    A gradient of which one result has no reader is replaced by the other result alone. A product of two activations is split where its
-    gradients lead to different communication (experts' tokens, and the weights with which they are added up): what leads to the first comes
-    first.
+    If nothing reads one of the two results, only the other is computed. The gradient of a product of two activations is split if its
+    results lead to different communication (experts: the tokens, and the weights with which their results are summed); the result that
+    leads to the earlier communication is computed first.
 
     Before / After:
         %5, %6 = pd_op.matmul_grad(%2, %1, %4)          %5 = pd_op.matmul(%4, %1) {"transpose_y":true}
@@ -65,14 +65,15 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
 
     Steps:
         1. Find values that are weights: parameters, also through cast, all_gather and views.
-        2. Where one `pd_op.matmul` on the same operands is the very GEMM that Paddle's kernel calls, emit that one: ranks
-           [2,2] in all four transpose settings; dX of [n,2] without transpose_x; [n,n] with equal batches and no transposes.
-        3. All else, and `bmm_grad` (experts), becomes a *one-sided* gradient: the same kernel, with one result left out. It computes
-           what the whole one computed, whatever the device does with folding, batches, broadcasting and transposes; it copies nothing.
+        2. Where one `pd_op.matmul` on the same operands makes the very GEMM call of Paddle's gradient kernel, emit it: for operands of
+           ranks [2,2], all four transpose settings; of [n,2], dX without transpose_x; of [n,n], equal batches and no transposes.
+        3. Everything else, and `bmm_grad` (experts), becomes a *one-sided* gradient: the same kernel, with one result left out. It computes
+           its result as the full kernel does, whatever the device does about folding, batches, broadcasting and transposes; it copies
+           nothing.
 
-    Why not reshape: `pd_op.reshape` copies in the static executor, so a dW of [3,2] as reshape, reshape, matmul would read
-    and write x and dout once more. `fold=True` asks for it: Paddle's `fused_linear_param_grad_add_pass` matches that form
-    and makes product and accumulation one kernel. The operands are the same 2-D ones, hence the same bits.
+    Why no reshape by default: `pd_op.reshape` copies in the static executor, so computing a dW of ranks [3,2] as reshape, reshape, matmul
+    would read and write x and dout once more. `fold=True` asks for this form: Paddle's `fused_linear_param_grad_add_pass` matches it and
+    fuses product and accumulation into one kernel. Paddle's kernel multiplies the same 2-D operands, hence the same bits.
 
     Source: paddle/phi/kernels/impl/matmul_grad_kernel_impl.h and matmul_kernel_impl.h of 3.3.1; checked against Paddle for
     every case by tests/passes/test_split_backward.py.
@@ -96,13 +97,13 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
         return bool(self.modules)
 
     def facts(self, program: Program, context: Context) -> tuple[str, ...]:
-        """The layers with a product of a weight, where some of them are chosen."""
+        """The layers with a product of a weight; needed only if `modules` chooses some of them."""
         weights = weight_values(Graph(program))
         return tuple(sorted({op.layer for op in _gradients(program) if weight_index(op, weights) is not None}))
 
     def run(self, program: Program, context: Context) -> Program:
-        """The program with its weight gradients split. Raises PassError where it has a schedule already, or `modules` names what is not
-        there."""
+        """The program with its weight gradients split. Raises PassError if it has a schedule already, or a name in `modules` matches no
+        layer."""
         check_unscheduled(program)
         graph = Graph(program)
         weights = weight_values(graph)
@@ -138,7 +139,7 @@ class _Split:
     fold: bool
 
     def gradient(self, op: Op, last: int, name: str) -> None:
-        """Replace one gradient, or say why not; result `last`, called `name` in reports, is computed last."""
+        """Split one gradient, or report why not; result number `last`, called `name` in remarks, is computed last."""
         used = [k for k in (0, 1) if is_used(self.graph, op, k)]
         if op.kind not in ONE_SIDED:
             self.context.declined("no-one-sided-form", op)
@@ -189,7 +190,7 @@ class _Split:
 
 
 def first_communication(graph: Graph) -> dict[int, int]:
-    """For each value the position of the first communication of backward that needs it; the number of operations where none does."""
+    """Value id -> position of the first communication in backward that depends on it; the number of operations if none does. O(V+E)."""
     never = len(graph.program.ops)
     found = dict.fromkeys(graph.values, never)
     for position, op in reversed([*enumerate(graph.program.ops)]):
@@ -215,7 +216,7 @@ def is_one_gemm(which: int, transposes: tuple[bool, bool], x: tuple[int, ...], y
 
 
 def is_folded(transposes: tuple[bool, bool], x: tuple[int, ...], y: tuple[int, ...]) -> bool:
-    """Whether Paddle's kernel computes dy from x and dout folded to rank 2 without moving data."""
+    """Whether Paddle's kernel computes dy from x and dout folded to rank 2, which moves no data."""
     return len(x) > 2 and len(y) == 2 and not transposes[0]
 
 

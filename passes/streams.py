@@ -1,4 +1,4 @@
-"""Names of the executor's streams. Paddle opens one stream for each name that an operation carries."""
+"""Names of the executor's streams. Paddle opens one stream for each name that it finds on an operation."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from enum import Enum
 
 
 class AutoParallelStreamType(str, Enum):
-    """What a stream is for; the value is its name in `execution_stream`.
+    """What a side stream is for; the value is its name in `execution_stream`.
 
-    `MP` is Paddle's own (`paddle/distributed/passes/pass_utils.py`). None is for computation: its stream has the empty name, or
-    `DefaultStream`; Paddle's `default`, written into an operation, would open a stream of its own.
+    `MP` is Paddle's own (`paddle/distributed/passes/pass_utils.py`). There is no member for computation: its stream has the empty name, or
+    `DefaultStream`; the name `default`, which Paddle's own enumeration has, would open another stream if an operation had it.
     """
 
     MP = "auto_parallel_mp"
@@ -23,7 +23,8 @@ class AutoParallelStreamType(str, Enum):
 
 
 def ring_stream(kind: AutoParallelStreamType, ring: int, rings: Iterable[int]) -> str:
-    """The stream of one of the rings of a kind: two rings on one name would share the first one's communicator.
+    """The stream name of one ring of a kind. If there are several, each gets its own: rings under one name would share the first ring's
+    communicator.
 
     >>> [ring_stream(AutoParallelStreamType.MP, 12, rings) for rings in ({12}, {12, 17})]
     ['auto_parallel_mp', 'auto_parallel_mp_12']

@@ -23,7 +23,7 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
     """Let the host wait for the device where running ahead would raise the peak of memory too much.
 
     Contract: needs a schedule; keeps every value, operation, order and event; adds waits of the host to jobs with work on side
-    streams. They count where the host runs ahead and memory is allocated at issue (GPUs).
+    streams. They matter only where the host runs ahead and memory is allocated at issue (GPUs).
 
     Before / After:
         job forward_0: 3@0 4@0                          job forward_0: 3@0 4@0 (after 4@0 the host waits for 3@0)
@@ -71,7 +71,7 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
         return with_host_syncs(program, plan.waits)
 
     def _report(self, plan: HostSyncs, context: Context) -> None:
-        """Whether the host waits, and why."""
+        """Report whether the host waits, and why."""
         peaks = {"serial_bytes": plan.serial_bytes, "free_bytes": plan.free_bytes, "throttled_bytes": plan.throttled_bytes}
         if plan.reason == "not-simulated":
             context.applied("waits-not-simulated", waits=plan.count, error=plan.error)

@@ -18,20 +18,20 @@ from interlace.scheduler.recompute.copies import COPY
 WEIGHT_FORMS = frozenset(
     {"cast", "all_gather", "c_allgather", "share_data", "assign", "c_identity", "reshape", "view_shape", "transpose", "slice", "contiguous"}
 )
-"""Kinds whose result is still the weight: AMP's copy, a gathered shard (sharding stage 3), another form of it."""
+"""Kinds whose result is still the weight, in another form: AMP's cast, a gathered shard (sharding stage 3), a view."""
 GEMM_GRADS = frozenset({"matmul_grad", "bmm_grad", "linear_grad", "linear_v2_grad", "fused_gemm_epilogue_grad"})
 """Gradients of a product: x and y are the first two operands, dout is the last; dx and dy are the first two results."""
 UPDATES = names("""
     cast scale add add_n combine split clip multiply divide assign slice share_data reshape concat split_with_num
     check_finite_and_unscale
 """)
-"""Kinds between the gradient of a parameter and its sum."""
+"""Kinds that occur between the gradient of a parameter and its sum."""
 ACCUMULATING = "fused_linear_param_grad_add"
-"""dW and its sum in one operation: operands x and dout."""
+"""Kind that computes dW and adds it to its sum; the first operands are x and dout."""
 
 
 def weight_values(graph: Graph) -> set[int]:
-    """Ids of values that are a parameter in some form."""
+    """Ids of values that are a parameter, or a form of one (`WEIGHT_FORMS`)."""
     found: set[int] = set()
     for op in graph.program.ops:
         first = op.operands[0] if op.operands else ABSENT
@@ -41,13 +41,13 @@ def weight_values(graph: Graph) -> set[int]:
 
 
 def weight_index(op: Op, weights: set[int]) -> int | None:
-    """Index of the operand of a product or its gradient (0 is x, 1 is y) that is a weight; None if there are none or two."""
+    """Index of the operand of a product or its gradient (0 is x, 1 is y) that is a weight; None if neither or both are."""
     found = [k for k in (0, 1) if k < len(op.operands) and op.operands[k] in weights]
     return found[0] if len(found) == 1 else None
 
 
 def is_used(graph: Graph, op: Op, index: int) -> bool:
-    """Whether the operation computes the result with this index and an operation reads it."""
+    """Whether the operation computes the result with this index, and something reads it."""
     if index >= len(op.results):
         return False
     value = op.results[index]
@@ -55,8 +55,8 @@ def is_used(graph: Graph, op: Op, index: int) -> bool:
 
 
 def check_modules(modules: Sequence[str], program: Program, context: Context) -> None:
-    """Refuse names or globs that match no layer of any rank (the facts of `context`); where the other stages are not known, say what this
-    one lacks. Raises PassError with the layers there are."""
+    """Check that each name or glob matches a layer of some rank; `context.facts` has the layers. Raises PassError, which lists the
+    layers, if one matches none; if other stages are unknown, it only reports what this stage lacks."""
     known = sorted({layer for layers in context.facts for layer in layers if layer})
     for pattern in modules:
         if not any(names_layer(pattern, layer) for layer in known):
@@ -68,7 +68,7 @@ def check_modules(modules: Sequence[str], program: Program, context: Context) ->
 
 
 def in_modules(modules: Sequence[str], layer: str) -> bool:
-    """Whether a layer is chosen; without names every one is."""
+    """Whether a name or glob matches the layer; without any, every layer is chosen."""
     return not modules or any(names_layer(pattern, layer) for pattern in modules)
 
 
@@ -77,8 +77,8 @@ class Backward:
 
     Attributes:
         weights: Ids of values that are a parameter in some form.
-        sinks: Ids of operations that end in gradients of parameters: dW, and all that only dW leads to. None of them feeds
-            an activation's gradient, so each may run later.
+        sinks: Ids of operations whose results reach only gradients of parameters: dW, and what only dW leads to. None of them feeds an
+            activation's gradient, so each may run later.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -93,7 +93,7 @@ class Backward:
             found = self._sweep(bound)
 
     def _sweep(self, bound: set[int]) -> set[int]:
-        """Find the sinks, all but `bound`; gives those among them that overwrite what no sink made."""
+        """Find the sinks other than `bound`. Returns those that overwrite a value that no sink produced."""
         self.sinks, self._updates = set(), set()
         for op in reversed(self.graph.program.ops):
             users = [user for value in op.results for user in self.graph.user_ops(value)]
@@ -108,7 +108,7 @@ class Backward:
         return any(self.graph.producer[value] not in self.sinks for value in written)
 
     def _frees(self, op: Op) -> bool:
-        """Whether an operation repeats forward and its results are smaller than what it reads, which would have to wait with it."""
+        """Whether an operation is recomputation whose results are smaller than its operands: postponing it would keep these alive."""
         read = {value for value in op.reads if not self.graph.storages.is_persistable(value)}
         return COPY in op.attrs and self._bytes(op.results) < self._bytes(read)
 
@@ -116,7 +116,7 @@ class Backward:
         return sum(max(0, self.graph.values[value].size_bytes) for value in values)
 
     def _is_update(self, op: Op, users: list[Op]) -> bool:
-        """Whether an operation does nothing but carry a parameter's gradient to its sum or to the optimizer."""
+        """Whether an operation only carries a parameter's gradient to its sum or to the optimizer."""
         summed = any(self.graph.storages.is_persistable(value) for value in written_operands(op))
         carried = bool(users) and all(user.id in self._updates or user.role == "optimize" for user in users)
         return (op.kind in UPDATES or is_collective(op)) and (summed or carried)
@@ -127,7 +127,7 @@ class Backward:
         return all(user.id in self.sinks or user.role == "optimize" or is_boundary(user) for user in users)
 
     def collectives(self) -> list[Op]:
-        """Backward collectives of activation gradients, in program order: neither of weights nor of their gradients."""
+        """Backward collectives of activation gradients, not of weights or their gradients, in program order."""
         return [
             op
             for op in self.graph.program.ops
@@ -135,7 +135,7 @@ class Backward:
         ]
 
     def sources(self, op: Op) -> list[Op]:
-        """Products with a weight that feed an operation with no other product or communication between, in program order."""
+        """Products with a weight that feed an operation without another such product or communication between, in program order."""
         if op.id not in self._sources:
             self._sources[op.id] = self._walk(op)
         return self._sources[op.id]
@@ -171,11 +171,11 @@ class Backward:
         return product.operands[-1]
 
     def is_fused(self, product: Op) -> bool:
-        """Whether dX and dW are one operation still."""
+        """Whether one operation still computes both dX and dW."""
         return product.kind in GEMM_GRADS and is_used(self.graph, product, 0) and is_used(self.graph, product, 1)
 
     def chain_of(self, heads: Iterable[int], within: set[int]) -> set[int]:
-        """Sinks that follow some heads by data, and those that only they need; all of them out of `within`."""
+        """Ids of the operations in `within` that are `heads`, depend on them, or are needed only by operations found so."""
         found: set[int] = set()
         rest = [head for head in heads if head in within]
         while rest:
