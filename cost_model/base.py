@@ -1,4 +1,4 @@
-"""The interface of cost models, what a program costs by one of them, and one with given times for tests and experiments."""
+"""The interface of cost models, tables of a program's costs, and a model with given times for tests and experiments."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from interlace.ir.program import Group, Op, Program
 
 How = Literal["exact", "interpolated", "extrapolated", "proxy", "roofline", "unknown", "free", "given"]
 HOWS: tuple[How, ...] = ("exact", "interpolated", "extrapolated", "proxy", "roofline", "unknown", "free", "given")
-"""How a time was determined, most reliable first: a sample of this shape; between measured sizes of the kind and type; beyond them;
-samples of another kind, type or group size (`proxy`); rates of the device; at best a lower bound (`unknown`)."""
+"""How a time was determined, most reliable first: `exact`, a sample of this shape; `interpolated` between measured sizes of the kind and
+dtype; `extrapolated` beyond them; `proxy`, samples of another kind, dtype or group size; `roofline`, rates of the device; `unknown`, at
+best a lower bound. `free`: nothing is launched; `given`: by `GivenCosts`."""
 MEASURED: tuple[How, ...] = ("exact", "interpolated", "free", "given")
-"""Ways that rest on measurements of what is asked for."""
+"""Ways that rest on measurements of the very kind in question, or need none."""
 LARGEST = 4
-"""Kinds that a summary names."""
+"""Number of kinds that a summary names."""
 Groups = Mapping[int, Group]
 
 
@@ -33,9 +34,9 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
     """A duration and its reliability.
 
     Attributes:
-        dur_ns: Alone on the device; 0 where not even the shapes are known (`how` is then `unknown`).
-        how: The weakest of the ways in which the operation's kernels were found.
-        rel_error: Expected relative error: with 0.1, 10 % more or less is usual.
+        dur_ns: Duration alone on the device; 0 if not even the shapes are known (`how` is then `unknown`).
+        how: The least reliable of the ways in which the times of the operation's kernels were determined.
+        rel_error: Expected relative error: 0.1 means that 10 % more or less is usual.
         detail: One line for reports.
     """
 
@@ -46,8 +47,13 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Draw(NamedTuple):
-    """What an operation draws above the device's static power while it runs alone at the highest clock, the part of its time there that is
-    inversely proportional to the clock, and the clock at which its time was taken: it runs at no higher one (0: the highest there is)."""
+    """The power that an operation draws while it runs alone at the highest clock.
+
+    Attributes:
+        milliwatts: Above the device's static power.
+        clock_share: Part of its duration that is inversely proportional to the clock.
+        own_mhz: Clock at which its duration was measured; it never runs at a higher one. 0: the highest clock of the device.
+    """
 
     milliwatts: int
     clock_share: float
@@ -55,7 +61,7 @@ class Draw(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One operation of a cost table; `runs` is how often a step issues it."""
+    """One operation of a cost table; `runs` is how many times a step issues it. The other fields are as in `Estimate`."""
 
     op: int
     kind: str
@@ -69,13 +75,13 @@ class Row(NamedTuple):
 
     @property
     def step_ns(self) -> int:
-        """Its time in a step."""
+        """Its total time in a step, in nanoseconds."""
         return self.runs * self.dur_ns
 
 
 class Costs(ABC):
-    """Times of operations alone and beside each other. Answers are deterministic. With `is_launched` steps are launched as a graph (a CUDA
-    graph) with one call, so that the host has no time in them."""
+    """Times of operations alone and beside each other. Answers are deterministic. With `is_launched`, one call launches each step as a
+    graph (a CUDA graph), so that the host's time in a step is 0."""
 
     is_launched: bool = False
 
@@ -85,39 +91,39 @@ class Costs(ABC):
 
     @abstractmethod
     def stretch_between(self, category: str, beside: str) -> Stretch:
-        """How much two operations of these categories stretch each other while both run."""
+        """How much two operations of these categories slow each other while both run."""
 
     @abstractmethod
     def host_ns(self, op: Op) -> int:
-        """Time the host spends on issuing the operation."""
+        """Nanoseconds that the host spends on issuing the operation."""
 
     @abstractmethod
     def job_ns(self) -> int:
-        """Time the host spends on one job beyond its operations."""
+        """Nanoseconds that the host spends on one job beyond its operations."""
 
     def between_steps_ns(self) -> int:
-        """Time the host spends between the last operation of a step and the first of the next; 0 where it is not known."""
+        """Nanoseconds of the host between the last operation of a step and the first of the next; 0 if not known."""
         return 0
 
     def for_world(self, world: int) -> Costs:
-        """The same in a job of so many devices: those of a host copy at once, and share its memory."""
+        """This model for a training run on `world` devices: those of one host copy at the same time and share the host's memory."""
         return self
 
     def issued(self) -> Costs:
-        """The same for steps of which the host issues each operation."""
+        """This model for steps in which the host issues each operation (not `is_launched`)."""
         return self
 
     def power(self) -> Power | None:
-        """The device's limit of power; None where it is not known."""
+        """The device's power limit and what its kernels draw; None if not known."""
         return None
 
     def draw(self, op: Op, values: Values, groups: Groups) -> Draw:
-        """What one operation draws; nothing where the device's power is not known."""
+        """What one operation draws; zero if the device's power is not known."""
         return Draw(0, 0.0)
 
     def category(self, op: Op, values: Values, groups: Groups) -> str:
-        """`gemm`, `gemm:dw`, `attention`, `attention_grad`, `memory:<kind>`, `comm:<kind>@<ranks>`, `p2p`, `copy:d2h`,
-        `copy:h2d`, `free` or `unknown`."""
+        """Category by which interference is looked up: `gemm`, `gemm:dw`, `attention`, `attention_grad`, `memory:<kind>`,
+        `comm:<kind>@<ranks>`, `p2p`, `copy:d2h`, `copy:h2d`, `free` or `unknown`."""
         base, _ = forward_kind(op.kind)
         if is_p2p(op):
             return "p2p"
@@ -140,7 +146,7 @@ class Costs(ABC):
         return self.stretch_between(self.category(op, values, groups), WAIT).op
 
     def stretch(self, op: Op, beside: Op, values: Values, groups: Groups) -> tuple[float, float]:
-        """How many times as long each of two operations takes while both run: `(op's, beside's)`."""
+        """How many times as long each of two operations takes while both run: `(factor of op, factor of beside)`."""
         found = self.stretch_between(self.category(op, values, groups), self.category(beside, values, groups))
         return found.op, found.beside
 
@@ -156,7 +162,7 @@ class Costs(ABC):
 
 
 def mean_by_time(found: Sequence[tuple[int, float]], of_none: float = 0.0) -> float:
-    """The mean of figures, each weighted by a time; `of_none` where there is no time."""
+    """The mean of the figures in `(time, figure)` pairs, weighted by the times; `of_none` if these sum to 0."""
     total = sum(dur_ns for dur_ns, _ in found)
     return sum(dur_ns * figure for dur_ns, figure in found) / total if total else of_none
 
@@ -170,7 +176,8 @@ _values: Callable[[Program], Values] = once_per_ops(lambda program: {value.id: v
 
 
 def runs_of(program: Program) -> Counter[int]:
-    """How often a step issues each operation: as its jobs say; without jobs, once a micro-batch in forward and backward."""
+    """Operation id -> how many times a step issues it: counted in the jobs, or, without jobs, once per micro-batch for forward and backward
+    and once for the rest."""
     if program.jobs:
         return Counter(op_id for job in program.jobs for op_id, _ in job.items)
     batches = max(1, program.pipeline.num_micro_batches)
@@ -178,7 +185,7 @@ def runs_of(program: Program) -> Counter[int]:
 
 
 def shares_by_how(rows: Sequence[Row]) -> dict[How, float]:
-    """Share of a step's time on the device, all operations one after the other, by how it is known; strongest first.
+    """Share of a step's device time, summed over all operations, by how it was determined; most reliable first.
 
     >>> rows = [Row(0, "add", "", "", 30, "exact", 0.0, "", 2), Row(1, "cast", "", "", 40, "proxy", 0.4, "")]
     >>> shares_by_how(rows)
@@ -191,7 +198,8 @@ def shares_by_how(rows: Sequence[Row]) -> dict[How, float]:
 
 
 def largest_unmeasured(rows: Sequence[Row]) -> list[tuple[str, How, float]]:
-    """Kinds whose time rests on no measurement of their own, with their share of a step's time on the device, largest first."""
+    """Kinds without measurements of their own, with how their times were determined and their shares of a step's device time, largest
+    first."""
     time: Counter[tuple[str, How]] = Counter()
     for row in rows:
         if row.how not in MEASURED:
@@ -202,7 +210,7 @@ def largest_unmeasured(rows: Sequence[Row]) -> list[tuple[str, How, float]]:
 
 
 def expected_error(rows: Sequence[Row]) -> float:
-    """Expected relative error of one operation's time, weighted by its share of a step's time on the device.
+    """Mean of the operations' expected relative errors, weighted by their time in a step.
 
     >>> expected_error([Row(0, "add", "", "", 30, "exact", 0.0, "", 2), Row(1, "cast", "", "", 40, "proxy", 0.5, "")])
     0.2
@@ -211,8 +219,8 @@ def expected_error(rows: Sequence[Row]) -> float:
 
 
 def trust_text(rows: Sequence[Row], whose: str = "") -> str:
-    """Lines for reports: shares of a step's device time by how it is known, the largest that were not measured themselves, and what has
-    neither a measurement nor a rule."""
+    """Lines for reports: shares of a step's device time by how it was determined, the largest kinds without measurements of their own, and
+    operations with neither a measurement nor a rule."""
     total = sum(row.step_ns for row in rows)
     shares = ", ".join(f"{how} {share:.0%}" for how, share in shares_by_how(rows).items())
     lines = [
@@ -231,7 +239,7 @@ def trust_text(rows: Sequence[Row], whose: str = "") -> str:
 
 
 def explain_rows(rows: Sequence[Row]) -> str:
-    """Totals of a cost table: `how  ops  time  share  expected error`, with what `trust_text` says."""
+    """Totals of a cost table as text, `how  ops  time  share  expected error`, followed by `trust_text`."""
     shares = shares_by_how(rows)
     lines = [f"{len(rows)} operations", trust_text(rows)]
     for how in HOWS:
@@ -244,12 +252,12 @@ def explain_rows(rows: Sequence[Row]) -> str:
 
 
 class GivenCosts(Costs):
-    """A cost model made by hand.
+    """A cost model with given times, in nanoseconds.
 
     Keys of `table` are tried from the most to the least specific: Paddle's name (`pd_op.add_`), the kind (`all_reduce`),
     the category (`gemm:dw`, `comm:all_reduce@2`, `comm:all_reduce`), its first word (`comm`), `default`. Operations that
-    launch nothing take 0 unless their name or kind is given. Keys of `stretch` are pairs of categories or their first words, and pairs
-    of which the first holds up the second (`Stretch.holds`) are in `holds` as well.
+    launch nothing take 0 unless their name or kind is given. Keys of `stretch` are pairs of categories or their first words. Pairs
+    whose first member holds up the second (`Stretch.holds`) are in `holds` as well.
 
     >>> op = Op(0, "pd_op.matmul", (), (), "forward")
     >>> GivenCosts({"gemm": 5, "default": 1}).op_time(op, {}, {}).dur_ns
@@ -272,7 +280,7 @@ class GivenCosts(Costs):
         self._host_ns, self._job_ns, self._between_steps_ns = host_ns, job_ns, between_steps_ns
 
     def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
-        """The table's entry. Raises ConfigError where none fits and there is no `default`."""
+        """The table's entry. Raises ConfigError if none fits and there is no `default`."""
         category = self.category(op, values, groups)
         names = (op.name, op.kind) if category == "free" else (op.name, op.kind, *_widening(category), "default")
         for name in names:
@@ -289,7 +297,7 @@ class GivenCosts(Costs):
         return super().category(op, values, groups)
 
     def stretch_between(self, category: str, beside: str) -> Stretch:
-        """The given pair, either way round, else 1 and 1."""
+        """The factors given for the pair in either order, else 1 and 1."""
         for a in _widening(category):
             for b in _widening(beside):
                 if (a, b) in self._stretch:
@@ -312,6 +320,6 @@ class GivenCosts(Costs):
 
 
 def _widening(category: str) -> tuple[str, ...]:
-    """`comm:all_reduce@2` -> itself, `comm:all_reduce`, `comm`."""
+    """A category from specific to general: `comm:all_reduce@2` -> itself, `comm:all_reduce`, `comm`."""
     names = (category, category.partition("@")[0], category.partition(":")[0])
     return tuple(dict.fromkeys(names))

@@ -13,22 +13,23 @@ from interlace.cost_model.curves import Curve, line
 from interlace.cost_model.profile import CommSample, CopySample, Network, nearest_count
 
 SAME_ERROR = 0.10
-"""Least expected error at the very size and group that was measured: of eight collectives of 16 MiB that two programs measured on
-the H200s, seven differ by up to 8 %, one (all_to_all over 2) by 16 %; calls of two sittings on H100s by up to 12 %, copies by up to 5 %."""
+"""Least expected relative error at the very size and group size that were measured. Of eight collectives of 16 MiB that two programs
+measured on H200s, seven differ by up to 8 %, one (all_to_all over 2) by 16 %; in two sessions on H100s calls differ by up to 12 %, copies
+by up to 5 %."""
 CALL_ERROR_NS, CALL_ERROR = 1000, 0.20
-"""... and least expected amount of it, up to this share: short calls of two sittings on H100s differ by up to 1.5 us, in the median by
-0.9."""
+"""Least expected error of a call: this many nanoseconds, but as a relative error at most `CALL_ERROR`. In two sessions on H100s, short
+calls differ by up to 1.5 us, 0.9 us in the median."""
 SIZE_ERROR = 0.12
-"""Least expected error at a size between or near measured ones (the H200's all-reduces differ by 6 % between two runs)."""
+"""Least expected error at a size between measured ones (the H200's all-reduces differ by 6 % between two runs)."""
 BEYOND_ERROR = 0.50
-"""... at a size outside the measured ones, from the fitted latency and bandwidth."""
+"""Expected error at a size outside the measured ones, from the fitted latency and bandwidth."""
 GROUP_ERROR = 0.30
-"""... at a group size that was not measured (all-reduce over 4 from over 2 on the H200: 20 % off)."""
+"""Least expected error at a group size that was not measured (on the H200, all-reduce over 4 derived from over 2 is 20 % off)."""
 NETWORK_ERROR = 0.50
-"""... across hosts, from the network's bandwidth and latency."""
+"""Least expected error across hosts, from the network's bandwidth and latency."""
 PROXY_ERROR = 0.80
-"""... of a kind that was not measured, from one whose traffic is known (on the H200s, broadcast and reduce so found are 17 to 137 %
-too slow, four in five by up to 77 %)."""
+"""Least expected error of a kind that was not measured, derived from another by ring traffic (on the H200s, broadcast and reduce come out
+17 to 137 % too slow, four in five of them by up to 77 %)."""
 _PROXIES = {
     "broadcast": "all_gather",
     "reduce": "reduce_scatter",
@@ -40,7 +41,8 @@ _PROXIES = {
 
 
 class Found(NamedTuple):
-    """A time, how it was found (`exact`: measured at just this size and group), its expected error, and a line for people."""
+    """A time, how it was determined (`exact`: measured at this very size and group size), its expected relative error, and a line for
+    reports."""
 
     dur_ns: float
     how: How
@@ -49,7 +51,7 @@ class Found(NamedTuple):
 
 
 def traffic(kind: str, ranks: int) -> float:
-    """Bytes through each rank's link for a byte of tensor, in a ring.
+    """Bytes that pass through each rank's link per byte of the tensor, in a ring.
 
     >>> traffic("all_reduce", 4), traffic("all_gather", 4), traffic("broadcast", 4)
     (1.5, 0.75, 1.0)
@@ -60,14 +62,14 @@ def traffic(kind: str, ranks: int) -> float:
 
 
 Within = Callable[[str, int, int], Found | None]
-"""Time of a collective within a host, by kind, ranks and bytes."""
+"""Time of a collective within a host, by kind, number of ranks, and bytes; None if not known."""
 
 
 def across_hosts(kind: str, ranks: int, hosts: int, size_bytes: int, network: Network, within: Within) -> Found | None:
-    """Estimate of one collective over `ranks` devices of `hosts` hosts, as many of each: the devices of a host share the tensor among
-    themselves over their own links, and each exchanges its share with its like on the other hosts at the network's rate.
+    """Estimate of one collective over `ranks` devices, divided equally among `hosts` hosts. The devices of a host divide the tensor among
+    themselves over their own links, and each exchanges its share with its counterparts on the other hosts at the network's rate.
 
-    None where what happens within a host was not measured, nor anything comparable.
+    None if neither the part within a host nor anything comparable was measured.
     """
     local = max(1, ranks // hosts)
     between_bytes, steps = _between(kind, ranks, hosts, local, size_bytes)
@@ -81,8 +83,8 @@ def across_hosts(kind: str, ranks: int, hosts: int, size_bytes: int, network: Ne
 
 
 def _between(kind: str, ranks: int, hosts: int, local: int, size_bytes: int) -> tuple[float, int]:
-    """Bytes that each device sends over the network, and messages that follow one another: as many bytes as in a ring of hosts, in as few
-    steps as in a tree; the libraries choose between the two, and are not faster than both."""
+    """Bytes that each device sends over the network, and the number of messages in sequence. This is a lower bound, as few bytes as a ring
+    of hosts sends and as few messages as a tree: libraries choose one of the two."""
     share, tree = size_bytes / local, ceil(log2(hosts))
     if kind in ("all_reduce", "barrier"):
         return 2 * share * (hosts - 1) / hosts, 2 * tree
@@ -96,7 +98,7 @@ def _between(kind: str, ranks: int, hosts: int, local: int, size_bytes: int) -> 
 
 
 def _inside(kind: str, local: int, hosts: int, size_bytes: int) -> list[tuple[str, int]]:
-    """What the devices of one host do among themselves for it."""
+    """The collectives among the devices of one host that it consists of, by kind and bytes."""
     if kind in ("all_reduce", "barrier"):
         return [("reduce_scatter", size_bytes), ("all_gather", size_bytes)]
     if kind == "all_to_all":
@@ -105,7 +107,8 @@ def _inside(kind: str, local: int, hosts: int, size_bytes: int) -> list[tuple[st
 
 
 class CommTimes:
-    """Look-ups for collectives and exchanges under one limit on NCCL's CTAs (0: none)."""
+    """Look-ups of times for collectives and exchanges with a limit of `ctas` on NCCL's CTAs (0: none); kinds without samples at this limit
+    are answered by those without a limit."""
 
     def __init__(self, samples: Iterable[CommSample], ctas: int = 0, floor_ns: int = 0) -> None:
         self._floor_ns = floor_ns
@@ -123,7 +126,7 @@ class CommTimes:
                 self._errors[(*key, sample.size_bytes)] = sample.spread_ns / sample.dur_ns
 
     def time(self, kind: str, ranks: int, size_bytes: int) -> Found | None:
-        """Time of one collective; None where nothing comparable was measured."""
+        """Time of one collective; None if nothing comparable was measured."""
         source = next((name for name in (kind, _PROXIES.get(kind, "")) if self._groups(name)), None)
         if source is None:
             return None
@@ -141,7 +144,7 @@ class CommTimes:
         return Found(dur_ns * scale, "proxy" if notes else how, error, "; ".join(notes) or f"{kind} over {ranks} ranks{by_others}")
 
     def _error(self, kind: str, ranks: int, size_bytes: int) -> float:
-        """Between two measured sizes what these are off when predicted from their neighbours, if that is more."""
+        """Expected relative error at a size; between two measured sizes at least the error of predicting these from their neighbours."""
         points = sorted(self._points[kind, ranks])
         sizes = [size for size, _ in points]
         if size_bytes in sizes:
@@ -170,10 +173,10 @@ class CommTimes:
         return large[1] + slope * (size_bytes - large[0]), "extrapolated"
 
     def _fit(self, kind: str, ranks: int) -> tuple[float, float]:
-        """Latency (ns) and time a byte.
+        """Latency (ns) and time per byte (ns).
 
-        Of a group of which one size is known, with the latency of those of which several are; where that size takes no longer than this
-        latency it says nothing of bytes, and their time is that of the other groups, by ring traffic.
+        If only one size is known for this group size, the latency is the median of the group sizes with several. If the known size takes no
+        longer than that latency, it says nothing about the time per byte, which is then also that of the others, scaled by ring traffic.
         """
         points = self._points[kind, ranks]
         known = [
@@ -190,7 +193,7 @@ class CommTimes:
 
 
 def _left_out(points: list[tuple[float, float]], at: int) -> float:
-    """Relative error of a point on the curve through its neighbours; 0 of the first and the last."""
+    """Relative error of predicting a point from the curve through its two neighbours; 0 for the first and the last point."""
     if not 0 < at < len(points) - 1:
         return 0.0
     size, dur_ns = points[at]
@@ -202,7 +205,7 @@ def _has_sizes(points: list[tuple[float, float]]) -> bool:
 
 
 class CopyTimes:
-    """Look-ups for copies while `ranks` devices of the host copy at once (default: the most that was measured)."""
+    """Look-ups of times for copies while `ranks` devices of the host copy at once (default: the largest number measured)."""
 
     def __init__(self, samples: Iterable[CopySample], ranks: int | None = None) -> None:
         samples = [sample for sample in samples if sample.direction != "both"]
@@ -212,7 +215,7 @@ class CopyTimes:
             self._points[way] = [s for s in samples if s.direction == way and s.ranks == wanted]
 
     def time(self, direction: str, size_bytes: int) -> Found | None:
-        """Time of one copy; None where none was measured in this direction."""
+        """Time of one copy; None if none was measured in this direction."""
         samples = self._points.get(direction)
         if not samples:
             return None

@@ -1,6 +1,7 @@
-"""Time over size and depth from measured points: exact where measured, interpolated between, scaled beyond.
+"""Time as a function of size and depth, from measured points: exact at a point, interpolated between points, scaled beyond them.
 
-The depth of a kernel is what one element of its result runs over: the contracted size of a product, the length of a softmax's row.
+The depth of a kernel is the length over which it computes one element of its result: the contracted size of a product, the row length of a
+softmax.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ FEW_POINTS_ERROR = 0.5
 
 
 class Curve:
-    """Never falling time over size; straight lines in log-log between points.
+    """Time as a non-decreasing function of size; straight lines in log-log between points `(size, ns)`.
 
-    Points of equal size are averaged (geometric mean); neighbours that fall are pooled into their weighted mean, so a
-    larger size never takes less. Below the first point time falls in proportion to a floor, above the last it grows in
-    proportion.
+    Points of equal size are averaged (geometric mean); neighbours whose times decrease are pooled into their weighted mean, so a
+    larger size never takes less. Below the first point time falls linearly towards `floor_ns` at size 0, above the last it grows in
+    proportion to the size.
 
     >>> round(Curve([(100, 10), (400, 40)], floor_ns=2).at(200), 9)
     20.0
@@ -62,11 +63,12 @@ class Curve:
 
 
 class Surface:
-    """Time over depth and size, as a curve over the size at each measured depth.
+    """Time as a function of depth and size, with one curve over size for each measured depth.
 
-    Points are `(depth, size, ns)`; a size grows in proportion to the depth (FLOPs, bytes). Beyond its own points a depth's curve runs as
-    the one through all points. Between two depths time is a straight line in log-log at the same number of results (size / depth), and
-    never less than at a smaller depth; below the first depth it falls in proportion to a floor, above the last it grows in proportion.
+    Points are `(depth, size, ns)`; at a fixed number of results the size (FLOPs, bytes) is proportional to the depth. Beyond its own
+    points, a depth's curve has the shape of the curve through all points. Between two depths, time is a straight line in log-log at the
+    same number of results (size / depth), and never less than at a smaller depth. Below the first depth it falls linearly towards
+    `floor_ns` at depth 0, above the last it grows in proportion to the depth.
 
     >>> surface = Surface([(10, 100, 8), (10, 200, 16), (40, 400, 16), (40, 800, 32)])
     >>> round(surface.at(10, 150), 9), round(surface.at(20, 200), 9), round(surface.at(80, 800), 9)
@@ -81,7 +83,7 @@ class Surface:
         self._floor_ns = floor_ns
 
     def at(self, depth: float, size: float) -> float:
-        """Time of a depth and size, in nanoseconds; needs at least one point. O(depths)."""
+        """Time at a depth and size, in nanoseconds; needs at least one point. O(number of depths)."""
         depths, results = self._depths, size / depth
         right = bisect_left(depths, depth)
         below = max((self._along(place, results) for place in range(right)), default=0.0)
@@ -95,7 +97,7 @@ class Surface:
         return exp(log(below) + share * log(above / below))
 
     def _along(self, place: int, results: float) -> float:
-        """Time at a measured depth."""
+        """Time at measured depth number `place`, for this number of results (size / depth)."""
         curve, size = self._curves[place], self._depths[place] * results
         edge = min(max(size, curve.smallest), curve.largest)
         return curve.at(edge) * self.whole.at(size) / self.whole.at(edge)
@@ -119,7 +121,7 @@ def check_error(points: tuple[tuple[float, float, float], ...], floor_ns: float 
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Latency (ns, at least 0) and time a byte through measured points: median slope, median intercept.
+    """Latency (ns, at least 0) and time per byte (ns) from measured points `(bytes, ns)`: median intercept and median slope.
 
     >>> line([(100, 15), (200, 20)])
     (10.0, 0.05)

@@ -1,8 +1,8 @@
-"""How much an operation and a collective, exchange or copy beside it stretch each other.
+"""How much an operation and a collective, exchange or copy beside it slow each other.
 
-Rows are measured with both sides looping; those beside `wait` and `p2p`, and those that tell which of the two began first
-(`Interference.holds`), in traced steps. A lookup takes the row of the same operation, collective and group size, else the nearest, and
-says so. Measured factors a little under 1 are noise and count as 1.
+Most rows are measured with both sides running in loops; those beside `wait` and `p2p`, and those that depend on which of the two began
+first (`Interference.holds`), are from traced steps. A look-up takes the row of the same operation, collective and group size, else the
+nearest one, and says so. Measured factors a little below 1 are noise and count as 1.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from interlace.grouping import grouped
 
 StretchHow = Literal["measured", "nearest", "assumed", "given"]
 SHARED = 2.0
-"""Two kernels that both fill the device take turns (matmul beside matmul on an H200: 172.8 ms together, 87.8 ms alone)."""
+"""Factor for two kernels that both fill the device and so take turns (matmul beside matmul on an H200: 172.8 ms together, 87.8 ms
+alone)."""
 
 
 WAIT = "wait"
-"""Beside communication kernels that wait for their peers: they move nothing, and occupy multiprocessors. Measured beside receives, where
-two that wait at once slow products by little more than one (0.04 in the mean; `benchmarks/results/h100/README.md`); that a collective does
-the same is assumed."""
+"""Category of communication kernels that wait for their peers: they move nothing, but occupy multiprocessors. Measured with receives; two
+that wait at once slow products little more than one does (the factor rises by 0.04 on average; `benchmarks/results/h100/README.md`). That
+collectives do the same is an assumption."""
 TRANSFER = "p2p"
-"""Beside a send or receive that moves data."""
+"""Category of a send or receive that moves data."""
 RESULT = "elements"
-"""Size by which rows of products beside `wait` are told apart: elements of the result. Its tiles run in rounds over the
-multiprocessors, so one that just fills them takes a second round where some are occupied (1.8 times as long), one of many rounds a tenth
-of its time more."""
+"""Dim of rows of products beside `wait`: number of elements of the result. A result's tiles run in rounds over the multiprocessors, so a
+product that just fills one round needs a second if some multiprocessors are occupied (1.8 times as long), while one of many rounds takes a
+tenth longer."""
 
 
 START_NS = 3500
-"""From when its data are there until a communication on another stream than they come from begins; what follows on their own stream has
-begun by then (traced steps on H100: 3.4 to 6.5 us, with the events of tracing)."""
+"""Delay, in nanoseconds, from when the operand of a communication is ready to its start on another stream. What follows the operand's
+producer on the same stream has begun by then (traced steps on H100: 3.4 to 6.5 us, including the tracing's own events)."""
 STILL = 1024.0
-"""Factor on a communication that an operation holds up."""
+"""Factor on the duration of a communication while an operation holds it up."""
 
 
 class Stretch(NamedTuple):
     """Factors on the durations of two operations while both run, and where they come from; see `Interference`.
 
-    `holds`: one of the two is a communication, and the other holds it up where it began first. Its kernel gets no multiprocessor from
-    a product that occupies all of them until that has ended.
+    `holds`: one of the two is a communication, and the other, if it began first, holds it up: a product that occupies all multiprocessors
+    leaves none to the communication's kernel until it has ended.
     """
 
     op: float
@@ -56,7 +57,7 @@ class Stretch(NamedTuple):
 
 
 class InterferenceTable:
-    """Look-ups over measured rows; O(rows) once, then O(1) a pair."""
+    """Look-ups over measured rows; O(rows) for the first look-up of a pair, then O(1)."""
 
     def __init__(
         self, rows: Iterable[Interference], copies: Iterable[CopySample] = (), ctas: int = 0, copy_ranks: int | None = None
@@ -69,22 +70,22 @@ class InterferenceTable:
         self._known: dict[tuple[str, str], Stretch] = {}
 
     def between(self, category: str, beside: str) -> Stretch:
-        """Factors for an operation of `category` beside one of `beside`, in this order."""
+        """Factors on an operation of `category` and on one of `beside` that runs at the same time, in this order."""
         key = (category, beside)
         if key not in self._known:
             self._known[key] = self._find(category, beside)
         return self._known[key]
 
     def product_beside_wait(self, elements: int) -> float | None:
-        """Factor for a product with a result of so many elements beside a communication that waits, between the measured sizes by the
-        logarithm of the size; None where no sizes were measured."""
+        """Factor on a product beside a communication that waits, interpolated over the logarithm of the number of elements of its result;
+        None if no sizes were measured."""
         if not self._by_result:
             return None
         sizes, factors = zip(*self._by_result, strict=True)
         return max(1.0, float(np.interp(log(max(1, elements)), sizes, factors)))
 
     def gemm_label(self, n: int, k: int) -> str:
-        """Category of the measured GEMM whose weight is nearest to [k, n]; `gemm` where none was measured."""
+        """Category of the measured GEMM whose weight is nearest to [k, n] in size; `gemm` if none was measured."""
         rows = [row for row in self._rows if row.op.startswith("gemm:") and row.op != "gemm:dw" and row.dims]
         near = min(rows, key=lambda row: (_distance(row.dims, n, k), row.op), default=None)
         return near.op if near else "gemm"
@@ -129,7 +130,7 @@ def _is_side(category: str) -> bool:
 
 
 def _fallbacks(category: str) -> tuple[str, ...]:
-    """Categories whose rows answer, best first: itself, its forward or backward twin, the whole class."""
+    """Categories whose rows may be used for a category, best first: itself, its forward or backward twin, all of its class."""
     head = category.partition(":")[0]
     if head == "comm":
         return (category, "comm:all_gather" if category in ("comm:broadcast", "comm:reduce") else "comm:all_reduce")
@@ -144,7 +145,7 @@ def _fallbacks(category: str) -> tuple[str, ...]:
 
 
 def _first(rows: Sequence[Interference], field: str, names: tuple[str, ...]) -> tuple[list[Interference], str]:
-    """Rows of the first name that has any (`memory:` takes the whole class), and a note for a stand-in."""
+    """The rows of the first name that has any (a name that ends in `:` takes all of its class), and a note if it is not the first name."""
     for name in dict.fromkeys(names):
         found = [r for r in rows if getattr(r, field) == name or (name.endswith(":") and getattr(r, field).startswith(name))]
         if found:
@@ -157,8 +158,8 @@ def _distance(dims: dict[str, int], n: int, k: int) -> float:
 
 
 def _both_ways(copies: Iterable[CopySample], wanted: int | None) -> float:
-    """Stretch of a copy while another runs the other way: median over sizes measured one way and both ways, on the number of devices at
-    once, of those measured so, that answers for `wanted`."""
+    """Factor on a copy while another runs the other way: the median over all sizes that were measured both alone and both ways at once. Of
+    the numbers of devices measured so, `nearest_count` chooses one for `wanted`. 0 if there are none."""
     times = {(c.direction, c.size_bytes, c.ranks): c.dur_ns for c in copies}
     found = grouped(
         (ranks, dur / max(times["d2h", size, ranks], times["h2d", size, ranks]))

@@ -1,4 +1,5 @@
-"""The cost model of a measured device: exact sample, interpolation, a proxy, roofline, and which of them it was."""
+"""The cost model of a measured device: it answers from an exact sample, by interpolation, from a proxy or from a roofline, and says
+which."""
 
 from __future__ import annotations
 
@@ -22,23 +23,26 @@ from interlace.ir.operation_kinds import is_free
 from interlace.ir.program import ABSENT, Op
 
 SAME_BYTES = 0.01
-"""The sample of equal dims and nearest traffic answers exactly if its traffic is equal within this (scales and statistics are left out)."""
+"""A sample of equal dims counts as exact if its traffic differs by at most this share: small operands, such as scales and statistics, do
+not matter."""
 SAME_ERROR = 0.05
-"""Least expected error of a sample of the very shape; a tenth of the H200's differ by 15 % between programs, half by 2 %."""
+"""Least expected relative error of a sample of the very shape; between programs half of the H200's differ by 2 %, a tenth by 15 %."""
 PRODUCT_ERRORS, PRODUCT_ERROR, PRODUCT_ERROR_NS = {"exact": 0.08, "interpolated": 0.11}, 0.13, 2000
-"""Least expected error of a product by how it is known, of all others, and least amount of it, as libraries and clocks differ: of 1,200
-products that others measured on each of H100 and H200, two thirds of each length are within (results/external)."""
+"""Least expected relative error of a product, by how its time was determined and for all other ways, and least error in nanoseconds,
+because libraries and clocks differ: of 1,200 products that others measured on each of H100 and H200, two thirds are within these limits,
+short and long ones alike (results/external)."""
 LONG_NS, LONG_ERROR = 1_000_000, 0.13
-"""... of a product that takes this long: without a pause between them such products take 4 to 11 % more, at the limit of power."""
+"""Products that take at least `LONG_NS`, and their least expected relative error: run without pauses they reach the power limit and take 4
+to 11 % longer."""
 PROXY_ERROR = 0.4
-"""Least expected error of a kind or type answered by another (`proxy`; on the H200 members differ by 10 to 40 %)."""
+"""Least expected error of a kind or dtype answered by another (`proxy`; on the H200, kinds of one family differ by 10 to 40 %)."""
 UNMEASURED_ERROR = 2.5
-"""Expected error of a roofline: measured kernels of the H200 take 1 to 3.1 times theirs."""
+"""Expected error of a roofline: measured kernels on the H200 take 1 to 3.1 times as long as theirs."""
 ATTENTION_ERROR = 5.0
-"""Expected error of an attention at the matrix rate: FlashAttention 2 reaches 7 to 35 % of the H200's."""
+"""Expected error of attention at the rate of matrix products: FlashAttention 2 reaches 7 to 35 % of the H200's."""
 LAUNCH, IDLE = 5.0, 10.0
-"""A sample that takes at most LAUNCH times the shortest kernel (traced ones hold two events), and IDLE times as long as its traffic, is the
-time of a launch."""
+"""A sample measures a launch rather than work if it takes at most LAUNCH times the shortest kernel (a traced one includes two events), and
+at least IDLE times as long as its memory traffic."""
 REPRESENTATIVES = {
     "gemm": ("gemm",),
     "elementwise": ("add", "scale", "copy", "grad_accumulate"),
@@ -51,24 +55,24 @@ REPRESENTATIVES = {
     "reduction": ("reduce", "scale"),
     "optimizer": ("adamw", "grad_accumulate"),
 }
-"""Sample kinds that stand for a family's unmeasured members, best first."""
+"""Sample kinds used for a family's unmeasured members, best first."""
 MOST_KNOWN = 200_000
-"""Operations whose signature is remembered."""
+"""Number of operations whose signatures are remembered."""
 FEWEST = 3
-"""Samples of products with the same operands transposed that answer alone; where there are fewer, all products of the kind and type do."""
+"""Least number of samples with the same operands transposed that are used alone; with fewer, all products of the kind and dtype are."""
 Transposed = tuple[int, ...]
 """Whether a product's first and second operand are transposed in memory."""
 Group = tuple[str, str, Transposed]
 """Kind, dtype and which operands are transposed."""
 ANY: Transposed = ()
-"""Samples of a kind and dtype whichever operands are transposed."""
+"""Stands for any transposition: all samples of a kind and dtype."""
 _ALIKE = {"float16": "bfloat16", "bfloat16": "float16"}
 _ATTRS = ("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking", "dst_place_type", "place", "left_out")
-"""Attributes that the work of an operation depends on: all that `work.py` reads."""
+"""Attributes that the work of an operation depends on: exactly those that `work.py` reads."""
 
 
 class CostModel(Costs):
-    """Times from a device profile; `comm_ctas` is the limit that NCCL will be given, 0 for none."""
+    """Times from a device profile; `comm_ctas` is the limit on CTAs that NCCL will be given, 0 for none."""
 
     def __init__(self, profile: DeviceProfile, comm_ctas: int = 0, is_launched: bool = False) -> None:
         self.profile, self.is_launched = profile, is_launched
@@ -100,7 +104,8 @@ class CostModel(Costs):
         self._slowness = self._memory_slowness()
 
     def for_world(self, world: int) -> CostModel:
-        """As in `Costs`; the model itself has the slowest copies that were measured. Times found are not shared, as copies differ."""
+        """As in `Costs`. Without this call, copies are those with the most devices copying at once that was measured. The models do not
+        share times, as their copies differ."""
         devices = max(1, min(world, self.profile.ranks_per_host))
         if devices not in self._by_devices:
             made = copy(self)
@@ -115,7 +120,7 @@ class CostModel(Costs):
         return CostModel(self.profile, self._ctas) if self.is_launched else self
 
     def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
-        """Time of one operation alone; remembered by kind, shapes, dtypes and attributes."""
+        """As in `Costs`; remembered by kind, shapes, dtypes, attributes and group."""
         key = self._number(op, values, groups)
         found = self._known.get(key)
         if found is None:
@@ -123,7 +128,7 @@ class CostModel(Costs):
         return found
 
     def category(self, op: Op, values: Values, groups: Groups) -> str:
-        """As in `Costs`; a GEMM is named after the measured one that its weight is nearest to (`gemm:proj`)."""
+        """As in `Costs`; a GEMM gets the category of the measured GEMM with the nearest weight size (`gemm:proj`)."""
         key = self._number(op, values, groups)
         if key not in self._categories:
             name = super().category(op, values, groups)
@@ -134,25 +139,26 @@ class CostModel(Costs):
         return self._categories[key]
 
     def _number(self, op: Op, values: Values, groups: Groups) -> int:
-        """The number of an operation's signature; found once for an operation and a table of values, but for communication."""
+        """The number of an operation's signature (`signature_of`). Except for communication, it is remembered for each operation and table
+        of values."""
         at = (id(op), id(values))
         known = self._number_of.get(at)
         if known is not None and known[0] is op and known[1] is values:
             return known[2]
-        number = self._numbers.setdefault(signature_of(op, values, groups), next(self._unused))  # not their count: ranks may be threads
+        number = self._numbers.setdefault(signature_of(op, values, groups), next(self._unused))  # not `len`: ranks may be threads
         if op.group not in groups:
             if len(self._number_of) >= MOST_KNOWN:
                 self._number_of.clear()
-            self._number_of[at] = (op, values, number)  # keeps both alive, so that no others get their ids
+            self._number_of[at] = (op, values, number)  # keeps both alive, so that no other objects get their ids
         return number
 
     def stretch_between(self, category: str, beside: str) -> Stretch:
-        """From the measured interference table, see `InterferenceTable`."""
+        """As in `Costs`, from the measured rows; see `InterferenceTable`."""
         return self._pairs.between(category, beside)
 
     def stretch_beside_wait(self, op: Op, values: Values, groups: Groups) -> float:
-        """As in `Costs`; products by the size of their result where the profile has it, of several in one operation the mean by time. What
-        each kernel begins later counts as part of its time."""
+        """As in `Costs`. For products by the size of their result, if the profile has it, with the mean by time over several in one
+        operation. The delay of each kernel's start (`late_beside_wait_ns`) counts as part of the operation's time."""
         key = self._number(op, values, groups)
         if key not in self._beside_wait:
             parts = work_of(op, values).parts
@@ -168,23 +174,23 @@ class CostModel(Costs):
         return self._beside_wait[key]
 
     def host_ns(self, op: Op) -> int:
-        """Time the host spends on issuing the operation; names and vectors cost nothing."""
+        """As in `Costs`; 0 for operations that launch nothing (names and vectors), and if steps are launched."""
         return 0 if is_free(op) or self.is_launched else self.profile.host.op_ns
 
     def job_ns(self) -> int:
-        """Time the host spends on one job beyond its operations."""
+        """As in `Costs`; 0 if steps are launched."""
         return 0 if self.is_launched else self.profile.host.job_ns
 
     def between_steps_ns(self) -> int:
-        """As the profile says; none for steps that are launched, of which it was not measured."""
+        """As in `Costs`; 0 if steps are launched, as this was not measured."""
         return 0 if self.is_launched else self.profile.host.between_steps_ns
 
     def power(self) -> Power | None:
-        """The profile's power part."""
+        """The `Power` of the profile."""
         return self.profile.power
 
     def draw(self, op: Op, values: Values, groups: Groups) -> Draw:
-        """As in `Costs`; of several kernels in one operation the mean by time."""
+        """As in `Costs`; the mean by time over the kernels of the operation."""
         key = self._number(op, values, groups)
         if key not in self._draws:
             ranks, hosts = self._ranks(op, groups)
@@ -214,7 +220,7 @@ class CostModel(Costs):
         return total
 
     def _ranks(self, op: Op, groups: Groups) -> tuple[int, int]:
-        """Size of the operation's group (0: not known) and over how many hosts it reaches."""
+        """Size of the operation's group (0: not known; 1 without a group), and the number of hosts that it spans."""
         if op.group < 0:
             return 1, 1
         if op.group not in groups:
@@ -223,7 +229,7 @@ class CostModel(Costs):
         return len(ranks), len({rank // self.profile.ranks_per_host for rank in ranks})
 
     def part_time(self, part: Part, ranks: int = 1, hosts: int = 1) -> Estimate:
-        """Time of one kernel, or of one collective over `ranks` on `hosts`."""
+        """Time of one kernel, or of one collective over `ranks` devices on `hosts` hosts."""
         if part.family in ("comm", "p2p"):
             if ranks < 2:
                 return Estimate(0, "free", 0.0, "a group of one rank")
@@ -259,12 +265,12 @@ class CostModel(Costs):
         return Estimate(near.dur_ns, "exact", error, f"{near.source}, {near.num_runs} run(s)")
 
     def _group(self, part: Part, kind: str, dtype: str) -> Group:
-        """Samples that answer for a part: of products those with the same operands transposed, all where fewer than `FEWEST` are."""
+        """The group of samples to use for a part: those with the same operands transposed, or all if there are fewer than `FEWEST`."""
         group = kind, dtype, transposed_of(dict(part.dims))
         return group if len(self._samples.get(group, ())) >= FEWEST else (kind, dtype, ANY)
 
     def _sampled(self, part: Part) -> Estimate | None:
-        """From samples of the kind, else of a proxy for it; in this dtype, one like it, or (traffic only) any other."""
+        """From samples of the kind, else of a proxy for it; in this dtype, else a similar one, else (memory-bound kinds only) any other."""
         if part.family == "unknown":
             return None
         for kind in dict.fromkeys((part.kind, *REPRESENTATIVES.get(part.family, ()))):
@@ -289,7 +295,8 @@ class CostModel(Costs):
         return Estimate(max(1, round(dur_ns)), how, error if not outside else 2 * error, detail)
 
     def _surface(self, group: Group) -> tuple[Surface, float]:
-        """Time over depth and FLOPs (matrix products, attention) or bytes, and its expected error."""
+        """The samples' time as a function of depth and size (FLOPs of matrix products and attention, else bytes), and its expected
+        error."""
         if group not in self._surfaces:
             points = tuple(
                 (float(depth_of(sample.dims)), float(sample_size(sample)), float(sample.dur_ns)) for sample in self._samples[group]
@@ -312,14 +319,14 @@ class CostModel(Costs):
         return Estimate(max(1, round(dur_ns)), "roofline", error, f"{peak.source} peak of {part.dtype}")
 
     def _is_launch(self, dur_ns: float, size_bytes: float) -> bool:
-        """Whether a sample is the time of a launch: it says nothing about larger sizes."""
+        """Whether a sample measures only a launch, and so says nothing about larger sizes."""
         return dur_ns <= LAUNCH * self.profile.shortest_kernel_ns and dur_ns >= IDLE * self._traffic_ns(size_bytes)
 
     def _traffic_ns(self, size_bytes: float) -> float:
         return size_bytes * 1e9 / self.profile.memory_rate.per_s
 
     def _memory_slowness(self) -> float:
-        """How many times its roofline a memory-bound kernel takes: median over the measured kinds' largest samples."""
+        """Ratio of a memory-bound kernel's time to its roofline: the median over the largest sample of each measured kind and dtype."""
         largest: dict[tuple[str, str], OpSample] = {}
         for sample in self.profile.ops:
             if ("elements" in sample.dims or "rows" in sample.dims) and not self._is_launch(sample.dur_ns, sample.size_bytes):
@@ -331,7 +338,7 @@ class CostModel(Costs):
 
 
 def transposed_of(dims: Mapping[str, int]) -> Transposed:
-    """Which operands of a product are transposed; of all else none are.
+    """Which operands of a product are transposed; none for other kinds.
 
     >>> transposed_of({"batch": 1, "m": 8, "n": 8, "k": 64, "transpose_x": 1})
     (1, 0)
@@ -344,7 +351,7 @@ def _sizes(dims: Mapping[str, int]) -> Dims:
 
 
 def depth_of(dims: Mapping[str, int]) -> int:
-    """What an element of the result runs over: the contracted size of a product, the keys of attention, a row; 1 for all else.
+    """The depth of a kernel (see `curves.py`): the contracted size of a product, the number of keys of attention, the row length; else 1.
 
     >>> depth_of({"batch": 1, "m": 8, "n": 8, "k": 64}), depth_of({"rows": 8, "cols": 32}), depth_of({"elements": 8})
     (64, 32, 1)
@@ -353,12 +360,12 @@ def depth_of(dims: Mapping[str, int]) -> int:
 
 
 def sample_size(sample: OpSample) -> int:
-    """What a sample's curve runs over: FLOPs of a matrix product or attention, else bytes."""
+    """The size by which a sample is interpolated: FLOPs of a matrix product or attention, else bytes."""
     return flops_of(sample.kind, sample.dims) or sample.size_bytes
 
 
 def signature_of(op: Op, values: Values, groups: Groups) -> Any:
-    """All that an estimate depends on."""
+    """Everything about an operation that an estimate depends on, as a hashable key."""
     tensors = tuple((v.shape, v.dtype, v.elements, v.memory) for v in (values[i] for i in (*op.operands, *op.results) if i != ABSENT))
     lives_on = bool(op.inplace and op.operands and op.operands[0] != ABSENT and values[op.operands[0]].persistable)
     same = tuple(op.operands.index(v) for v in op.operands)
@@ -368,7 +375,7 @@ def signature_of(op: Op, values: Values, groups: Groups) -> Any:
 
 
 def _sum(found: list[Estimate]) -> Estimate:
-    """Kernels one after the other: times add, the weakest source and the time-weighted error count."""
+    """The estimate of kernels that run one after the other: the sum of times, the least reliable way, and the mean error by time."""
     if len(found) == 1:
         return found[0]
     total = sum(part.dur_ns for part in found)

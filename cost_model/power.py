@@ -1,4 +1,4 @@
-"""What operations draw, from the samples of a profile's power part."""
+"""The power that operations draw, from the samples in `Power` of a device profile."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from interlace.grouping import grouped
 IDLE_KERNEL = "shortest"
 """The sample of a kernel that does nothing."""
 STANDS_FOR = {"gemm": "gemm", "attention": "attention", "comm": "all_reduce", "p2p": "send"}
-"""Family of a part -> the kind whose samples answer for kinds without their own. Of all else it is `MEMORY`."""
+"""Family of a part -> the kind whose samples are used for its kinds without samples. For all other families it is `MEMORY`."""
 MEMORY = "add"
 
 
 class PowerSamples:
-    """Watts and shares over sizes, by kind."""
+    """Power and clock share as functions of size, by kind."""
 
     def __init__(self, power: Power) -> None:
         self._highest_mhz = power.highest_mhz
         self._of_kind = grouped((sample.kind, sample) for sample in sorted(power.samples, key=lambda each: (each.kind, each.size)))
 
     def of(self, part: Part) -> Draw:
-        """From samples of the kind, between two sizes by their logarithm, beyond them as the nearest; else of the kind that stands for it.
+        """What a part draws, from samples of its kind, else of the kind without `_mixed` or `_grad`, else of `STANDS_FOR`.
 
-        A kernel smaller than all samples draws less, down to what one draws that does nothing.
+        Interpolated over the logarithm of the size, constant beyond the samples. A kernel (not communication or a copy) smaller than all
+        samples draws less, down to the draw of a kernel that does nothing (`IDLE_KERNEL`).
         """
         kinds = (part.kind, part.kind.removesuffix("_mixed"), part.kind.removesuffix("_grad"), STANDS_FOR.get(part.family, MEMORY))
         samples = next((self._of_kind[kind] for kind in kinds if kind in self._of_kind), [])

@@ -1,7 +1,7 @@
-"""What was measured on a device, with where each figure comes from; one JSON file a device.
+"""What was measured on a device, and where each figure comes from; one JSON file per device.
 
 Durations are integer nanoseconds, sizes bytes, rates per second. `source` is `measured` (on this device), `datasheet`
-(the maker's figure), `derived` (computed from the others, see the note) or `published` (measured by others on this kind of device).
+(the maker's figure), `derived` (computed from other figures, see the note) or `published` (measured by others on this kind of device).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from interlace.errors import ConfigError
 from interlace.files import read_file
 
 SCHEMA = 1
-"""Number of the layout of `DeviceProfile`; raised with every change that old files cannot follow."""
+"""Version of the file format; raised with every change that makes old files unreadable."""
 
 Source = Literal["measured", "datasheet", "derived", "published"]
 MOST_BYTES = 64 << 20
-"""Limit of a profile file."""
+"""Largest profile file that is read, in bytes."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e24)]
@@ -58,11 +58,11 @@ class OpSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid
 
     Attributes:
         kind: Name of the sample's kind (`gemm`, `gemm_batched`, `attention`, `gelu`, `layer_norm`, ...; see `work.py`).
-        dtype: Of the first operand.
-        dims: `batch, m, n, k`, and `transpose_x`, `transpose_y`, 1, where that operand is transposed in memory (products are answered by
-            the samples with the same ones transposed where there are three, else by all); `batch, heads, kv_heads, seq_q, seq_k, head_dim,
-            causal`; `rows, cols`; or `elements`.
-        size_bytes: Read and written.
+        dtype: Data type of the first operand.
+        dims: For products `batch, m, n, k`, and `transpose_x` or `transpose_y` equal to 1 if that operand is transposed in memory; for
+            attention `batch, heads, kv_heads, seq_q, seq_k, head_dim, causal`; for all else `rows, cols` or `elements`. A product is looked
+            up among samples with the same operands transposed if there are at least three, else among all.
+        size_bytes: Bytes read and written.
         dur_ns, spread_ns: Median, and largest minus smallest, over `num_runs` measurements.
     """
 
@@ -80,8 +80,8 @@ class OpSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid
 class CommSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """One collective or exchange, alone.
 
-    `size_bytes` is the full tensor of one rank: operand of all_reduce, reduce_scatter, all_to_all and send, result of
-    all_gather and receive. `ctas` is the limit given to NCCL, 0 for none.
+    `size_bytes` is the size of the full tensor of one rank: the operand of all_reduce, reduce_scatter, all_to_all and send, the result of
+    all_gather and receive. `ctas` is the limit on CTAs given to NCCL, 0 for none.
     """
 
     kind: str
@@ -95,9 +95,9 @@ class CommSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forb
 
 
 class CopySample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """A copy between device and pinned memory while `ranks` devices of the host do the same.
+    """A copy between device and pinned memory while `ranks` devices of the host, this one included, do the same.
 
-    `both` is a copy each way at once, the time until the later one ends.
+    `both` is one copy each way at once; `dur_ns` is then the time until the later one ends.
     """
 
     direction: Literal["d2h", "h2d", "both"]
@@ -110,22 +110,24 @@ class CopySample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forb
 
 
 def nearest_count(measured: Collection[int], wanted: int | None) -> int:
-    """The number of devices, of those measured, that answers for `wanted`: the next that is not smaller, or the most; None asks for it."""
+    """The measured number of devices to use for `wanted`: the smallest that is not below it, else the largest; None asks for the
+    largest."""
     return min((n for n in measured if wanted is not None and n >= wanted), default=max(measured))
 
 
 class Interference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """How much an operation and a collective or copy beside it stretch each other; 1 is not at all.
+    """How much an operation and a collective or copy that runs beside it slow each other; 1 means not at all.
 
     Attributes:
         op: Category of the operation (`gemm:proj`, `memory:gelu`, `attention`).
         beside: Category of the other (`comm:all_reduce`, `p2p`, `copy:d2h`), or `wait`: a communication that waits for its peers.
-        group_size: Ranks that took part in the other.
-        dims: `n`, `k` of a GEMM's weight in this row.
-        stretch_op, stretch_beside: Medians over `num_files` measured tables, or means of `num_files` traced steps, weighted by time;
-            ranges are smallest and largest.
-        holds: Whether the other, if its data are there only when the operation runs already, begins when that has ended; the factors
-            are then of one that runs before the operation begins. Otherwise they are the same in whichever order the two begin.
+        group_size: Number of ranks in the other's group.
+        dims: `n`, `k` of a GEMM's weight in this row; `elements` of a product's result in rows beside `wait`.
+        stretch_op, stretch_beside: Factors on the two durations while both run: medians over `num_files` measured tables, or means over
+            `num_files` traced steps, weighted by time.
+        range_op, range_beside: Smallest and largest factor.
+        holds: Whether the other begins only once the operation has ended, if the operation runs already when the other's data are ready.
+            The factors are then for the case that the other began first; otherwise they hold for either order.
     """
 
     op: str
@@ -143,10 +145,10 @@ class Interference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, fo
 
 
 class HostCosts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """What the host spends.
+    """Time that the host spends.
 
     Attributes:
-        op_ns, job_ns: The executor's thread on issuing one operation, and on one job beyond its operations.
+        op_ns, job_ns: Time of the executor's thread for issuing one operation, and for one job beyond its operations.
         between_steps_ns: From the last operation of a step to the first of the next, in steps that do not end with a wait for the device;
             0: not known.
     """
@@ -159,15 +161,15 @@ class HostCosts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
 
 
 class PowerSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """What a kind of kernel, collective or copy draws.
+    """The power that a kind of kernel, collective or copy draws.
 
     Attributes:
-        kind: As in `OpSample`, `CommSample` (a group's size is left out) and `CopySample`; `shortest` is a kernel that does nothing.
+        kind: As in `OpSample`, `CommSample` (for any group size) and `CopySample`; `shortest` is a kernel that does nothing.
         size: FLOPs of a product or attention, else bytes.
-        watts: Above `Power.static_w` while it runs alone at the highest clock: its energy over its time there.
-        clock_share: Part of its time there that is inversely proportional to the clock.
-        own_mhz: Highest clock at which the device runs it, however little it drew before: the clock of the profile's times of this kind,
-            which is not raised by room below the limit. 0: the highest clock.
+        watts: Power above `Power.static_w` while it runs alone at the highest clock: its energy divided by its duration there.
+        clock_share: Part of that duration that is inversely proportional to the clock.
+        own_mhz: Highest clock at which the device ever runs it, even with power to spare; the profile's times of this kind were measured at
+            this clock. 0: the highest clock.
     """
 
     kind: str
@@ -180,16 +182,16 @@ class PowerSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, for
 
 
 class Power(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The limit of power of a device, and what its kernels draw.
+    """The power limit of a device, and the power that its kernels draw.
 
     Attributes:
-        limit_w: What the limiter keeps in the mean, by the same energy counter as all else here.
-        static_w: Draw at the highest clock while nothing computes, at the temperature of training.
-        waiting_w: What a communication that waits for its peers adds.
-        beside_w: What a communication that moves data adds while computation runs beside it, more than either draws alone.
-        highest_mhz, lowest_mhz, step_mhz: Clocks that the device chooses from.
-        response_ns: Time constant with which the limiter averages.
-        energy_exponent: A kernel's energy above static is proportional to this power of the clock.
+        limit_w: Mean power that the limiter enforces, measured with the same energy counter as all else here.
+        static_w: Power at the highest clock while nothing computes, at the temperature of training.
+        waiting_w: Power that a communication adds while it waits for its peers.
+        beside_w: Power that is drawn beyond the sum of both while a communication that moves data and a computation run at the same time.
+        highest_mhz, lowest_mhz, step_mhz: The clocks that the device chooses from.
+        response_ns: Time constant of the limiter's average.
+        energy_exponent: A kernel's energy above static is proportional to the clock to this power.
     """
 
     limit_w: Rate
@@ -207,11 +209,11 @@ class Power(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What connects hosts of `ranks_per_host` devices each; nobody measured collectives on it, so times across hosts are estimates.
+    """The network between hosts of `ranks_per_host` devices each. No collectives were measured on it, so times across hosts are estimates.
 
     Attributes:
-        bytes_per_s: What one device sends and, at the same time, receives while all devices of its host do.
-        latency_ns: Of one message, however short.
+        bytes_per_s: Rate at which one device sends and, at the same time, receives while all devices of its host do the same.
+        latency_ns: Time of the shortest message.
     """
 
     bytes_per_s: Rate
@@ -221,16 +223,19 @@ class Network(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class Errors(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """How far predictions are off a set of measured runs, as shares; medians but for `step_worst`.
+    """How far predictions are from a set of measured runs. Errors are relative; all but `step_worst` are medians.
 
     Attributes:
-        steps: Runs. A step that is predicted too long counts positive in `step_bias` and `step_worst`.
-        gains: Runs of plans that measured one percent and more against Paddle's baseline of the same sitting.
-        gain_ratio: Predicted gain over the measured one.
-        gain_median: How far that is from 1.
-        gain_points: Difference of the two.
-        right_sign: Gains with the sign of the measured one.
-        pairs, right_order: Pairs of plans of a case, measured one percent and more apart, and those in the right order.
+        steps: Number of runs.
+        step_bias, step_median, step_worst: Error of the step time: with its sign, absolute, and the largest with its sign. Positive if the
+            predicted step is too long.
+        gains: Number of runs whose plans differ from Paddle's baseline in the same session by one percent or more.
+        gain_ratio: Predicted gain divided by the measured one.
+        gain_median: Distance of that ratio from 1.
+        gain_points: Difference of the two gains.
+        right_sign: Number of predicted gains with the sign of the measured one.
+        pairs, right_order: Number of pairs of plans of a case that were measured one percent or more apart, and of those predicted in the
+            right order.
     """
 
     steps: Count
@@ -247,8 +252,8 @@ class Errors(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `interlace accuracy --write` found with this profile: steps without and with pipeline stages, simulated without the limit of
-    power, and with it, as plans are judged."""
+    """What `interlace accuracy --write` found with this profile, for runs with one pipeline stage and with several. The `limited` fields
+    are simulated with the power limit, as plans are judged, the others without it."""
 
     date: str
     one_stage: Errors
@@ -261,17 +266,17 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything known about a device.
 
     Attributes:
+        interlace_profile: Version of the file format (`SCHEMA`).
         device: Name as the runtime reports it (`NVIDIA H200`).
         ranks_per_host: Number of devices connected by the links on which the collectives were measured.
-        network: Between hosts; without it a group across hosts has no time but a lower bound.
-        memory_bytes, pinned_bytes: Capacity of a device, and pinned host memory one rank may take (0: unknown).
+        network: The network between hosts; None: the times of groups across hosts are only lower bounds.
+        memory_bytes, pinned_bytes: Capacity of a device, and pinned host memory that one rank may take (0: unknown).
         shortest_kernel_ns: Lower bound of the duration of a kernel.
-        late_beside_wait_ns: How much later a kernel begins behind the one before while a communication of its rank waits for its peers
-            (0: not known).
+        late_beside_wait_ns: Delay added to the start of each kernel while a communication of its rank waits for its peers (0: not known).
         matrix_flops: FLOP/s of matrix products, by dtype.
-        memory_rate: Bytes/s read plus written by a plain device copy.
-        power: None where the driver gives no power, clocks and energy.
-        accuracy: None where no runs of training were held against the profile.
+        memory_rate: Bytes/s, read plus written, of a plain copy on the device.
+        power: None if the driver does not report power, clocks and energy.
+        accuracy: None if the profile was not compared with training runs.
     """
 
     interlace_profile: int
@@ -307,7 +312,7 @@ def profile_names() -> list[str]:
 
 
 def is_path(device: str) -> bool:
-    """Whether a profile is named by its file, not by the name of one that comes with Interlace.
+    """Whether the name of a profile is a path rather than the name of one that comes with Interlace.
 
     >>> is_path("my-device.json"), is_path("h200")
     (True, False)
@@ -316,8 +321,8 @@ def is_path(device: str) -> bool:
 
 
 def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
-    """A profile that comes with Interlace, by name, or any other by path. Raises ConfigError: unknown name, unreadable file, or a field
-    that is missing, unknown or of the wrong type.
+    """Load a profile that comes with Interlace, by name, or any other by path. Raises ConfigError if the name is unknown, the file cannot
+    be read, or a field is missing, unknown or of the wrong type.
 
     >>> load_profile("h200").device
     'NVIDIA H200'
@@ -338,12 +343,12 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
 
 @cache
 def _shipped(name: str) -> DeviceProfile:
-    """A rank asks for its profile several times; to read one takes 8 ms."""
+    """Cached, because a rank asks for its profile several times and reading one takes 8 ms."""
     return decode_profile((resources.files("interlace.configs") / "devices" / f"{name}.json").read_bytes(), f"{name}.json")
 
 
 def decode_profile(data: bytes, where: str) -> DeviceProfile:
-    """The profile in a file's bytes; errors name `where`. Raises ConfigError."""
+    """Decode a profile from a file's bytes. Raises ConfigError, which names `where`, if they are not a valid profile."""
     try:
         schema = msgspec.json.decode(data, type=_Header).interlace_profile
         if schema != SCHEMA:
@@ -359,7 +364,7 @@ def decode_profile(data: bytes, where: str) -> DeviceProfile:
 
 
 def encode_profile(profile: DeviceProfile) -> bytes:
-    """The file's bytes, one entry a line; equal profiles give equal bytes."""
+    """Encode a profile as a file's bytes, with one entry per line; equal profiles give equal bytes."""
     lines = []
     for field in msgspec.structs.fields(profile):
         value = getattr(profile, field.name)
@@ -374,7 +379,7 @@ def encode_profile(profile: DeviceProfile) -> bytes:
 
 
 def save_profile(profile: DeviceProfile, path: str | os.PathLike[str]) -> Path:
-    """Write a profile; the file appears whole or not at all."""
+    """Write a profile atomically, and return its path."""
     from interlace.ir.dump import write_whole
 
     write_whole(Path(path), encode_profile(profile))
@@ -382,7 +387,7 @@ def save_profile(profile: DeviceProfile, path: str | os.PathLike[str]) -> Path:
 
 
 def require_device(profile: DeviceProfile, actual_name: str) -> None:
-    """Check that a profile was measured on the kind of device in use. Raises ConfigError where it was not.
+    """Check that a profile was measured on the kind of device in use. Raises ConfigError if it was not.
 
     >>> require_device(load_profile("h200"), "nvidia h200")
     """
@@ -396,7 +401,7 @@ def require_device(profile: DeviceProfile, actual_name: str) -> None:
 
 
 def profile_of(device_name: str) -> str:
-    """Name of the profile that comes with Interlace for a device, as the runtime reports that; empty if there is none.
+    """Name of the profile that comes with Interlace for a device name as the runtime reports it; empty if there is none.
 
     >>> profile_of("NVIDIA H100 80GB HBM3"), profile_of("NVIDIA L4")
     ('h100', '')
@@ -417,7 +422,7 @@ def _require_once(pairs: list[tuple[str, object]], where: str) -> dict[str, obje
 
 
 def _require_dims(profile: DeviceProfile, where: str) -> None:
-    """That samples have the dims by which operations look for them: with others their times would be taken for those of other sizes."""
+    """Check that samples have the dims by which operations look them up; with others, their times would be used for wrong sizes."""
     for k, sample in enumerate(profile.ops):
         expected = names_of_dims(sample.kind)
         found = [name for name in sample.dims if "m" not in expected or name not in TRANSPOSES]

@@ -1,7 +1,7 @@
 """The kernels of an operation and their sizes, computed from the operation's shapes alone.
 
-Costs are not known here; `CostModel` turns parts into nanoseconds. Shapes follow Paddle: matmul takes `[..., m, k]` and
-`[..., k, n]` (before transposes), attention `[batch, seq, heads, head_dim]`.
+`CostModel` turns them into nanoseconds. Shapes follow Paddle: matmul takes `[..., m, k]` and `[..., k, n]` (before transposes), attention
+`[batch, seq, heads, head_dim]`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Part:
     """One kernel.
 
     Attributes:
-        kind: Kind of sample that answers for it (`gemm`, `attention_grad`, `gelu`, `all_reduce`, `d2h`, ...).
-        family: `gemm`, `attention`, a memory family, `comm`, `p2p` or `copy`.
+        kind: Kind of sample to look up (`gemm`, `attention_grad`, `gelu`, `all_reduce`, `d2h`, ...).
+        family: `gemm`, `attention`, a memory family, `comm`, `p2p`, `copy`, or `unknown`.
         dims: Sorted by name, as in `OpSample.dims`.
-        flops: 0 where memory traffic decides.
-        size_bytes: Read and written; of a collective or copy, its tensor.
+        flops: FLOPs; 0 if memory traffic determines the time.
+        size_bytes: Bytes read and written; for a collective or copy, the size of its tensor.
     """
 
     kind: str
@@ -44,18 +44,19 @@ class Part:
 
     @property
     def result_elements(self) -> int:
-        """Elements of a product's result."""
+        """Number of elements of a product's result."""
         return prod(size for name, size in self.dims if name in ("batch", "m", "n"))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Kernels of one operation, run one after the other; none is free.
+    """Kernels of one operation, run one after the other; a free operation has none.
 
     Attributes:
         parts: The kernels.
         unknown: Why the parts are only a lower bound; empty if they are complete.
-        assumed: Which shapes, known only at run time, were assumed from those of the operands, or what was assumed for nested blocks.
+        assumed: What was assumed: shapes that are known only at run time, from those of the operands, or the work of nested blocks; empty
+            if nothing was.
     """
 
     parts: tuple[Part, ...] = ()
@@ -68,7 +69,7 @@ _ROW_WISE = ("norm", "norm_grad", "softmax", "softmax_grad")
 
 
 def names_of_dims(kind: str) -> tuple[str, ...]:
-    """Names that the dims of a kind's kernels have, besides `TRANSPOSES` of products.
+    """Names of the dims of a kind's kernels, except `TRANSPOSES`, which products may also have.
 
     >>> names_of_dims("softmax_grad"), names_of_dims("gelu"), names_of_dims("gemm_batched")
     (('rows', 'cols'), ('elements',), ('batch', 'm', 'n', 'k'))
@@ -86,8 +87,8 @@ def dims_of(**sizes: int) -> Dims:
 
 
 def flops_of(kind: str, dims: Mapping[str, int]) -> int:
-    """FLOPs of a matrix product, or of attention: two products over all pairs of positions (half of them if causal) in forward, five in
-    backward; 0 of all else."""
+    """FLOPs of a matrix product, or of attention: two products in forward, five in backward, over all pairs of positions, or half of them
+    if causal; 0 for other kinds."""
     if "m" in dims:
         return 2 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
     if "seq_q" in dims:
@@ -97,7 +98,7 @@ def flops_of(kind: str, dims: Mapping[str, int]) -> int:
 
 
 def work_of(op: Op, values: Values) -> Work:
-    """The kernels of an operation; cost O(operands)."""
+    """The kernels of an operation. O(operands)."""
     if is_free(op) or _is_view(op) or op.attrs.get("place") == HOST_PLACE:
         return NOTHING
     if op.num_blocks:
@@ -134,9 +135,8 @@ def _work_of_known(op: Op, values: Values) -> Work:
 
 
 def _assumed(op: Op, values: Values) -> dict[int, Value]:
-    """Values of unknown shape with one that their operation cannot exceed: that of its largest operand, or an element where none is known.
-
-    Statistics of a norm have an element a row of what is normed.
+    """Values of unknown shape, given a shape with as many elements as the largest known operand (one element if none is known), which is
+    assumed to be their upper bound. For norms the last dim does not count, as statistics have one element per row.
     """
     unknown = [v for v in dict.fromkeys((*op.operands, *op.results)) if v != ABSENT and values[v].size_bytes < 0]
     if not unknown:
@@ -168,7 +168,7 @@ def _filled(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
 
 
 def moved_bytes(op: Op, values: Values) -> int:
-    """Bytes read and written; an operand read twice counts once, one of which only the shape is read not at all."""
+    """Bytes read and written. An operand that is read twice counts once; one whose contents are not read, only its shape, not at all."""
     read = sum(values[v].size_bytes for v in op.reads)
     written = sum(values[v].size_bytes for v in op.results)
     if op.kind in PICKS and op.operands and op.operands[0] in op.reads:
@@ -192,7 +192,8 @@ _RESHAPES = frozenset({"reshape", "squeeze", "unsqueeze", "flatten", "view_shape
 
 
 def _sample_kind(op: Op, values: Values) -> str:
-    """`add_` into a buffer that lives across steps is gradient accumulation, a kind of its own, also with mixed dtypes."""
+    """The kind of sample for an operation. `add_` into a buffer that lives across steps is gradient accumulation, with kinds of its own,
+    also for mixed dtypes."""
     if op.kind != "add" or not op.inplace or ABSENT in op.operands or not values[op.operands[0]].persistable:
         return op.kind
     dtypes = {values[v].dtype for v in op.operands}
@@ -214,8 +215,8 @@ def _memory(op: Op, kind: str, family: str, values: Values) -> Part:
 # -- matrix products ------------------------------------------------------------------------------------------------
 
 TRANSPOSES = ("transpose_x", "transpose_y")
-"""Dims, 1 where there, of a product whose first or second operand is transposed in memory. With TF32 they decide the time: on the H200 a
-product with the first operand transposed takes 1.24 to 1.6 times as long (batched ones 0.99 to 1.3), with the second 0.66 to 1.06; with
+"""Dims, with value 1, of products whose first or second operand is transposed in memory. With TF32 they matter: on the H200, a product
+takes 1.24 to 1.6 times as long with the first operand transposed (batched ones 0.99 to 1.3), and 0.66 to 1.06 times with the second; with
 bfloat16 the medians are 1.0."""
 _GRADIENTS = {
     (False, False): ((False, True), (True, False)),
@@ -223,13 +224,13 @@ _GRADIENTS = {
     (True, False): ((False, True), (False, False)),
     (True, True): ((True, True), (True, True)),
 }
-"""Transposes of a product -> those of the products that give the gradients of its operands."""
+"""Transposes of a product -> transposes of the products that compute the gradients of its two operands."""
 
 
 def gemm_part(batch: int, m: int, n: int, k: int, dtype: str, out_bytes: int = 0, transposed: tuple[bool, bool] = (False, False)) -> Part:
-    """`batch` products of [m, k] by [k, n]; `out_bytes` where the result is read and written in a dtype of its own.
+    """`batch` products of [m, k] by [k, n]; `out_bytes` replaces the bytes of the result if it is read and written in another dtype.
 
-    `transposed` says which operands are transposed in memory, [k, m] and [n, k]; dims have an entry for those alone.
+    `transposed`: which operands are transposed in memory ([k, m] and [n, k]); only these get an entry in the dims.
     """
     width = DTYPE_BYTES.get(dtype, 4)
     size = width * batch * (m * k + k * n) + (out_bytes or width * batch * m * n)
@@ -240,7 +241,7 @@ def gemm_part(batch: int, m: int, n: int, k: int, dtype: str, out_bytes: int = 0
 
 
 def matmul_sizes(x: tuple[int, ...], y: tuple[int, ...], transpose_x: bool, transpose_y: bool) -> tuple[int, int, int, int]:
-    """(batch, m, n, k) of a product; a matrix on the right takes the left one's batch as rows.
+    """(batch, m, n, k) of a product; the batch dims of an untransposed left operand count as rows if the right one is a matrix.
 
     >>> matmul_sizes((2, 8, 32), (32, 48), False, False)
     (1, 16, 48, 32)
@@ -279,7 +280,7 @@ def _gemm(op: Op, base: str, grad: bool, values: Values) -> Work:
 
 
 def _param_grad_add(op: Op, values: Values) -> Work:
-    """Operands x, dOut, [dW so far], [dBias so far]; adds into dW, in fp32 with master weights."""
+    """`fused_linear_param_grad_add`: operands x, dOut, [dW so far], [dBias so far]; it adds to dW, which is float32 with master weights."""
     x, dout, dw = values[op.operands[0]], values[op.operands[1]], values[op.results[0]]
     tokens = prod(x.shape[:-1])
     sizes = (x.shape[-1], dout.shape[-1], tokens)
@@ -342,7 +343,7 @@ def _carried_bytes(op: Op, carried: Carried, values: Values) -> int:
 
 
 def _copy(op: Op, values: Values) -> Work:
-    size = sum(values[v].size_bytes for v in op.reads)  # not of the memory that a copy writes into
+    size = sum(values[v].size_bytes for v in op.reads)  # `reads` leaves out the memory that a copy writes into
     way = copy_direction(op, values)
     if way == "d2d":
         return Work((_memory(op, "copy", "move", values),))
@@ -350,7 +351,7 @@ def _copy(op: Op, values: Values) -> Work:
 
 
 def copy_direction(op: Op, values: Values) -> str:
-    """`d2h`, `h2d` or `d2d`; where values do not say it, Paddle's `dst_place_type` does (0 host, 1 device, 2 pinned)."""
+    """`d2h`, `h2d` or `d2d`, by the memory of the values, else by Paddle's `dst_place_type` (0 host, 1 device, 2 pinned)."""
     if op.kind in ("memcpy_d2h", "memcpy_h2d"):
         return op.kind[-3:]
     source, target = ({values[v].memory for v in ids if v in values} for ids in (op.operands, op.results))
