@@ -1,4 +1,4 @@
-"""Paddle's baseline: what every report compares with."""
+"""Paddle's baseline, with which every report compares."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from interlace.passes.pipeline import built_in, ordered
 from interlace.planning.variants import baseline
 
 BASELINE = "Paddle's baseline"
-"""What reports call it."""
+"""Its name in reports."""
 BASELINE_ORDER: Mapping[str, Any] = {"split_backward": "off", "overlap_column_backward": "off", "schedule_1f1b": {"interleave": "off"}}
-"""Options with which jobs and their operations keep Paddle's baseline order, whatever other passes do. What runs them as Paddle itself
-does is the preset `baseline`."""
+"""Options that keep jobs and their operations in Paddle's baseline order, whatever other passes do. To run everything as Paddle itself
+does, use the preset `baseline`."""
 
 
 def is_paddles_order(captured: Program, planned: Program, costs: Costs) -> bool:
-    """Whether a plan runs the operations that Paddle built, unchanged and in Paddle's baseline order; streams, events, waits of the host
-    and operations that end lifetimes, which a CPU rank does not see, aside."""
-    if not _has_all(planned, captured.ops):  # none of which a pass of the baseline changes
+    """Whether a plan runs the operations that Paddle built, unchanged and in Paddle's baseline order. Streams, events, waits of the host
+    and operations that end lifetimes do not count, as they have no effect on a CPU rank."""
+    if not _has_all(planned, captured.ops):  # no pass of the baseline changes any of these
         return False
     baseline = baseline_plan(captured, costs)
     if not _has_all(planned, baseline.ops):
@@ -33,7 +33,7 @@ def is_paddles_order(captured: Program, planned: Program, costs: Costs) -> bool:
 
 
 def _has_all(program: Program, ops: Iterable[Op]) -> bool:
-    """Whether a program has these operations, streams aside."""
+    """Whether a program has these operations, apart from their streams."""
     own = {op.id: op for op in program.ops}
     return all(op.id in own and _without_stream(own[op.id]) == _without_stream(op) for op in ops)
 
@@ -43,13 +43,13 @@ def _without_stream(op: Op) -> Op:
 
 
 def refusal_of(programs: Iterable[Program]) -> str:
-    """Why Paddle runs no baseline of these programs, so that it is simulated only; empty where it does."""
+    """Why Paddle cannot run a baseline of these programs, so that it is only simulated; empty if it can."""
     return next((why for program in programs for why in program.refusals), "")
 
 
 def baseline_plan(program: Program, costs: Costs) -> Program:
-    """A captured program as Paddle itself would run it, as the preset `baseline` has it; one that has jobs stays as it is. Raises PassError
-    as `Pipeline.run`."""
+    """A captured program, planned as Paddle itself would run it (preset `baseline`); a program that has jobs is returned as it is. Raises
+    PassError as `Pipeline.run`."""
     if program.jobs:
         return program
     passes = (baseline(kind()) for kind in built_in() if kind.is_default)

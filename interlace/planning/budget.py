@@ -1,4 +1,4 @@
-"""What a rank holds on the place where the host runs ahead, against its memory budget."""
+"""The peak memory of a rank on a GPU, where the host runs ahead, compared with its budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from interlace.scheduler.host_waits.throttle import gpu_peak
 
 
 def peak_bytes(planned: Program, cost: Costs, target: Target = GPU) -> int | None:
-    """Device bytes of a plan at its peak on a GPU, however fast its host; None where the rank cannot be simulated."""
+    """Peak device bytes of a plan on a GPU, however fast its host; None if the rank cannot be simulated."""
     try:
         return gpu_peak(planned, cost, target)
     except PlanError:
@@ -26,13 +26,13 @@ def peak_bytes(planned: Program, cost: Costs, target: Target = GPU) -> int | Non
 
 
 def baseline_peak_bytes(program: Program, cost: Costs) -> int | None:
-    """The same of Paddle's baseline of a captured program, run by Paddle's own jobs."""
+    """Peak device bytes of Paddle's baseline of a captured program, as run by Paddle's own jobs; None if it cannot be simulated."""
     return peak_bytes(baseline_plan(program, cost), cost, with_paddles_jobs(GPU))
 
 
 def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassReport], budget: int, peak: int | None) -> list[PassReport]:
-    """The reports on a plan that keeps its budget (0 for none), or cannot be simulated, with the peak of the whole plan on a GPU (None
-    where it is not known) against the budget in that of the last pass which follows one."""
+    """Add a remark that compares the plan's peak on a GPU with the budget, or says that the peak is not known (None), to the report of the
+    last pass that follows a budget. Returns the reports unchanged without a budget (0)."""
     if not budget or not planned.jobs:
         return reports
     ran = {report.name for report in reports}

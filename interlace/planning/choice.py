@@ -1,5 +1,5 @@
-"""What a trial of plans decided, kept for later runs of the same programs on the same devices with the same versions; and which plan was in
-its first step when a run ended. No Paddle here."""
+"""Files that keep what a trial of plans decided, for later runs of the same programs on the same devices with the same versions, and which
+plan was in its first step when a run ended. No Paddle here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from interlace.planning.trial import Contender, Result
 
 
 class TrialOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The plan that a trial took, and what it found of all of them."""
+    """The plan that a trial chose, the results of all plans that it tried, and the number of steps that it took."""
 
     taken: Contender
     results: tuple[Result, ...] = ()
@@ -34,7 +34,8 @@ class Beginning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What is known from earlier runs; `ended` names plans in whose first step one ended without a word."""
+    """What is known from earlier runs: the choice and its file (empty path if there is none), and in `ended` the names of plans in whose
+    first step a run died."""
 
     choice: TrialOutcome | None = None
     path: str = ""
@@ -42,14 +43,13 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """The files of one key (of programs, devices, configuration and versions), in a folder that only rank 0 reads and writes; it is made
-    where it is missing."""
+    """The files of one key (see `key_of`), in a folder that only rank 0 reads and writes. Writing creates the folder if it is missing."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self.choice_path, self.beginning_path = folder / f"tuned-{key}.json", folder / f"tuned-{key}.first-step.json"
 
     def read(self) -> Kept:
-        """What is known; files that cannot be read count as none."""
+        """What is known; unreadable files count as missing."""
         kept = Kept()
         with suppress(OSError, msgspec.DecodeError):
             choice = msgspec.json.decode(self.choice_path.read_bytes(), type=TrialOutcome)
@@ -57,7 +57,7 @@ class Store:
         return msgspec.structs.replace(kept, ended=tuple(each.name for each in self._begun() if not _is_alive(each)))
 
     def write(self, choice: TrialOutcome) -> bool:
-        """Keep a choice; says whether that was possible."""
+        """Store a choice; returns whether it could be written."""
         return _write(self.choice_path, choice)
 
     def begin(self, name: str) -> None:
@@ -65,7 +65,7 @@ class Store:
         _write(self.beginning_path, [*self._others(), Beginning(name, socket.gethostname(), os.getpid())])
 
     def end(self) -> None:
-        """Note that it came to its end, with or without an error that was told."""
+        """Note that this process completed the first step, or reported an error."""
         others = self._others()
         if others:
             _write(self.beginning_path, others)
@@ -91,7 +91,7 @@ def _write(path: Path, content: object) -> bool:
 
 
 def _is_alive(each: Beginning) -> bool:
-    """Whether the process that noted it may still be in that step; of another host that is not known, so it counts as ended."""
+    """Whether the process that noted it may still be in that step. On another host that cannot be known, so it counts as ended."""
     if each.host != socket.gethostname():
         return False
     try:
@@ -104,5 +104,5 @@ def _is_alive(each: Beginning) -> bool:
 
 
 def key_of(texts: Sequence[str]) -> str:
-    """A short name for what determines which plan is the fastest."""
+    """A digest of everything that determines which plan is the fastest."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

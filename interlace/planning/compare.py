@@ -1,4 +1,4 @@
-"""The whole step by Paddle's baseline and by ours: what `explain` ends with, and what the page of a plan shows."""
+"""Comparison of the whole step by Paddle's baseline and by our plan, for the end of `explain` and the page of a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from interlace.scheduler.simulate.simulator import Result, simulate
 
 
 class Member(NamedTuple):
-    """A rank by Paddle's baseline and by ours, and what the passes said of ours."""
+    """A rank's program in Paddle's baseline and in our plan, and the reports of the passes that made the plan."""
 
     baseline: Program
     plan: Program
@@ -28,12 +28,14 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The ranks that stand for all.
+    """The ranks that are simulated in place of all.
 
     Attributes:
-        members: One rank of each stage, or the only rank that is known.
-        representative: Every rank of the world -> the member's rank; empty where all other ranks are assumed to be always ready.
-        memory: What the plan might hold; None without a limit.
+        members: One rank for each class of equivalent ranks, or the only rank that is known.
+        representative: Every rank of the world -> the rank of the member that represents it; empty if all other ranks are assumed to be
+            always ready.
+        profile: Name of the device profile.
+        memory: The memory limit of the plan; None without one.
     """
 
     members: tuple[Member, ...]
@@ -42,7 +44,7 @@ class Comparison:
     memory: MemoryLimit | None = None
 
     def outcome(self, costs: Costs) -> Outcome | None:
-        """Both steps; None where one would never end (`interlace check` shows where)."""
+        """Both simulated steps; None if one would never end (`interlace check` shows where it stalls)."""
         try:
             baseline, plan = self.results(costs)
         except PlanError:
@@ -52,15 +54,16 @@ class Comparison:
         return Outcome(next(steps), self.profile, next(steps), BASELINE, errors_of(costs, plan.input.programs), self.memory, refusal)
 
     def equivalent_ranks(self) -> dict[int, list[int]]:
-        """Member's rank -> the ranks that it stands for."""
+        """Rank of a member -> the ranks that it represents."""
         return {rank: [each for each, other in self.representative.items() if other == rank] for rank in self.representative.values()}
 
     def target(self, costs: Costs) -> Target:
-        """The rules that the plan runs by."""
+        """The execution rules of the plan."""
         return as_graph(target_of(self.profile)) if costs.is_launched else target_of(self.profile)
 
     def results(self, costs: Costs) -> tuple[Result, Result]:
-        """Simulated steps of the baseline, which is issued in any case, and of the plan. Raises PlanError where one would never end."""
+        """Simulated steps of the baseline, whose operations the host always issues, and of the plan, which may be launched as a graph.
+        Raises PlanError if one would never end."""
         target = target_of(self.profile)
         options = Options.of(target, peers_ready=not self.representative, representative=self.representative)
         baseline = simulate([each.baseline for each in self.members], costs.issued(), options, target=with_paddles_jobs(target))
@@ -68,7 +71,7 @@ class Comparison:
 
 
 def compare(world: World, profile: str, memory: MemoryLimit | None = None) -> Comparison | None:
-    """Paddle's baseline beside the finished plans of a world; None where the other stages' plans are not known."""
+    """Compare the finished plans of a world with Paddle's baseline; None if other stages' plans are unknown, or the plans have no jobs."""
     if not world.is_whole and world.captured.pipeline.num_stages > 1:
         return None
     baseline, finished = (world.map(each, ranks=world.firsts) for each in (baseline_program, finished_plan))

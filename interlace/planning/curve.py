@@ -1,4 +1,4 @@
-"""Step time against memory budget: the file `sweep.json` beside a plan.
+"""Step time as a function of the memory budget: the file `sweep.json` beside a plan.
 
     {"points": [{"budget_bytes": 40000000000, "feasible": true, "peak_bytes": 39810000000, "step_us": 512345.6, "exposed_us": 8123.4,
                  "kept_bytes": 21000000000, "recomputed_bytes": 9000000000, "offloaded_bytes": 4000000000, "why": ""},
@@ -6,7 +6,7 @@
      "baseline": {"peak_bytes": 47000000000, "step_us": 540000.0, "exposed_us": 60000.0},
      "profile": "h200"}
 
-Budgets are device bytes of a rank, `baseline` is Paddle's baseline, times are simulated.
+Budgets are device bytes per rank, `baseline` is Paddle's baseline, times are simulated.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     Attributes:
         budget_bytes: Device bytes that a rank may hold.
-        peak_bytes: What the fullest rank holds on a GPU, however fast its host.
+        peak_bytes: Peak of the fullest rank on a GPU, however fast its host.
         step_us, exposed_us: The step, and the mean exposed communication of the ranks, in microseconds.
-        kept_bytes, recomputed_bytes, offloaded_bytes: What backward reads of forward's values, by where it comes from, over all
-            micro-batches of a step; the sum of one rank of each stage.
-        why: What stands in the way where it is not feasible, with the least feasible budget; else empty.
+        kept_bytes, recomputed_bytes, offloaded_bytes: Bytes of forward's values that backward reads, by where they come from, over all
+            micro-batches of a step; summed over one rank of each stage.
+        why: Why it is not feasible, with the least feasible budget; else empty.
     """
 
     budget_bytes: int
@@ -64,14 +64,14 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_sweep(sweep: Sweep, folder: Path) -> Path:
-    """Leave the curve in a folder of plans; gives the file's path."""
+    """Write the curve to a folder of plans; returns the file's path."""
     write_json(folder / SWEEP, sweep)
     return folder / SWEEP
 
 
 def read_sweep(folder: Path) -> Sweep | None:
-    """The curve of a folder of plans; None where `interlace plan --sweep` left none. Raises PlanError where the file cannot be read, or
-    holds something else."""
+    """The curve in a folder of plans; None if `interlace plan --sweep` wrote none. Raises PlanError if the file cannot be read or has other
+    contents."""
     path = folder / SWEEP
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""The form of a schedule, with what each stage recomputes, that is simulated fastest within the memory."""
+"""The form of a schedule, and what each stage recomputes, with the shortest simulated step within the memory limit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from interlace.planning.world import Made
 
 
 def fastest(drafts: Drafts) -> tuple[Made, Tried]:
-    """Run the passes with the form that is simulated fastest within the memory, with as much recomputation as the schedule pays for.
-    Returns the run, and what was proposed for it; raises PassError as `Pipeline.run`.
+    """Run the passes with the form, and the recomputation, whose simulated step is shortest within the memory limit. Returns the run, and
+    what was proposed for it; raises PassError as `Pipeline.run`.
 
-    Every form that is proposed (`PROPOSALS`) is drafted, without local search inside its jobs, and simulated; the fastest is then planned
-    in full. Where Paddle's own plan is the fastest it is kept as it is.
+    Every proposed form (`PROPOSALS`) is drafted, without local search inside its jobs, and simulated; the fastest is then planned in full.
+    If Paddle's own plan is the fastest, it is kept as it is.
     """
     made = drafts.world.run(drafted(drafts.own), drafts.memory_limits, ranks=drafts.ranks)
     peaks = drafts.peaks(made)
@@ -33,7 +33,7 @@ def fastest(drafts: Drafts) -> tuple[Made, Tried]:
         tried.judged += propose(tried)
     judged = tried.judged
     best = next(iter(fitting(judged, limit)), None)
-    if best is None and drafts.given:  # what is nearest to the budget is made again with less room
+    if best is None and drafts.given:  # the caller makes what is nearest to the budget again with lower limits
         best = next(iter(nearest(judged)), None)
     if best is None and own.step_ns is None and judged:
         run = replace(drafts.whole(judged[0]), memory_limits=drafts.memory_limits)
@@ -50,8 +50,8 @@ def fastest(drafts: Drafts) -> tuple[Made, Tried]:
 
 
 def best_level(drafts: Drafts) -> Judged:
-    """How much of what is over the budget recomputation gives back with a form that is given: the fastest draft that fits, or else
-    what exceeds the budget least."""
+    """How much of the excess over the budget recomputation should free with a given form: the draft that exceeds the budget least, of those
+    that keep it the fastest."""
     assert drafts.given is not None
     limit, form = drafts.given.budget, without_search(drafts.asked)
     judged = [drafts.draft(each, form, drafts.later, limit) for each in dict.fromkeys(drafts.given.levels)]
@@ -59,8 +59,8 @@ def best_level(drafts: Drafts) -> Judged:
 
 
 def _baseline_facts(drafts: Drafts, own: Judged) -> dict[str, Fact]:
-    """What remarks tell of Paddle's own jobs and streams: the passes that a user asked for beside them, their step and their peak; and
-    how the bytes of the choice are counted, where they are not a GPU's."""
+    """Facts for remarks about Paddle's own jobs and streams: their peak, their step, and the passes that a user asked for besides; and how
+    the bytes of the choice are counted, if not as on a GPU."""
     found: dict[str, Fact] = {"baseline_peak_bytes": own.peak_bytes}
     if own.step_ns is not None:
         found["baseline_step_ns"] = own.step_ns

@@ -1,4 +1,4 @@
-"""A step that no schedule can pass, with the communication that nothing hides; memory counts nothing."""
+"""Lower bounds of the step that hold for any schedule. They include communication that nothing can hide, and ignore memory."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from interlace.passes.narrow_gathers import sites
 from interlace.scheduler.jobs.parts import Parts
 
 PRICES = 20
-"""Prices of communication that are tried: each gives a bound."""
+"""Number of intervals into which prices of communication between 0 and 1 are divided; each price gives a bound (`least_ns`)."""
 AT_ONCE = 8
-"""Collectives that run at once at most, in groups of their own."""
+"""Most collectives that run at the same time, each in a group of its own."""
 ROUNDED = 1e-5
-"""The simulator rounds paces up: a long step may be a millionth shorter than the work in it."""
+"""Share by which bounds are lowered: the simulator rounds rates up, so a long step may be a millionth shorter than the work in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage, in nanoseconds.
+    """Least times of one stage, in nanoseconds.
 
     Attributes:
         whole: The step of its rank if it waited for nobody.
-        late: The same of what needs a message of the stage before it.
-        middle: Forwards and input gradients of all micro-batches, of what needs such a message and is needed by one back.
-        fill, drain: From a message to the message that it leads to, this one included: forward, and input gradients. At the start of the
-            pipeline from the start of the step, and to its end.
-        chain: The longest chain of operations of one micro-batch and the optimizer, on a stage without messages.
+        late: The part of the step that depends on messages from the previous stage.
+        middle: The part of `late`, without the optimizer, on which messages back to the previous stage depend.
+        fill, drain: From the arrival of a message to the end of the message that depends on it, in forward and for input gradients. On the
+            first stage `fill` begins with the step, and `drain` includes all backward and the optimizer.
+        chain: The longest chain of operations of one micro-batch and the optimizer, if there is only one stage; else 0.
     """
 
     whole: float
@@ -46,13 +46,13 @@ class Stage:
 
 
 class Floors(NamedTuple):
-    """What a step takes at least, in nanoseconds.
+    """Lower bounds of the step, in nanoseconds.
 
     Attributes:
-        own: In this layout.
-        shared: In any that differs from it in what is sharded over replicas, or computes more again. Only what lies between the data of a
-            micro-batch and one of its products counts. Parameters that are gathered, gradients that are accumulated and reduced, and the
-            optimizer do not: sharding may leave a rank a part of them.
+        own: For this layout.
+        shared: For all layouts that differ from it only in sharding over replicas, or by more recomputation. It counts only what lies
+            between the data of a micro-batch and one of its products: not the gathering of parameters, the accumulation and reduction of
+            gradients, or the optimizer, of which sharding may leave a rank only a part.
     """
 
     own: int
@@ -60,11 +60,11 @@ class Floors(NamedTuple):
 
 
 def floors_of(programs: Sequence[Program], cost: Costs) -> Floors:
-    """Of one rank of each stage.
+    """Lower bounds from one rank of each stage.
 
-    Each rank computes and communicates all that it must, with each collective beneath the computation that suffers least. A stage starts
-    when the first message reaches it, through a forward of all stages before it with its collectives, and behind its last input gradients
-    lie those of the stages before it. Collectives that `narrow-gathers` may replace count nothing.
+    Each rank does all its computation and communication, with each collective beside the computation that suffers least. A stage starts
+    when the first message reaches it, after one forward, with its collectives, of all earlier stages; after its last input gradients come
+    those of the earlier stages. Collectives that `narrow-gathers` may replace do not count.
     """
     splits = [_split(program, cost) for program in sorted(programs, key=lambda program: program.pipeline.stage)]
     own = [_stage(_Rank(split, cost)) for split in splits]
@@ -72,7 +72,7 @@ def floors_of(programs: Sequence[Program], cost: Costs) -> Floors:
 
 
 def occupied(program: Program, cost: Costs) -> Floors:
-    """What one rank takes at least, whatever the others do."""
+    """Lower bounds from one rank alone, whatever the others do."""
     ranks = _Rank(program, cost), _Rank(program, cost, _between_data_and_products(program))
     own, shared = (int(rank.least(program.ops) * (1 - ROUNDED)) for rank in ranks)
     return Floors(own, shared)
@@ -87,11 +87,13 @@ def _floor_ns(stages: Sequence[Stage]) -> int:
 
 
 def least_ns(computation: Counter[str], collectives: Counter[str], cost: Costs) -> float:
-    """Time in which a device can do both, by category: computation is on one stream, and collectives share what they transfer with.
+    """Lower bound of the time for computation and collectives together, both in nanoseconds by category. Computation is on one stream, and
+    collectives share the links.
 
-    While n collectives run beside an operation both take longer. At a price p of a nanosecond of communication, a nanosecond in which both
-    run costs 1 - p (communication that is done in it), times what the operation is stretched by for each nanosecond of its own. What is
-    least over n, 0 included, is paid at least, whatever runs beside what. Any price bounds the time.
+    This is a dual bound. For a price p in (0, 1) of a nanosecond of communication, the time is at least p times all communication, plus for
+    each operation its time multiplied by its least cost per nanosecond. With n collectives beside it, an operation takes s(n) times as
+    long, and each nanosecond of that costs 1 less p times the communication done in it; the least cost is the minimum over n = 0, 1, ...
+    `AT_ONCE`. Any price gives a valid bound; the largest of several is returned.
     """
     alone, talk = sum(computation.values()), sum(collectives.values())
     found = float(max(alone, talk))
@@ -112,7 +114,7 @@ def least_ns(computation: Counter[str], collectives: Counter[str], cost: Costs) 
 
 
 def _between_data_and_products(program: Program) -> set[int]:
-    """Ids of the computation of a micro-batch that its data leads to, or what other stages make of it, and that leads to a product."""
+    """Ids of a micro-batch's computation that depends on its data, or on messages from other stages, and on which a product depends."""
     values, ops = tables_of(program)[0], [op for op in program.ops if op.role != "optimize"]
     after, first = _reads(Graph(program), ops), program.pipeline.stage == 0
 
@@ -125,12 +127,13 @@ def _between_data_and_products(program: Program) -> set[int]:
 
 
 def _reads(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
-    """Op id -> ids of those whose results it reads: the order that holds whatever communication there is besides."""
+    """Op id -> ids of the ops whose results it reads: dependencies that hold whatever the communication."""
     return {op.id: {graph.producer[each] for each in op.operands if each in graph.producer} for op in ops}
 
 
 class _Rank:
-    """Times of one rank's operations; `counted`: ids of those that count, and then only what they read makes an order between them."""
+    """Times of one rank's operations. `counted`: ids of the operations that count, or None for all; if given, only reads count as
+    dependencies."""
 
     def __init__(self, program: Program, cost: Costs, counted: set[int] | None = None) -> None:
         self.program, self.cost, self.counted, self.tables = program, cost, counted, tables_of(program)
@@ -138,17 +141,17 @@ class _Rank:
         self._narrowed = {site.gather.id for site in sites(self.graph).values()}
 
     def took(self, op: Op) -> int:
-        """An operation, once."""
+        """Nanoseconds of one run of an operation; 0 if it does not count."""
         if self.counted is not None and op.id not in self.counted:
             return 0
         return 0 if op.name in NO_KERNEL or op.id in self._narrowed else self.cost.op_time(op, *self.tables).dur_ns
 
     def after(self, ops: Sequence[Op]) -> dict[int, set[int]]:
-        """Op id -> ids of those that it comes after."""
+        """Op id -> ids of the ops that it depends on."""
         return dependencies(self.graph, ops) if self.counted is None else _reads(self.graph, ops)
 
     def least(self, ops: Iterable[Op]) -> float:
-        """What these take at least in a step."""
+        """Lower bound, in nanoseconds, of the time of these operations in a step."""
         computation, collectives = Counter[str](), Counter[str]()
         for op in ops:
             into = computation if not is_comm(op) else collectives if is_collective(op) else None
@@ -157,7 +160,8 @@ class _Rank:
         return least_ns(computation, collectives, self.cost)
 
     def between(self, ops: Sequence[Op], starts: Callable[[Op], bool], ends: Callable[[Op], bool]) -> float:
-        """From operations to operations: the longest chain, or all computation on the way, with what it ends with."""
+        """Lower bound, in nanoseconds, of the time from the first of the ops for which `starts` holds to the last for which `ends` holds:
+        the longest chain, or all computation between them plus the longest final send, whichever is longer."""
         after = self.after(ops)
         on_way, reached = _needed(ops, after, ends) & _led_to(ops, after, starts), dict[int, float]()
         longest, last, computation = 0.0, 0.0, 0.0
@@ -189,7 +193,8 @@ def _needed(ops: Sequence[Op], after: dict[int, set[int]], ends: Callable[[Op], 
 
 
 def _split(program: Program, cost: Costs) -> Program:
-    """With gradients split: their parts take as long as the whole, and a weight gradient is in nobody's way."""
+    """The program with gradients split, so that no weight gradient delays an input gradient; the two halves together take as long as the
+    whole."""
     return Pipeline((find_pass("split-backward")(), find_pass("overlap-column-backward")())).run(program, cost)[0]
 
 

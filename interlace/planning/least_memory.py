@@ -1,4 +1,4 @@
-"""The plan that holds least, and what a budget that it does not keep is refused with."""
+"""The plan that needs the least memory, and the error for a budget that even it exceeds."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ from interlace.scheduler.recompute.choices import LEVELS
 from interlace.units import size
 
 DESCENTS = 4
-"""Times that what holds least is made again to hold less, each time with less room than it held; it ends before where nothing is gained."""
+"""Most attempts to lower the peak of the smallest plan, each with less room than the plan before held."""
 GAINS = 0.001
-"""What holds less by no more than this part is not worth another plan."""
+"""Attempts end when one lowers the peak by no more than this share."""
 TIGHT = (0, LEVELS // 4, LEVELS // 2, 3 * LEVELS // 4, LEVELS)
-"""Levels of recomputation of which each stage takes the one with which it holds least: with all recomputed nothing can be moved
-(two stages: 720 bytes, 640 with the level chosen by stage), and each level more is a plan more for a refusal."""
+"""Levels of recomputation that are compared; each stage takes the one with the lowest peak. Recomputing everything is not always best, as
+it leaves nothing to move (a test with two stages: 720 bytes, against 640 with a level for each stage). Each level costs one more plan."""
 
 
 def least_memory(make: Making) -> Made:
-    """What holds least by itself: all moved that can be, and each stage at the level of recomputation with which it then holds least
-    (what is recomputed cannot be moved, so that need not be the last). Tried are Paddle's baseline order and, where the form is open, those
-    by name, each with a host that waits at the ends of jobs (the alternative of `throttle-host`) or where it must, and Paddle's own
-    jobs and streams with and without recomputation. Drafts are compared."""
+    """The plan with the lowest peak that was found: everything that can be is moved, and each stage is at the level of recomputation with
+    the lowest peak.
+
+    Drafts of these are compared: Paddle's baseline order with both alternatives of `throttle-host`, Paddle's own jobs and streams, and, if
+    the form is open, the forms by name and Paddle's own jobs and streams with recomputation as captured. The best, and a version of it with
+    less room if that holds less, are planned in full.
+    """
     made, plain = (_at_least_held(make, each) for each in (in_paddles_order(make.asked), paddles_streams(make.asked)))
     asked = schedule_of(make.asked)
     by_name = named(asked, make.world.captured, make.draws) if asked and is_open(asked) else []
@@ -49,7 +52,7 @@ def least_memory(make: Making) -> Made:
 
 
 def _at_least_held(make: Making, made: Pipeline) -> Pipeline:
-    """The passes with each stage at the level of recomputation with which it holds least, all moved that can be."""
+    """The passes with each stage at the level of recomputation with the lowest peak when everything that can be is moved."""
     if not make.levels.are_open:
         return made
     held = {
@@ -60,7 +63,7 @@ def _at_least_held(make: Making, made: Pipeline) -> Pipeline:
 
 
 def _held_less(make: Making, draft: Made) -> Made:
-    """The draft, or one that moves less and holds less all the same: copies back take room too."""
+    """The draft, or a draft with a lower limit whose peak is lower: copies back take memory too, so moving less may hold less."""
     found = draft
     for _ in range(DESCENTS):
         below = make.most(found) - 1
@@ -74,7 +77,8 @@ def _held_less(make: Making, draft: Made) -> Made:
 
 
 def refuse(make: Making, run: Made, budget: int) -> None:
-    """Raises BudgetError with what the fullest rank holds by what holds least, and what Paddle's baseline does, counted alike."""
+    """Raise BudgetError, with the peak of the fullest rank in `run`, the plan that needs the least memory, and that of Paddle's
+    baseline."""
     peaks = make.world.bytes_over(run, 0)
     rank = peaks.index(max(peaks))
     (what,) = filter(None, make.world.map(holders, run.programs, ranks=[rank]))

@@ -1,4 +1,4 @@
-"""How much each stage recomputes: the levels that a search chooses from (`ChooseRecompute.level_index`)."""
+"""Levels of recomputation for each stage, for a search to choose from (`ChooseRecompute.level_index`)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from interlace.planning.world import World
 from interlace.scheduler.whole_step.search import Numbers
 
 MORE_FREED = (0.0, 0.08, 0.2)
-"""Parts of the budget by which recomputation may give back more than Paddle's order needs; a schedule may ask for any on each stage. GPT-3
-6.7B at the peak of full recomputation by hand: 380.0 ms, with 0.02, 0.04 and 0.06 besides 381.6."""
+"""Shares of the budget that recomputation may free beyond what Paddle's order needs; a schedule may use any of them on each stage. Finer
+steps gain nothing: GPT-3 6.7B, with the peak of full recomputation as budget, takes 380.0 ms, and 381.6 ms with 0.02, 0.04 and 0.06 as
+well."""
 
 
 class Levels:
-    """What ranks answer about recomputation.
+    """Levels of recomputation, from the answers of all ranks.
 
     Attributes:
-        are_open: Whether there is something to decide: a pass that recomputes, and whose user did not say how much.
+        are_open: Whether there is something to decide: the user did not set the level of the pass that recomputes.
         collectives: Whether repetitions that are added may repeat collectives.
-        states: Optimizer state that may leave the device under a budget; None where no pass moves any, or there is none.
+        states: Which optimizer state may leave the device under a budget; None if no pass moves any, or there is none.
     """
 
     def __init__(self, world: World, asked: Pipeline) -> None:
@@ -32,23 +33,22 @@ class Levels:
         self.states = states if states is not None and any(world.known(movable_states, states)) else None
 
     def within(self, limit: int, beyond: Sequence[float] = MORE_FREED) -> tuple[Numbers, ...]:
-        """How much each stage may recompute, by stage, from nothing to most: a schedule may have any of them on each stage. `limit` is in
-        device bytes, which no stage may pass in Paddle's order; `beyond` has parts of it by which recomputation may give back more than it
-        takes for that, one for each level after the first."""
+        """Alternatives for the level of each stage, from nothing to most; a schedule may use a different one on each stage. Each after the
+        first frees enough that no stage exceeds `limit` device bytes in Paddle's order, and this share of `limit` (`beyond`) more."""
         freed = [(1.0, int(more * limit)) for more in beyond]
         found = self.to_free(limit, [(0.0, 0), *freed])
         beside = self.to_free(limit, freed, beside_states=True) if self.states is not None else ()
         return tuple(dict.fromkeys((*found[:1], *beside, *found[1:])) if len(beyond) > 1 else dict.fromkeys(found))
 
     def to_free(self, limit: int, freed: Sequence[tuple[float, int]], beside_states: bool = False) -> tuple[Numbers, ...]:
-        """See `levels_of`; of several ranks of a stage the one that needs most decides. `beside_states`: what is left to free once all
-        optimizer state that may leave the device has."""
+        """The levels of each stage that free these bytes (see `levels_of`); the rank of a stage that needs most decides. `beside_states`:
+        only what is left to free once all optimizer state that may leave the device has left it."""
         states = self.states if beside_states else None
         said = self.world.known(levels_of, limit, tuple(freed), self.collectives, states, ranks=self.world.firsts)
         return tuple(self.by_stage([each and each[k] for each in said]) for k in range(len(freed)))
 
     def raised(self, made: Pipeline, freed_bytes: Sequence[int]) -> Pipeline:
-        """Passes that were decided, with so much more recomputed that each rank holds so many bytes less in Paddle's order."""
+        """The passes with enough more recomputation that each rank holds `freed_bytes` less in Paddle's order."""
         chooses = recomputation_of(made)
         levels = chooses.level_index if chooses else None
         if not self.are_open or not isinstance(levels, tuple):
@@ -57,7 +57,7 @@ class Levels:
         return recomputing(made, self.by_stage(said))
 
     def by_stage(self, of_ranks: Sequence[int | None]) -> Numbers:
-        """The most of each stage; 0 where that is not known."""
+        """The largest entry of the ranks of each stage; None counts as 0."""
         return tuple(
             max((each or 0 for each, facts in zip(of_ranks, self.world.facts, strict=True) if facts.stage == stage), default=0)
             for stage in range(self.world.captured.pipeline.num_stages)

@@ -12,17 +12,18 @@ from interlace.planning.world import World
 from interlace.scheduler.whole_step.search import Numbers
 
 SLACK, ROUNDED = 1.01, 32 << 20
-"""A peak counts as that of Paddle's baseline up to this factor, and nothing is done about these bytes more: allocators round by more."""
+"""A peak counts as no higher than that of Paddle's baseline up to this factor, and an excess of up to these bytes is ignored: allocators
+round by more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Under a memory budget.
+    """A memory budget.
 
     Attributes:
-        budget: Device bytes that every rank must keep on a GPU.
-        levels: How much each stage recomputes (`ChooseRecompute.level_index`) with which Paddle's baseline order keeps the budget, for
-            forms by name; then what leaves more and more of the excess to offload. Empty where the passes say it.
+        budget: Device bytes that no rank may exceed on a GPU.
+        levels: Alternatives for how much each stage recomputes (`ChooseRecompute.level_index`), from as much as keeps the budget in
+            Paddle's baseline order to less and less, which leaves the rest of the excess to offload. Empty if the passes fix it.
     """
 
     budget: int
@@ -30,8 +31,8 @@ class Limit:
 
 
 def budget_bytes(world: World) -> int:
-    """The memory budget in bytes, for all ranks the least of those that are configured; 0 without one. Raises BudgetError where a fraction
-    is asked for and what Paddle's baseline holds is not known, PlanError where ranks have budgets of different sorts."""
+    """The memory budget in bytes, the smallest of all ranks; 0 without one. Raises BudgetError if it is a fraction of what Paddle's
+    baseline holds and that is not known, PlanError if the ranks' budgets differ other than in bytes."""
     asked = [each.memory_budget for each in world.facts]
     sizes = [each for each in asked if isinstance(each, int)]
     if len(sizes) == len(asked):
@@ -50,26 +51,26 @@ def budget_bytes(world: World) -> int:
             f"memory_budget {first:g} of what Paddle's baseline holds: that is not known, its step cannot be simulated; "
             "give bytes, such as 70GB"
         )
-    return max(1, int(first * held))  # less than a byte is a budget too, and refused as one
+    return max(1, int(first * held))  # 0 would mean no budget
 
 
 def baseline_bytes(world: World) -> int:
-    """Device bytes that Paddle's baseline holds on its fullest rank on a GPU; 0 where that is not known."""
+    """Peak device bytes of Paddle's baseline on its fullest rank, on a GPU; 0 if not known."""
     return max((each or 0 for each in world.known(baseline_peak)), default=0)
 
 
 def beyond_baseline(world: World, peak_bytes: int) -> int:
-    """Device bytes that a rank may hold without a memory budget, where Paddle's baseline holds so many on its fullest one: as many, as
-    `SLACK` counts, and those that may be held beyond. `is_unlimited` says where it is no limit."""
+    """Device bytes that a rank may hold without a memory budget: `peak_bytes`, the peak of Paddle's baseline on its fullest rank, times
+    `SLACK`, plus `bytes_beyond`. Does not apply if `is_unlimited`."""
     return int(SLACK * peak_bytes) + bytes_beyond(world)
 
 
 def bytes_beyond(world: World) -> int:
-    """Device bytes that a rank may hold beyond what Paddle's baseline does."""
+    """Device bytes that a rank may hold beyond the peak of Paddle's baseline; 0 unless the configuration allows some."""
     given = world.facts[0].memory_budget
     return given.more_bytes if isinstance(given, Beyond) else 0
 
 
 def is_unlimited(world: World) -> bool:
-    """Whether plans may hold as much as they like."""
+    """Whether the configuration sets no limit on memory."""
     return world.facts[0].memory_budget == NO_LIMIT

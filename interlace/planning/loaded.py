@@ -1,5 +1,5 @@
-"""Plans that were made before: each rank reads its own from a folder, or that of the rank that stands for it, and runs it only where it
-was made for this very program, together with the other ranks' plans.
+"""Loading of plans made earlier. Each rank reads its own plan from a folder, or that of an equivalent rank, and runs it only if it was made
+for this very program, together with the other ranks' plans.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = re.compile(rf"rank(\d+){re.escape(SUFFIX)}")
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What a rank tells the others of the plan that it read: digests of it and of its set, or why there is none."""
+    """What a rank tells the others about the plan that it read: digests of the plan and of the set it belongs to, or why there is none."""
 
     digest: str = ""
     set_digest: str = ""
@@ -41,14 +41,14 @@ class Said(msgspec.Struct, frozen=True):
 
 
 def load_plan(folder: str | Path, captured: Program, peers: Peers | None = None) -> Plan:
-    """This rank's plan of a folder that `interlace plan`, or `dump` of a run, wrote. `captured` is what Paddle built here and now, `peers`
-    are the ranks that load theirs at the same time.
+    """Load this rank's plan from a folder that `interlace plan`, or the `dump` of a run, wrote. `captured` is the program that Paddle built
+    in this run; `peers` are the ranks that load theirs at the same time.
 
-    Plans of one rank of each stage (`dump --stages`) are made again for every rank: the passes that were recorded run over what it
-    captured, and must give the jobs of its stage.
+    If the folder has plans of only one rank of each stage (`dump --stages`), every rank plans again: the recorded passes run over its own
+    captured program, and must give the jobs of its stage.
 
-    Raises LoadError on every rank alike: the plan of a rank is not there or cannot be read, was made for another program, or the ranks'
-    plans were not made together; or a rank of a stage comes to another plan than the one that stands for it.
+    Raises LoadError on all ranks if the plan of any rank is missing, cannot be read, or was made for another program, if the plans were not
+    made together, or if a rank that plans again gets another plan than its stage's.
     """
     plan, said = Plan.off("no plan was read"), Said()
     try:
@@ -62,7 +62,7 @@ def load_plan(folder: str | Path, captured: Program, peers: Peers | None = None)
 
 
 def _made_again(plan: Plan, captured: Program, peers: Peers | None) -> Plan:
-    """The plan of a rank's stage for the rank itself: its own groups, slices and partners, and the same jobs."""
+    """The plan of a rank's stage, made again for the rank itself: with its own groups, slices and partners, and the same jobs."""
     worker = Worker(captured, plan.costs(), plan.passes, plan.fingerprint(), Beyond(plan.extra_bytes), peers is not None)
     memory_limits = tuple(gather(peers, "memory_limits", plan.memory_limit or None))
     numbers = decide(worker, peers, lambda world: world.run(Pipeline(plan.passes), memory_limits).programs, Programs)
@@ -78,7 +78,8 @@ def _made_again(plan: Plan, captured: Program, peers: Peers | None) -> Plan:
 
 
 def _first_unlike_plan(found: Program, expected: Program) -> str:
-    """The first thing in which the plans of two equivalent ranks differ. Stream names hold numbers of groups: who shares one counts."""
+    """The first difference between the plans of two equivalent ranks, as text; empty if there is none. Stream names contain group ids, so
+    streams are compared by which operations share one."""
     for k, (job, other) in enumerate(zip_longest(found.jobs, expected.jobs)):
         if job != other:
             mine, theirs = (f"{each.name} of {len(each.items)} operations" if each else "no job" for each in (job, other))
@@ -89,14 +90,14 @@ def _first_unlike_plan(found: Program, expected: Program) -> str:
 
 
 def _streams(program: Program) -> list[int]:
-    """For each operation the number of its stream, in the order in which streams are met."""
+    """For each operation the number of its stream; streams are numbered in order of first use."""
     known: dict[str, int] = {}
     return [known.setdefault(op.stream, len(known)) for op in program.ops]
 
 
 def read_plan(folder: Path, rank: int) -> Plan:
-    """A rank's plan as `Plan.dump` wrote it, or that of the rank that stands for it. Raises InterlaceError where the folder has none of
-    this rank, its record is missing, or it was changed after it was made."""
+    """Read a rank's plan as `Plan.dump` wrote it, or that of an equivalent rank. Raises InterlaceError if the folder has neither, the
+    plan's record is missing, or the plan was changed after it was made."""
     path = folder / f"rank{rank}{SUFFIX}"
     if not path.is_file():
         path = _files(folder).get(rank, path)
@@ -114,7 +115,7 @@ def read_plan(folder: Path, rank: int) -> Plan:
 
 
 def why_not_its_record(path: Path, program: Program, record: Record) -> str:
-    """Why the program in a plan's file is not the one that the record beside it tells of; empty where it is."""
+    """Why the program in a plan's file does not match the record beside it; empty if it does."""
     if record.digest == digest_of(program):
         return ""
     return (
@@ -124,13 +125,13 @@ def why_not_its_record(path: Path, program: Program, record: Record) -> str:
 
 
 def require_its_record(path: Path, program: Program, record: Record) -> None:
-    """Refuse a plan of which its record tells another thing. Raises LoadError."""
+    """Raise LoadError if a plan's program does not match its record."""
     if fault := why_not_its_record(path, program, record):
         raise LoadError(fault)
 
 
 def compared_in(folder: Path) -> Comparison:
-    """Paddle's baseline beside the plans of a folder. Raises InterlaceError as `read_plan`."""
+    """Compare the plans of a folder with Paddle's baseline. Raises InterlaceError as `read_plan`."""
     plans = [read_plan(folder, rank) for rank in sorted(_ranks_in(folder))]
     stages = [equivalence_key(plan.captured) for plan in plans]
     costs = plans[0].costs().issued()
@@ -146,7 +147,7 @@ def compared_in(folder: Path) -> Comparison:
 
 
 def require_ranks(folder: str | Path, world: int) -> None:
-    """Find out before anything starts whether a folder has a plan for each rank. Raises LoadError where it lacks some."""
+    """Check, before anything starts, that a folder has a plan for each of `world` ranks. Raises LoadError if some are missing."""
     missing = sorted(set(range(world)) - set(_files(Path(folder))))
     if missing:
         raise LoadError(f"{folder}: no plan of {ranks_text(missing)}{_those_there(Path(folder))}")
@@ -157,7 +158,7 @@ def _ranks_in(folder: Path) -> set[int]:
 
 
 def _files(folder: Path) -> dict[int, Path]:
-    """For each rank the plan of its own, or of the rank that stands for it."""
+    """Rank -> the file of its own plan, or of an equivalent rank's."""
     paths = {rank: folder / f"rank{rank}{SUFFIX}" for rank in sorted(_ranks_in(folder))}
     return {rank: path for path in paths.values() for rank in load(path).equivalent_ranks} | paths
 
@@ -171,7 +172,7 @@ def _those_there(folder: Path) -> str:
 
 
 def _why_not(plan: Plan, captured: Program, folder: str | Path) -> str:
-    """Why a plan is not for this program; empty where it is."""
+    """Why a plan was not made for this program; empty if it was."""
     stands = captured.rank in plan.captured.equivalent_ranks
     difference = first_unlike(captured, plan.captured) if stands else first_difference(captured, plan.captured)
     return difference and (
@@ -180,7 +181,7 @@ def _why_not(plan: Plan, captured: Program, folder: str | Path) -> str:
 
 
 def _require_one_set(said: Sequence[Said], folder: str | Path) -> None:
-    """Raise LoadError where a rank has no plan, or the plans are of different sets."""
+    """Raise LoadError if a rank has no plan, or the plans were not all made together."""
     _require_no_fault([each.fault for each in said])
     other = first_other([each.set_digest for each in said])
     if other is not None:
@@ -193,7 +194,7 @@ def _require_one_set(said: Sequence[Said], folder: str | Path) -> None:
 
 
 def _require_no_fault(faults: Sequence[str]) -> None:
-    """Raise LoadError with the first fault that a rank tells; empty texts are none."""
+    """Raise LoadError with the first rank's fault that is not empty."""
     rank = next((rank for rank, fault in enumerate(faults) if fault), None)
     if rank is not None:
         raise LoadError(f"rank {rank}: {faults[rank]}" if len(faults) > 1 else faults[rank])

@@ -1,4 +1,4 @@
-"""Plans of one search: made in full or as drafts, and again with less room where they hold too much."""
+"""Makes the plans of one search: in full or as drafts, and again with less room if they hold too much."""
 
 from __future__ import annotations
 
@@ -14,41 +14,42 @@ from interlace.planning.world import Made, World
 from interlace.scheduler.whole_step.search import Numbers
 
 BASELINE_KEPT, FORM_TAKEN = "baseline-kept", "form-taken"
-"""Rules of the remark that says what an open schedule became."""
+"""Rules of the remarks that report what an open schedule became."""
 CLEARLY = 1.02
-"""Times the step of a run beyond which a draft leaves nothing to win: its plan in full has the same jobs, and more only of what a
-simulation does not notice."""
+"""A draft whose step is longer than that of a known run by this factor is not worth planning in full: the full plan has the same jobs, and
+differs only in what hardly changes the simulated step."""
 SOONER = (2, 8, 32)
-"""So many times what a plan exceeds the budget by is taken off the room with each plan that is made again: offload moves whole values, so
-a little less room may change nothing, and each is a plan in full (GPT-3 6.7B, pp 4, at 43 %: one in the place of two)."""
+"""When a plan exceeds the budget, its memory limit is lowered by this multiple of the excess, at the first, second and third attempt.
+Offload moves whole values, so a slightly lower limit may change nothing, and each attempt is a full plan (GPT-3 6.7B, pp 4, at 43 %: one
+attempt instead of two)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beaten:
-    """What cannot be faster than a run that there is already.
+    """What need not be tried because a known run is faster.
 
     Attributes:
-        step_ns: Drafts that take longer leave nothing to win; 0 where there is no such run.
-        forms: Forms by name that do, though they were drafted with nothing moved and nothing recomputed.
+        step_ns: Step of the fastest known run; 0 if there is none.
+        forms: Forms by name that take longer than that run even when drafted with nothing moved and nothing recomputed.
     """
 
     step_ns: int = 0
     forms: frozenset[Schedule1F1B] = frozenset()
 
     def also_by(self, step_ns: int | None) -> Beaten:
-        """With another run that there is; None where its step is not known."""
+        """The same with one more known run; `step_ns` is None if its step is not known."""
         most = [each for each in (self.step_ns, int(CLEARLY * (step_ns or 0))) if each]
         return replace(self, step_ns=min(most, default=0))
 
 
 class Making:
-    """Makes plans.
+    """Makes the plans of one search.
 
     Attributes:
-        is_alone: Whether the other stages are not known, so that no step can be simulated.
-        draws: Whether forward and backward of any rank both draw random numbers.
-        offloads: Whether a pass moves what is over the budget.
-        by_name: Simulated steps of forms by name, drafted without a budget, as far as their steps end.
+        is_alone: Whether the other stages are unknown, so that no step can be simulated.
+        draws: Whether on any rank both forward and backward draw random numbers.
+        offloads: Whether a pass moves activations or optimizer state under a budget.
+        by_name: Form by name -> simulated step in nanoseconds, drafted without a budget; without forms whose step would never end.
     """
 
     def __init__(self, world: World, asked: Pipeline) -> None:
@@ -62,9 +63,9 @@ class Making:
         self.offloads = deciding(asked.passes, "offload") is not None or self.levels.states is not None
 
     def beaten_by(self, step_ns: int) -> Beaten:
-        """What a run with this simulated step leaves nothing to win for."""
+        """What need not be tried once a run with this simulated step is known."""
         found = Beaten().also_by(step_ns)
-        if any(each.recomputes for each in self.world.facts):  # forms by name may then be faster with less of it
+        if any(each.recomputes for each in self.world.facts):  # forms by name may be faster with less recomputation
             return found
         return replace(found, forms=frozenset(form for form, took in self.by_name.items() if took > found.step_ns))
 
@@ -79,19 +80,19 @@ class Making:
         return tuple(least.get(stage, 0) for stage in range(self.pipe.num_stages))
 
     def made(self, made: Pipeline, memory_limits: MemoryLimits) -> Made:
-        """A run of passes whose forms are decided."""
+        """The full plan of passes whose forms are decided."""
         return self.world.run(made, memory_limits)
 
     def drafted(self, made: Pipeline, memory_limits: MemoryLimits) -> Made:
-        """The same passes, with a draft of what they make."""
+        """A draft of the plan of these passes, under which the passes are still the full ones."""
         return replace(self.world.run(drafted(made), memory_limits), passes=made)
 
     def most(self, run: Made) -> int:
-        """Device bytes of the fullest rank on a GPU."""
+        """Peak device bytes of the fullest rank on a GPU."""
         return max(self.world.bytes_over(run, 0))
 
     def with_lower_limits(self, make: Callable[[Pipeline, MemoryLimits], Made], run: Made, budget: int) -> Made | None:
-        """The run, made again with so much less room as it exceeds the budget by; None where that does not help."""
+        """The run, made again with lower limits until it keeps the budget; None if `SOONER` attempts are not enough."""
         first = run
         for number in range(1 + len(SOONER)):
             over = self.world.bytes_over_in_step(run, budget)
@@ -104,7 +105,8 @@ class Making:
         return None
 
     def lower_limits(self, made: Made, memory_limits: MemoryLimits, over: Sequence[int]) -> MemoryLimits:
-        """What passes may use after a plan that exceeds the budget by so many bytes on each rank; as much as before where it does not."""
+        """Memory limits for another attempt, lowered on each rank by its entry of `over`, in bytes; unchanged where that is not
+        positive."""
         peaks = self.world.order_peaks(made)
         return tuple(
             max(1, min(room or 0, peak) - more) if more > 0 else room for room, peak, more in zip(memory_limits, peaks, over, strict=True)
@@ -117,7 +119,7 @@ def said(kind: Kind, rule: str, /, **facts: Fact) -> Remark:
 
 
 def _with_choice_of(first: Made, again: Made, why: Remark) -> Made:
-    """A run whose schedule was decided before, with the remarks that say how, and why it was made again."""
+    """The run `again` with the remarks of `first` about the choice of its schedule, and the reason why it was made again."""
     notes = [each for each in first.notes if each.pass_name == Schedule1F1B.name]
     chosen = [each for each in notes if each.rule in (BASELINE_KEPT, FORM_TAKEN)]
     return again.noted(*chosen, why, *(each for each in notes if each.kind == "declined"))

@@ -1,4 +1,4 @@
-"""The order of communication that a user's pass must keep: its plan is refused by name where partners end in different orders."""
+"""The order of communication that a user's pass must keep. If ranks that communicate end up with different orders, the pass is named."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from interlace.scheduler.hazards.skeleton import Channel
 
 
 def captured_orders(captured: Program) -> tuple[Change, ...]:
-    """The orders of a captured program's calls."""
+    """The orders of a captured program's communication calls."""
     return changes({}, orders_of(captured))
 
 
 def history_of(captured: Program, planned: Program, orders: Sequence[Change], reports: Sequence[PassReport]) -> History:
-    """The orders of a rank's calls from pass to pass, as they were captured and as the passes told, and which captured calls are left."""
+    """The orders of a rank's calls from pass to pass: as captured (`orders`) and as the passes reported, with the calls that passes
+    changed."""
     seat = msgspec.structs.replace(planned, ops=(), values=(), jobs=(), events=(), refusals=())
     ours = {kind.name for kind in built_in()}
     found = strays(captured, planned)
@@ -40,8 +41,8 @@ def history_of(captured: Program, planned: Program, orders: Sequence[Change], re
 
 
 def require_one_order(world: World) -> None:
-    """Refuse finished plans in which partners have different orders of calls because of a pass. Raises PassError with the pass and the
-    first calls that differ."""
+    """Raise PassError, with the pass and the first calls that differ, if in finished plans a pass has left ranks that communicate with
+    different orders of calls."""
     found = breaks(world.map(order_history))
     if found:
         first = found[0]
@@ -52,13 +53,13 @@ def require_one_order(world: World) -> None:
 
 @task
 def order_history(worker: Worker) -> History:
-    """The orders of a rank's calls from pass to pass of its finished plan."""
+    """The orders of a rank's calls from pass to pass, up to its finished plan."""
     planned, reports = worker.finished
     return history_of(worker.captured, planned, captured_orders(worker.captured), reports)
 
 
 @task
 def calls_of_line(worker: Worker, ranks: tuple[int, int], channels: tuple[Channel | None, Channel | None]) -> tuple[Call, ...]:
-    """The calls of a rank of these on its channel; none of others."""
+    """The rank's calls on its channel, if it is one of the two `ranks`; otherwise none."""
     planned, _ = worker.finished
     return calls_on(planned, channels[ranks.index(planned.rank)]) if planned.rank in ranks else ()

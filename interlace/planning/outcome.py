@@ -1,4 +1,4 @@
-"""What a plan brings: Paddle's baseline and this one as simulated whole steps."""
+"""The outcome of a plan: the simulated whole steps of Paddle's baseline and of the plan."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NOT_COMPARED = (
 
 
 class StageStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The step of equivalent ranks of a stage; parts as `scheduler/simulate/simulator.py` defines them.
+    """The step of ranks of a stage with equal figures; the parts of the step are defined in `scheduler/simulate/simulator.py`.
 
     Attributes:
-        joules: Energy of each of these ranks; 0 where the profile knows no power.
-        mean_mhz: Their clock, mean over the step; 0 likewise.
+        joules: Energy of each of these ranks; 0 if the profile has no power.
+        mean_mhz: Their mean clock over the step; 0 if the profile has no power.
     """
 
     stage: int
@@ -43,10 +43,10 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A simulated step of all ranks.
 
     Attributes:
-        exposed_ns, bubble_ns: Means over the ranks.
-        peak_bytes: Device memory of the fullest rank.
-        joules: Energy of all ranks; 0 where the profile knows no power.
-        stages: Equivalent ranks together, by stage.
+        exposed_ns, bubble_ns: Means over all ranks.
+        peak_bytes: Peak device memory of the fullest rank.
+        joules: Energy of all ranks; 0 if the profile has no power.
+        stages: Ranks of one stage with equal figures together, sorted by stage.
     """
 
     step_ns: int
@@ -58,8 +58,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, result: Result, representative: Mapping[int, Sequence[int]] | None = None) -> Step:
-        """The figures of a simulation with memory. `representative` has for a rank the ranks that it stands for, itself among them; what is
-        not named there, as its program says."""
+        """The figures of a simulation with memory. `representative`: simulated rank -> the ranks that it represents, including itself; for
+        ranks that are not in it, `Program.ranks`."""
         equivalent: dict[tuple[Any, ...], list[int]] = {}
         for at, (program, rank) in enumerate(zip(result.input.programs, result.ranks, strict=True)):
             power = (round(result.joules[at], 3), round(result.mean_mhz(at))) if result.joules else (0.0, 0)
@@ -85,7 +85,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def errors_of(costs: Costs, programs: Sequence[Program]) -> Errors | None:
-    """Of the profile's predictions, as far as gains of such programs were measured, in steps that were issued."""
+    """The errors of the profile's predictions for such programs (with or without pipeline stages); None if no gains of such were measured.
+    Only for steps whose operations the host issues."""
     found = costs.profile.accuracy if isinstance(costs, CostModel) and not costs.is_launched else None
     if found is None:
         return None
@@ -98,8 +99,8 @@ def errors_of(costs: Costs, programs: Sequence[Program]) -> Errors | None:
 
 
 class OtherLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan that planning looked at and that keeps another limit: what it holds on the fullest rank, and its simulated step. The best plan
-    within that limit may be faster."""
+    """A plan within another limit that planning looked at: its peak on the fullest rank, and its simulated step. The best plan within that
+    limit may be faster."""
 
     limit_bytes: int
     peak_bytes: int
@@ -107,14 +108,14 @@ class OtherLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MemoryLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a plan might hold on a GPU, however fast its host.
+    """The limit on what a plan may hold on a GPU, however fast its host.
 
     Attributes:
-        whose: What gave the limit: what Paddle's baseline holds, that and what was asked for beyond it, or the budget.
+        whose: Origin of the limit: the peak of Paddle's baseline, that plus what was asked for beyond it, or the budget.
         limit_bytes: The limit.
-        peak_bytes: What the plan holds, counted alike, on its fullest rank.
-        device_bytes: Memory of the profile's device; 0 where that is not known.
-        more, less: A faster plan in a tenth more, and the fastest known in a tenth less; None where none is known.
+        peak_bytes: Peak of the plan on its fullest rank, counted in the same way.
+        device_bytes: Memory of the profile's device; 0 if not known.
+        more, less: A faster plan within a tenth more, and the fastest known within a tenth less; None if none is known.
     """
 
     whose: Literal["baseline", "beyond", "budget"]
@@ -126,13 +127,16 @@ class MemoryLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Two steps by the same device profile and the same rules.
+    """The simulated steps of a plan and of one that it is compared with, by the same device profile and the same rules.
 
     Attributes:
-        before: Of the plan compared with, which `against` names; None where there is none.
-        errors: How far its predictions were off measured runs with, or without, pipeline stages; None where none were held against it.
-        memory: What the plan might hold; None where there was no limit.
-        refusal: Why Paddle does not run the plan compared with; empty where it does.
+        plan: The step of the plan.
+        profile: Name of the device profile.
+        before: The step of the plan compared with, whose name is `against`; None if there is none.
+        errors: How far the profile's predictions were from measured runs of the same kind (with or without pipeline stages); None if it was
+            not compared with any.
+        memory: The memory limit of the plan; None without one.
+        refusal: Why Paddle cannot run the plan compared with; empty if it can.
     """
 
     plan: Step
@@ -144,5 +148,5 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refusal: str = ""
 
     def change(self) -> float:
-        """By how many percent the step is longer than that compared with; negative is a gain."""
+        """Percentage by which the step is longer than the one compared with; negative for a gain, 0 if there is none to compare with."""
         return 100 * (self.plan.step_ns / self.before.step_ns - 1) if self.before and self.before.step_ns else 0.0

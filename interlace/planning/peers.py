@@ -1,4 +1,4 @@
-"""What ranks of a run tell each other: each gives bytes on a topic, and all get what every rank gave."""
+"""Exchange between the ranks of a run: each gives bytes on a topic, and all get what every rank gave."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ T = TypeVar("T")
 
 
 class TopicError(PlanError):
-    """Ranks are at different points of their work: they have other options, or one of them failed before."""
+    """Ranks are at different points of their work, because their options differ or one of them failed earlier."""
 
 
 class Peers(Protocol):
     """The ranks of a run, this one among them."""
 
     def gather(self, topic: str, mine: bytes) -> list[bytes]:
-        """What each rank says on a topic, in the order of ranks. Every rank asks for the same topics in the same order. Raises PlanError,
-        on every rank alike, where one is at another topic."""
+        """What each rank gives on a topic, in the order of ranks. Every rank must call this with the same topics in the same order. Raises
+        PlanError on all ranks if one is at another topic."""
         ...
 
 
 def gather(peers: Peers | None, topic: str, mine: T) -> list[T]:
-    """What every rank says on a topic, by rank; only this one's own where there are no others. Raises PlanError as `Peers.gather`."""
+    """What every rank gives on a topic, by rank; only `mine` if `peers` is None. Raises PlanError as `Peers.gather`."""
     if peers is None:
         return [mine]
     said = peers.gather(topic, msgspec.msgpack.encode(mine))
@@ -36,17 +36,17 @@ def gather(peers: Peers | None, topic: str, mine: T) -> list[T]:
 
 
 def decoded(packed: bytes, kind: Any, hook: Callable[[type, Any], Any] | None = None) -> Any:
-    """A message as the type that it was made from; `hook` is msgspec's for types of ours."""
+    """A message, decoded as type `kind`; `hook` is msgspec's `dec_hook` for custom types."""
     return msgspec.msgpack.decode(packed, type=kind, dec_hook=hook)
 
 
 def first_other(said: Sequence[Any]) -> int | None:
-    """The first rank that says something else than rank 0."""
+    """The first rank whose entry differs from rank 0's; None if there is none."""
     return next((rank for rank, each in enumerate(said) if each != said[0]), None)
 
 
 def require_one_topic(topics: Sequence[str]) -> None:
-    """Raises PlanError where ranks speak of different things."""
+    """Raise TopicError if the topics of ranks differ."""
     other = first_other(topics)
     if other is not None:
         raise TopicError(
@@ -56,12 +56,12 @@ def require_one_topic(topics: Sequence[str]) -> None:
 
 
 def mark(text: str) -> bytes:
-    """A digest of options, which ranks compare."""
+    """A digest of options, for comparison between ranks."""
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
 def require_same_options(peers: Peers, rank: int, options: str, marks: Sequence[bytes]) -> None:
-    """Raises PlanError on every rank alike, with the options of two ranks, where the marks of ranks differ."""
+    """Raise PlanError on all ranks, with the options of two that differ, if the ranks' marks (digests of options) differ."""
     other = first_other(marks)
     if other is not None:
         texts = peers.gather("options that differ", options.encode() if rank in (0, other) else b"")

@@ -34,26 +34,26 @@ from interlace.planning.world import Made, World, decide
 from interlace.scheduler.hazards.pass_orders import Change
 
 RECORD = 4
-"""Version of the layout of `Record`; raised with every change of it. 4 has `is_launched` and `Outcome.refusal`, 3 has `extra_bytes`, 2 has
-remarks, 1 had lines of text."""
+"""Version of the fields of `Record`; raised with every change of them. 4 has `is_launched` and `Outcome.refusal`, 3 has `extra_bytes`, 2
+has remarks, 1 had lines of text."""
 READABLE = (3, RECORD)
-"""Layouts that this version reads: fields that a layout lacks get their defaults."""
+"""Record versions that can be read; fields that a version lacks get their defaults."""
 
 
 class _RecordHeader(msgspec.Struct, frozen=True):
-    """The field of a record that says its layout, decoded alone to give a clear error for another one."""
+    """The version of a record, decoded alone to give a clear error for an unknown one."""
 
     version: int = 1
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a plan was made, so that it can be made again: profile, options of each pass, order, and what each did.
+    """How a plan was made, so that it can be made again: profile, options of each pass, their order, and what each did.
 
-    `digest` is of the planned program, `set_digest` of the digests of all ranks that planned at the same time; empty in a record of
-    an older version. `outcome` is what the whole step is simulated to take. `memory_budget` are the device bytes that the plan was to
-    stay under, those of Paddle's baseline where none were asked for (`beside_baseline`), `memory_limit` those that passes might use in the
-    order of operations; 0 without a limit. `extra_bytes` are those by which orders of jobs might exceed their parts one after another
-    (`Context`). `captured_orders` are the orders of calls before the first pass. `is_launched`: see `Plan`.
+    Attributes:
+        digest: Digest of the planned program.
+        set_digest: Digest of the digests of all ranks that planned at the same time.
+        captured_orders: The orders of communication calls before the first pass.
+        outcome, memory_budget, memory_limit, extra_bytes, beside_baseline, is_launched: See `Plan`.
     """
 
     version: int
@@ -72,11 +72,11 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_launched: bool = False
 
     def costs(self) -> CostModel:
-        """What the plan's step is simulated with."""
+        """The cost model with which the plan's step is simulated."""
         return costs_of(self.profile, self.is_launched)
 
     def passes(self, names: Sequence[str]) -> tuple[Pass, ...]:
-        """Some of the passes with their options. Raises PlanError where a pass is not registered here, or has no such options."""
+        """The named passes with their options. Raises PlanError if a pass is not registered, or does not have these options."""
         try:
             return tuple(msgspec.convert(self.options[name], find_pass(name)) for name in names)
         except (KeyError, PassError, msgspec.ValidationError) as error:
@@ -88,24 +88,23 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One rank's schedule and the reasons for it.
+    """The plan of one rank: its program with jobs, and the reasons for it.
 
     Attributes:
         captured: The program as Paddle built it.
         program: The program with its jobs.
-        profile: Name of the device profile that was asked.
-        why_off: Why Interlace left Paddle's plan as it is; empty where it planned.
-        set_digest: Equal on all ranks that planned at the same time, and on no others.
-        loaded_from: The folder that it was read from; empty where it was made in this run.
-        outcome: The whole step by Paddle's baseline and by this one, simulated; None where the other stages' plans are not known here,
-            or a step would never end.
-        compared: What was simulated for that; on rank 0 alone.
-        memory_budget: Device bytes that it was to stay under; 0 without a limit.
-        memory_limit: Device bytes that passes might use in the order of operations: the budget, less what side streams hold on a GPU.
-            0 also where the plan made without a budget keeps it and is the fastest.
-        extra_bytes: Bytes by which orders of jobs might exceed their parts one after another (`Context`).
-        beside_baseline: Whether the budget is what Paddle's baseline holds, as none was asked for.
-        is_launched: Whether steps are captured and launched as a graph of the device, so that the host has no time in them.
+        profile: Name of the device profile.
+        why_off: Why Interlace left Paddle's plan as it is; empty if it planned.
+        set_digest: Digest of the plans of all ranks that planned at the same time; equal on all of them, and on no others.
+        loaded_from: The folder that it was read from; empty if it was made in this run.
+        outcome: The simulated whole steps of Paddle's baseline and of this plan; None if other stages' plans are not known here, or a step
+            would never end.
+        compared: What was simulated for `outcome`; only on rank 0.
+        memory_budget: Device bytes that no rank may exceed; 0 without a limit.
+        memory_limit: `Context.memory_limit` of this rank; 0 for None. Also 0 if the plan made without a budget keeps it and is the fastest.
+        extra_bytes: `Context.extra_bytes`.
+        beside_baseline: Whether `memory_budget` is the peak of Paddle's baseline, because the user gave no budget.
+        is_launched: Whether steps are captured and launched as a graph of the device, so that the host's time in a step is 0.
     """
 
     captured: Program
@@ -126,12 +125,12 @@ class Plan:
 
     @property
     def asked_budget(self) -> int:
-        """The memory budget in bytes, if one was asked for; else 0."""
+        """The user's memory budget in bytes; 0 if there is none."""
         return 0 if self.beside_baseline else self.memory_budget
 
     @classmethod
     def off(cls, why: str) -> Plan:
-        """The plan of a model that Interlace was told to leave alone: no operations, no jobs, and the reason."""
+        """The plan of a model that Interlace leaves alone: no operations, no jobs, and the reason."""
         nothing = Program((), ())
         return cls(nothing, nothing, why_off=why)
 
@@ -141,7 +140,7 @@ class Plan:
         return self.program.jobs
 
     def dump(self, path: str | Path) -> list[Path]:
-        """Write the planned program, the captured one and the options and reports below a folder; gives the files' paths."""
+        """Write the planned program, the captured program, and the record to files below a folder; returns their paths."""
         if self.why_off:
             return []
         folder, name = Path(path), f"rank{self.program.rank}"
@@ -150,7 +149,7 @@ class Plan:
         return [save(self.program, folder / f"{name}{SUFFIX}"), save(self.captured, folder / "captured" / f"{name}{SUFFIX}"), record]
 
     def costs(self) -> CostModel:
-        """What its step is simulated with."""
+        """The cost model with which its step is simulated."""
         return costs_of(self.profile, self.is_launched)
 
     def fingerprint(self) -> str:
@@ -158,7 +157,7 @@ class Plan:
         return options_text(self.profile, self.passes)
 
     def is_paddles_order(self) -> bool:
-        """Whether operations run as Paddle built them, in its own order, so that a run on CPU ranks compares nothing of this plan."""
+        """Whether operations run unchanged and in Paddle's own order, so that comparing bits on CPU ranks would not test this plan."""
         return bool(self.jobs) and is_paddles_order(self.captured, self.program, CostModel(load_profile(self.profile)))
 
     def _record(self) -> Record:
@@ -176,11 +175,11 @@ RECORDED = (
     *("profile", "reports", "set_digest", "outcome", "memory_budget", "memory_limit"),
     *("extra_bytes", "beside_baseline", "is_launched"),
 )
-"""What a plan and its record have under one name."""
+"""Fields that a plan and its record share."""
 
 
 def costs_of(profile: str, is_launched: bool) -> CostModel:
-    """What the step of a plan is simulated with: times of its profile, and of the host none where steps are launched."""
+    """The cost model of a profile; with `is_launched` the host's times are 0."""
     return CostModel(load_profile(profile), is_launched=is_launched)
 
 
@@ -190,18 +189,17 @@ def options_text(profile: str, passes: Sequence[Pass]) -> str:
 
 
 def digest_of_set(digests: Sequence[str]) -> str:
-    """Of the plans of several ranks, from the digest of each in the order of ranks."""
+    """The digest of the plans of several ranks, from their digests in the order of ranks."""
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:32]
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """What rank 0 decided for all ranks, who have their plans already and take them.
+    """What rank 0 decided for all ranks, which hold their finished plans already.
 
     Attributes:
-        memory_budget: Device bytes that no rank was to pass; 0 without a limit.
-        beside_baseline: See `Plan`.
-        set_digest: Of the plans of all ranks.
-        outcome: The whole step by Paddle's baseline and by these.
+        specs: The passes.
+        memory_limits: `Context.memory_limit` of each rank.
+        memory_budget, beside_baseline, set_digest, outcome: See `Plan`.
     """
 
     specs: tuple[Spec, ...]
@@ -213,8 +211,8 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers: Peers | None = None) -> Plan:
-    """Plan a captured program; `peers` are the ranks of the run, which plan at the same time. Raises InterlaceError where a pass cannot do
-    what is asked; the program stays as it is."""
+    """Plan a captured program; `peers` are the ranks of the run, which plan at the same time. The program is not changed. Raises
+    InterlaceError if a pass cannot do what is asked."""
     worker, compared = worker_of(program, config, cost, profile, is_whole=peers is not None), list[Comparison | None]()
 
     def search(world: World) -> Decided:
@@ -244,14 +242,14 @@ def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile
 
 
 def worker_of(program: Program, config: Config, cost: Costs, profile: str, is_whole: bool = True) -> Worker:
-    """A rank that is to be planned; `is_whole`: with all others."""
+    """A worker for a rank to be planned; `is_whole`: together with all others."""
     passes = config.pipeline().passes
     options = options_text(profile, (*passes, *config.means.values()))
     return Worker(program, cost, passes, options, config.memory_budget, is_whole)
 
 
 def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, Comparison | None]:
-    """The decision, with the plans that it is about finished on each rank, and what was simulated for its outcome."""
+    """Decide, and finish the plans on all ranks. Returns the decision, and what was simulated for its outcome."""
     asked, search, means = budget_bytes(world), Search(world, config.pipeline()), tuple(config.means.values())
     budget = asked
     if asked:
@@ -272,7 +270,7 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
 
 
 def _memory_limit(search: Search, made: Made, limit_bytes: int, config: Config) -> MemoryLimit | None:
-    """What a plan might hold, and what gave that limit; None without one."""
+    """The memory limit of a plan, and where it comes from; None without one."""
     if not limit_bytes:
         return None
     beside: Literal["baseline", "beyond"] = "baseline" if config.memory_budget is None else "beyond"
@@ -282,7 +280,7 @@ def _memory_limit(search: Search, made: Made, limit_bytes: int, config: Config) 
 def taken(
     worker: Worker, decided: Decided, profile: str, finished: tuple[Program, tuple[PassReport, ...]], compared: Comparison | None
 ) -> Plan:
-    """A rank's plan as it was decided; `compared` on rank 0 alone."""
+    """This rank's plan as decided; `compared` is given only on rank 0."""
     (planned, reports), room = finished, decided.memory_limits[worker.seat] or 0
     passes, budget = tuple(map(worker.pass_of, decided.specs)), decided.memory_budget
     return Plan(
@@ -303,8 +301,8 @@ def taken(
 
 
 def replay(path: str | Path, name: str) -> tuple[Program, Program]:
-    """A plan's program before and after one of its passes, made again from what the plan's folder holds. Raises PlanError where the file is
-    no plan that `Plan.dump` wrote, or the pass is not one of its passes."""
+    """A plan's program before and after one of its passes, made again from the files in the plan's folder. Raises PlanError if the file is
+    not a plan that `Plan.dump` wrote, or the pass is not one of its passes."""
     path = Path(path)
     record = read_record(path)
     if name not in record.order:
@@ -329,13 +327,13 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
 
 
 def has_record(path: str | Path) -> bool:
-    """Whether a file lies where `Plan.dump` puts a plan, with its record in the folder `captured` beside it."""
+    """Whether a file has a record in the folder `captured` beside it, where `Plan.dump` puts a plan's."""
     return _record_of(Path(path)).is_file()
 
 
 def read_record(path: str | Path) -> Record:
-    """How a plan file was made: its profile, options and reports. Raises PlanError where the file is no plan that `Plan.dump` wrote, or
-    another version wrote it."""
+    """Read the record of a plan file. Raises PlanError if the file is not a plan that `Plan.dump` wrote, or an incompatible version wrote
+    it."""
     path = Path(path)
     try:
         data = read_file(_record_of(path), MOST_BYTES, "the record of a plan", PlanError)

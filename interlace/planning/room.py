@@ -1,4 +1,4 @@
-"""Device memory that Paddle's baseline leaves free, and plans that use some of it."""
+"""Plans that use some of the device memory that Paddle's baseline leaves free."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from interlace.planning.variants import is_open
 from interlace.units import size
 
 ROOM, POOLS = 0.9, 2.0
-"""Part of the device's memory that plans may come to use, and what pools may take for each byte that a plan holds more than the
-baseline: on two H100 0.9 to 1.9 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
+"""Share of the device's memory that plans may use, and bytes that allocator pools may take for each byte by which a plan's peak exceeds the
+baseline's: 0.9 to 1.9 on two H100 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
 
 
 def is_room_for(more_bytes: int, held_bytes: int, total_bytes: int) -> bool:
-    """Whether a device has room for so much more than it holds; of one that does not tell its memory that is taken for granted.
+    """Whether a device that holds `held_bytes` has room for a plan with `more_bytes` more. True if its memory (`total_bytes`) is not known.
 
     >>> is_room_for(5, 70, 100), is_room_for(15, 70, 100), is_room_for(0, 95, 100)
     (True, False, True)
@@ -33,8 +33,8 @@ def is_room_for(more_bytes: int, held_bytes: int, total_bytes: int) -> bool:
 
 
 def roomier(config: Config, outcome: Outcome | None) -> Beyond | None:
-    """The budget of a plan that may hold a tenth of Paddle's baseline more; None where the user chose the form, a budget or no limit, or
-    what the baseline holds is not known."""
+    """The budget of a plan that may exceed the peak of Paddle's baseline by a tenth, besides what the user allows; None if the user set the
+    form, a budget or no limit, or the baseline's peak is not known."""
     asked = cast("Schedule1F1B | None", config.passes.get(Schedule1F1B.name))
     given = config.memory_budget or Beyond(0)
     if config.plan or asked is None or not is_open(asked) or not isinstance(given, Beyond) or given == NO_LIMIT:
@@ -47,8 +47,9 @@ def roomier(config: Config, outcome: Outcome | None) -> Beyond | None:
 def use_room(
     programs: Sequence[Program], config: Config, cost: CostModel, profile: str, plans: list[Plan], processes: int = 1
 ) -> tuple[list[Plan], str]:
-    """Plans that use memory which Paddle's baseline leaves free on the device of a profile, where `tune` is on and they are faster than
-    `plans`, which `make_plans` gave for the same arguments; and what to say of the memory, empty where there is nothing to say."""
+    """Plans that use memory which Paddle's baseline leaves free on the profile's device, if `tune` is on and they are faster; otherwise
+    `plans`, the result of `make_plans` for the same arguments. Also returns a text about this memory, empty if there is nothing to
+    report."""
     outcome, total_bytes = plans[0].outcome, cost.profile.memory_bytes
     budget = roomier(config, outcome)
     is_asked = config.tune == "on" or (config.tune == "auto" and target_of(profile) is GPU)

@@ -1,4 +1,4 @@
-"""What was decided, as small text: a row of slots for each stage, and the configuration that plans these rows again."""
+"""Decisions as small text files: a row of slots for each stage, and a configuration that plans these rows again."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from interlace.planning.plan import Plan
 from interlace.scheduler.jobs.parts import slot_text
 
 ROWS, CONFIG = "schedule.rows", "schedule.yaml"
-"""What a folder of plans holds beside them."""
+"""Names of the two files in a folder of plans."""
 
 
 def rows_of(programs: Sequence[Program]) -> dict[int, list[Slot]]:
-    """The slots of each stage, as the jobs of its first rank here have them. Raises PlanError where a program has no jobs."""
+    """Stage -> its slots, read from the jobs of its first program in `programs`. Raises PlanError if a program has no jobs."""
     found: dict[int, list[Slot]] = {}
     for program in sorted(programs, key=lambda program: program.rank):
         if not program.jobs:
@@ -44,9 +44,9 @@ def rows_text(rows: dict[int, list[Slot]]) -> str:
 
 
 def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
-    """Leave `schedule.rows` in a folder, and `schedule.yaml`, with which these rows and all other options are planned again; its first line
-    calls the folder `shown_as`. Returns whether all stages are there: without one of them a schedule file would be refused, and nothing is
-    written."""
+    """Write `schedule.rows` to a folder, and `schedule.yaml`, a configuration that plans these rows with all other options again; its first
+    line names the folder as `shown_as`. Returns whether it did: if a stage is missing, nothing is written, as the schedule file would be
+    refused."""
     rows = rows_of([plan.program for plan in plans])
     if len(rows) < plans[0].program.pipeline.num_stages:
         return False
@@ -65,14 +65,14 @@ FORCED: dict[str, dict[str, Any]] = {
     "overlap-column-backward": {"only_gains": False},
     "offload-activations": {"min_bytes": 1},
 }
-"""What makes decisions for a large model hold on a small one, where they gain nothing and the values are small: by pass."""
+"""Options, by pass, that make decisions for a large model apply to a small one, where they gain nothing and values are small."""
 
 
 def forced(folder: Path) -> dict[str, Any]:
-    """The options with which another model's program gets the decisions of a folder of plans, whether or not it gains by them: the rows,
-    the form of jobs, what is split, overlapped and recomputed. Where the plans move activations to the host, all move that can.
+    """Options that apply the decisions of a folder of plans to another model, whether or not it gains from them: the rows, the form of
+    jobs, what is split, overlapped and recomputed. If the plans move activations to the host, all activations that can move do.
 
-    Raises PlanError where the folder holds no rows with their configuration, or one of its plans cannot be read.
+    Raises PlanError if the folder does not have both files, or one of its plans cannot be read.
     """
     path = folder / CONFIG
     if not path.is_file() or not (folder / ROWS).is_file():
@@ -92,7 +92,7 @@ def forced(folder: Path) -> dict[str, Any]:
 
 
 def _options(passes: Sequence[Pass]) -> dict[str, Any]:
-    """Each pass as a configuration has it; those that are on by default and did not run are off."""
+    """The passes as entries of a configuration; passes that are on by default but did not run are `off`."""
     options: dict[str, Any] = {option_name(kind.name): "off" for kind in REGISTRY.values() if kind.is_default}
     for each in passes:
         if each.decides == "schedule":
@@ -104,14 +104,14 @@ def _options(passes: Sequence[Pass]) -> dict[str, Any]:
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
-    """An option's default as plain data; `NODEFAULT`, which equals no value, where it has none."""
+    """An option's default as plain data; `NODEFAULT`, which equals no value, if it has none."""
     if field.default_factory is not msgspec.NODEFAULT:
         return msgspec.to_builtins(field.default_factory())
     return field.default if field.default is msgspec.NODEFAULT else msgspec.to_builtins(field.default)
 
 
 def _given(schedule: Schedule1F1B) -> Schedule1F1B:
-    """The same with the rows in the place of what made them; what orders the inside of a job stays."""
+    """The schedule with a schedule file in place of the options that determine the rows; options for the order inside jobs stay."""
     form = schedule.interleave if schedule.mixes() else "auto"
     return msgspec.structs.replace(
         schedule, schedule_file=ROWS, interleave=form, weight_delay=0, weight_delay_at_end=None, depth=(), only_gains=True
@@ -119,7 +119,7 @@ def _given(schedule: Schedule1F1B) -> Schedule1F1B:
 
 
 def _plain(value: Any) -> Any:
-    """As YAML has it: tuples are lists."""
+    """The value as YAML represents it: tuples become lists."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

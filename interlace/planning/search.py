@@ -1,16 +1,17 @@
-"""What is decided for a world: its passes with all their options, as fast as the simulated step says or with as little memory.
+"""The search for a world's plan: it decides the passes with all their options, for the shortest simulated step or for the least memory.
 
-Rank 0 runs this as ordinary sequential code; what concerns one rank it asks for (`World.map`). Within a budget every rank keeps it on a
-GPU, or BudgetError says what the least feasible one is (`Search.within`, `least_memory.py`). Without one, where the form of the schedule is
-open, what Paddle's baseline holds on its fullest rank, and what may be held beyond, is the limit (`Search.beside_baseline`).
+Rank 0 runs this as ordinary sequential code, and asks the ranks for what concerns each of them (`World.map`). With a budget, every rank
+keeps it on a GPU, or BudgetError gives the least feasible one (`Search.within`, `least_memory.py`). Without one, if the form of the
+schedule is open, the limit is the peak of Paddle's baseline on its fullest rank, plus what may be held beyond it
+(`Search.beside_baseline`).
 
-- An open schedule (`interleave: auto`) is looked for together with what each stage recomputes (`fastest.py`): Paddle's baseline, the named
+- An open schedule (`interleave: auto`) is searched together with what each stage recomputes (`fastest.py`): Paddle's baseline, the named
   forms and schedules of the coarse model (`coarse.py`), and these with less memory, less recomputation or other waits of the host, in the
   order of `proposals.PROPOSALS`. Each is drafted and judged by its simulated step and its peak (`drafts.py`).
-- Of a form that is given milder ones are tried where it is slower than the plainest (`Search.judged`).
+- If a given form is slower than the plainest one, milder forms are tried (`Search.judged`).
 
-Each stage holds more than its budget by some bytes when everything is kept. Recomputation gives part of them back, cheapest byte first
-(`levels.py`); offload, which is planned on the schedule, the rest.
+With everything kept, a stage exceeds its budget by some bytes. Recomputation frees part of them, cheapest byte first (`levels.py`);
+offload, which is planned on the schedule, frees the rest.
 """
 
 from __future__ import annotations
@@ -45,29 +46,30 @@ from interlace.planning.variants import (
 from interlace.planning.world import Made, World
 
 EXCESS_PARTS = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
-"""Parts of the bytes over the budget that recomputation gives back beside a form by name; offload gives the rest."""
+"""Shares of the bytes over the budget that recomputation may free with a given form; offload frees the rest."""
 
 HELD = 1.005
-"""Times the step of a host that waits nowhere from which its waits are worth another search, for plans that need fewer of them."""
+"""If waits of the host lengthen the step by more than this factor, plans that need fewer waits are searched."""
 
 
 class Search:
-    """The decision for a world; `unlimited_tried` is what was proposed for an open schedule without a budget, None where nothing was."""
+    """The search for a world; `unlimited_tried` is what was proposed for an open schedule without a budget, None if nothing was."""
 
     def __init__(self, world: World, asked: Pipeline) -> None:
         self.world, self.asked, self.make = world, asked, Making(world, asked)
         self.unlimited_tried: Tried | None = None
 
     def beside_baseline(self, means: Sequence[Pass] = ()) -> Made:
-        """Run the passes without a budget: where the form of the schedule is open, the fastest run found with which a GPU holds no more
-        than with Paddle's baseline (`beyond_baseline`); else the form that was asked for, whatever it holds.
+        """Run the passes without a budget. If the form of the schedule is open, this gives the fastest run found that holds no more on a
+        GPU than Paddle's baseline (`beyond_baseline`); otherwise the form that was asked for, whatever it holds.
 
-        Compared are the run that holds no more with operations in turn; where it holds more on a GPU, or its host waits to hold no more and
-        that costs time, the same with memory given back and with waits of the host at its peaks; the run within that limit as a budget,
-        and, where that moves optimizer state or gains nothing, the one that keeps it; and Paddle's baseline.
+        These runs are compared: (1) the one that holds no more when operations run one after the other; (2) if on a GPU it holds more, or
+        its host waits at a cost in time to hold no more, the same with memory returned (`return-memory`) and with waits of the host at its
+        peaks; (3) the run with the limit as a budget, and, if that moves optimizer state or gains nothing, the one that does not move any;
+        (4) Paddle's baseline.
 
-        `means` are passes that were not asked for and may be used to hold less: those that follow a budget, and in those cases others.
-        Raises PassError as `Pipeline.run`.
+        `means` are passes that were not asked for and may be used to hold less: those that follow a budget in (3), the others in the case
+        of (2). Raises PassError as `Pipeline.run`.
         """
         found, limit, world = self.unlimited(), self.limit_of_baseline, self.world
         if not limit or (took := world.step_ns(found)) is None:
@@ -81,7 +83,7 @@ class Search:
         if over or others:
             again = self.make.made(ordered((*found.passes.passes, *others)), world.memory_limits(limit)).noted(*found.notes)
             runs += [again] if not any(world.bytes_over_in_step(again, limit)) else []
-        if not any(each.follows_budget and not each.is_default for each in self.asked.passes):  # what is moved was not said by hand
+        if not any(each.follows_budget and not each.is_default for each in self.asked.passes):  # the user did not set what is moved
             following = (each for each in means if each.follows_budget)
             search = Search(world, ordered((*self.asked.passes, *following, *others)))
             if steps := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
@@ -106,8 +108,8 @@ class Search:
 
     @property
     def limit_of_baseline(self) -> int:
-        """Device bytes that a rank may hold on a GPU without a budget; 0 for no limit: where none was asked for, the form was, or the
-        baseline's peak is not known."""
+        """Device bytes that a rank may hold on a GPU without a budget. 0 means no limit: the user wants none or gave the form, or other
+        stages or the baseline's peak are not known."""
         asked = schedule_of(self.asked)
         if asked is None or not is_open(asked) or self.make.is_alone or is_unlimited(self.world):
             return 0
@@ -115,16 +117,16 @@ class Search:
         return beyond_baseline(self.world, held) if held else 0
 
     def unlimited(self) -> Made:
-        """Run the passes without a budget: where the form of the schedule is open no stage holds more than Paddle's baseline on its worst
-        one with operations in turn, and what is recomputed for it is open too. Raises PassError as `Pipeline.run`."""
+        """Run the passes without a budget. If the form of the schedule is open, so is recomputation, and no stage holds more than the
+        fullest stage of Paddle's baseline, counted with operations that run one after the other. Raises PassError as `Pipeline.run`."""
         return self.chosen(self.asked, None)
 
     def within(self, budget: int, means: Sequence[Pass] = ()) -> Made:
-        """Run the passes within a memory budget, device bytes that no rank may pass on a GPU. Where the run without one keeps it and is
-        faster it is taken, with memory_limits of 0. `means` are passes that were not asked for and may be used where waits of the host cost
-        time (`or_with`).
+        """Run the passes within a memory budget, in device bytes that no rank may exceed on a GPU. If the run without a budget keeps it and
+        is faster, that run is taken, with `memory_limits` of 0. `means` are passes that were not asked for and may be used if waits of the
+        host cost time (`or_with`).
 
-        Raises BudgetError, with the least feasible budget and what holds it, where no plan keeps this one; PassError as `Pipeline.run`.
+        Raises BudgetError, with the least feasible budget, if no plan keeps this one; PassError as `Pipeline.run`.
         """
         found = self.or_with(means, self.or_with_states_kept(self.fitting(budget), budget), budget)
         found = self.or_without_budget(found, budget) if found else least_memory(self.make)
@@ -135,7 +137,7 @@ class Search:
     # ------------------------------------------------------------------------------------------------------- the fastest step
 
     def chosen(self, pipeline: Pipeline, limit: Limit | None) -> Made:
-        """Run the passes; where the form of one is open, or has milder ones, the whole step decides."""
+        """Run the passes. If the schedule's form is open, or has milder variants, the simulated whole step decides."""
         pipeline.check(self.world.captured)
         asked = schedule_of(pipeline)
         if asked is not None and asked.changes_depth(self.make.pipe) and self.make.draws:
@@ -153,10 +155,12 @@ class Search:
         return self.judged(recomputing(pipeline, recomputed), memory_limits, limit.budget)
 
     def judged(self, pipeline: Pipeline, memory_limits: MemoryLimits, budget: int = 0) -> Made:
-        """Run the passes; if one has fallbacks, keep its first form whose step is no slower than with the last fallback, the simplest.
-        Of a pass with alternatives (where the host waits) the form with the fastest step is kept, of equal ones that of least energy,
-        under a budget of those that keep it; where none does, the one that exceeds it least. A rank that plans without the other stages
-        keeps the form that was asked for."""
+        """Run the passes, and choose among variants of a pass by the simulated step.
+
+        If a pass has fallbacks, its first form is kept whose step is no slower than with the last fallback, the simplest. If a pass has
+        alternatives (where the host waits), the form that exceeds the budget least is kept, of those that keep it the fastest, of equally
+        fast ones that of least energy. A rank that plans without the other stages keeps the form that was asked for.
+        """
         passes = pipeline.passes
         at = next((k for k, each in enumerate(passes) if fallbacks(each)), None)
         if at is None:
@@ -185,11 +189,11 @@ class Search:
         return run(simplest).noted(*declined)
 
     def _with_alternatives(self, first: Made, passes: tuple[Pass, ...], budget: int) -> Made:
-        """The passes from here on; of a pass that has alternatives, the form with which the simulated step is fastest."""
+        """Run `passes` after `first`, with the best form of a pass that has alternatives; see `judged`."""
         cut = next((k for k, each in enumerate(passes) if alternatives(each)), len(passes)) if not self.make.is_alone else len(passes)
         if cut == len(passes):
             return self._then(first, passes)
-        common = next((k for k, each in enumerate(passes[:cut]) if each.decides == "transfers"), cut)  # which looks at what comes after it
+        common = next((k for k, each in enumerate(passes[:cut]) if each.decides == "transfers"), cut)  # depends on later passes
         asked, rest = passes[cut], passes[cut + 1 :]
         found = self._then(first, passes[:common])
         forms = {label(form): self._then(found, (*passes[common:cut], form, *rest)) for form in (asked, *alternatives(asked))}
@@ -205,16 +209,16 @@ class Search:
         return forms[best].noted(*remarks)
 
     def _then(self, before: Made, passes: tuple[Pass, ...]) -> Made:
-        """These passes after those that ran before."""
+        """Run these passes on the result of an earlier run."""
         return self.world.run(Pipeline(passes), before.memory_limits, before)
 
     # ------------------------------------------------------------------------------------------------------- within a budget
 
     def fitting(self, budget: int) -> Made | None:
-        """A run within a budget, as fast as found; None where none was found.
+        """The fastest run found within a budget; None if none was found.
 
-        What holds more on a GPU than its operations in their order is made again with so much less room, in the same schedule; then in
-        Paddle's baseline order with recomputation alone before anything is moved.
+        A run that exceeds the budget on a GPU is made again with lower limits in the same schedule, and with other waits of the host. If
+        that does not help, the same is tried in Paddle's baseline order.
         """
         for form in () if self._is_hopeless(budget) else (self.asked, in_paddles_order(self.asked)):
             for each in self._with_other_waits(self.chosen(form, self.limit(budget, form))):
@@ -223,7 +227,8 @@ class Search:
         return None
 
     def fitting_beside(self, baseline: Made, budget: int) -> Made | None:
-        """As `fitting`; where that moves optimizer state, gains nothing over Paddle's baseline, or finds nothing, state may stay too."""
+        """As `fitting`; if that moves optimizer state, gains nothing over Paddle's baseline, or finds nothing, also without moving
+        state."""
         found = self.fitting(budget)
         if found is None or self.make.levels.states is None:
             return self.or_with_states_kept(found, budget)
@@ -232,7 +237,8 @@ class Search:
         return found if gains and not any(self.world.map(moves_states, found.programs)) else self.or_with_states_kept(found, budget)
 
     def or_with_states_kept(self, leaving: Made | None, budget: int) -> Made | None:
-        """A run within a budget, or the one that keeps all optimizer state on the device, where that keeps the budget and is as fast."""
+        """`leaving`, a run that may move optimizer state, or a run that keeps all of it on the device, if that keeps the budget and is as
+        fast."""
         if self.make.levels.states is None:
             return leaving
         search = Search(self.world, Pipeline(tuple(each for each in self.asked.passes if each.decides != "states")))
@@ -247,8 +253,8 @@ class Search:
         return leaving.noted(said("decided", "states-leave", step_ns=took, staying_ns=other or 0))
 
     def or_with(self, means: Sequence[Pass], without: Made | None, budget: int) -> Made | None:
-        """A run within a budget, or, where it is slower since its host waits for the device, one with other means to hold less, where
-        that keeps the budget and is faster."""
+        """`without`, a run within the budget; if waits of its host make it slower, a run with the passes `means` to hold less, provided
+        that it keeps the budget and is faster."""
         took = self.world.step_ns(without) if without is not None else None
         if not means or without is None or took is None or not self._is_held(without, took):
             return without
@@ -261,20 +267,20 @@ class Search:
         return found.noted(_memory_returned(other, took))
 
     def _is_held(self, run: Made, took: int) -> bool:
-        """Whether waits of its host make a run slower."""
+        """Whether waits of the host make a run slower (`HELD`); `took` is its simulated step in nanoseconds."""
         unheld = self.world.step_ns_unheld(run)
         return unheld is not None and took > HELD * unheld
 
     def or_without_budget(self, within: Made, budget: int) -> Made:
-        """A run within a budget, or the run without one where that keeps the budget and is faster.
+        """`within`, a run within the budget, or the run without one, if that keeps the budget and is faster.
 
-        They look for schedules in different memory, so either may find the faster one. The run without a budget is made where Paddle's own
-        plan keeps the budget, which is then likely to be kept, and the form is open, as they are much the same otherwise.
+        The two searches have different memory limits, so either may find the faster schedule. The run without a budget is made only if the
+        form is open, as the two hardly differ otherwise, and if Paddle's own plan keeps the budget, as this run is then likely to.
         """
         open_ = schedule_of(self.asked)
         if max(each or budget + 1 for each in self.world.known(baseline_peak)) > budget or open_ is None or not is_open(open_):
             return within
-        passes = Pipeline(tuple(each for each in self.asked.passes if not each.mistake()))  # offload without a budget has nothing to move
+        passes = Pipeline(tuple(each for each in self.asked.passes if not each.mistake()))  # offload needs a budget
         search = Search(self.world, passes)
         without, self.unlimited_tried = search.unlimited(), search.unlimited_tried
         took, other = (self.world.step_ns(run) for run in (within, without))
@@ -288,7 +294,7 @@ class Search:
         return replace(without, memory_limits=self.world.memory_limits(0))
 
     def _is_hopeless(self, budget: int) -> bool:
-        """Whether the operations of some rank cannot run in the budget, however they are ordered and whatever is moved."""
+        """Whether some rank cannot run within the budget, in whatever order and whatever is moved."""
         at = next((k for k, each in enumerate(self.asked.passes) if each.decides == "schedule"), len(self.asked.passes))
         if not all(is_built_in(type(each)) for each in self.asked.passes[at:]):
             return any(each > budget for each in self.world.map(least_bytes, self.world.start.programs, True, self.make.levels.states))
@@ -298,14 +304,14 @@ class Search:
         return any(each > budget for each in self.world.map(least_bytes, nothing.programs, False, self.make.levels.states))
 
     def _with_other_waits(self, run: Made) -> Iterator[Made]:
-        """The run, and then, where that holds less, the same passes with a host that waits elsewhere."""
+        """The run, and then, if it holds less, a run of the same passes with a host that waits elsewhere."""
         yield run
         passes = waiting(run.passes)
         if passes != run.passes and self.make.most(other := self.make.made(passes, run.memory_limits)) < self.make.most(run):
             yield other
 
     def limit(self, budget: int, made: Pipeline) -> Limit:
-        """What these passes may hold, and the recomputation that they may choose from; a schedule that is open chooses from `levels`."""
+        """The budget, with the levels of recomputation to choose from for these passes."""
         if not self.make.levels.are_open:
             return Limit(budget)
         asked = schedule_of(made)

@@ -1,4 +1,4 @@
-"""Step time against memory budget: a plan for each of several budgets, from what keeps everything down to what holds least."""
+"""Step time as a function of the memory budget: a plan for each of several budgets, from keeping everything to the least feasible one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import saved_bytes
 
 FEWEST = 2
-"""Points of a curve."""
+"""Least number of points of a curve."""
 
 
 def sweep(
@@ -34,15 +34,16 @@ def sweep(
     asked: Sequence[Plan] = (),
     processes: int = 1,
 ) -> tuple[Sweep, list[Plan]]:
-    """The curve over `points` budgets (two at least), evenly apart, largest first; and the fastest plans of it that fit into the budget of
-    `asked`: those of `asked` where none is faster, or without a budget.
+    """The curve over `points` evenly spaced budgets, largest first, and the fastest plans of it within the budget of `asked`. These are the
+    plans of `asked` themselves if none is faster, or if they have no budget.
 
-    The largest is what everything kept, Paddle's baseline, or a plan made without a budget holds, whichever is most; the smallest the least
-    feasible one. A larger budget is never slower: where its own plan would be, that of a smaller budget takes its place. They are planned
-    from the smallest on, and `each` is given every point as soon as it is known.
+    The largest budget is the highest peak among the plan that keeps everything, Paddle's baseline, and `asked` if made without a budget;
+    the smallest is the least feasible one. A larger budget is never slower: if its own plan would be, it gets that of a smaller budget.
+    Budgets are planned from the smallest to the largest, and `each` is called with every point as soon as it is known.
 
-    `asked` are plans of all ranks, under a budget of their own or without; from that budget, or from what they hold, on no point is slower.
-    Raises ConfigError on fewer than two points, PlanError where the step cannot be simulated.
+    `asked` are plans of all ranks, made with or without a budget of their own; no point at or above that budget, or else their peak, is
+    slower than they are. At most `processes` plan at the same time. Raises ConfigError for fewer than two points, PlanError if the step
+    cannot be simulated.
     """
     if points < FEWEST:
         raise ConfigError(f"--points {points}: expected {FEWEST} or more")
@@ -74,7 +75,7 @@ def sweep(
 
 
 def _under(budget: int, plan: Plan) -> Plan:
-    """A plan that stays under a budget, as one that was made for it."""
+    """A plan that keeps a budget, recorded as if it had been made for it."""
     if plan.outcome is None or plan.outcome.memory is None:
         return dataclasses.replace(plan, memory_budget=budget)
     memory = msgspec.structs.replace(plan.outcome.memory, limit_bytes=budget, more=None, less=None)
@@ -84,20 +85,20 @@ def _under(budget: int, plan: Plan) -> Plan:
 
 
 def _fits_and_is_faster(point: Point, best: Point, given: Point | None) -> bool:
-    """Whether a plan fits into the given budget and its step is shorter than the best so far."""
+    """Whether the plan of a point fits into the budget of `given` and its step is shorter than that of `best`."""
     budget, held = given.budget_bytes if given else 0, point.peak_bytes
     return point.step_us is not None and held is not None and held <= budget and point.step_us < (best.step_us or 0.0)
 
 
 def faster(point: Point, smaller: Point) -> Point:
-    """A point, with the plan of a smaller budget where that one's step is shorter, or it alone has a plan."""
+    """A point, with the plan of a smaller budget if that plan's step is shorter, or the point has no plan."""
     if smaller.step_us is None or (point.step_us is not None and point.step_us <= smaller.step_us):
         return point
     return msgspec.structs.replace(smaller, budget_bytes=point.budget_bytes)
 
 
 def _peak(programs: Sequence[Program], cost: Costs) -> int:
-    """Device bytes of the fullest rank on a GPU, however fast its host."""
+    """Peak device bytes of the fullest rank on a GPU, however fast its host."""
     return max(peak_bytes(program, cost) or 0 for program in programs)
 
 
@@ -110,7 +111,7 @@ def _least(plans: Callable[[int], list[Plan]]) -> int:
 
 
 def _planned(budget: int, plans: Callable[[int], list[Plan]], cost: CostModel) -> tuple[Point, list[Plan]]:
-    """The point of a budget, and its plans; none where it cannot be kept."""
+    """The point of a budget, and its plans; no plans if the budget cannot be kept."""
     try:
         made = plans(budget)
     except BudgetError as error:
@@ -141,7 +142,8 @@ def _outcome(plans: Sequence[Plan]) -> Outcome:
 
 
 def became_of_saved(plan: Plan, cost: Costs) -> tuple[int, int, int]:
-    """Bytes that backward reads of forward's values over all micro-batches: kept on the device, recomputed, moved to the host and back."""
+    """Bytes of forward's values that backward reads, over all micro-batches: kept on the device, recomputed, and moved to the host and
+    back."""
     program, count = plan.program, plan.program.pipeline.num_micro_batches
     found = recomputation(plan.captured, cost, {}, adds=False)
     whole = count * saved_bytes(found.without(found.groups) if found.copies else plan.captured)

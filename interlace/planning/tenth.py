@@ -1,4 +1,4 @@
-"""What a plan might hold, and what a tenth more or less memory brings, by plans that the search looked at."""
+"""The memory limit of a plan, and what a tenth more or less memory would bring, judged by plans that the search looked at."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from interlace.planning.variants import drafted
 from interlace.planning.world import Draft, LinkError, Made, World
 
 TENTH = 0.1
-"""Part of a limit of memory, or of what Paddle's baseline holds: more gains little, and may not be there."""
+"""Share of a memory limit, or of what Paddle's baseline holds; more would gain little, and may not be available."""
 MOST_ASKED = 4
-"""Drafts, the fastest first, of which is asked what a GPU holds with them: that is a simulation of a rank each."""
+"""Number of drafts, fastest first, whose peak on a GPU is determined; each costs one simulation per rank."""
 WORTH = 0.001
-"""A step counts as faster from this part on."""
+"""A step counts as faster if it is shorter by at least this share."""
 
 
 def memory_limit(
     world: World, made: Made, limit_bytes: int, whose: Literal["baseline", "beyond", "budget"], tried: Tried | None = None
 ) -> MemoryLimit | None:
-    """The limit of the plan that was decided on, with what others bring; asked once nothing more is decided, as it makes drafts. None where
-    what the plan holds, or its step, is not known. `tried` is what the search without a budget proposed, if there was one.
+    """The limit of the plan that was decided on, with what other limits would bring; None if the plan's peak or step is not known. To be
+    called after all decisions, as it makes drafts. `tried` is what the search without a budget proposed, if there was one.
 
-    Where no draft says it, one more is made, or two: the schedule that the coarse model finds best in a tenth more, and the plan's own
-    passes with a tenth more, or less, room where they had a limit.
+    If no known draft fits, more are made: the schedule that the coarse model finds best with a tenth more, and, if the plan's passes had
+    limits, the same passes with limits a tenth higher or lower.
     """
     held, took = gpu_peak(world, made), world.step_ns(made)
     if held is None or took is None:
@@ -39,15 +39,15 @@ def memory_limit(
 
 
 def gpu_peak(world: World, made: Made) -> int | None:
-    """Device bytes of the fullest rank on a GPU, of those that have a program; None where that is not known of one."""
+    """Peak device bytes of the fullest rank on a GPU, among those with a program; None if one of these is not known."""
     peaks = [peak for peak, number in zip(world.gpu_peaks(made), made.programs, strict=True) if number >= 0]
     known = [peak for peak in peaks if peak is not None]
     return max(known) if known and len(known) == len(peaks) else None
 
 
 class Others:
-    """What other limits bring than that of a plan which holds `held` on its fullest rank and takes `took` nanoseconds. `tried` as in
-    `memory_limit`."""
+    """What other limits would bring, compared with a plan that holds `held` bytes on its fullest rank and whose step takes `took`
+    nanoseconds. `tried` as in `memory_limit`."""
 
     def __init__(self, world: World, made: Made, limit_bytes: int, held: int, took: int, tried: Tried | None) -> None:
         self.world, self.made, self.limit_bytes, self.held, self.took, self.tried = world, made, limit_bytes, held, took, tried
@@ -55,7 +55,7 @@ class Others:
         self.has_limits = any(made.memory_limits)
 
     def more(self) -> OtherLimit | None:
-        """The fastest that needs more than the limit, and a tenth more at most; None where none is known to be faster than the plan."""
+        """The fastest plan that exceeds the limit by at most a tenth; None if none is known to be faster than this plan."""
         most = self.limit_bytes + self.tenth
 
         def is_more(peak: int, step_ns: int) -> bool:
@@ -72,7 +72,7 @@ class Others:
         return found
 
     def less(self) -> OtherLimit | None:
-        """The fastest in a tenth less; the plan itself where it needs no more."""
+        """The fastest known plan within a tenth less; this plan itself if it needs no more."""
         least = self.limit_bytes - self.tenth
         if self.held <= least:
             return OtherLimit(least, self.held, self.took)
@@ -84,7 +84,7 @@ class Others:
         return self._fastest(self._with_room(-self.tenth), least, is_less) if found is None and self.has_limits else found
 
     def _fastest(self, drafts: Iterable[Draft], limit_bytes: int, fits: Callable[[int, int], bool]) -> OtherLimit | None:
-        """The fastest of some drafts that fits, asked of a few."""
+        """The fastest of the drafts whose peak and step satisfy `fits`, among `MOST_ASKED` candidates."""
         world, asked = self.world, 0
         steps = {draft.made.programs: (world.step_ns(*draft), draft.made) for draft in drafts}
         for step_ns, made in sorted(((step_ns, made) for step_ns, made in steps.values() if step_ns is not None), key=lambda each: each[0]):
@@ -98,16 +98,16 @@ class Others:
         return None
 
     def _with_room(self, more_bytes: int) -> list[Draft]:
-        """A draft of the plan's own passes with so much more room; none where they cannot do with it."""
+        """A draft of the plan's own passes with limits changed by `more_bytes`; empty if it cannot be made."""
         limits = tuple(max(1, room + more_bytes) if room else None for room in self.made.memory_limits)
-        with _only_told():  # offload refuses what it cannot do
+        with _only_told():  # offload raises if the limit is too low
             return [Draft(self.world.run(drafted(self.made.passes), limits), self.made.passes.passes)]
         return []
 
 
 @contextmanager
 def _only_told() -> Iterator[None]:
-    """Go on without a draft that cannot be made: the plan is decided on, and this is said beside it."""
+    """Context that ignores a draft that cannot be made, as it only serves a report on a plan that is decided already."""
     try:
         yield
     except LinkError:

@@ -1,8 +1,8 @@
-"""A trial of plans on a run's own training steps: which plan runs the next step, and which one is taken in the end. No Paddle here.
+"""A trial of plans on a run's own training steps: which plan runs the next step, and which one is kept in the end. No Paddle here.
 
-All plans give the same bits, so a step that tries one is a step of training like any other. Two plans run in turns of a few steps; the
-faster one meets the next, and so on: no more than two are held at a time, and what drifts on the machine meets both alike. Every rank
-keeps this account, from the same times, and so comes to the same decision.
+All plans give the same bits, so a step that tries one is a step of training like any other. Two plans alternate in turns of a few steps;
+the faster one then competes with the next plan, and so on. Thus no more than two plans are in memory at a time, and drift of the machine
+affects both equally. Every rank does this bookkeeping from the same times, and so comes to the same decision.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ import msgspec
 from interlace.planning.baseline import BASELINE
 
 FIRST_SKIPPED, SKIPPED, COUNTED = 3, 1, 4
-"""Steps of a turn: not counted in a plan's first turn (the executor builds it, allocators fill) and in later ones (caches), and counted."""
+"""Steps of a turn: skipped at the start of a plan's first turn (the executor builds it, allocators fill), skipped in later turns (caches),
+and counted after that."""
 TURNS, MOST_TURNS = 3, 6
-"""Turns that each of two plans has at least, and at most, where the difference is within the spread."""
+"""Turns that each of two plans gets: at least, and at most while the difference is not significant."""
 CLEAR = 2.0
-"""Standard errors of the difference of two medians by which a plan must be faster."""
+"""A plan counts as faster if the difference of medians exceeds this many standard errors."""
 MEDIAN_ERROR = 0.93
-"""Standard error of a median: so many interquartile ranges, divided by the root of the count (normal distribution)."""
+"""Standard error of a median, in interquartile ranges divided by the square root of the count (normal distribution)."""
 WINDOW = 100
-"""Steps over which a run looks whether the plan that was taken has become slow."""
+"""Steps of a window of `Watch`."""
 SLOWER, SLOW_WINDOWS = 1.15, 2
-"""Times its first window, in so many windows in a row, that a plan has become slow."""
+"""A plan has become slow if this many windows in a row take longer than its first window by this factor."""
 RARELY = 10
-"""Windows after a decision in which plans are not tried again; twice as many after each further one."""
+"""Number of windows after a decision before plans may be tried again; it doubles each time they are."""
 
 
 class Contender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A plan that may be tried.
 
     Attributes:
-        name: How reports call it.
-        options: On top of the configuration: of passes by option name, and `memory_budget` as text; None for Paddle's baseline.
+        name: Its name in reports.
+        options: Changes to the configuration: pass (as options spell it) -> its options, and `memory_budget` as text; None for Paddle's
+            baseline.
     """
 
     name: str
@@ -58,11 +60,11 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         steps: Number of steps that count.
-        median_ns, spread_ns: Of these steps, each as long as on its slowest rank; the spread is the interquartile range.
-        predicted_ns: The simulated step; 0 where there is none.
-        build_ns: What planning, proving and lowering took, on the slowest rank; 0 where it was not built for the trial.
-        device_bytes: Device memory that the allocator held more than before, after its first turn; 0 where that is not known.
-        fault: Why it was dropped; empty where it was not.
+        median_ns, spread_ns: Median and interquartile range of these steps' times, each on its slowest rank.
+        predicted_ns: The simulated step; 0 if there is none.
+        build_ns: Time of planning, proving and lowering on the slowest rank; 0 if it was not built for the trial.
+        device_bytes: Increase of the memory that the device allocator holds, after its first turn; 0 if not known.
+        fault: Why it was dropped; empty if it was not.
     """
 
     name: str
@@ -77,7 +79,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Account:
-    """Of one contender: times of counted steps on the slowest rank, and what else is told of it."""
+    """The results of one contender so far: times of counted steps, each on its slowest rank, and the other fields of `Result`."""
 
     contender: Contender
     took_ns: list[int] = field(default_factory=list)
@@ -88,23 +90,22 @@ class Account:
     has_run: bool = False
 
     def result(self) -> Result:
-        """In short."""
+        """The summary."""
         median_ns, spread_ns = middle(self.took_ns) if self.took_ns else (0, 0)
         costs = self.predicted_ns, self.build_ns, self.device_bytes
         return Result(self.contender.name, len(self.took_ns), median_ns, spread_ns, *costs, self.fault)
 
 
 class Trial:
-    """The account of a trial, equal on all ranks.
+    """The state of a trial, equal on all ranks.
 
     Args:
-        contenders: In the order in which they are tried. Paddle's baseline, where it is among them, is what others must beat; else the
-            first.
+        contenders: In the order in which they are tried. The first to beat is Paddle's baseline if it is among them, else the first one.
 
     Attributes:
         now: The plan of the next step.
-        taken: What was decided for; None until then.
-        steps: Steps since the trial began.
+        taken: The plan that was chosen; None until then.
+        steps: Number of steps since the trial began.
     """
 
     def __init__(self, contenders: Sequence[Contender]) -> None:
@@ -121,16 +122,16 @@ class Trial:
 
     @property
     def account(self) -> Account:
-        """Of the plan of the next step."""
+        """The account of the plan of the next step."""
         return self.accounts[self.now.name]
 
     @property
     def held(self) -> list[Contender]:
-        """The plans that are in use: two at most."""
+        """The plans in use: the two that compete, or the one that was chosen."""
         return [self.taken] if self.taken else [each for each in (self.holder, self.rival) if each is not None]
 
     def took(self, dur_ns: int) -> bool:
-        """Count a step of the plan `now` on this rank; says whether the turn is over, so that ranks have to tell their times."""
+        """Count a step of the plan `now` on this rank; returns whether the turn is over, so that ranks must exchange their times."""
         self.steps += 1
         self.account.has_run = True
         self._left -= 1
@@ -139,17 +140,17 @@ class Trial:
         return self._left == 0
 
     def propose(self, more: Sequence[Contender]) -> None:
-        """Try these plans, too, after those that are waiting."""
+        """Add these plans to the end of the queue."""
         for each in more:
             self.accounts[each.name] = Account(each)
             self.waiting.append(each)
 
     def mine(self) -> list[int]:
-        """Times of this rank's counted steps in the turn that is over."""
+        """Times, in nanoseconds, of this rank's counted steps in the turn that is over."""
         return self._mine
 
     def turn(self, by_rank: Sequence[Sequence[int]]) -> None:
-        """End a turn, with the times that `mine` gives on every rank; the next plan, or the decision, is known afterwards."""
+        """End a turn, given the result of `mine` on every rank; afterwards `now` is the next plan, and `taken` the decision, if any."""
         took_ns = [max(each) for each in zip(*by_rank, strict=True)]
         self.account.took_ns += took_ns
         self._pair[self.now.name] += took_ns
@@ -163,7 +164,7 @@ class Trial:
         self._begin_turn(self.rival if self.now is self.holder else self.holder)
 
     def drop(self, fault: str) -> None:
-        """The plan `now` cannot run: the others go on without it, in the end Paddle's baseline."""
+        """Drop the plan `now`, which cannot run. The trial goes on with the others; if none is left, Paddle's baseline is chosen."""
         self.account.fault = fault
         other = self.rival if self.now is self.holder else self.holder
         if other is None:
@@ -172,7 +173,7 @@ class Trial:
         self._next_pair(other)
 
     def results(self) -> list[Result]:
-        """Of every plan that was tried or dropped so far."""
+        """The result of every plan that was tried or dropped so far."""
         return [each.result() for each in self.accounts.values() if each.has_run or each.fault]
 
     def _next_pair(self, holder: Contender) -> None:
@@ -195,9 +196,9 @@ class Trial:
 
 
 class Watch:
-    """Whether a plan that was taken becomes slow later, from the times between the starts of a run's steps: nothing waits for the device.
+    """Detects that the chosen plan becomes slow later, from the times between the starts of steps, so that nothing waits for the device.
 
-    Every rank keeps it, and with the same medians comes to the same decision.
+    Every rank has one, gets the same medians, and so comes to the same decision.
     """
 
     def __init__(self) -> None:
@@ -205,25 +206,25 @@ class Watch:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew, with another plan."""
+        """Start again, with another plan."""
         self._took_ns: list[int] = []
         self._last_ns = self._windows = self._slow = self.before_ns = self.now_ns = 0
 
     def starts(self, at_ns: int) -> bool:
-        """Note that a step starts; says whether a window is over, so that ranks have to tell their medians."""
+        """Note that a step starts; returns whether a window is over, so that ranks must exchange their medians."""
         if self._last_ns:
             self._took_ns.append(at_ns - self._last_ns)
         self._last_ns = at_ns
         return len(self._took_ns) == WINDOW
 
     def mine(self) -> int:
-        """Median of this rank's window that is over."""
+        """Median step, in nanoseconds, of this rank's window that is over."""
         return int(statistics.median(self._took_ns))
 
     def turn(self, by_rank: Sequence[int]) -> bool:
-        """End a window, with what `mine` gives on every rank; says whether plans are to be tried again.
+        """End a window, given the result of `mine` on every rank; returns whether plans should be tried again.
 
-        Afterwards `before_ns` has the step of the first window and `now_ns` that of this one, each as long as on the slowest rank.
+        Afterwards `before_ns` is the median step of the first window and `now_ns` that of this one, each on the slowest rank.
         """
         self._took_ns, self._last_ns, self.now_ns = [], 0, max(by_rank)
         self._windows += 1
@@ -249,7 +250,7 @@ def middle(took_ns: Sequence[int]) -> tuple[int, int]:
 
 
 def compare(holder_ns: Sequence[int], rival_ns: Sequence[int]) -> int:
-    """Which of two plans is faster by more than chance gives: 1 the rival, -1 the holder, 0 neither.
+    """Which of two plans is significantly faster: 1 for the rival, -1 for the holder, 0 for neither.
 
     >>> compare([100, 101, 102, 103], [80, 81, 82, 83]), compare([100, 140, 90, 130], [99, 139, 91, 129])
     (1, 0)
@@ -262,12 +263,12 @@ def compare(holder_ns: Sequence[int], rival_ns: Sequence[int]) -> int:
 
 
 class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A trial as reports show it.
+    """A trial, for reports.
 
     Attributes:
-        taken: The name of the one that was taken; empty while the trial runs.
-        steps: Steps until it was decided, or so far.
-        known: Where an earlier run's choice was found instead; empty where there was none.
+        taken: Name of the chosen plan; empty while the trial runs.
+        steps: Number of steps until the decision, or so far.
+        known: Path of the file with an earlier run's choice, if that was used instead; else empty.
     """
 
     results: tuple[Result, ...] = ()
@@ -277,12 +278,12 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def told_of(trial: Trial, known: str = "") -> Told:
-    """A trial as it stands."""
+    """A trial in its present state, for reports."""
     return Told(tuple(trial.results()), trial.taken.name if trial.taken else "", trial.steps, known)
 
 
 def options_of(options: Mapping[str, Mapping[str, Any] | str]) -> str:
-    """Options in a few words.
+    """Options as one short line.
 
     >>> options_of({"schedule_1f1b": {"interleave": "mixed"}, "memory_budget": "+8GB"})
     'schedule_1f1b.interleave=mixed, memory_budget=+8GB'

@@ -1,4 +1,4 @@
-"""Variants of a pass that planning compares, by what the pass decides (`Pass.decides`); of a pass that decides nothing there is one."""
+"""Variants of a pass that planning compares, according to what the pass decides (`Pass.decides`)."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ S = TypeVar("S", bound=ScheduleOptions)
 
 
 def deciding(passes: Sequence[Pass], what: Decides) -> Pass | None:
-    """The pass that decides something; None where none does."""
+    """The pass that decides `what`; None if there is none."""
     return next((each for each in passes if each.decides == what), None)
 
 
 def schedule_of(made: Pipeline) -> Schedule1F1B | None:
-    """The schedule among some passes."""
+    """The pass that makes the schedule; None if there is none."""
     return cast("Schedule1F1B | None", deciding(made.passes, "schedule"))
 
 
 def recomputation_of(made: Pipeline) -> ChooseRecompute | None:
-    """The pass that chooses what is recomputed."""
+    """The pass that chooses what is recomputed; None if there is none."""
     return cast("ChooseRecompute | None", deciding(made.passes, "recomputation"))
 
 
 def moving_states(made: Pipeline) -> StateOptions | None:
-    """Which optimizer state a pass may move under a budget; None where none does."""
+    """Which optimizer state a pass may move under a budget; None if no pass moves any."""
     found = deciding(made.passes, "states")
     return StateOptions(modules=found.modules, min_bytes=found.min_bytes) if isinstance(found, StateOptions) else None
 
@@ -46,14 +46,15 @@ def moving_states(made: Pipeline) -> StateOptions | None:
 
 
 def draft(each: Pass) -> Pass | None:
-    """Without what is slow to plan and hardly changes the simulated step; None to leave it out unless another pass needs what it gives."""
+    """The pass in a draft: without what is slow to plan and hardly changes the simulated step. None if it can be left out, unless another
+    pass needs what it gives."""
     if each.decides == "schedule":
         return without_search(cast("Schedule1F1B", each))
     return each if each.in_drafts else None
 
 
 def baseline(each: Pass) -> Pass | None:
-    """A pass in Paddle's baseline; None where that does without."""
+    """The pass in Paddle's baseline; None if the baseline does not have it."""
     if each.decides == "schedule":
         return paddles_jobs(cast("Schedule1F1B", each))
     if each.decides == "host-waits":
@@ -62,28 +63,29 @@ def baseline(each: Pass) -> Pass | None:
 
 
 def alternatives(each: Pass) -> tuple[Pass, ...]:
-    """Variants of a pass, to be compared where the whole step is simulated. Of the host: waits at the ends of jobs; receives are then
-    posted when they are due, and one that waits slows products."""
+    """Other variants of a pass, compared with it by the simulated whole step. The only ones: a host that waits at the ends of jobs, so that
+    receives are posted when they are due and do not slow products while they wait."""
     if each.decides != "host-waits" or cast("ThrottleHost", each).syncs != "auto":
         return ()
     return (msgspec.structs.replace(each, syncs="job-ends"),)
 
 
 def fallbacks(each: Pass) -> tuple[Pass, ...]:
-    """Milder variants of a pass, the plainest last, to take where the step would be slower than with the plainest. Of pairs `dx-first`,
-    then `off`; a schedule file and `zb-h1` have none, they are used as given."""
+    """Milder variants of a pass, the plainest last, for when the step would be slower than with the plainest. For a schedule with pairs
+    these are `dx-first`, then `off`. A schedule file and `zb-h1` are used as given and have none."""
     return milder(cast("Schedule1F1B", each)) if each.decides == "schedule" else ()
 
 
 def label(each: Pass) -> str:
-    """A variant in a few words, where reports compare it with another."""
+    """The short name of a variant in reports that compare it with another."""
     if each.decides == "schedule":
         return schedule_label(cast("Schedule1F1B", each))
     return f"throttle_host: {{syncs: {cast('ThrottleHost', each).syncs}}}" if each.decides == "host-waits" else each.name
 
 
 def decided_for_all(each: Pass, plans: Sequence[Program], run: Simulation) -> Orders:
-    """What a pass that decides `transfers` has all ranks do, from one plan of each stage. Raises PlanError where it cannot be simulated."""
+    """The decision of a pass that decides `transfers`, for all ranks, from one plan of each stage. Raises PlanError if the step cannot be
+    simulated."""
     return find_orders(plans, run, 1000 * cast("DelayTransfers", each).margin_us)
 
 
@@ -91,28 +93,28 @@ def decided_for_all(each: Pass, plans: Sequence[Program], run: Simulation) -> Or
 
 
 def is_open(schedule: ScheduleOptions) -> bool:
-    """Whether the whole step decides on the form (`fastest.py`)."""
+    """Whether the form is to be chosen by simulating whole steps (`fastest.py`)."""
     return schedule.interleave == "auto" and not schedule.schedule_file
 
 
 def without_search(schedule: S) -> S:
-    """Without the local search."""
+    """The schedule without local search inside jobs."""
     return msgspec.structs.replace(schedule, search=False)
 
 
 def paddles_jobs(schedule: S) -> S:
-    """Paddle's own list of jobs, or that of the schedule file."""
+    """The schedule with Paddle's own list of jobs, or with that of the schedule file if it has one."""
     plain = _in_time(schedule)
     return msgspec.structs.replace(plain, interleave="off", send_latency_weight_at_end=None)
 
 
 def at_plain_depth(schedule: S) -> S:
-    """What takes the place of a form that changes the depth where forward and backward of any rank both draw random numbers."""
+    """The replacement for a form that changes the depth, if on any rank forward and backward both draw random numbers."""
     return msgspec.structs.replace(schedule, interleave="dx-first")
 
 
 def _in_time(schedule: S) -> S:
-    """With all weight gradients in their own jobs, at the usual depth."""
+    """The schedule at the usual depth, with weight gradients in their own backward jobs (no delay)."""
     return msgspec.structs.replace(schedule, weight_delay=0, weight_delay_at_end=None, depth=(), inline_share=0.0)
 
 
@@ -128,7 +130,7 @@ def milder(schedule: S) -> tuple[S, ...]:
 
 
 def named(schedule: S, program: Program, draws: bool) -> list[S]:
-    """The forms by name that are possible for a program, the same on every rank; `draws`: whether `draws_twice` of any of them."""
+    """The forms by name that are possible for a program, the same on every rank. `draws`: whether `draws_twice` holds on any rank."""
     pipe = program.pipeline
     names: tuple[str, ...] = ("dx-first", "mixed")
     if pipe.schedule in ("FThenB", "none"):
@@ -140,12 +142,12 @@ def named(schedule: S, program: Program, draws: bool) -> list[S]:
 
 
 def send_weight(schedule: ScheduleOptions) -> float:
-    """The weight of sends where a schedule lets them leave early."""
+    """The weight of sends in schedules that let them leave early."""
     return schedule.send_latency_weight if isinstance(schedule.send_latency_weight, float) else EARLY
 
 
 def as_found(schedule: S, found: Ranked, program: Program, draws: bool) -> S:
-    """A schedule of the coarse model; `draws` as in `named`."""
+    """The options for a schedule that the coarse model found; `draws` as in `named`."""
     pipe, each, weight = program.pipeline, found.schedule, send_weight(schedule)
     plain = tuple(
         (mixed_depth if form == "mixed" else in_flight)(s, pipe.num_stages, pipe.num_micro_batches) for s, form in enumerate(each.form)
@@ -167,7 +169,7 @@ def as_found(schedule: S, found: Ranked, program: Program, draws: bool) -> S:
 
 
 def schedule_label(schedule: ScheduleOptions) -> str:
-    """The form of interleaving, with what differs from its defaults."""
+    """The form of interleaving as text, with the options that differ from its defaults."""
     at_end, early_at_end = schedule.weight_delay_at_end, schedule.send_latency_weight_at_end
     more = [f"weight_delay {numbers_text(schedule.weight_delay)}"] * bool(schedule.weight_delay)
     more += [f"weight_delay_at_end {numbers_text(at_end)}"] if at_end is not None else []
@@ -182,7 +184,7 @@ def schedule_label(schedule: ScheduleOptions) -> str:
 
 
 def drafted(made: Pipeline) -> Pipeline:
-    """The passes where a plan is only made to be simulated: drafts, and whole passes where others need what they give."""
+    """The passes for a plan that is only simulated: drafts of passes, and full ones if another pass needs what they give."""
     drafts = [draft(each) for each in made.passes]
     needed = frozenset().union(*(each.needs for each in drafts if each is not None))
     kept = (each or whole for whole, each in zip(made.passes, drafts, strict=True) if each is not None or whole.gives & needed)
@@ -195,30 +197,31 @@ def with_schedule(made: Pipeline, schedule: Schedule1F1B) -> Pipeline:
 
 
 def recomputing(made: Pipeline, index: int | Numbers) -> Pipeline:
-    """The passes with so much recomputed (`ChooseRecompute.level_index`), on every stage or by stage."""
+    """The passes with this level of recomputation (`ChooseRecompute.level_index`), one for all stages or one for each."""
     level = index / LEVELS if isinstance(index, int) else tuple(each / LEVELS for each in index)
     of_passes = (msgspec.structs.replace(each, level=level) if each.decides == "recomputation" else each for each in made.passes)
     return Pipeline(tuple(of_passes))
 
 
 def waiting(made: Pipeline) -> Pipeline:
-    """The passes in their alternatives: with a host that waits more often."""
+    """The passes with their alternatives in place: a host that waits at the ends of jobs."""
     return Pipeline(tuple(next(iter(alternatives(each)), each) for each in made.passes))
 
 
 def in_paddles_order(made: Pipeline) -> Pipeline:
-    """The passes with Paddle's own jobs where the form was open."""
+    """The passes with Paddle's own jobs, if the form was open; otherwise unchanged."""
     schedule = schedule_of(made)
     return with_schedule(made, paddles_jobs(schedule)) if schedule is not None and is_open(schedule) else made
 
 
 def paddles_own(asked: Pipeline, within_budget: bool = True) -> Pipeline:
-    """Paddle's own jobs and streams; a user's other passes run all the same, but none that only follows the budget."""
+    """The passes with Paddle's own jobs and streams. Other passes of the user still run, but with `within_budget` not those that follow the
+    budget."""
     mine = [each for each in asked.passes if not within_budget or not each.follows_budget]
     return Pipeline(tuple(kept for each in mine if (kept := baseline(each)) is not None))
 
 
 def paddles_streams(asked: Pipeline) -> Pipeline:
-    """Paddle's own jobs and streams, with the passes that follow the budget."""
+    """The passes with Paddle's own jobs and streams, including those that follow the budget."""
     variants = (each if each.follows_budget else baseline(each) for each in asked.passes)
     return Pipeline(tuple(each for each in variants if each is not None))

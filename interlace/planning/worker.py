@@ -1,4 +1,4 @@
-"""A rank while its world is planned: it knows programs and what passes made of them by number, and does what rank 0 asks for."""
+"""One rank during planning: it holds its programs by number, the captured one and what passes made of it, and does what rank 0 asks for."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ from interlace.scheduler.recompute.copies import recomputes
 from interlace.scheduler.whole_step.orders import Orders
 
 LIMITED = ("host-waits", "states")
-"""What our passes decide that look in `run` at how much they may hold; the others look at most at whether there is a limit, and at it in
-their facts."""
+"""Decisions of those built-in passes whose `run` depends on the memory limit. The `run` of the others depends at most on whether there is a
+limit; their facts may depend on it."""
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """A pass as ranks tell it: its name, and its options packed."""
+    """A pass as ranks send it: its name and its encoded options."""
 
     name: str
     options: bytes
 
 
 def spec_of(each: Pass) -> Spec:
-    """A pass by what it holds."""
+    """The name and options of a pass."""
     return Spec(each.name, msgspec.msgpack.encode(each))
 
 
 class RankFacts(msgspec.Struct, frozen=True):
-    """What every rank tells of itself before anything is planned.
+    """What every rank tells the others about itself before planning.
 
     Attributes:
-        equivalence_key: Equal for ranks that can be simulated in each other's place.
-        draws: Whether its forward and its backward draw random numbers.
+        equivalence_key: Equal for ranks that can be simulated in place of each other.
+        draws: Whether both its forward and its backward draw random numbers, or may.
+        recomputes: Whether its captured program recomputes anything.
         options: A digest of its configuration.
     """
 
@@ -59,7 +60,8 @@ class RankFacts(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What a pass finds as its facts: those of every rank, packed; or what was decided for all, and for each rank the place of its plan."""
+    """The input of a pass beyond this rank's program: encoded facts of every rank; or orders that were decided for all ranks, and for each
+    rank the index of its plan in `Orders.of_plans`."""
 
     facts: tuple[bytes, ...] = ()
     orders: Orders | None = None
@@ -68,7 +70,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Step:
-    """What a pass made of a program: the number of the result, and the report."""
+    """The result of a pass on a program: the number of the new program, and the report."""
 
     result: int
     report: PassReport
@@ -80,9 +82,9 @@ class Worker:
 
     Args:
         program: As captured.
-        passes: As configured: rank 0 may ask for these and for registered ones.
-        options: The whole configuration as text, the same on every rank.
-        is_whole: Whether all ranks of the world plan together; else this one is alone.
+        passes: As configured; rank 0 may ask for these and for registered ones.
+        options: The whole configuration as text, which must be the same on every rank.
+        is_whole: Whether all ranks of the world plan together; otherwise this one plans alone.
     """
 
     def __init__(
@@ -96,12 +98,12 @@ class Worker:
     ) -> None:
         self.programs, self.cost, self.is_whole = [program], cost, is_whole
         self.seat = program.rank if is_whole else 0
-        """Where this rank stands in what is given by rank."""
+        """Index of this rank in sequences with one entry per rank."""
         self.steps: list[Step] = []
         self.memo: dict[Any, Any] = {}
-        """What was found out about the programs, by passes too."""
+        """Cache of results about the programs, also used by passes (`Context.memo`)."""
         self.finished: tuple[Program, tuple[PassReport, ...]] = (program, ())
-        """The plan, and what passes say of it."""
+        """The finished plan, and the reports of its passes."""
         self._kinds = {each.name: type(each) for each in passes}
         self.options, self._memory_budget = options, memory_budget
         self.extra_bytes = memory_budget.more_bytes if isinstance(memory_budget, Beyond) else 0
@@ -117,11 +119,11 @@ class Worker:
         return self.programs[0]
 
     def program(self, numbers: Sequence[int]) -> Program:
-        """This rank's of some programs by rank."""
+        """This rank's program; `numbers` has the program number of every rank."""
         return self.programs[numbers[self.seat]]
 
     def facts(self) -> RankFacts:
-        """What this rank tells of itself."""
+        """What this rank tells the others about itself."""
         program = self.captured
         return RankFacts(
             program.pipeline.stage,
@@ -133,13 +135,13 @@ class Worker:
         )
 
     def pass_of(self, spec: Spec) -> Pass:
-        """The pass that rank 0 speaks of."""
+        """The pass with this name and options."""
         if spec not in self._passes:
             self._passes[spec] = decoded(spec.options, self._kinds.get(spec.name) or find_pass(spec.name))
         return self._passes[spec]
 
     def context(self, memory_limit: int | None) -> Context:
-        """For a pass that may hold so many bytes."""
+        """A context without facts for a pass; `memory_limit` as in `Context`."""
         return Context(
             self.cost,
             is_whole=self.is_whole,
@@ -149,7 +151,7 @@ class Worker:
         )
 
     def facts_of(self, spec: Spec, number: int, memory_limit: int | None) -> bytes:
-        """What a pass wants to know of this rank, packed."""
+        """The pass's facts about this rank, encoded."""
         key = (spec, number, memory_limit)
         if key not in self._facts:
             each = self.pass_of(spec)
@@ -159,8 +161,8 @@ class Worker:
         return self._facts[key][1]
 
     def step(self, spec: Spec, number: int, memory_limit: int | None, told: Decision, draft: bool) -> int:
-        """Run a pass on a program (`number`), unless what it makes is known; gives the number of the step. `told` are its facts, where it
-        has some; a draft is only simulated, and need not be verified. For `memory_limit` see `context`."""
+        """Run a pass on program `number`, unless the result is known already; returns the index of the step in `steps`. `told` has its
+        facts, if it gathers any. A draft is only simulated, and so is not verified. `memory_limit` as in `Context`."""
         each, mine = self.pass_of(spec), self._told(spec, number, memory_limit, told)
         looks = each.decides in LIMITED or not is_built_in(type(each))
         limit = memory_limit if looks else memory_limit is not None
@@ -176,7 +178,7 @@ class Worker:
         return self._steps[key]
 
     def _told(self, spec: Spec, number: int, memory_limit: int | None, told: Decision) -> tuple[Any, ...]:
-        """The facts as the pass finds them."""
+        """The facts as `Context.facts` has them."""
         if told.orders is not None:
             return (told.orders, told.orders.of_plans[told.plan_of[self.seat]]) if told.orders.of_plans else ()
         if not told.facts:
@@ -194,7 +196,7 @@ class Worker:
         return Step(self._number(made, (number, each.name)), report, is_verified=False)
 
     def _number(self, made: Program, of: tuple[int, str]) -> int:
-        """The number of what a pass made of a program: the one that it has already where other options made the same."""
+        """The number of the program that a pass made; if the pass with other options made an equal one before, that one's."""
         known = self._results.setdefault(of, [])
         found = next((number for number in known if self.programs[number] == made), None)
         if found is None:
@@ -210,19 +212,19 @@ def _facts_of(packed: bytes, kind: Any) -> Any:
 
 
 def digest_of(program: Program) -> str:
-    """Equal for equal programs, in memory and in files."""
+    """A digest that is equal for equal programs, in memory and in files."""
     return hashlib.sha256(msgspec.json.encode(program, order="deterministic")).hexdigest()[:32]
 
 
 class Sent:
-    """A program that goes to another process where it must."""
+    """Wrapper for a program in the result of a task, which is encoded only if it goes to another process."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
 
 class _Packed(msgspec.Struct, frozen=True):
-    """A program on its way: operations and values apart, which are the same in many plans."""
+    """A program encoded for another process. Operations and values are separate from the rest, as many plans share them."""
 
     ops: bytes
     rest: bytes
@@ -233,18 +235,18 @@ _packed_ops = once_per_ops(lambda program: zlib.compress(msgspec.msgpack.encode(
 
 @lru_cache(maxsize=2 * RANKS)
 def _unpacked(packed: bytes) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
-    """Plans of the same operations and values hold the same tuples of them: tables that follow from these are made once."""
+    """Cached, so that plans with equal operations and values share the same tuples, and tables derived from these are made once."""
     found: tuple[tuple[Op, ...], tuple[Value, ...]] = decoded(zlib.decompress(packed), tuple[tuple[Op, ...], tuple[Value, ...]])
     return found
 
 
 def packed(found: Any) -> bytes:
-    """For another process; programs in it are `Sent`."""
+    """Encode a value for another process; programs in it must be `Sent`."""
     return msgspec.msgpack.encode(found, enc_hook=_pack)
 
 
 def unpacked(found: bytes, kind: Any) -> Any:
-    """What another process packed, as its type."""
+    """Decode what `packed` encoded as a value of type `kind`."""
     return decoded(found, kind, _unpack)
 
 
