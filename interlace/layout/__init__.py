@@ -1,1 +1,2 @@
-"""Which layout a script is to be trained with: candidates are built, excluded by bounds, simulated and planned; nothing is launched."""
+"""Search for the layout with which a script trains fastest: layouts are built, excluded by bounds, simulated and planned, never
+launched."""

@@ -1,4 +1,4 @@
-"""The answer of a search as data: every layout with what is known of it, the recommended one, and what decides."""
+"""The result of a search as data: what is known of every layout, the recommended one, and why it is recommended."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from interlace.report.outcome import evened_ns, imbalance
 from interlace.units import ms, size
 
 LEAST_PART = 0.02
-"""Parts of a step that differ by less than this share of it are not told."""
+"""Differences smaller than this share of the step are not reported."""
 LAYOUT = 3
-"""Of the JSON; raised with every change of it."""
+"""Version of the JSON format; raised with every change of it."""
 PADDLES, OURS = "Paddle's plan", "Interlace"
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A layout by one plan, simulated.
+    """Simulated figures of a layout with one plan.
 
     Attributes:
-        tokens_per_s: Of all GPUs; 0 where the tokens of a step are not known.
-        peak_bytes: Of the fullest rank.
-        fits: Into the memory that is given.
+        tokens_per_s: Throughput of all GPUs; 0 if the tokens of a step are not known.
+        peak_bytes: Peak of the fullest rank.
+        fits: Whether the peak is within the memory limit.
         exposed_ns, bubble_ns: Means over ranks.
-        compute_ns: Of the stage that computes most.
-        rel_error: Expected of the step.
-        joules, tokens_per_joule: Of all GPUs; 0 where the profile knows no power, or the tokens of a step are not known.
+        compute_ns: Computation of the stage that computes most.
+        rel_error: Expected relative error of the step.
+        joules, tokens_per_joule: Energy of a step on all GPUs, and tokens for each joule; 0 if the profile has no power, or the tokens of a
+            step are not known.
     """
 
     step_ns: int
@@ -47,17 +48,20 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A layout.
+    """What is known of one layout.
 
     Attributes:
-        layout: In words.
-        state: How far the search came with it.
-        why: It was excluded, refused or not planned.
-        refusal: Why Paddle runs no plan of its own, so that `paddles` is None though the layout was simulated.
-        least_ns, least_bytes: No plan takes, or holds, less; 0 where no bound is known.
-        across_hosts: Share of the device time that is estimated as it crosses hosts.
-        imbalance: What an even split over the stages would bring, in words.
-        even_ns: What a step would take with it; 0 where that is little less.
+        layout: The layout as text.
+        values: Placeholder -> its value.
+        command: How to start the script with this layout.
+        state: How far the search got with it.
+        why: Why it was excluded, refused or not planned.
+        paddles, ours: Figures with Paddle's own plan, and with one of Interlace; None if not known.
+        refusal: Why Paddle cannot run its own plan, so that `paddles` is None although the layout was simulated.
+        least_ns, least_bytes: Lower bounds of the step and of the peak; 0 if not known.
+        across_hosts: Share of the device time that is only estimated because it crosses hosts.
+        imbalance: What an even split of the layers over the stages would gain, as text.
+        even_ns: The step with such a split; 0 if it would hardly be shorter.
         plans: Folder of the plans.
     """
 
@@ -78,17 +82,17 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a plan that runs, with figures."""
+        """Whether there are figures of a plan that can run."""
         return self.paddles is not None or self.ours is not None
 
     def best(self) -> tuple[str, Figures] | None:
-        """The fastest plan that keeps the memory, and whose it is."""
+        """The fastest plan within the memory limit: whose it is, and its figures; None if there is none."""
         fit = [(name, each) for name, each in ((PADDLES, self.paddles), (OURS, self.ours)) if each and each.fits]
         return min(fit, key=lambda each: each[1].step_ns, default=None)
 
 
 class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan that no other beats in both time and memory."""
+    """A plan to which no other is superior in both time and memory."""
 
     layout: str
     whose: str
@@ -97,15 +101,16 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a search found; all times are simulated.
+    """The result of a search; all times are simulated.
 
     Attributes:
-        tokens: Of a step, over all replicas; 0 where not known.
-        network: What connects hosts, in words; empty on one host.
-        rows: The fastest first; then those that are not known in full, the most promising bound first.
-        counts: Of layouts by state, and of programs that were built for this answer.
-        decides: Between the first and the second, in words.
-        gap: By how much, at most, a layout that was not built may be faster, as bounds say; 0 where none may.
+        tokens: Tokens of a step, over all replicas; 0 if not known.
+        network: The network between hosts, as text; empty with one host.
+        rows: The fastest first, then those without a plan that fits, the most promising bound first.
+        counts: State -> number of layouts, and the number of programs that were built for this answer.
+        decides: Why the first row is faster than the second, as text.
+        gap: The most by which a layout that was not built may be faster, according to the bounds; 0 if none may.
+        frontier: Plans to which no other is superior in both time and memory.
     """
 
     version: int
@@ -126,8 +131,8 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def answer_of(
     found: Sequence[Candidate], template: Template, cluster: Cluster, limits: Limits, device: str, network: str, tokens: int, built: int
 ) -> Answer:
-    """The answer. `tokens` are those of a step, 0 for those that programs read; `built` counts the programs that were built. Raises
-    ConfigError where layouts do not train the same number of tokens a step."""
+    """Make the answer. `tokens`: tokens of a step, 0 to take them from the programs' inputs; `built`: number of programs that were built.
+    Raises ConfigError if layouts differ in their number of tokens per step."""
     tokens = tokens or _tokens(found, cluster)
     rows = sorted((_row(each, template, limits, tokens) for each in found), key=_order)
     best, second = ([row for row in rows if row.best()] + [None, None])[:2]
@@ -154,7 +159,7 @@ def answer_of(
 
 
 def _tokens(found: Sequence[Candidate], cluster: Cluster) -> int:
-    """Of a step over all replicas; 0 where the layout does not say how many there are."""
+    """Tokens of a step over all replicas; 0 if not known."""
     counts = {each.layout: each.draft.tokens * _replicas(each.layout, cluster) for each in found if each.draft and each.draft.step}
     known = {count: layout for layout, count in counts.items() if count}
     if len(known) > 1:
@@ -210,7 +215,7 @@ def _order(row: Row) -> tuple[int, float, str]:
 
 
 def _decides(best: Row, second: Row) -> str:
-    """What makes one layout faster than another, part by part; means over ranks, of the plans that are compared."""
+    """Why the best layout is faster than the second, as text: the parts of the step in which their plans differ most."""
     (whose, mine), (other, theirs) = best.best() or ("", None), second.best() or ("", None)
     if mine is None or theirs is None:
         return ""
@@ -235,7 +240,7 @@ def _decides(best: Row, second: Row) -> str:
 
 
 def _frontier(rows: Sequence[Row]) -> list[Point]:
-    """Plans for which no other is as fast with less memory, by memory."""
+    """Plans to which no other is superior in both time and memory, sorted by memory."""
     points = [
         Point(row.layout, name, each.step_ns, each.peak_bytes)
         for row in rows

@@ -1,10 +1,14 @@
-"""Bounds of layouts that are not built, or of which one stage is: nothing that a script runs in such a layout takes less.
+"""Lower bounds of time and memory for layouts that are not built, or of which only one stage is.
 
-All layouts split what the *reference* does, the same model and batch on one GPU, where nothing is done twice: in sum over ranks no layout
-has fewer products. (Layouts over replicas may have more: Paddle computes on every replica what an operation without a rule of its own reads
-whole.) What ranks hold is compared with the model on as many ranks as a layout has replicas at most, whole on each but for what a script
-spreads over replicas, such as experts: over fewer replicas a rank holds no less of it. Both hold as long as placeholders say how one model
-and one batch are split; layouts that differ in others have references of their own.
+Time: all layouts divide the work of a *reference*, the same model and batch on one GPU, where nothing is computed twice; summed over ranks,
+no layout has fewer products. (Layouts with replicas may have more: on every replica Paddle repeats operations that have no sharding rule
+and so read whole tensors.)
+
+Memory: a second reference is the model on as many ranks as any layout has replicas, whole on each except for what the script spreads over
+replicas, such as experts; with fewer replicas a rank holds no less of that.
+
+Both hold as long as the known placeholders only say how one model and one batch are split. Layouts that differ in other placeholders have
+references of their own.
 """
 
 from __future__ import annotations
@@ -21,14 +25,14 @@ from interlace.layout.space import Layout
 from interlace.scheduler.memory.live import lifetimes
 
 HALF = ("bfloat16", "float16")
-"""Types that answer for each other."""
+"""Dtypes whose rates stand in for each other."""
 FASTER = 1.25
-"""Between and beyond samples the cost model's curves may be faster than each of them: of 66,000 random products and attentions, up to 1.02
-times on H100 and H200, 1.21 times with the few samples of the CPU."""
+"""Margin on the best rate: between and beyond samples, the cost model's curves may be faster than every sample. For 66,000 random products
+and attentions by up to 1.02 times on H100 and H200, and 1.21 times with the few samples of the CPU."""
 
 
 def best_rates(profile: DeviceProfile) -> dict[str, float]:
-    """FLOP/s, by dtype, that no product of the profile exceeds: of the fastest sample, and of the rate where there is none."""
+    """Dtype -> FLOP/s that no product exceeds according to the profile: from the fastest sample, or the peak rate if there is none."""
     found = {dtype: peak.per_s for dtype, peak in profile.matrix_flops.items()}
     for sample in profile.ops:
         if {"m", "seq_q"} & {*sample.dims}:
@@ -39,14 +43,13 @@ def best_rates(profile: DeviceProfile) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What all layouts split.
+    """The work and the memory that all layouts divide.
 
     Attributes:
-        gpus: Over which it is split.
-        forward_ns, backward_ns: Products of a step on one GPU at the best rates; 0 where they are not known.
-        state_bytes: What lives through the step on a rank of the model on as many ranks as there are replicas at most; 0 where it is not
-            known.
-        activation_bytes: Of a step on one GPU, with all micro-batches at once: no bound, but what a first guess goes by.
+        gpus: Number of GPUs over which layouts divide it.
+        forward_ns, backward_ns: Time of a step's products on one GPU at the best rates; 0 if not known.
+        state_bytes: Memory that lives through the whole step on one rank of the memory reference (see the module); 0 if not known.
+        activation_bytes: Activations of a step on one GPU with all micro-batches at once. Not a bound; first guesses use it.
     """
 
     gpus: int
@@ -57,24 +60,26 @@ class Reference:
 
     @classmethod
     def of(cls, gpus: int, serial: Program | None, replica: Program | None, profile: DeviceProfile, activation_bytes: int) -> Reference:
-        """Of programs without pipeline stages and without recomputation: on one GPU, and on as many ranks as there are replicas at most."""
+        """The reference from two programs without pipeline stages and without recomputation: `serial` on one GPU, `replica` on as many
+        ranks as any layout has replicas; None if not known."""
         took = _products_ns(serial, best_rates(profile)) if serial else {"forward": 0.0, "backward": 0.0}
         count = serial.pipeline.num_micro_batches if serial else 0
         state = lifetimes(replica).base["device"] if replica else 0
         return cls(gpus, count * took["forward"], count * took["backward"], state, activation_bytes)
 
     def least_bytes(self, layout: Layout) -> int:
-        """Device bytes of the fullest rank: parameters and what the optimizer keeps of them lie on pp x mp ranks, with sharding on all."""
+        """Least device bytes of the fullest rank: parameters and optimizer state are divided over pp x mp ranks, with sharding over all."""
         ways = layout.number("pp") * layout.number("mp")
         replicas = max(1, self.gpus // ways) if layout.number("sharding", 0) else 1
         return self.state_bytes // (ways * replicas)
 
     def least_ns(self, layout: Layout) -> int:
-        """Of a step: each stage computes its share of all micro-batches behind the forward of the first through the stages before it.
+        """Least time of a step: a stage computes its share of all m micro-batches after the first one's forward through the earlier stages.
 
-        Stages may share the layers as they like. With x the share of a stage, X that of the stages before it, f the forward and b all
-        computation of one micro-batch, and m of them, the step takes f X + m b x or more; what is least for all stages together
-        follows from equal times: f / (1 - (1 - f / (m b)) ** pp). Model chunks may divide a stage unequally: with them f counts nothing.
+        The layers may be divided over the stages in any way. Let x be the share of a stage, X that of all earlier stages, f the forward and
+        b the whole computation of one micro-batch. The step takes at least f X + m b x. The largest of these over all stages is least if
+        all are equal, which gives f / (1 - (1 - f / (m b)) ** pp). With model chunks (vpp), which may divide a stage unequally, only the
+        computation counts.
         """
         whole = (self.forward_ns + self.backward_ns) / self.gpus
         stages, batches = layout.number("pp"), layout.number("m", 0)
@@ -86,7 +91,7 @@ class Reference:
 
 
 def _products_ns(program: Program, rates: Mapping[str, float]) -> dict[str, float]:
-    """Time of one micro-batch's products at the best rates, by role."""
+    """Role -> time, in nanoseconds, of one micro-batch's products at the best rates."""
     values, found = tables_of(program)[0], {"forward": 0.0, "backward": 0.0, "optimize": 0.0}
     fastest = max(rates.values(), default=0.0)
     for op in program.ops:

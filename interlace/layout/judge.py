@@ -1,4 +1,4 @@
-"""What is found about the programs of a layout: Paddle's own step and its bound (a draft), or a plan. Runs as a process of its own."""
+"""Judges the programs of a layout, in a process of its own: by Paddle's own plan and bounds (a draft), or by planning it in full."""
 
 from __future__ import annotations
 
@@ -41,17 +41,19 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 
 ACROSS = "estimated: "
-"""How a cost model begins to tell of times across hosts."""
+"""Start of a cost model's `Estimate.detail` for times across hosts."""
 
 
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a process is to find.
+    """The request to a process.
 
     Attributes:
-        programs: Files, one rank of each stage in the order of the stages.
-        memory_budget: Device bytes of a plan; 0 asks for a draft.
-        folder: Where the plans go.
-        processes: That plan at once.
+        programs: Files of the programs, one rank of each stage in the order of stages.
+        profile: The device profile, by name or path.
+        memory_budget: Device bytes that a plan may hold; 0 asks for a draft.
+        config: Configuration file of the plan; empty for the defaults.
+        folder: Folder for the plans.
+        processes: Number of processes that plan at the same time.
     """
 
     programs: tuple[str, ...]
@@ -63,18 +65,19 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A layout by Paddle's own plan.
+    """A layout judged by Paddle's own plan.
 
     Attributes:
-        step: Simulated; None where it would never end or cannot be simulated, and `why` says so.
-        refusal: Why Paddle does not run it, so that the figures only tell what another plan may take; empty where it does.
-        peak_bytes: Of the fullest rank on a GPU, however fast its host.
-        bound_ns: No schedule of these programs takes less, whatever of their recomputation is left out.
-        shared_ns: The same of any layout that differs in sharding and in what it computes more again.
-        least_bytes: Without which some rank cannot run its operations in any order.
-        rel_error: Expected of the step, from what the cost model claims.
-        across_hosts: Share of the device time that is estimated as it crosses hosts.
-        tokens: Integers that a replica reads in a step; 0 where none are read.
+        step: The simulated step; None, with the reason in `why`, if it would never end or cannot be simulated.
+        refusal: Why Paddle cannot run this plan, so that its figures only indicate what another plan may take; empty if it can.
+        peak_bytes: Peak of the fullest rank on a GPU, however fast its host.
+        bound_ns: Lower bound of the step for any schedule of these programs, without recomputation.
+        shared_ns: The same for all layouts that differ only in sharding, or by more recomputation.
+        least_bytes: The least memory with which every rank can run its operations in some order.
+        rel_error: Expected relative error of the step, from the errors that the cost model claims.
+        across_hosts: Share of the device time that is only estimated because it crosses hosts.
+        tokens: Tokens that a replica reads in a step; 0 if it reads no integers.
+        seconds: Time that the draft took.
     """
 
     step: Step | None
@@ -91,11 +94,12 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A layout by a plan of Interlace.
+    """A layout judged by a plan of Interlace.
 
     Attributes:
-        step: Simulated; None where there is no plan, and `why` says so.
-        least_bytes: The least feasible budget, where the one that was asked for is not; 0 where it is not known.
+        step: The simulated step; None, with the reason in `why`, if there is no plan.
+        least_bytes: The least feasible budget, if the given one is not feasible; 0 if not known.
+        seconds: Time that planning took.
     """
 
     step: Step | None
@@ -108,7 +112,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Judging:
-    """A process that finds something, and where it writes it."""
+    """A running process that judges a layout, the file for its result, and its stderr."""
 
     child: processes.Child
     path: Path
@@ -121,7 +125,7 @@ class Judging:
         return cls(processes.start(command, os.environ, err, err), path, err)
 
     def require_done(self) -> None:
-        """Raise LaunchError where it ended without a result."""
+        """Raise LaunchError if it ended without a result."""
         if self.child.process.returncode:
             self.err.seek(0)
             tail = self.err.read().decode(errors="replace").strip().splitlines()[-12:]
@@ -129,20 +133,20 @@ class Judging:
 
 
 def programs_of(paths: Sequence[str | Path]) -> list[Program]:
-    """Programs of one rank of each stage, each to stand for its stage."""
+    """The programs of one rank of each stage, each representing all ranks of its stage."""
     found = [load(path) for path in paths]
     stages = stages_of(found[0])
     return [msgspec.structs.replace(program, equivalent_ranks=tuple(ranks[1:])) for program, ranks in zip(found, stages, strict=True)]
 
 
 def without_recomputation(program: Program, costs: CostModel) -> Program:
-    """A program that computes nothing twice: what the fastest plan could make of it."""
+    """The program without recomputation, as the fastest conceivable plan may run it."""
     found = recomputation(program, costs, {}, adds=False)
     return found.without(found.groups) if found.copies else program
 
 
 def draft(programs: Sequence[Program], costs: CostModel, profile: str) -> Draft:
-    """Paddle's own plan of a layout, and what no plan of it can pass."""
+    """Judge a layout by Paddle's own plan, and find bounds for all of its plans."""
     start, bare = time.perf_counter(), [without_recomputation(program, costs) for program in programs]
     target = target_of(profile)
     baseline = [baseline_plan(program, costs) for program in programs]
@@ -171,7 +175,7 @@ def draft(programs: Sequence[Program], costs: CostModel, profile: str) -> Draft:
 
 
 def _slowest(programs: Sequence[Program], costs: CostModel) -> Sequence[Row]:
-    """The table of the rank with the most device time."""
+    """The cost table of the program with the most device time."""
     return max((costs.table(program) for program in programs), key=_device_ns)
 
 
@@ -180,8 +184,8 @@ def _device_ns(rows: Iterable[Row]) -> int:
 
 
 def step_error(rows: Sequence[Row], costs: CostModel, programs: Sequence[Program]) -> float:
-    """Expected relative error of a step: claimed errors add up within a kind of operation, and over all that is estimated from one network,
-    as they have one cause, and in squares over kinds; with the error that steps of measured runs had."""
+    """Expected relative error of a step. Claimed errors within a kind of operation, and of everything across hosts, have one cause and so
+    are added; the sums are independent and added in quadrature, together with the step error of measured runs."""
     off: dict[str, float] = {}
     for row in rows:
         key = ACROSS if row.detail.startswith(ACROSS) else row.kind
@@ -193,7 +197,7 @@ def step_error(rows: Sequence[Row], costs: CostModel, programs: Sequence[Program
 
 
 def tokens_of(program: Program) -> int:
-    """Integers of the largest input of a step on one rank."""
+    """Tokens of a step on one rank: the number of integers in the largest input over all micro-batches."""
     values = {value.id: value for value in program.values}
     inputs = [values[each] for op in program.ops if op.name == DATA for each in op.results if not values[each].persistable]
     sizes = [prod(max(0, size) for size in each.shape) for each in inputs if each.dtype in ("int64", "int32") and len(each.shape) > 1]
@@ -201,7 +205,7 @@ def tokens_of(program: Program) -> int:
 
 
 def plan(programs: Sequence[Program], costs: CostModel, asked: Asked) -> Planned:
-    """A plan in full of a layout within a memory budget, proved; its files go to the folder."""
+    """Plan a layout in full within a memory budget, prove the plans safe, and write them to the folder."""
     start, budget = time.perf_counter(), {"memory_budget": asked.memory_budget}
     config = load_config(asked.config, budget) if asked.config else make_config(budget)
     try:
@@ -226,7 +230,7 @@ def plan(programs: Sequence[Program], costs: CostModel, asked: Asked) -> Planned
 
 
 def main(argv: Sequence[str]) -> int:
-    """Find what is asked for and write it."""
+    """Judge as requested (`Asked` as JSON, then the result file), and write the result."""
     end_with_parent()
     asked, path = msgspec.json.decode(argv[0], type=Asked), Path(argv[1])
     with rarely_collected():

@@ -1,4 +1,4 @@
-"""The answer as a page: the template with the data in it."""
+"""The answer as an HTML page: the template with the data filled in."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from interlace.report.page.write import filled
 
 
 def page_html(answer: Answer) -> str:
-    """The whole file; it needs nothing else, and equal answers give equal bytes."""
+    """The page as one self-contained file; equal answers give equal bytes."""
     return filled((resources.files("interlace.layout") / "page.html").read_text(encoding="utf-8"), answer)

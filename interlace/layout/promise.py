@@ -1,4 +1,4 @@
-"""Which layouts are likely to be fast: learned from those that were simulated. It orders the search and excludes nothing."""
+"""Predicts which layouts are likely to be fast from those simulated so far. It only orders the search, and excludes nothing."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from interlace.layout.space import Layout, Number
 
 RIDGE = 0.1
-"""Weight that keeps effects of values near nothing where few layouts tell of them."""
+"""Penalty of the least-squares fit; it keeps the effect of a value near 0 while few layouts with that value are known."""
 RECOMPUTED, HELD = 4 / 3, 0.2
-"""A step in which all of forward is computed twice, where a backward takes two forwards; what is held of activations then."""
+"""First guesses for full recomputation: factor on the step (a backward takes as long as two forwards), and share of activations held."""
 WHOLE = 0.3
-"""Of activations: norms and residuals, which ranks of a layer do not share (10 of 34 bytes a token and hidden value)."""
+"""Share of activations that tensor parallelism does not divide: norms and residuals (10 of 34 bytes per token and hidden value)."""
 SHARDED = {1: 12 / 18, 2: 16 / 18, 3: 1.0}
-"""Of the bytes a parameter has with master weights and gradients in float32, by sharding stage: what replicas share."""
+"""Sharding stage -> share of a parameter's bytes, with master weights and gradients in float32, that is divided over the replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A simulated layout: its step, and its peak without the state that is known to lie on each rank, each over a first guess."""
+    """A simulated layout: its step, and its peak without the known state of a rank, each divided by a first guess."""
 
     layout: Layout
     step: float
@@ -30,9 +30,9 @@ class Seen:
 
 
 class Promise:
-    """Predicts steps and peaks as a product of a factor for each value of each name.
+    """Predicts steps and peaks, relative to first guesses, as a product with one factor for each value of each name.
 
-    Of a value that was not seen the factor is the most promising of its name: so every value is tried before it is judged.
+    A value that was not seen yet gets the most promising factor of its name, so that it will be tried before it is judged.
     """
 
     def __init__(self, seen: Sequence[Seen]) -> None:
@@ -40,30 +40,31 @@ class Promise:
         self._peak = _Factors([each.layout for each in seen], [log(each.peak) for each in seen])
 
     def step(self, layout: Layout) -> float:
-        """A step, as the guess that `seen` was divided by says."""
+        """The predicted step, divided by the first guess (`guess`)."""
         return exp(self._step.of(layout))
 
     def peak(self, layout: Layout) -> float:
-        """What the fullest rank holds beside its state by Paddle's own plan, as the guess that `seen` was divided by says."""
+        """The predicted peak of the fullest rank with Paddle's own plan, without state, divided by the first guess (`guess_held`)."""
         return exp(self._peak.of(layout))
 
 
 def guess(layout: Layout, work_ns: float) -> float:
-    """A step of equal stages that compute `work_ns`, with a bubble as long as the fill of the pipeline."""
+    """First guess of the step: equal stages that each compute `work_ns`, and the bubble of 1F1B."""
     stages, batches = layout.number("pp"), layout.number("m", 0) or layout.number("pp")
     again = 1.0 if recomputes_nothing(layout) else RECOMPUTED
     return work_ns * again * (1 + (stages - 1) / (batches * layout.number("vpp")))
 
 
 def guess_held(layout: Layout, gpus: int, activation_bytes: float) -> float:
-    """Activations of the first stage, which holds one micro-batch for each stage at most, of those of a whole step on one GPU."""
+    """First guess of the activation bytes of a rank of the first stage, which holds at most one micro-batch for each stage.
+    `activation_bytes` are those of a whole step on one GPU."""
     stages, batches, ways = layout.number("pp"), layout.number("m", 0) or layout.number("pp"), layout.number("mp")
     kept = (1.0 if recomputes_nothing(layout) else HELD) * (WHOLE + (1 - WHOLE) / ways)
     return activation_bytes * kept * min(stages, batches) * ways / (batches * gpus)
 
 
 def guess_state(layout: Layout, gpus: int, state_bytes: float) -> float:
-    """Parameters, gradients and what the optimizer keeps of a rank, of those of the whole model."""
+    """First guess of the bytes of parameters, gradients and optimizer state on a rank; `state_bytes` are those of the whole model."""
     ways = layout.number("pp") * layout.number("mp")
     part, replicas = SHARDED.get(layout.number("sharding", 0), 0.0), max(1, gpus // ways)
     return state_bytes / ways * (1 - part + part / replicas)
@@ -75,7 +76,8 @@ def recomputes_nothing(layout: Layout) -> bool:
 
 
 class _Factors:
-    """The logarithm of a figure as a mean and an effect of each value: least squares with a penalty on effects."""
+    """The logarithm of a figure as a mean plus an effect of each value, by least squares with a penalty on the effects (ridge
+    regression)."""
 
     def __init__(self, layouts: Sequence[Layout], figures: Sequence[float]) -> None:
         self.known = sorted({item for layout in layouts for item in layout.values}, key=str)
@@ -91,7 +93,7 @@ class _Factors:
             self._effects = {item: round(float(found[k]), 9) for item, k in at.items()}
 
     def of(self, layout: Layout) -> float:
-        """The logarithm for a layout."""
+        """The predicted logarithm for a layout."""
         return self._mean + sum(self._effect(item) for item in layout.values)
 
     def _effect(self, item: tuple[str, Number]) -> float:

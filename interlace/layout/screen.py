@@ -1,4 +1,4 @@
-"""The answer on one screen."""
+"""The answer as text for one screen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = 11
 
 
 def screen_text(answer: Answer) -> str:
-    """Layouts with both plans, the recommendation, what decides, and what was not built and why."""
+    """The layouts with Paddle's and our plan, the recommendation and the reason for it, and what was not built and why."""
     known = [row for row in answer.rows if row.is_known]
     tokens = f", {answer.tokens:,} tokens a step" if answer.tokens else ""
     head = f"{answer.gpus} GPUs, {answer.gpus_a_host} a host, {size(answer.memory_bytes)} each, profile {answer.device}{tokens}; simulated"
@@ -65,7 +65,7 @@ def _cells(figures: Figures | None, has_tokens: bool, unit: Unit) -> str:
 
 
 def _unit(sizes: Iterable[float]) -> Unit:
-    """With two decimals at most: what differs by less is told apart by nobody."""
+    """The unit for a column of sizes, so that they need at most two decimals."""
     unit = Unit.of(sizes)
     return unit._replace(decimals=min(2, unit.decimals))
 
@@ -82,7 +82,7 @@ def _recommended(best: Row) -> list[str]:
 
 
 def _uneven(rows: Sequence[Row], best: Row | None) -> list[str]:
-    """Layouts besides the recommended one that another split of the layers would help; those first that would then be the fastest."""
+    """Layouts, besides the recommended one, that would gain from another split of the layers; those that would be fastest come first."""
     uneven = sorted((row for row in rows if row.even_ns and row is not best), key=lambda row: row.even_ns)
     found = best.best() if best else None
     lines = []
@@ -126,7 +126,7 @@ def _not_built(answer: Answer) -> list[str]:
 
 
 def _reasons(told: str, found: Sequence[tuple[Row, str]]) -> list[str]:
-    """The most frequent reasons, each with the first layout that it is told of."""
+    """The most frequent reasons, each with the first layout to which it applies."""
     count, first = Counter(_kind_of(why) for _, why in found), {_kind_of(why): (row.layout, why) for row, why in reversed(found)}
     most = count.most_common(MOST_REASONS)
     lines = [f"{told}: {n} such as {first[kind][0]}: {first[kind][1]}" for kind, n in most]
@@ -135,5 +135,5 @@ def _reasons(told: str, found: Sequence[tuple[Row, str]]) -> list[str]:
 
 
 def _kind_of(why: str) -> str:
-    """A reason without its figures, so that like ones are told once."""
+    """A reason without its figures, so that similar ones are reported once."""
     return "".join(" " if each.isdigit() or each == "." else each for each in why)[:60]

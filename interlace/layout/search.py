@@ -1,6 +1,6 @@
-"""The search: exclude by bounds, build the most promising, simulate Paddle's own plan, and plan the best few in full.
+"""The search: exclude layouts by bounds, build the most promising, simulate Paddle's own plan, and plan the best few in full.
 
-Rounds have a fixed size, whatever number of processes works, so that equal commands give equal answers.
+Rounds have a fixed size, independent of the number of processes, so that equal commands give equal answers.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from interlace.scheduler.memory.live import lifetimes, needed_at_once
 from interlace.units import ms, size
 
 ROUND = 4
-"""Layouts that are built before the next are chosen."""
+"""Number of layouts that are built before the next are chosen."""
 REFERENCES = 3
-"""Builds of the whole model on each rank that are tried, on as many ranks as a layout has replicas at most."""
+"""Most attempts to build the memory reference (see `floors.py`)."""
 T = TypeVar("T")
 ATTEMPTS = 2
-"""Layouts, for each that is to be planned, that are tried where no plan of them keeps the memory."""
+"""Most layouts that are tried for each one to be planned, in case no plan of theirs keeps the memory limit."""
 FULL = ("1F1B", "VPP")
-"""Schedules that Paddle builds with fewer micro-batches than stages, and refuses to run."""
+"""Schedules that Paddle builds with fewer micro-batches than stages, but refuses to run."""
 State = Literal["waiting", "excluded", "refused", "drafted", "planned"]
 
 
@@ -50,11 +50,12 @@ class Candidate:
     """A layout and what is known of it.
 
     Attributes:
-        why: It was excluded or refused, or cannot be simulated.
-        least_ns, least_bytes: Bounds, as far as they are known.
-        draft, planned: By Paddle's own plan, and by one of Interlace.
-        programs: Files, one for each stage, where they are all built.
-        folder: Of the plans.
+        state: How far the search got with it.
+        why: Why it was excluded or refused, or cannot be simulated.
+        least_ns, least_bytes: Lower bounds of the step and of the peak; 0 if not known.
+        draft, planned: Judged by Paddle's own plan, and by one of Interlace; None if not yet.
+        programs: Program files, one for each stage, once all are built.
+        folder: Folder of the plans.
     """
 
     layout: Layout
@@ -69,15 +70,15 @@ class Candidate:
 
     @property
     def refusal(self) -> str:
-        """Why Paddle runs no plan of its own, though one of Interlace may run."""
+        """Why Paddle cannot run its own plan, although one of Interlace may run; empty if it can."""
         return self.draft.refusal if self.draft else ""
 
     def fits(self, memory: int) -> bool:
-        """Whether Paddle's own plan, or what it would be, is simulated and keeps the memory."""
+        """Whether Paddle's own plan was simulated and keeps `memory`, even if Paddle refuses to run it."""
         return self.draft is not None and self.draft.step is not None and self.draft.peak_bytes <= memory
 
     def best_ns(self, memory: int) -> float:
-        """The shortest step that is known to run and to keep the memory."""
+        """The shortest step, in nanoseconds, of a plan that can run and keeps `memory`; infinite if none is known."""
         steps = [self.planned.step.step_ns] if self.planned and self.planned.step else []
         if self.fits(memory) and self.draft and self.draft.step and not self.refusal:
             steps.append(self.draft.step.step_ns)
@@ -86,13 +87,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a search may do.
+    """Limits of a search.
 
     Attributes:
-        memory: Device bytes of each rank.
-        layouts: That are built at most; 0: nothing is built, and what is kept is told.
-        finalists: That are planned in full; 0: Paddle's own plans are compared.
-        jobs: Processes at once.
+        memory: Device bytes that each rank may hold.
+        layouts: Most layouts to build; 0: build nothing, and report what the store has.
+        finalists: Number of layouts to plan in full; 0: compare only Paddle's own plans.
+        jobs: Number of processes that run at the same time.
     """
 
     memory: int
@@ -106,13 +107,13 @@ class Search:
     """A search among layouts.
 
     Attributes:
-        template, gpus: How a rank of a layout is built.
-        options: Of the builder.
-        profile: Of the device, by name or path.
-        config: Of plans; empty for the defaults.
-        has_bounds: Whether layouts are excluded by bounds; without, all are built.
-        references: What all layouts of a model split.
-        shared: What layouts take at least, by what they share (`_alike`).
+        template, gpus: The command of the script, and the number of ranks.
+        options: Options of the builder.
+        profile: The device profile, by name or path.
+        config: Configuration file of plans; empty for the defaults.
+        has_bounds: Whether layouts are excluded by bounds.
+        references: Values of unknown placeholders (`_model`) -> the reference of all layouts with these.
+        shared: What layouts have in common (`_alike`) -> lower bound of their steps, in nanoseconds.
     """
 
     template: Template
@@ -135,7 +136,7 @@ class Search:
         self.digest = hashlib.sha256(msgspec.json.encode(found)).hexdigest()[:24]
 
     def run(self, layouts: Sequence[Layout]) -> list[Candidate]:
-        """What is found of each layout, in the order of `layouts`. Raises ConfigError where none is built."""
+        """Search, and return what is known of each layout, in the order of `layouts`. Raises ConfigError if none could be built."""
         found = [Candidate(layout) for layout in layouts]
         if self.has_bounds and any(name in KNOWN for name, _ in layouts[0].values):
             self._refer(found)
@@ -150,14 +151,14 @@ class Search:
         return found
 
     def request(self, layout: Layout, rank: int) -> Request:
-        """A rank of a layout."""
+        """The request to build one rank of a layout."""
         arguments, environment = self.template.filled(layout)
         return Request(self.template.script, arguments, rank, self.gpus, self.options, environment)
 
     # --------------------------------------------------------------------------------------------------------------- bounds
 
     def _refer(self, found: Sequence[Candidate]) -> None:
-        """Find the references, and the bounds of all layouts."""
+        """Build the references, and derive the bounds of all layouts from them."""
         for key in dict.fromkeys(_model(each.layout) for each in found):
             mine = sorted((each.layout for each in found if _model(each.layout) == key), key=_split)
             most = max(map(self._replicas, mine))
@@ -166,7 +167,7 @@ class Search:
             replicas = [replace(self.request(layout, 0), world=most) for layout in [*copies][:REFERENCES]]
             if not self.limits.layouts:
                 alone, replicas = (list(filter(self.store.found, each)) for each in (alone, replicas))
-            self.store.build([*alone, *replicas[:1]])  # both at once
+            self.store.build([*alone, *replicas[:1]])  # both at the same time
             serial, replica = self._bare(alone), self._bare(replicas)
             held = self._activations(serial) if serial else 0
             self.references[key] = Reference.of(self.gpus, serial, replica, self.costs.profile, held)
@@ -180,7 +181,7 @@ class Search:
         return max(1, self.gpus // (layout.number("pp") * layout.number("mp")))
 
     def _bare(self, requests: Sequence[Request]) -> Program | None:
-        """The first of the programs that is built, without recomputation; None where all are refused, or have pipeline stages."""
+        """The first program that can be built, without recomputation; None if all are refused, or it has pipeline stages."""
         for request in requests:
             if not self.store.build([request])[0].refused:
                 bare = without_recomputation(self.store.program(request), self.costs)
@@ -188,13 +189,13 @@ class Search:
         return None
 
     def _activations(self, serial: Program) -> int:
-        """What a whole step on one GPU would hold, if it held all micro-batches, beside parameters and optimizer state."""
+        """Bytes that a step on one GPU would hold for all micro-batches at once, besides parameters and optimizer state."""
         baseline, target = baseline_plan(serial, self.costs), with_paddles_jobs(target_of(self.profile))
         peak = peak_bytes(baseline, self.costs, target) or 0
         return max(0, peak - lifetimes(serial).base["device"]) * serial.pipeline.num_micro_batches
 
     def _exclude(self, found: Sequence[Candidate]) -> None:
-        """Exclude waiting layouts that cannot keep the memory or cannot be faster than one that does."""
+        """Exclude waiting layouts that cannot keep the memory limit, or cannot be faster than a known plan that does."""
         if not self.has_bounds:
             return
         memory, best_ns = self.limits.memory, min((each.best_ns(self.limits.memory) for each in found), default=inf)
@@ -210,7 +211,7 @@ class Search:
     # ---------------------------------------------------------------------------------------------------------------- rounds
 
     def _picked(self, found: Sequence[Candidate]) -> list[Candidate]:
-        """The most promising layouts that are to be built next."""
+        """The most promising layouts, to be built next."""
         self._exclude(found)
         left = self.limits.layouts - sum(each.state == "drafted" for each in found)
         waiting = [each for each in found if each.state == "waiting"]
@@ -229,7 +230,7 @@ class Search:
         return _spread(sorted(waiting, key=rank), min(left, ROUND))
 
     def _kept(self, found: Sequence[Candidate]) -> list[Candidate]:
-        """Layouts that were refused before, or of which every program is there."""
+        """Layouts that the store knows to be refused, or whose programs it has."""
         kept = list[Candidate]()
         for each in found:
             request = self.request(each.layout, 0)
@@ -239,12 +240,12 @@ class Search:
         return kept
 
     def _state(self, layout: Layout) -> float:
-        """Parameters and optimizer state of a rank as far as they are known: how they are split need not be learned."""
+        """Bytes of parameters, gradients and optimizer state of a rank, derived from the reference rather than learned; 0 without one."""
         reference = self.references.get(_model(layout))
         return guess_state(layout, self.gpus, reference.state_bytes) if reference else 0.0
 
     def _held(self, layout: Layout, peak_bytes: int) -> float:
-        """What a layout holds beside its state, over the first guess."""
+        """The peak of a layout without its state, divided by the first guess."""
         return max(1.0, peak_bytes - self._state(layout)) / self._guess_held(layout)
 
     def _guess_held(self, layout: Layout) -> float:
@@ -257,7 +258,7 @@ class Search:
         return max(1.0, guess(layout, work or 1e9))
 
     def _draft(self, picked: Sequence[Candidate], found: Sequence[Candidate]) -> None:
-        """Build the layouts, those that no bound excludes in full, and simulate Paddle's own plan of them."""
+        """Build the first stage of each layout, then the other stages if no bound excludes it, and simulate Paddle's own plan."""
         for each, built in zip(picked, self.store.build([self.request(each.layout, 0) for each in picked], has_stages=True), strict=True):
             if built.refused:
                 each.state, each.why = "refused", built.refused
@@ -275,7 +276,8 @@ class Search:
         self._judge([each for each in going if each.programs])
 
     def _stages(self, each: Candidate, first: Program) -> list[Request]:
-        """One rank of each stage; none where ranks of a stage do not do the same, or Paddle would not run it, and the layout is refused."""
+        """The requests for one rank of each stage. If ranks of a stage differ, or Paddle would not run the layout, the layout is refused
+        and there are none."""
         pipe = first.pipeline
         if pipe.schedule in FULL and pipe.num_micro_batches < pipe.num_stages:
             each.state = "refused"
@@ -290,7 +292,7 @@ class Search:
         return [self.request(each.layout, ranks[0]) for ranks in stages]
 
     def _is_bounded(self, each: Candidate, first: Program, found: Sequence[Candidate]) -> bool:
-        """Whether what the first stage must compute, communicate and hold excludes the layout, before the others are built."""
+        """Whether the bounds of the first stage exclude the layout, so that the other stages need not be built."""
         if self.has_bounds:
             bare = without_recomputation(first, self.costs)
             each.least_bytes = max(each.least_bytes, needed_at_once(bare))
@@ -319,7 +321,8 @@ class Search:
                 self._share(each.layout, each.draft.shared_ns)
 
     def _share(self, layout: Layout, least_ns: int) -> None:
-        """Note what layouts like this one take at least: of any recomputation, if it has none itself."""
+        """Record a lower bound for the layouts that have `_alike` in common with this one; if it recomputes nothing, for any
+        recomputation."""
         own, without = _alike(layout)
         key = without if recomputes_nothing(layout) else own
         self.shared[key] = max(self.shared.get(key, 0), least_ns)
@@ -327,7 +330,7 @@ class Search:
     # ----------------------------------------------------------------------------------------------------------------- plans
 
     def _plan(self, found: Sequence[Candidate]) -> None:
-        """Plan the best few in full: the fastest by Paddle's own plan, and the fastest that only a plan of ours could make fit."""
+        """Plan the best few in full: the fastest by Paddle's own plan, and the fastest of those that only our plan could make fit."""
         memory, left = self.limits.memory, self.limits.finalists
         if not left:
             return
@@ -361,7 +364,7 @@ class Search:
             each.why = each.planned.why
 
     def _path(self, name: str, asked: Asked) -> Path:
-        """Where a finding is kept: by the contents of programs, profile and configuration, not by their names."""
+        """The file for a result, named by the contents of programs, profile and configuration rather than their names."""
         programs = [hashlib.sha256(Path(each).read_bytes()).hexdigest() for each in asked.programs]
         config = Path(asked.config).read_text() if Path(asked.config).is_file() else asked.config
         return self.store.finding_path(name, [programs, self.digest, Path(self.profile).stem, asked.memory_budget, config])
@@ -383,7 +386,8 @@ def _by_step(each: Candidate) -> tuple[float, Layout]:
 
 
 def _spread(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
-    """The first of each shape (pp and mp), as many as are asked for, and then the next: layouts of one shape tell little of others."""
+    """The first `count` layouts in turns: the best of each shape (pp and mp), then the second best, and so on, because layouts of one shape
+    say little about others."""
     turns, taken = list[tuple[int, int]](), dict[tuple[object, object], int]()
     for k, each in enumerate(ranked):
         shape = each.layout.get("pp"), each.layout.get("mp")
@@ -393,29 +397,30 @@ def _spread(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
 
 
 def _sortable(layout: Layout) -> Layout:
-    """Values as text of one length, so that numbers and words can be compared."""
+    """The layout with its values as text of equal length, so that numbers and words can be compared."""
     return Layout(tuple((name, f"{value:>12}") for name, value in layout.values))
 
 
 def _model(layout: Layout) -> tuple[object, ...]:
-    """Values of names whose meaning is not known: where they differ, another model may be trained."""
+    """The values of placeholders whose meaning is unknown; layouts that differ in them may train different models."""
     return tuple(item for item in layout.values if item[0] not in KNOWN)
 
 
 def _alike(layout: Layout) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """Values of all names but sharding, which moves parameters and what is kept of them alone: with what is recomputed, and for any."""
+    """Two keys of layouts with a common bound: all values but sharding, which only affects parameters and their state; and these without
+    recomputation."""
     own = tuple(item for item in layout.values if item[0] != "sharding")
     return own, tuple((name, "" if name == "recompute" else value) for name, value in own)
 
 
 def _alone(layout: Layout, replicas: int) -> Layout:
-    """The same model on so many GPUs, whole on each."""
+    """The layout with the whole model on each of `replicas` GPUs."""
     one: dict[str, Number] = {"pp": 1, "mp": 1, "dp": replicas, "vpp": 1, "sharding": 0}
     return Layout(tuple((name, one.get(name, value)) for name, value in layout.values))
 
 
 def _split(layout: Layout) -> tuple[int, int, bool, int, Layout]:
-    """How much a layout splits the model; the least first."""
+    """Sort key: layouts that split the model least come first."""
     again = not recomputes_nothing(layout)
     return layout.number("pp") * layout.number("mp"), layout.number("sharding", 0), again, layout.number("m"), _sortable(layout)
 

@@ -1,4 +1,4 @@
-"""The layouts that a command with placeholders may be given: names, their values, and which of them go together."""
+"""The layouts that can be filled into a command with placeholders: names, their values, and which combinations are possible."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ KNOWN = {
     "sharding": "sharding stage",
     "recompute": "what the script recomputes",
 }
-"""Placeholders whose meaning is known; all others are the script's own, and need values."""
+"""Placeholders whose meaning is known; all others are the script's own, and the user must give their values."""
 SHARDINGS = (0, 1, 2, 3)
 RECOMPUTES = ("none", "full")
 MOST_CHUNKS = 4
 MOST_LAYOUTS = 100_000
-"""More than these are a mistake, and would only be counted."""
+"""More layouts than this must be a mistake."""
 
 
 class Layout(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class Layout(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True
     values: tuple[tuple[str, Number], ...]
 
     def get(self, name: str) -> Number | None:
-        """The value of a name; None where it has none."""
+        """The value of a name; None if it has none."""
         return dict(self.values).get(name)
 
     def number(self, name: str, default: int = 1) -> int:
@@ -59,11 +59,11 @@ class Layout(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What the layouts are for.
+    """The cluster and the model that layouts are for.
 
     Attributes:
-        gpus, gpus_a_host: How many in all, and of each host.
-        layers, heads, batch: Of the model, what stages, ranks of a layer, and replicas and micro-batches must divide; 0: not known.
+        gpus, gpus_a_host: Number of GPUs in all, and on each host.
+        layers, heads, batch: Sizes of the model: pp divides the layers, mp the heads, replicas and micro-batches the batch; 0: not known.
     """
 
     gpus: int
@@ -85,7 +85,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A command with placeholders in its arguments and in what is set in the environment."""
+    """A command with placeholders in its arguments and its environment variables."""
 
     script: str
     arguments: tuple[str, ...]
@@ -93,12 +93,12 @@ class Template:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Placeholders, each once, in the order in which they occur."""
+        """The placeholders without repetitions, in order of first occurrence."""
         texts = (*self.arguments, *self.environment.values())
         return tuple(dict.fromkeys(name for text in texts for name in PLACEHOLDER.findall(text)))
 
     def filled(self, layout: Layout) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-        """Arguments and environment of a layout."""
+        """Arguments and environment variables for a layout."""
         values = {name: str(value) for name, value in layout.values}
 
         def fill(text: str) -> str:
@@ -111,9 +111,9 @@ class Alternatives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of alternatives (YAML), for scripts without options.
 
     Attributes:
-        values: Name -> what it may be, as `--try` has it.
+        values: Name -> its possible values, as with `--try`.
         environment: Variable -> its text, with placeholders.
-        layouts: Whole layouts, in the place of all combinations of values.
+        layouts: Whole layouts, instead of all combinations of values.
     """
 
     values: dict[str, list[Number]] = msgspec.field(default_factory=dict, name="try")
@@ -122,7 +122,7 @@ class Alternatives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_alternatives(path: str) -> Alternatives:
-    """Read the file. Raises ConfigError."""
+    """Read a file of alternatives. Raises ConfigError if it cannot be read or is not valid."""
     text = read_text(path, MIB, "alternatives (YAML with try, environment or layouts)", ConfigError)
     try:
         return msgspec.convert(yaml.safe_load(text) or {}, Alternatives)
@@ -131,7 +131,7 @@ def read_alternatives(path: str) -> Alternatives:
 
 
 def parse_tries(texts: Sequence[str]) -> dict[str, list[Number]]:
-    """Values of names from `name=1,2,4`. Raises ConfigError.
+    """Name -> values, from texts such as `name=1,2,4`. Raises ConfigError for other texts.
 
     >>> parse_tries(["pp=1,2", "recompute=none,full"])
     {'pp': [1, 2], 'recompute': ['none', 'full']}
@@ -151,10 +151,10 @@ def parse_tries(texts: Sequence[str]) -> dict[str, list[Number]]:
 def layouts_of(
     template: Template, cluster: Cluster, tries: Mapping[str, list[Number]], whole: Sequence[Mapping[str, Any]] = ()
 ) -> list[Layout]:
-    """All layouts that the command may be given, in a fixed order: those that are given as a `whole`, else all combinations of the values
-    in `tries`, and for other names of the ranges of `Cluster`.
+    """All layouts for a command, in a fixed order: those in `whole` if there are any, else all possible combinations of the values in
+    `tries` and, for other names, of the values that fit the cluster.
 
-    Raises ConfigError: a name is not known and has no values, is given values and not used, or no layout is left.
+    Raises ConfigError if an unknown placeholder has no values, a name has values but is not in the command, or no layout is possible.
     """
     names = template.names
     if not names:
@@ -224,7 +224,7 @@ def _values(name: str, cluster: Cluster, tries: Mapping[str, list[Number]]) -> S
 
 
 def _micro_batches(chosen: Mapping[str, Number], replicas: int, cluster: Cluster, tries: Mapping[str, list[Number]]) -> Iterator[Number]:
-    """Of a step: given, or as many as stages and twice, four times, ... as many."""
+    """Numbers of micro-batches of a step: those given, else the number of stages times 1, 2, 4, ..."""
     if "m" in tries:
         yield from tries["m"]
         return
@@ -237,7 +237,7 @@ def _micro_batches(chosen: Mapping[str, Number], replicas: int, cluster: Cluster
 
 
 def _fits(chosen: Mapping[str, Number], cluster: Cluster, tries: Mapping[str, list[Number]]) -> bool:
-    """Whether stages, ranks of a layer and micro-batches divide what is known of the model."""
+    """Whether pp, mp, replicas and micro-batches divide the known sizes of the model."""
     pp, mp, batches = (_number(chosen, name) for name in ("pp", "mp", "m"))
     chunks = pp * _number(chosen, "vpp")
     replicas = max(1, cluster.gpus // (pp * mp))
@@ -245,7 +245,7 @@ def _fits(chosen: Mapping[str, Number], cluster: Cluster, tries: Mapping[str, li
 
 
 def contradiction(layout: Layout, cluster: Cluster) -> str:
-    """Why no script could run the layout; empty where nothing speaks against it."""
+    """Why no script could run the layout; empty if nothing speaks against it."""
     for name in ("pp", "mp", "dp", "vpp", "m"):
         value = layout.get(name)
         if value is not None and (not isinstance(value, int) or value < 1):
@@ -278,7 +278,7 @@ def _why_none(names: Sequence[str], cluster: Cluster, tries: Mapping[str, list[N
 
 
 def divisors(number: int) -> list[int]:
-    """In ascending order.
+    """The divisors of a number, in ascending order.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
@@ -292,6 +292,6 @@ def _number(values: Mapping[str, Number], name: str) -> int:
 
 
 def command_line(template: Template, layout: Layout) -> str:
-    """How the script is started with a layout."""
+    """The command line that starts the script with a layout."""
     arguments, environment = template.filled(layout)
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment), shlex.join([template.script, *arguments])])

@@ -1,4 +1,4 @@
-"""Built programs and what was found about them, kept by content: what was done once is not done again, in this run or a later one."""
+"""Built programs and results about them, stored by content, so that nothing is done twice, in this run or a later one."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from interlace.local.processes import run_all
 from interlace.local.stage_forks import path_of
 
 PROGRAMS, FOUND = "programs", "found"
-"""Folders of a store."""
+"""Subfolders of a store."""
 FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-"""Signals that a process gets by what it does itself: Paddle fails so on some layouts."""
+"""Signals that a process causes itself; Paddle fails with these on some layouts."""
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 class Built(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of building a program.
+    """The result of building a program.
 
     Attributes:
-        refused: What the script or Paddle said where there is no program.
-        digest: Of the program's file.
-        sources: The user's modules that were read, by path, with their digests.
+        refused: The error of the script or of Paddle, if there is no program; else empty.
+        digest: Digest of the program's file.
+        sources: Path of each module of the user that was read -> its digest.
     """
 
     refused: str = ""
@@ -46,12 +46,12 @@ class Built(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Store:
-    """A folder of programs and findings.
+    """A folder of programs and results.
 
     Attributes:
-        folder: Made if it is not there.
-        at_once: Processes that run at once.
-        built: Programs that this run built itself.
+        folder: The folder; created if it is missing.
+        at_once: Number of processes that run at the same time.
+        built: Number of programs that this run built itself.
         may_fork: Whether one build may give the programs of all stages.
     """
 
@@ -61,18 +61,18 @@ class Store:
     built: int = 0
     may_fork: bool = True
     _keys: dict[Request, str] = field(default_factory=dict)
-    """As they were before anything was built: a script may write a file that its arguments name."""
+    """Keys as computed before anything was built, because a script may write a file that its arguments name."""
 
     def path(self, request: Request) -> Path:
-        """Where the program of a request is, if it is built."""
+        """The file of a request's program, once it is built."""
         return self.folder / PROGRAMS / f"{self._key(request)}{SUFFIX}.gz"
 
     def program(self, request: Request) -> Program:
-        """A program that was built."""
+        """The program of a request, which must have been built."""
         return load(self.path(request))
 
     def found(self, request: Request) -> Built | None:
-        """What came of building it before; None where it was not built, or one of its sources is another now."""
+        """The result of building it earlier; None if it was not built, or one of its sources has changed."""
         path = self._record(request)
         with suppress(OSError, msgspec.MsgspecError):
             record = msgspec.json.decode(path.read_bytes(), type=Built)
@@ -82,9 +82,9 @@ class Store:
         return None
 
     def build(self, requests: Sequence[Request], *, has_stages: bool = False) -> list[Built]:
-        """Build what was not built before; with `has_stages` the first ranks of the other stages as well, in one go.
+        """Build what was not built before; with `has_stages`, each build also gives the first ranks of the other stages.
 
-        A refusal is kept as well: the script, run by itself, refuses again.
+        Refusals are stored too, as the script would refuse again.
         """
         known = {each: self.found(each) for each in requests}
         missing = [each for each, built in known.items() if built is None]
@@ -106,7 +106,7 @@ class Store:
             record = build.record(str(self.folder / PROGRAMS))
         except (ScriptError, LaunchError) as error:
             code, text = build.child.process.returncode, str(error)
-            if code < 0 and -code not in FAULTS:  # ended from outside: nothing is known of the program
+            if code < 0 and -code not in FAULTS:  # killed from outside: says nothing about the program
                 raise
             self.say(f"refused: rank {rank} of {said}")
             script = Path(build.request.script)
@@ -121,7 +121,8 @@ class Store:
         self.built += not made.refused
 
     def _keep_others(self, build: Build) -> None:
-        """Keep what was built with a program, if a fork builds what a process of its own does: one is compared for each script."""
+        """Store the programs of other stages that a build gave, if forks build the same as separate processes do; for each script, one
+        program is compared to find out."""
         for record in build.others():
             request, path = replace(build.request, rank=record["rank"]), path_of(build.path, record["rank"])
             if self.may_fork and self._is_as_built(request, path, record):
@@ -166,7 +167,7 @@ def _built(path: Path, record: dict[str, Any]) -> Built:
 
 
 def _key(request: Request) -> str:
-    """Of all that decides on a program but the text of the modules that are read, which are known afterwards (`Built.sources`)."""
+    """A digest of everything that determines a program, except the modules it reads, which are known only afterwards (`Built.sources`)."""
     files = [_digest(Path(each)) for each in request.arguments if Path(each).is_file()]
     set_outside = {name: value for name, value in os.environ.items() if name.startswith(("INTERLACE_", "FLAGS_"))}
     return _digest_of([versions(), os.path.realpath(request.script), msgspec.to_builtins(request), files, set_outside])
@@ -181,6 +182,6 @@ def _digest(path: Path) -> str:
 
 
 def _reason(text: str) -> str:
-    """The last line that says something, of what a script said as it ended."""
+    """The last meaningful line of a script's output, as the reason why it ended."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "ended without a word"
