@@ -28,7 +28,7 @@ def shorten() -> None:
 
 @contextmanager
 def few_forms() -> Iterator[None]:
-    """Where `auto` decides, it tries Paddle's jobs and the forms that have a name: a third of what planning takes."""
+    """Where `auto` decides, it tries Paddle's jobs and the forms that have a name, and no schedules of the coarse model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fastest, "PROPOSALS", (baseline_jobs, forms_by_name))
         patch.setattr(Tried, "draft_in", lambda *_: None)
