@@ -32,17 +32,17 @@ from interlace.scheduler.hazards import (
 )
 
 CHANNEL = -2
-"""Channel of the CPU transport for this exchange; groups of programs have numbers from 0."""
+"""Channel of the CPU transport for this exchange; the groups of programs have numbers from 0."""
 STORE_KEY = "interlace/plan"
 STORE_TIMEOUT_S = 900.0
-"""Paddle's own time-out of a store. Paddle does not apply it: a read of a key that no rank writes never ends."""
+"""Paddle's own time-out for a store. Paddle does not apply it, so reading a key that no rank writes would never end."""
 Run = tuple[int, int, int]
-"""Ranks of a group in short form: first, step, count."""
+"""Some ranks of a group as an arithmetic sequence: first, step, count."""
 
 
 class PlanSummary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What each rank sends about its plan, a few hundred bytes: digests of its options and of its skeleton, its groups, and the
-    groups of the skeleton's rings."""
+    """What each rank sends about its plan, a few hundred bytes: digests of its options and of the skeleton of its communication, its
+    groups, and the groups of the skeleton's rings."""
 
     options: bytes
     skeleton: bytes
@@ -51,11 +51,11 @@ class PlanSummary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 def require_agreement(plan: Plan, comm: RankComm, target: Target) -> None:
-    """Compare options and prove the plans of all ranks together: partners issue matching calls, and there is no deadlock. `comm` is this
+    """Compare options, and prove the plans of all ranks together: calls match between ranks, and there is no deadlock. `comm` is this
     rank's communication, as `require_safe` returned it.
 
-    Every rank sends a few hundred bytes; the order of its communication is sent once for all ranks that have the same one. Raises PlanError
-    on every rank alike, with the findings that `interlace check` has for the same plans.
+    Every rank sends a few hundred bytes; equal orders of communication are sent only once. Raises PlanError on all ranks, with the findings
+    that `interlace check` reports for the same plans.
     """
     peers = peers_of(plan.program)
     if peers is not None:
@@ -63,7 +63,7 @@ def require_agreement(plan: Plan, comm: RankComm, target: Target) -> None:
 
 
 def agree(peers: Peers, program: Program, options: str, comm: RankComm, target: Target) -> None:
-    """Do the exchange of `require_agreement` through given peers."""
+    """The exchange of `require_agreement`, through the given peers."""
     options += ", captured" * target.is_graph  # ranks that launch and ranks that issue may wait for each other
     mine = PlanSummary(mark(options), comm.skeleton.mark, tuple((group.id, runs(group.ranks)) for group in comm.groups), comm.rings)
     summaries = [msgspec.msgpack.decode(each, type=PlanSummary) for each in peers.gather("the finished plan", msgspec.msgpack.encode(mine))]
@@ -81,7 +81,7 @@ def agree(peers: Peers, program: Program, options: str, comm: RankComm, target: 
 
 
 def _answers_of_ranks(peers: Peers, program: Program, target: Target) -> AnswerQueries:
-    """A function that gets names of calls from the ranks that issue them; every rank must ask for the same calls."""
+    """A function that gets the names of calls from the ranks that issue them; every rank must call it with the same queries."""
 
     def ask(queries: Sequence[CallQuery]) -> list[CallAnswer]:
         mine = [each for each in queries if each.rank == program.rank]
@@ -94,7 +94,7 @@ def _answers_of_ranks(peers: Peers, program: Program, target: Target) -> AnswerQ
 
 
 def runs(ranks: Sequence[int]) -> tuple[Run, ...]:
-    """Ranks as arithmetic sequences; a group of a mesh is one or a few of them.
+    """Ranks as arithmetic sequences; a group of a mesh has one or a few of them.
 
     >>> runs((0, 1, 2, 8, 9, 10)), runs((5,)), runs((1, 0))
     (((0, 1, 3), (8, 1, 3)), ((5, 1, 1),), ((1, -1, 2),))
@@ -126,13 +126,13 @@ def peers_of(program: Program) -> Peers | None:
 
 
 def peers_of_run() -> Peers | None:
-    """The same, before there is a program."""
+    """As `peers_of`, before there is a program."""
     env = paddle.distributed.ParallelEnv()
     return _Ranks(env.rank, env.world_size) if env.world_size > 1 else None
 
 
 class _Ranks:
-    """Peers in processes of their own, through the transport of CPU ranks or Paddle's store."""
+    """Peers in other processes, connected by the transport of CPU ranks or by Paddle's store."""
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
@@ -148,7 +148,7 @@ class Rounds(Protocol):
     """An all-gather of bytes."""
 
     def exchange(self, mine: bytes) -> list[bytes]:
-        """The bytes of every rank, in the order of ranks; all ranks must call it equally often."""
+        """The bytes of every rank, in the order of ranks; all ranks must call this the same number of times."""
         ...
 
 
@@ -160,15 +160,15 @@ def gather_on(rounds: Rounds, topic: str, mine: bytes) -> list[bytes]:
 
 
 class StoreRounds:
-    """All-gathers through Paddle's store. Rank 0 collects the bytes of all ranks and writes them once, so the number of calls grows
-    with the number of ranks and not with its square."""
+    """All-gathers through Paddle's store. Rank 0 collects the bytes of all ranks and writes them once, so that the number of calls is
+    linear in the number of ranks, not quadratic."""
 
     def __init__(self, store: Any, rank: int, world: int, timeout_s: float = STORE_TIMEOUT_S) -> None:
         self.store, self.rank, self.world, self.timeout_s = store, rank, world, timeout_s
         self.rounds = count()
 
     def exchange(self, mine: bytes) -> list[bytes]:
-        """See `Rounds`. Raises PlanError where a rank sends nothing within the time-out."""
+        """See `Rounds`. Raises PlanError if a rank sends nothing within the time-out."""
         key, deadline_s = f"{STORE_KEY}/{next(self.rounds)}", time.monotonic() + self.timeout_s
         self._write(f"{key}/{self.rank}", mine)
         if self.rank == 0:
@@ -210,7 +210,7 @@ class TransportRounds:
 
 @cache
 def _store_rounds(rank: int, world: int) -> StoreRounds:
-    """One object for this process, so that each all-gather uses keys of its own."""
+    """The only object of this process, so that each all-gather uses keys of its own."""
     return StoreRounds(paddle.base.core.create_or_get_global_tcp_store(), rank, world)
 
 

@@ -1,4 +1,4 @@
-"""Attributes of Paddle's operations, also where Paddle cannot give all of them."""
+"""Attributes of Paddle's operations, even if Paddle cannot return all of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from interlace.ir.kinds import OPAQUE
 def attributes(op: Any) -> dict[str, Any]:
     """All attributes of a PIR operation; `OPAQUE` for those that Paddle cannot return.
 
-    `Operation.attrs()` fails as a whole on one such attribute: `persistable` of `coalesce_tensor_`, say, is an array with a
-    null in it where one result of two was made persistable (sharding with tensor fusion).
+    `Operation.attrs()` fails as a whole on one such attribute. For example, `persistable` of `coalesce_tensor_` is an array with a
+    null in it if only one of two results was made persistable (sharding with tensor fusion).
     """
     try:
         return op.attrs()  # type: ignore[no-any-return]
@@ -23,7 +23,7 @@ def attributes(op: Any) -> dict[str, Any]:
 
 
 def _one_by_one(op: Any) -> dict[str, Any]:
-    """Each attribute alone, on an operation of a program that is thrown away."""
+    """The attributes, read one by one from copies on another operation in a temporary program."""
     names = _names(op)
     with paddle.static.program_guard(paddle.static.Program()):
         alone = paddle._C_ops.full([1], 0.0, paddle.float32, paddle.CPUPlace()).get_defining_op()

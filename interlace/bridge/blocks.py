@@ -1,4 +1,4 @@
-"""What the blocks of control flow do beside computing: values around them that they write or hand on, and what they act on."""
+"""Side effects of control-flow blocks: outer values that they write or pass on, and other effects."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from interlace.ir.operation_kinds import WITHOUT_GROUP
 Pairs = tuple[tuple[int, int], ...]
 YIELD = "cf.yield"
 GROUPING = frozenset({COMBINE, SPLIT, "builtin.slice"})
-"""Operations whose results are their operands, in other company."""
+"""Operations that only group or ungroup their operands."""
 
 
 @dataclass(slots=True)
 class Inside:
-    """What is found in the blocks of one operation.
+    """What was found in the blocks of one operation.
 
     Attributes:
-        written: Results and operands whose memory the blocks write, and in which the results may be.
-        shared: Results and operands in whose memory they may be, unwritten.
-        acting: Operators that act on more than their results.
+        written: Pairs of a result and an operand in whose memory the result may be, and which the blocks write.
+        shared: The same, for operands that the blocks do not write.
+        acting: Names of operations with effects beyond their results.
     """
 
     written: Pairs = ()
@@ -37,12 +37,13 @@ class Inside:
 
 
 def blocks_of(source: Any) -> list[Any]:
-    """Of an operation; few have some, and to ask for them takes longer than all else that is asked of one."""
+    """The blocks of an operation. Few have some, and `blocks()` takes longer than everything else asked of an operation, so `num_regions()`
+    is asked first."""
     return list(source.blocks()) if source.num_regions() else []
 
 
 def inplace_pairs(source: Any) -> Pairs:
-    """Results that Paddle declares as written in the place of an operand that is given."""
+    """Pairs of a result and the operand in whose place Paddle declares it to be written, for operands that are given."""
     info = paddle.base.libpaddle.pir.get_op_inplace_info(source)
     fake = paddle.pir.is_fake_value
     pairs = sorted(info.items())
@@ -50,10 +51,10 @@ def inplace_pairs(source: Any) -> Pairs:
 
 
 def inside(source: Any, outer: Sequence[Any], op_id: int) -> Inside:
-    """Look through the blocks of an operation of control flow. `outer` are its operands, and the other values around it that its blocks
-    read; errors name it by `op_id`.
+    """Analyse the blocks of a control-flow operation. `outer` are its operands and the other outer values that its blocks read; `op_id`
+    names it in errors.
 
-    Raises ProgramError: a block communicates, draws random numbers or may, or writes a value around it that is no variable of the loop.
+    Raises ProgramError if a block communicates, draws random numbers or may, or writes an outer value that is not a loop variable.
     """
     walk = _Walk()
     for k, value in enumerate(outer):
@@ -78,15 +79,15 @@ def inside(source: Any, outer: Sequence[Any], op_id: int) -> Inside:
 
 @dataclass(slots=True)
 class _Walk:
-    """Places among the outer values in whose memory inner ones may be; `found` are inner operations that are refused, with the reason, or
-    that write, with the places of what they write."""
+    """Tracks in the memory of which outer values, given by their indices (*places*), inner values may be. `found` has inner operations that
+    are refused, with the reason, or that write, with the places of what they write."""
 
     places: dict[str, frozenset[int]] = field(default_factory=dict)
     found: list[tuple[str, str, frozenset[int]]] = field(default_factory=list)
     acting: set[str] = field(default_factory=set)
 
     def until_stable(self, source: Any) -> list[frozenset[int]]:
-        """Walk through the blocks until a further time round the loop adds nothing; gives the places of the operation's results."""
+        """Walk through the blocks until another iteration adds nothing; returns the places of the operation's results."""
         while True:
             known, self.found = dict(self.places), []
             results = self._blocks(source)
@@ -101,7 +102,7 @@ class _Walk:
             self.places[value.id] = self.places.get(value.id, frozenset()) | places
 
     def _blocks(self, source: Any) -> list[frozenset[int]]:
-        """Places of the results: of what the blocks yield, and of the variables of a loop."""
+        """Places of the operation's results, from what the blocks yield and from loop variables."""
         blocks, given, loop = blocks_of(source), list(source.operands_source()), source.name() == WHILE
         for block in blocks:
             for k, argument in enumerate(block.args()):

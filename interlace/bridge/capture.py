@@ -1,4 +1,4 @@
-"""Paddle's dense program of one rank -> `Program`. Reads only; the captured program is never changed."""
+"""Paddle's dense program of one rank -> `Program`. Paddle's program is only read, never changed."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ DROPPED_ATTRS = names("""
     op_callstack op_role chunk_id struct_name stop_gradient persistable is_persistable execution_stream stream_priority
     scheduling_priority sym_shape_str
 """)
-"""Attributes that `Op` has a field for, or that do not matter for planning."""
+"""Attributes that are left out: `Op` has a field for them, or they do not matter for planning."""
 FUSED, FUSED_PART, SLICE = "fused@-", "shard@", "slice@"
-"""Sharding with tensor fusion: the buffer `fused@-<a>-<b>` contains parameters a and b, `shard@fused@-<a>-<b>` is the part of it that
-this rank updates, `slice@<a>` the elements of a in that part (auto_parallel/sharding.py). Only the start-up program makes them views."""
+"""Name prefixes in sharding with tensor fusion: the buffer `fused@-<a>-<b>` contains parameters a and b, `shard@fused@-<a>-<b>` is the part
+of it that this rank updates, `slice@<a>` the elements of a in that part (auto_parallel/sharding.py). Only the start-up program makes them
+views."""
 ATTENTION = frozenset({"pd_op.flash_attn", "pd_op.flash_attn_unpadded", "pd_op.flash_attn_qkvpacked"})
 ATTENTION_MATRIX = 1
-"""Which result of theirs is `softmax`: rows times columns of every head, allocated with `return_softmax` only."""
+"""Index of their result `softmax`, rows times columns of every head, which is only allocated with `return_softmax`."""
 STACK_TYPES = frozenset({"cf.stack", "cf.inlet", "cf.outlet"})
 BATCH_NORM, BATCH_NORM_GRAD = "pd_op.batch_norm_", "pd_op.batch_norm_grad"
 RUNNING_STATS = {BATCH_NORM: (1, 2), BATCH_NORM_GRAD: (3, 4)}
-"""Positions of the running mean and variance. Backward of a training step takes the micro-batch's own statistics and leaves
-these alone; with global statistics forward leaves them unwritten (phi/kernels/{cpu,gpu}/batch_norm{,_grad}_kernel)."""
+"""Operand positions of the running mean and variance. In a training step, backward uses the micro-batch's own statistics and does not
+access these; with global statistics, forward does not write them (phi/kernels/{cpu,gpu}/batch_norm{,_grad}_kernel)."""
 
 
 @dataclass(slots=True)
@@ -45,8 +46,8 @@ class Captured:
 
     Attributes:
         program: The captured program; operation ids are indices in `source_ops`, followed by ids of block arguments.
-        source: The Paddle program it was taken from, kept alive.
-        source_ops: Its operations.
+        source: The Paddle program that it was captured from, kept alive.
+        source_ops: The operations of `source`.
         value_ids: Paddle's identity of a value -> value id.
     """
 
@@ -57,10 +58,10 @@ class Captured:
 
 
 def capture(source: Any, pipeline: Pipeline | None = None, *, mode: str = "train", layers: LayerNames | None = None) -> Captured:
-    """Take a snapshot of a dense PIR program (`paddle.pir.Program`) after partition and reshard: one rank's own operations and shapes.
-    `layers` are names of parameters, for `Op.layer`; without them layers are named after Paddle's class paths.
+    """Take a snapshot of a dense PIR program (`paddle.pir.Program`) after partition and reshard, with one rank's own operations and shapes.
+    `layers` names the modules of parameters, for `Op.layer`; without it, layers are named after Paddle's class paths.
 
-    Raises ProgramError, with the operation, where one reads what a later part of the step gives (forward from backward, say).
+    Raises ProgramError, with the operation, if one reads a result of a later part of the step (for example forward of backward).
     """
     return _Capture(source, pipeline or Pipeline(), mode, layers or LayerNames()).run()
 
@@ -112,12 +113,12 @@ class _Capture:
         return made
 
     def _shared_with(self, name: str, own: int) -> int:
-        """Storage of the fused buffer that a parameter, or a part of one, lies in; else its own."""
+        """The storage of the fused buffer that contains a parameter, or a part of one; else `own`."""
         plain = name.removeprefix(FUSED_PART).removeprefix(SLICE)
         return self.fused.get(plain, own) if plain else own
 
     def _lasting_names(self) -> set[str]:
-        """Names of what lasts in the program; a parameter whose slices alone are used has theirs."""
+        """Names of persistent variables in the program; a parameter of which only slices are used has their names."""
         given = (v for op in self.source_ops for v in op.results() if not paddle.pir.is_fake_value(v) and v.persistable and v.has_name)
         return {v.name.removeprefix(SLICE) for v in given} | {value.name.removeprefix(SLICE) for value in self.values}
 
@@ -202,10 +203,10 @@ class _Capture:
 
 
 def fused_parameters(buffer: str, known: Collection[str]) -> list[str]:
-    """The parameters in a fused buffer, from its name: known names, joined by hyphens, which may have hyphens of their own.
+    """The parameters in a fused buffer, parsed from its name: names joined by hyphens, which may contain hyphens themselves.
 
-    A word that is no known name is a parameter that this program does not use; the reading with the fewest such words is returned. O(words
-    x words of the longest known name). Raises ProgramError where several readings are as good.
+    A word that is part of no known name counts as a parameter that this program does not use; the parse with the fewest such words is
+    returned. O(words x words of the longest known name). Raises ProgramError if several parses are equally good.
     """
     words = buffer.removeprefix(FUSED).split("-")
     longest = 1 + max((name.count("-") for name in known), default=0)
@@ -229,7 +230,7 @@ def fused_parameters(buffer: str, known: Collection[str]) -> list[str]:
 
 
 def operand_sources(source: Any) -> list[Any]:
-    """An operation's operands, followed by the values outside of it that its nested blocks read."""
+    """An operation's operands, followed by the outer values that its nested blocks read."""
     operands = list(source.operands_source())
     if not blocks_of(source):
         return operands
@@ -238,7 +239,8 @@ def operand_sources(source: Any) -> list[Any]:
 
 
 def _refusals(pipeline: Pipeline, ops: list[Any], roles: list[int]) -> tuple[str, ...]:
-    """Why Paddle's own schedule refuses a program: its VPP wants a role of each operation, which its other schedules complete."""
+    """Why Paddle's own schedule refuses a program: its VPP requires a role on every operation, while its other schedules fill in missing
+    ones."""
     without = [op.name() for op, role in zip(ops, roles, strict=True) if role not in ROLES]
     if pipeline.schedule != "VPP" or not without:
         return ()
@@ -247,7 +249,7 @@ def _refusals(pipeline: Pipeline, ops: list[Any], roles: list[int]) -> tuple[str
 
 
 def complete_roles(raw: list[int]) -> list[Role]:
-    """Give operations without a role (-1) the one of their right neighbour, at the end of their left one.
+    """Give each operation without a role (-1) that of the next operation with one, or, at the end, of the last.
 
     >>> complete_roles([0, -1, 1, -1])
     ['forward', 'backward', 'backward', 'backward']
@@ -286,7 +288,8 @@ def _neighbours(op: Any, index: dict[int, int]) -> Iterable[int]:
 
 
 def _shared(source: Any, operands: Sequence[int]) -> tuple[Pairs, Pairs]:
-    """Results that are written in the place of an operand, as Paddle declares it, and other results in the memory of one."""
+    """Pairs of results and operands: results written in place of an operand, as Paddle declares, and other results in an operand's
+    memory."""
     inplace = inplace_pairs(source)
     key = operators.key(source.name())
     views = (*operators.VIEWS.get(key, ()), *operators.WRITES.get(key, ()), *_unwritten(source, inplace))
@@ -295,13 +298,13 @@ def _shared(source: Any, operands: Sequence[int]) -> tuple[Pairs, Pairs]:
 
 
 def _shared_variables(ops: list[Any]) -> dict[str, str]:
-    """Value -> the value whose variable the executor uses for it: the first operand of a `share_var`."""
+    """Value -> the first operand of the `share_var` that takes it, whose variable the executor uses for it."""
     shares = [op.operands_source() for op in ops if op.name() == SHARE_VAR]
     return {other.id: first.id for first, *others in shares for other in others}
 
 
 def _unread(source: Any) -> tuple[int, ...]:
-    """Operands that Paddle declares as read and that the kernel does not read."""
+    """Operands that Paddle declares as read but the kernel does not read."""
     if source.name() != BATCH_NORM_GRAD:
         return ()
     attrs = source.attrs()
@@ -309,7 +312,7 @@ def _unread(source: Any) -> tuple[int, ...]:
 
 
 def _unwritten(source: Any, inplace: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """Results that are declared in place and that the kernel does not write: effectively views."""
+    """In-place pairs whose result the kernel does not write, so that it is effectively a view."""
     if source.name() != BATCH_NORM:
         return ()
     attrs = source.attrs()
@@ -318,7 +321,7 @@ def _unwritten(source: Any, inplace: tuple[tuple[int, int], ...]) -> tuple[tuple
 
 
 def _unmade(source: Any) -> int | None:
-    """The result that has a type but is never allocated: the attention matrix, unless it is asked for."""
+    """Index of a result that has a type but is never allocated: the attention matrix, unless it is requested; None if there is none."""
     asked = source.name() not in ATTENTION or source.attrs().get("return_softmax", True)
     return None if asked or not source.result(ATTENTION_MATRIX).use_empty() else ATTENTION_MATRIX
 
@@ -346,12 +349,12 @@ def _tensor_type(kind: Any) -> TensorType:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Paddle's dtype as the IR's word: `DataType.FLOAT32` is `float32`."""
+    """The IR's name of a Paddle dtype: `DataType.FLOAT32` is `float32`."""
     return str(dtype).rpartition(".")[2].lower()
 
 
 def plain(value: Any) -> Any:
-    """An attribute as plain data: dtypes as their names, places and all else as text, infinities as text too."""
+    """An attribute as plain data: dtypes become their names; infinities, places and everything else become text."""
     if isinstance(value, (bool, int, str)) or value is None:
         return value
     if isinstance(value, float):
@@ -364,8 +367,8 @@ def plain(value: Any) -> Any:
 
 
 def with_group(op: Op) -> Op:
-    """The operation with the ring that its attributes name as its group. Raises ProgramError where Interlace does not know how operations
-    of its kind communicate."""
+    """The operation, with its group set to the ring in its attributes. Raises ProgramError if Interlace does not know how operations of
+    this kind communicate."""
     group = ring_of(op)
     if group >= 0 and not is_known_comm(op):
         raise ProgramError(
@@ -376,7 +379,8 @@ def with_group(op: Op) -> Op:
 
 
 def _groups(ids: set[int]) -> tuple[Group, ...]:
-    """The groups that operations use, and all others of the same ranks, whose order identifies each of them (`interlace/ir/rings.py`)."""
+    """The groups with these ids, and all others of the same ranks, because groups are identified by their order
+    (`interlace/ir/rings.py`)."""
     from paddle.distributed.auto_parallel.static.process_group import get_all_process_groups
 
     known = {int(group.id): tuple(int(rank) for rank in group.ranks) for group in get_all_process_groups()}

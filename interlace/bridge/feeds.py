@@ -1,4 +1,4 @@
-"""Whether a fed batch is the one that a plan was made for."""
+"""Checks that a fed batch has the shape that a plan was made for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from interlace.errors import PlanError
 
 @contextmanager
 def matching_feed(lowered: Lowered, data: Any) -> Iterator[None]:
-    """Run a step with a batch that the plan can cut into its micro-batches. If nothing is sent between stages, a smaller batch is tried:
-    some programs do not depend on shapes.
+    """Context for a step with a batch that the plan can cut into its micro-batches. If nothing is sent between stages, a smaller batch is
+    tried, because some programs do not depend on shapes.
 
-    Raises PlanError: the batch cannot be run, raised before anything runs; or Paddle failed with a smaller batch.
+    Raises PlanError before anything runs if the batch cannot be run, or afterwards if Paddle failed with a smaller batch.
     """
     found = different_feed(lowered, data)
     if found is None:
@@ -30,7 +30,7 @@ def matching_feed(lowered: Lowered, data: Any) -> Iterator[None]:
 
 
 class Different:
-    """A fed array that has another shape than the plan's."""
+    """A fed array whose shape differs from the plan's."""
 
     def __init__(self, lowered: Lowered, name: str, found: tuple[int, ...]) -> None:
         self.name, self.found, self.expected = name, found, lowered.fed[name]
@@ -49,7 +49,7 @@ class Different:
 
 
 def different_feed(lowered: Lowered, data: Any) -> Different | None:
-    """The first fed array whose shape is not the plan's; None where all are, or are not the plan's to read."""
+    """The first fed array whose shape differs from the plan's; None if there is none. Arrays that the plan does not read do not count."""
     for name, expected in lowered.fed.items():
         for given in data if isinstance(data, Sequence) else [data]:
             array = given.get(name) if isinstance(given, Mapping) else None
@@ -60,7 +60,7 @@ def different_feed(lowered: Lowered, data: Any) -> Different | None:
 
 
 def fits(found: Sequence[int], expected: Sequence[int]) -> bool:
-    """Whether a shape is the expected one; -1 is any size.
+    """Whether a shape is the expected one; -1 stands for any size.
 
     >>> fits([4, 8], [-1, 8]), fits([4, 8], [8, 8])
     (True, False)
@@ -69,7 +69,7 @@ def fits(found: Sequence[int], expected: Sequence[int]) -> bool:
 
 
 def shape_of(array: Any) -> tuple[int, ...] | None:
-    """Shape of what an engine is fed with: an array, or a tensor of the scope, whose shape is a method; None where it has none."""
+    """Shape of a fed object: an array, or a tensor of the scope, whose shape is a method; None if it has none."""
     shape = getattr(array, "shape", None)
     shape = shape() if callable(shape) else shape
     return None if shape is None else tuple(int(size) for size in shape)

@@ -1,8 +1,8 @@
-"""What plans assume of a machine, held against it before a run's first plan; what rests on rules that do not hold is turned off.
+"""Checks what plans assume about a machine before a run's first plan, and turns off features that depend on assumptions that do not hold.
 
-Paddle's internals and flags are looked at in the run itself. How streams, events, memory and copies behave is found out by `interlace
-doctor` in a process of its own, once for a device, its versions and flags: it leaves no streams and no memory behind, and may end as it
-likes.
+Paddle's internals and flags are checked in the run itself. The behaviour of streams, events, memory and copies is examined by `interlace
+doctor` in a separate process, once for each combination of device, versions and flags: it leaves no streams or memory behind, and may
+crash without harm.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ from interlace.temporary import temporary_folder
 
 TIMEOUT_S = 180.0
 NOT_INHERITED = ("PADDLE_", "INTERLACE_")
-"""Beginnings of variables that make a process a rank of the run; the others say what the device is and how Paddle uses it."""
+"""Prefixes of environment variables that make a process a rank of the run. The others, which describe the device and Paddle's use of it,
+are inherited."""
 INHERITED = ("INTERLACE_CACHE",)
 NEEDED_BY_PLANS = (EVERYTHING, OVERLAP, OFFLOAD)
-"""Without these a plan that is loaded may be wrong, not only slow."""
+"""Features without which a loaded plan may be wrong, not only slow."""
 _known: dict[Device, tuple[Feature, ...]] = {}
-"""What was found in this process."""
+"""Cache of `features_off` in this process."""
 
 
 class Contact(msgspec.Struct, frozen=True):
-    """What one rank found; `unknown` says why the device could not be examined, empty where it was."""
+    """What one rank found; `unknown` says why the device could not be examined, and is empty if it was."""
 
     host: str
     failed: tuple[Check, ...] = ()
@@ -55,14 +56,15 @@ class Contact(msgspec.Struct, frozen=True):
 
 
 def is_examined(config: Config, device: Device) -> bool:
-    """Whether the machine is looked at before the first plan: by default where something about it was never tried, devices or Paddle."""
+    """Whether the machine is examined before the first plan: by default on kinds of devices, or with versions of Paddle, that are
+    untested."""
     return config.examine == "on" or (config.examine == "auto" and (device.examines or bool(other_paddle())))
 
 
 def features_off(device: Device, peers: Peers | None) -> tuple[Feature, ...]:
-    """What rests on rules that do not hold on some rank's machine, in one order on all ranks; rank 0 says which rules.
+    """Features that depend on rules that do not hold on some rank's machine, in the same order on all ranks; rank 0 logs the rules.
 
-    Ranks of one host have the same devices: its first rank examines its own.
+    Ranks of one host are assumed to have the same kind of device, so only the first rank of each host examines its own.
     """
     if device not in _known:
         _known[device] = _features_off(device, peers)
@@ -94,7 +96,7 @@ def _tell(contacts: Iterable[Contact]) -> None:
 
 
 def _examined(device: Device, host: str, failed: list[Check]) -> Contact:
-    """With how the device behaves: as kept from an earlier run, else found out now."""
+    """The contact of a rank that also examines its device's behaviour, or takes the stored result of an earlier run."""
     path = cache_folder() / f"examined-{_key(device, host)}.json"
     with suppress(OSError, msgspec.DecodeError):
         kept = msgspec.json.decode(path.read_bytes(), type=tuple[Check, ...])
@@ -114,7 +116,7 @@ def _key(device: Device, host: str) -> str:
 
 
 def _behaviour(device: Device) -> tuple[tuple[Check, ...], str]:
-    """Rules of the device that do not hold, by `interlace doctor`; or why it said nothing."""
+    """Rules that do not hold on the device, according to `interlace doctor`; and why it gave no result, empty if it did."""
     target = {GPU.name: "gpu", CPU.name: "cpu"}.get(device.target.name) or os.environ.get(TARGET_VARIABLE) or "custom"
     env = {name: value for name, value in os.environ.items() if name in INHERITED or not name.startswith(NOT_INHERITED)}
     with temporary_folder() as folder:
@@ -132,10 +134,10 @@ def _behaviour(device: Device) -> tuple[tuple[Check, ...], str]:
 
 
 def without(options: Mapping[str, Any], features: Iterable[Feature]) -> dict[str, Any]:
-    """Options that do without some features.
+    """The options, changed so that they do not need these features.
 
-    Memory that is predicted wrongly has no option that a run could do without: a budget stays what the user asked for. Plans that are
-    given cannot leave out a feature, so the run keeps Paddle's baseline where they may rest on one.
+    No option can be dropped because memory is predicted wrongly; a budget stays as the user set it. Loaded plans cannot do without a
+    feature, so the run keeps Paddle's baseline if they may depend on one.
     """
     features = tuple(features)
     if options.get("plan"):
@@ -154,6 +156,6 @@ def without(options: Mapping[str, Any], features: Iterable[Feature]) -> dict[str
 
 
 def changes_text(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """What other options say now, as a configuration file has it."""
+    """The options that changed, as text in the form of a configuration file."""
     changed = [f"{key}: {'off' if value is False else value}" for key, value in after.items() if before.get(key) != value]
     return ", ".join(changed).replace("'", "") or "nothing"

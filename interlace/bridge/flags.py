@@ -1,4 +1,4 @@
-"""`strategy.interlace`: flags a user may read and change until the model is built."""
+"""`strategy.interlace`: flags that a user may read and change until the model is built."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ DEAD_FLAGS = {
     "FLAGS_1f1b_backward_forward_overlap": ("schedule_1f1b", {"interleave": "dx-first"}),
     "FLAGS_mp_async_allreduce_in_backward": ("overlap_column_backward", "on"),
 }
-"""Environment flags that Paddle 3.3.1 reads and never uses, and the option of ours that does what they say."""
+"""Environment flags that Paddle 3.3.1 reads but never uses -> our option that does what they promise."""
 
 
 class Flags:
-    """Options by attribute: `strategy.interlace.offload_activations.fraction = 0.5`; each change is checked at once.
-
-    What only the sum of all changes can tell (offload that is on and moves nothing) is checked when the model is built.
+    """Options as attributes: `strategy.interlace.offload_activations.fraction = 0.5`. Each change is checked at once, except for what
+    depends on all options (such as offload that is on but moves nothing), which is checked when the model is built.
     """
 
     def __init__(self, options: dict[str, Any], source: str, marks: dict[str, str] | None = None) -> None:
@@ -33,7 +32,7 @@ class Flags:
         self.config()
 
     def config(self) -> Config:
-        """The configuration of the flags as they stand."""
+        """The configuration that the flags now give."""
         return make_config(*self.asked(), whole=False)
 
     def asked(self) -> tuple[dict[str, Any], str, dict[str, str]]:
@@ -41,12 +40,12 @@ class Flags:
         return self._options, *self._origin
 
     def final(self, strategy: Any, say: bool = True) -> Config:
-        """The configuration to build with: the flags, and what the strategy and the environment ask for in Paddle's words. With `say`, log
-        which option of ours does what a flag of Paddle's says. Raises ConfigError where something cannot run as it stands."""
+        """The configuration to build with: the flags, plus flags of Paddle's in the strategy and the environment (`DEAD_FLAGS`). With
+        `say`, log which of our options does what a flag of Paddle's promises. Raises ConfigError if something cannot run as configured."""
         return final_config(*self.asked(), strategy, say)
 
     def with_more(self, options: Mapping[str, Any], source: str, marks: Mapping[str, str]) -> Flags:
-        """New flags: these options, and others on top of them."""
+        """New flags: these options, overridden by others."""
         known = self._origin[1]
         kept = {path: mark for path, mark in known.items() if path.partition(".")[0].rstrip(KEY) not in options}
         return Flags({**self._options, **options}, source, {**kept, **marks})
@@ -78,7 +77,7 @@ class Flags:
 
 
 def flags_on(before: Any, config: Any, options: Mapping[str, Any]) -> Flags:
-    """The flags of a strategy after one more `enable`. Raises ConfigError."""
+    """The flags of a strategy after one more `enable`. Raises ConfigError for invalid options."""
     given, source, marks = _read(config)
     given = {**given, **options}
     return before.with_more(given, source, marks) if isinstance(before, Flags) else Flags(given, source, marks)
@@ -128,15 +127,15 @@ class _PassFlags:
 
 
 def final_config(options: Mapping[str, Any], source: str, marks: Mapping[str, str], strategy: Any, say: bool = True) -> Config:
-    """The configuration to build with: these options, and what the strategy and the environment ask for in Paddle's words. Raises
-    ConfigError where something cannot run as it stands."""
+    """The configuration to build with: these options, plus flags of Paddle's in the strategy and the environment (`DEAD_FLAGS`). Raises
+    ConfigError if something cannot run as configured."""
     config = make_config(with_dead_flags(strategy, dict(options), say), source, marks)
     require_jobs(config)
     return config
 
 
 def with_dead_flags(strategy: Any, options: dict[str, Any], say: bool = True) -> dict[str, Any]:
-    """Let flags that are silently dead in Paddle do what they say, unless our own option says otherwise."""
+    """The options, plus ours that do what Paddle's unused flags promise (`DEAD_FLAGS`), unless the option is set already."""
     asked = [(name, *DEAD_FLAGS[name]) for name in DEAD_FLAGS if os.environ.get(name, "0").lower() in ("1", "true")]
     parallel = getattr(strategy, "_mp_optimization", None) or getattr(strategy, "mp_optimization", None)  # the user's, the engine's own
     if getattr(parallel, "allreduce_matmul_grad_overlapping", False):

@@ -1,12 +1,12 @@
 """Training steps as a graph of the device (`capture: on`): one step of all jobs is captured, later ones are one launch of it.
 
-The first step of a plan runs as ever. In the second the executor issues all jobs to a device that takes them down instead of running them;
-what it took down is launched then, and in every step that follows, without entering the executor. The batch is copied to where the
-captured step read it, the learning rate is written where it always is, and losses are read once the launch has copied them to the host:
-the optimizer may run while the next batch is prepared.
+The first step of a plan runs normally. In the second, the executor issues all jobs to a device that records them in a graph instead of
+running them. The graph is launched in that step and in all later ones, without entering the executor. Before a launch the batch is copied
+to where the captured step reads it, and the learning rate is written as usual; losses are read once the launch has copied them to the host,
+so that the optimizer may run while the next batch is prepared.
 
-A step of another shape, memory that was replaced (a checkpoint), and any other program that ran meanwhile end a graph: the next step
-runs as ever, and the one after it is captured anew.
+A graph ends with a batch of another shape, when memory is replaced (a checkpoint), or when any other program has run meanwhile: the next
+step then runs normally, and the one after it is captured again.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from interlace.report.measured import Measured
 
 Issue = Callable[..., list[Any]]
 _running: list[StepGraphs] = []
-"""Whose step is being run: the innermost last."""
+"""The plans whose steps are running, the innermost last."""
 _launched: list[StepGraphs] = []
-"""Whose graph ran last, if nothing entered the executor since."""
+"""The plan whose graph ran last, if nothing has entered the executor since; empty or one entry."""
 
 
 @dataclass(slots=True)
@@ -41,9 +41,9 @@ class Graph:
     """A captured step.
 
     Attributes:
-        number: The device's.
-        fed: Input -> the tensor that the captured step reads it from.
-        addresses: Lasting variable -> where the captured step has it.
+        number: Number of the graph on the device.
+        fed: Input -> the tensor from which the captured step reads it.
+        addresses: Persistent variable -> its address in the captured step.
     """
 
     number: int
@@ -56,9 +56,9 @@ class StepGraphs:
     """Runs the training steps of one lowered plan.
 
     Attributes:
-        lasting: Names of the variables that the step keeps from one to the next.
-        measured: Gets the number of launches.
-        fits: Shapes of the batch with which a step ran eagerly since the last graph ended; None before one did.
+        lasting: Names of the variables that persist from step to step.
+        measured: Where launches are counted.
+        fits: Shapes of the batch of a step that ran normally since the last graph ended; None if there was none.
     """
 
     lowered: Lowered
@@ -70,7 +70,7 @@ class StepGraphs:
 
     @classmethod
     def of(cls, lowered: Lowered, program: Program, device: Device, measured: Measured) -> StepGraphs:
-        """For the plan of a program."""
+        """The graphs for the plan of a program."""
         _install()
         given = {value for op in program.ops if is_boundary(op) for value in op.results}
         kept = (value.name for value in program.values if value.id in given and value.persistable and value.name)
@@ -78,7 +78,7 @@ class StepGraphs:
 
     @contextmanager
     def around(self, engine: Any) -> Iterator[None]:
-        """Run the engine's next step so."""
+        """Context in which the engine's step runs as a graph."""
         executor = engine._executor
         run = executor.run
 
@@ -112,7 +112,8 @@ class StepGraphs:
         return found
 
     def issue(self, eager: Issue, feed_names: Sequence[str], *others: Any, **more: Any) -> list[Any]:
-        """Do what the executor is asked for, once the batch is fed and the learning rate set."""
+        """Run the step that the executor was called for, after the batch is fed and the learning rate set: normally, captured or
+        launched."""
         scope = paddle.static.global_scope()
         fed = {name: scope.find_var(name).get_tensor() for name in feed_names}
         shapes = {name: tuple(tensor.shape()) for name, tensor in fed.items()}
@@ -135,7 +136,7 @@ class StepGraphs:
         return []
 
     def end(self, why: str) -> None:
-        """Forget the graph."""
+        """Drop the graph."""
         _launched.clear()
         if self.graph is not None:
             say_once(f"captured step: {why}; the next step runs eagerly, and the one after it is captured anew")
@@ -151,7 +152,8 @@ class StepGraphs:
         return f"{moved[0]} is in other memory ({len(moved)} variables are)" if moved else ""
 
     def _settle(self, scope: Any) -> None:
-        """Bring what lasts to the device: the host may have small state of the optimizer, whose value would be captured for good."""
+        """Move persistent variables to the device: small optimizer state may be on the host, and its value would be captured as a
+        constant."""
         for name in self.lasting:
             variable = scope.find_var(name)
             if variable is None or name in self.lowered.on_host:
@@ -189,7 +191,7 @@ class StepGraphs:
 
 
 def _install() -> None:
-    """Let the executor ask here first; a second call does nothing."""
+    """Hook into the executor, so that it calls `StepGraphs.issue` first; a second call does nothing."""
     kind = executor_module._StandaloneExecutor
     if getattr(kind, "_interlace_installed", False):
         return
@@ -199,7 +201,7 @@ def _install() -> None:
         if _running:
             graphs = _running[-1]
             return graphs.issue(lambda *a, **k: own(executor, *a, **k), *args, **kwargs)
-        for each in _launched[:]:  # its streams are not ordered behind the launch, and its values may take the graph's memory
+        for each in _launched[:]:  # its streams are not ordered after the launch, and its values may take the graph's memory
             each.end("another program ran")
         found: list[Any] = own(executor, *args, **kwargs)
         return found

@@ -1,9 +1,9 @@
-"""Going back to Paddle's baseline where one of ours fails: what ranks tell each other of failures, and what a failed step may have changed.
+"""Falling back to Paddle's baseline when a plan of ours fails: how ranks agree on a failure, and how a failed step is undone.
 
-A plan can fail before anything runs (planning, proof, lowering, Paddle's executor taking the plan), which changes nothing, and in its first
-step. Before that step everything that it writes and that lasts is copied to host memory: parameters, states of the optimizer, gradient
-buffers, running statistics, and the state of the random generators. After a failure it is put back on every rank, and the step
-runs again by Paddle's baseline: nothing of it is lost or applied twice.
+A plan can fail before anything runs (in planning, proof, lowering, or when Paddle's executor takes the plan), which changes nothing, or in
+its first step. Before that step, everything persistent that it writes is copied to host memory: parameters, optimizer state, gradient
+buffers, running statistics, and the state of the random generators. After a failure this is restored on every rank, and the step runs again
+with Paddle's baseline, so that nothing is lost or applied twice.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from interlace.planning.world import LinkError
 from interlace.version import VERSION
 
 USERS = (ConfigError, BudgetError, LoadError, OutputError)
-"""Errors about what a user asked for: no plan stands in for it."""
+"""Errors in what the user asked for, after which no other plan is run instead."""
 _PADDLES = re.compile(r"\w*Error: ")
 DECLARING = (DATA, PARAMETER, KEYWORD)
 MOST_OF_HOST = 0.5
-"""Part of the host's free memory that copies of all ranks of a host may take."""
+"""Share of the host's free memory that the copies of all its ranks may take."""
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """How a piece of work went on a rank.
+    """The outcome of a piece of work on a rank.
 
     Attributes:
-        text: What failed; empty where nothing did.
-        follows: Whether it only failed because another rank had.
-        users: Whether it is about what the user asked for.
+        text: What failed; empty if nothing did.
+        follows: Whether it failed only because another rank had failed.
+        users: Whether the error is in what the user asked for (`USERS`).
     """
 
     text: str = ""
@@ -54,13 +54,13 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def fault_of(error: Exception) -> Fault:
-    """An error as other ranks hear of it."""
+    """An error as reported to other ranks."""
     said = str(error) if isinstance(error, PlanError) else traceback.format_exception_only(error)[-1].strip()
     return Fault(_short(said), isinstance(error, (TopicError, LinkError)), isinstance(error, USERS))
 
 
 def _short(text: str) -> str:
-    """What Paddle says of an error in C++, without its stacks and the user's."""
+    """The message of an error in Paddle's C++ code, without the C++ and Python stacks; at most 600 characters."""
     told = [line.strip() for line in text.splitlines() if line.strip()]
     summary = [k for k, line in enumerate(told) if k and _PADDLES.match(line)]
     return " ".join(told[summary[-1] :] if summary else told)[:600]
@@ -68,20 +68,21 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What ranks agree on: the first fault that is a cause, and the rank that has it."""
+    """What ranks agree on: the first fault that does not follow from another rank's, if there is one, and the rank that has it."""
 
     rank: int
     fault: Fault
 
     def text(self, world: int) -> str:
-        """For users."""
+        """The text for users."""
         return f"rank {self.rank}: {self.fault.text}" if world > 1 else self.fault.text
 
 
 def agreed(peers: Peers | None, topic: str, mine: Fault) -> Verdict | None:
-    """What all ranks say of a piece of work that each has done or failed in; None where all have done it.
+    """The common verdict on a piece of work that each rank has done or failed in; None if all have done it.
 
-    A rank that failed is here while others wait for it elsewhere: those hear that topics differ, fail too, and come.
+    A rank that failed gets here while others still wait for it in an exchange on another topic. These get a TopicError, fail too, and then
+    get here as well; meanwhile this rank tries again.
     """
     while True:
         try:
@@ -95,9 +96,9 @@ def agreed(peers: Peers | None, topic: str, mine: Fault) -> Verdict | None:
 
 
 class OneBuild(_ExecutorCache):  # type: ignore[misc]
-    """The executors of one plan. With the first of them ranks tell whether Paddle's executor took the plan, before anything runs.
+    """The executors of one plan. When the first one is built, ranks exchange whether Paddle's executor took the plan, before anything runs.
 
-    Paddle's own cache does not tell plans apart where nothing is fetched.
+    Paddle's own cache does not distinguish plans if nothing is fetched.
     """
 
     def __init__(self, peers: Peers | None) -> None:
@@ -117,7 +118,7 @@ class OneBuild(_ExecutorCache):  # type: ignore[misc]
 
 
 class NotBuiltError(Exception):
-    """Paddle's executor did not take a plan, on every rank alike."""
+    """Paddle's executor did not take a plan on some rank; raised on all ranks."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.fault.text)
@@ -125,7 +126,7 @@ class NotBuiltError(Exception):
 
 
 class Lasting:
-    """A copy of all that a step writes and that lasts, or why there is none (`why_none`)."""
+    """A copy of everything persistent that a step writes, or the reason why there is none (`why_none`)."""
 
     def __init__(self, program: Program) -> None:
         scope = paddle.static.global_scope()
@@ -143,7 +144,7 @@ class Lasting:
         self.random = _random_states()
 
     def restore(self) -> None:
-        """Put everything back, where it was: others may share the memory."""
+        """Restore everything in the same memory, which others may share."""
         for tensor, kept in self.tensors.values():
             tensor._copy_from(kept, tensor._place())
         for generator, state in self.random:
@@ -151,7 +152,7 @@ class Lasting:
 
 
 def written_names(program: Program) -> list[str]:
-    """Names of what a step writes and that lasts."""
+    """Names of the persistent variables that a step writes."""
     storages, written = Storages(program), set[int]()
     for op in program.ops:
         if op.name not in DECLARING:
@@ -167,7 +168,7 @@ def _size_bytes(tensor: Any) -> int:
 
 
 def _why_too_much(size_bytes: int) -> str:
-    """Why copies of so many bytes are not made: the host has no room for those of all its ranks."""
+    """Why copies of this size are not made: the host has too little memory for those of all its ranks; empty if it has enough."""
     free_bytes = next(
         (int(line.split()[1]) << 10 for line in _lines(Path("/proc/meminfo")) if line.startswith("MemAvailable:")), size_bytes * 1000
     )
@@ -196,7 +197,7 @@ def _random_states() -> list[tuple[Any, Any]]:
 
 
 def report_fault(folder: Path, plan: str, where: str, error: Exception | None, verdict: Verdict) -> str:
-    """Write what we need to know of a failure into a file of this rank; its path, empty where none could be written."""
+    """Write what is needed to diagnose a failure to a file of this rank; returns its path, empty if it could not be written."""
     text = "".join(traceback.format_exception(error)) if error is not None else f"{verdict.fault.text} (on rank {verdict.rank})\n"
     head = f"interlace {VERSION}, paddle {paddle.__version__}, {paddle.base.framework._current_expected_place_()}\n{plan}: {where}\n\n"
     path = folder / f"fault-rank{paddle.distributed.ParallelEnv().rank}.txt"
@@ -209,7 +210,7 @@ def report_fault(folder: Path, plan: str, where: str, error: Exception | None, v
 
 
 def attempt(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What a piece of work gives, or why it failed."""
+    """The result of a piece of work and None, or None and the exception that it raised."""
     try:
         return work(), None
     except Exception as error:

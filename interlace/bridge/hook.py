@@ -1,4 +1,4 @@
-"""The hooks in Paddle's auto-parallel engine. Installed once; engines whose strategy did not ask for Interlace run as before."""
+"""The hooks in Paddle's auto-parallel engine. They are installed once; engines whose strategy does not use Interlace run as before."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class State:
 
 _building: list[tuple[Any, str, State]] = []
 _last_planned: list[State] = []
-"""The engine that came last to a plan of training, as Interlace knows it."""
+"""The state of the engine that last got a training plan; empty or one entry."""
 _timed_last: list[Measured] = []
-"""What the step before was measured for, if it was."""
+"""The measurement to which the previous step belongs; empty or one entry."""
 _capture_only: list[Callable[[Program], None]] = []
 
 
 def capture_only(take: Callable[[Program], None]) -> None:
-    """Pass every captured training program of this process to `take`, also of engines that did not ask for Interlace."""
+    """Pass every captured training program of this process to `take`, including those of engines that do not use Interlace."""
     _capture_only.append(take)
 
 
@@ -89,12 +89,12 @@ def plan_of(model: Any, mode: str = "train") -> PlanReport:
 
 
 def _shown(state: State, mode: str) -> PlanReport:
-    """The plan of a mode that reports show."""
+    """The plan report of a mode."""
     return state.tunings[mode].shown if mode in state.tunings else state.modes[mode].report
 
 
 def _why_off(model: Any, engine: Any) -> str:
-    """Why an engine has no plan although its user asked for Interlace: it was turned off. Raises PlanError for other reasons."""
+    """Why an engine that uses Interlace has no plan: it was turned off. Raises PlanError for other reasons."""
     strategy = getattr(engine, "_strategy", None)
     if strategy is None:
         raise PlanError(f"interlace.plan_of: expected a model that paddle.distributed.to_static gave, found {type(model).__name__}")
@@ -176,7 +176,7 @@ def _state(engine: Any) -> State | None:
 
 
 def _fitting(config: Config, asked: Outside | Flags, engine: Any) -> Config:
-    """The configuration without what this machine does not bear."""
+    """The configuration without features that depend on rules that do not hold on this machine."""
     device = choose_device()
     if not is_examined(config, device):
         return config
@@ -197,21 +197,23 @@ def _fitting(config: Config, asked: Outside | Flags, engine: Any) -> Config:
 
 
 def _joined(flags: Any, outside: Outside | None) -> tuple[Any, Outside | None]:
-    """What the script asked for and what `interlace run` gave in its place; what goes on top of the script's own is among the former."""
+    """The script's flags, and the options from outside (such as `interlace run`) that replace them. Outside options that only add to the
+    script's are merged into the flags."""
     if flags is None or outside is None or outside.is_whole:
         return flags, outside
     return flags.with_more(outside.options, outside.source, outside.marks), None
 
 
 def _override(outside: Outside, strategy: Any, flags: Any) -> Config:
-    """The configuration that `interlace run` gave, instead of what the script asked for."""
+    """The configuration from outside (such as `interlace run`), instead of the script's own."""
     if flags is not None and paddle.distributed.ParallelEnv().rank == 0:
         say(f"{outside.words} decides; the script's own interlace.enable() is ignored")
     return final_config(outside.options, outside.source, outside.marks, strategy)
 
 
 def _with_capture(config: Config) -> Config:
-    """Where the device cannot capture a step: refuse `capture: on`, and issue steps where it is open."""
+    """The configuration for a device that may not be able to capture steps: if it cannot, `capture: auto` issues steps, and `capture: on`
+    raises ConfigError."""
     why = choose_device().cannot_capture
     if config.capture == "on" and why:
         raise ConfigError(f"{config.source}: capture: on, and {why}; write capture: off")
@@ -223,9 +225,9 @@ def _with_capture(config: Config) -> Config:
 
 
 def _require_pipeline(config: Config, strategy: Any) -> None:
-    """Refuse forms of the schedule that need a pipeline or an accumulation of micro-batches."""
+    """Raise ConfigError for forms of the schedule that need a pipeline, or gradient accumulation, if there is neither."""
     asked = getattr(config.passes.get("schedule-1f1b"), "interleave", "off")
-    form = "mixed" if "mixed" in asked else asked  # of all stages, or of one in a list
+    form = "mixed" if "mixed" in asked else asked  # one form for all stages, or a list with one for each
     if form in ("mixed", "zb-h1") and not (strategy.pipeline.enable or strategy.gradient_merge.enable):
         raise ConfigError(
             f"{config.source}: schedule_1f1b.interleave: {form} without a pipeline; "
@@ -243,7 +245,7 @@ def _build(engine: Any, mode: str, state: State) -> Iterator[None]:
 
 
 def _plan_pipeline(dense: Any, strategy: Any, baseline_pipeline: Callable[..., Any]) -> Any:
-    """Plan and lower a program; runs in place of Paddle's pipeline pass."""
+    """Plan and lower a program; runs instead of Paddle's pipeline pass."""
     from paddle.distributed.auto_parallel.static.pir_pass import get_pp_stage_by_pp_degree
 
     engine, mode, state = _building[-1]
@@ -278,7 +280,7 @@ def _plan_without_pipeline(engine: Any, mode: str, state: State) -> None:
 
 
 def _plan_mode(state: State, maker: ModeMaker) -> Any:
-    """Plan and lower a program, or leave it to Paddle's baseline, which is given then."""
+    """Plan and lower a program; returns the lowered plan, or Paddle's own if the program is left to it."""
     device, mode = choose_device(), maker.mode
     if mode == "train":
         _last_planned[:] = [state]
@@ -296,7 +298,7 @@ def _plan_mode(state: State, maker: ModeMaker) -> Any:
 
 @contextmanager
 def _ready(engine: Any, mode: Mode | None, config: Config) -> Iterator[None]:
-    """Set the plan of the engine's mode, and its fetches as values of the collecting program, while a step runs."""
+    """Context for a step with the plan of the engine's mode, and with the user's fetches replaced by values of the collecting program."""
     asked = engine._pir_fetch_values
     engine._job_plan = mode.lowered if mode else None
     try:
@@ -319,7 +321,7 @@ def _ready(engine: Any, mode: Mode | None, config: Config) -> Iterator[None]:
 
 
 def _fed(mode: Mode | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Check that the fed batch fits the plan."""
+    """Context for a step that checks that the fed batch fits the plan."""
     given = [*args[:2], kwargs.get("data"), kwargs.get("feed")]
     feeds = [each for item in given for each in (item if isinstance(item, (list, tuple)) else [item])]
     return matching_feed(mode.lowered, feeds) if mode is not None and not mode.is_paddles else nullcontext()
@@ -327,15 +329,16 @@ def _fed(mode: Mode | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 
 @contextmanager
 def _timed(engine: Any, mode: Mode | None) -> Iterator[None]:
-    """Measure the step, if it is one of the first of training; after the last of them the log says what a step took. Only before those that
-    count and behind them the host waits for the device: behind each, that would cost it its lead, and a step what the device does after it.
+    """Context that measures a step if it is one of the first in training; after the last of these, the result is logged. The host waits for
+    the device only before the first and after the last step that counts. Waiting after each step would end the host's lead, and lengthen
+    the step by what the device does meanwhile.
     """
     if mode is None or mode.is_paddles or engine._mode != "train" or not mode.report.measured.is_open:
         _timed_last.clear()
         yield
         return
     measured = mode.report.measured
-    if not _timed_last or _timed_last[0] is not measured:  # the step before was another plan's, or failed
+    if not _timed_last or _timed_last[0] is not measured:  # the previous step had another plan, or failed
         measured.returned_ns = 0
     _timed_last.clear()
     if measured.is_edge:
@@ -354,13 +357,13 @@ def _timed(engine: Any, mode: Mode | None) -> Iterator[None]:
 
 
 def _launched(engine: Any, mode: Mode | None) -> AbstractContextManager[None]:
-    """Run the step as a graph, if it is to be one."""
+    """Context for a step that runs it as a graph, if the mode captures steps."""
     return nullcontext() if mode is None or mode.graphs is None else mode.graphs.around(engine)
 
 
 def _read_energy(measured: Measured) -> None:
-    """The energy that the device counts, which has done all that it was given: before the steps that count, and behind them. A driver that
-    refuses it does not end training."""
+    """Record the device's energy counter, before the first and after the last step that counts, when the device is idle. A driver that
+    refuses does not end training."""
     index = choose_device().gpu_index()
     gpu = find_gpu(index)[0] if index is not None else None
     if gpu is not None:
@@ -368,7 +371,7 @@ def _read_energy(measured: Measured) -> None:
 
 
 def _add_up(engine: Any, report: PlanReport) -> None:
-    """Energy and tokens of all ranks, which they tell each other once, where devices are GPUs."""
+    """On GPUs, exchange energy and tokens between all ranks, and store the sum of the energy and the tokens of a step."""
     if choose_device().gpu_index() is None:
         return
     measured, count = report.measured, report.plan.program.pipeline.num_micro_batches
@@ -378,8 +381,8 @@ def _add_up(engine: Any, report: PlanReport) -> None:
 
 
 def last_plan_summary() -> dict[str, Any] | None:
-    """Machine-readable summary of the training plan of the engine that was planned last in this process: after a trial of the plan that was
-    taken; None before one is made."""
+    """Machine-readable summary of the training plan of the engine that was planned last in this process (after a trial, of the chosen
+    plan); None if there is no plan yet."""
     if not _last_planned or "train" not in _last_planned[-1].modes:
         return None
     report = _shown(_last_planned[-1], "train")

@@ -1,8 +1,8 @@
-"""Where optimizer state lies between steps: in host memory by one plan, on the device by another. Names in the scope stay the same.
+"""Moves optimizer state to where a plan expects it between steps: in host memory or on the device. Names in the scope stay the same.
 
-A plan's copies in read these variables and its copies out write them, so both keep them where they are. They are moved only before the
-first step of a plan, and after a checkpoint was loaded onto the device: one after the other, and then the device gets the memory back. All
-of them are there before, because Paddle's startup program computes them on the device.
+During a plan, its copies in read these variables in host memory and its copies out write them there, so they stay in place. They are moved
+only before the first step of a plan, and after a checkpoint was loaded onto the device: one after the other, after which the device's
+memory is released. Until then all of them are on the device, because Paddle's startup program computes them there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def names_on_host(program: Program) -> frozenset[str]:
 
 
 def settle(wanted: Iterable[str], device: Device) -> None:
-    """Move variables to where a plan that is about to run expects them: these to host memory, others that are there back to the device."""
+    """Move variables to where a plan that is about to run expects them: the `wanted` ones to host memory, others back to the device."""
     wanted = frozenset(wanted)
     back = [name for name in _on_host if name not in wanted]
     scope = paddle.static.global_scope()
@@ -45,13 +45,13 @@ def settle(wanted: Iterable[str], device: Device) -> None:
 
 
 def await_copies(device: Device) -> None:
-    """Wait for copies to the host where there may be any: nothing else does, where memory of the host is read."""
+    """Wait for copies to the host, if there may be any; nothing else waits for them before host memory is read."""
     if _on_host:
         device.synchronize()
 
 
 def state_dict_of(baseline: Callable[..., Any]) -> Callable[..., Any]:
-    """Paddle's `Program.state_dict`, which waits for copies to the host."""
+    """Wrap Paddle's `Program.state_dict`, so that it waits for copies to the host first."""
 
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
         await_copies(choose_device())

@@ -1,8 +1,8 @@
 """Dotted module names for operations, from parameter names, Paddle's class paths and the data flow.
 
-Paddle labels forward operations with a path of class names (`/GPT/Block_2/Linear_1/`) and backward ones not at all. A
-parameter's dotted name says which module a path stands for; a path's parents are then its parents' modules, and a backward
-operation belongs to the forward operation whose saved values it reads.
+Paddle labels forward operations with a path of class names (`/GPT/Block_2/Linear_1/`), and backward operations not at all. The
+dotted name of a parameter that an operation reads tells which module its path means, and so which modules the path's parents mean. A
+backward operation belongs to the layer of the forward operation whose saved values it reads.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class LayerNames(msgspec.Struct, frozen=True):
 
 
 def name_layers(ops: Sequence[Op], values: Sequence[Value], paths: Sequence[str], names: LayerNames) -> list[Op]:
-    """The same operations with `layer` set where it is known; `paths` has Paddle's class path of each operation.
+    """The same operations with `layer` set if it is known; `paths` has Paddle's class path of each operation.
 
-    Of the optimizer, collectives alone belong to a layer: that of the gradient or parameter which they carry, if it is one layer's.
+    In the optimizer only collectives get a layer: that of the gradient or parameter which they carry, if it belongs to one layer.
     """
     owners = _owners(ops, values, paths, names)
     modules = _modules_of_paths(ops, paths, owners)
@@ -51,7 +51,8 @@ def name_layers(ops: Sequence[Op], values: Sequence[Value], paths: Sequence[str]
 
 
 def _owners(ops: Sequence[Op], values: Sequence[Value], paths: Sequence[str], names: LayerNames) -> dict[int, str]:
-    """Values -> the module whose parameter they are, or are made from outside of all layers: gathered (sharding stage 3), cast."""
+    """Value id -> the module that owns the parameter that it is, or that it is derived from outside of all layers (gathered in sharding
+    stage 3, cast)."""
     found: dict[int, str] = {}
     constants: set[int] = {ABSENT}
     for op, path in zip(ops, paths, strict=True):
@@ -67,7 +68,7 @@ def _owners(ops: Sequence[Op], values: Sequence[Value], paths: Sequence[str], na
 
 @dataclass(slots=True)
 class _Flow:
-    """The operations seen so far, by the values that they compute and read; and the modules that values belong to from the start."""
+    """The operations seen so far, by the values that they compute, read and write; `owners` has the modules of parameters."""
 
     owners: Mapping[int, str]
     made_by: dict[int, Op] = field(default_factory=dict)
@@ -82,9 +83,8 @@ class _Flow:
             self.read_by.setdefault(value, []).append(op)
 
     def layer_of(self, op: Op, layers: Mapping[int, str]) -> str:
-        """Of the parameter it gathers or casts, or of the forward operation it differentiates, else of the first operand that has one.
-
-        In the optimizer, where operands meet: the one layer that they have.
+        """The layer of the parameter that an operation gathers or casts, or of the forward operation that it differentiates, else of its
+        first operand that has a layer. In the optimizer: the layer of its operands, if they have only one.
         """
         if op.role == "optimize":
             found = {self._last(value, layers) for value in op.operands} - {""}
@@ -97,7 +97,7 @@ class _Flow:
         return next((layers[other.id] for other in near if layers[other.id]), "")
 
     def _last(self, value: int, layers: Mapping[int, str]) -> str:
-        """The layer of what wrote a value last, or of what it belongs to."""
+        """The layer of the operation that wrote a value last, else of the value's owner."""
         writer = self.written_by.get(value) or self.made_by.get(value)
         return (layers[writer.id] if writer else "") or self.owners.get(value, "")
 
@@ -111,7 +111,7 @@ class _Flow:
 
 
 def _modules_of_paths(ops: Sequence[Op], paths: Sequence[str], owners: Mapping[int, str]) -> dict[str, str]:
-    """Class path -> module: by the parameters its operations read, then by the paths below it, else the path itself."""
+    """Class path -> module, from the parameters that its operations read, else from the paths below it, else the path itself, dotted."""
     votes: dict[str, Counter[str]] = {}
     for op, path in zip(ops, paths, strict=True):
         for owner in (owners[value] for value in op.operands if path and value in owners):
@@ -130,7 +130,7 @@ def _learn_parents(path: str, known: dict[str, str]) -> None:
 
 
 def _parent_module(module: str) -> str:
-    """Paddle's class paths leave out containers, so the parent of `blocks.2` is the module that has `blocks`."""
+    """The parent of a module in Paddle's class paths, which leave out containers: that of `blocks.2` is the module that has `blocks`."""
     parent, _, last = module.rpartition(".")
     return parent.rpartition(".")[0] if last.isdigit() else parent
 

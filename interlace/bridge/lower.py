@@ -1,8 +1,8 @@
 """A scheduled `Program` -> Paddle job programs and the executor's plan.
 
-Each job becomes a Paddle program of its own, with its operations in plan order. All jobs run in one scope: what leaves a job
-is named `<value>@<micro-batch>`, so that one program can hold operations of several micro-batches. The fed batch is cut by a
-job of its own at the start of the step. One at the end has losses, and what else the user fetches, for Paddle to fetch.
+Each job becomes a Paddle program of its own, with its operations in plan order. All jobs run in one scope: a value that leaves its
+job is named `<value>@<micro-batch>`, so that one program can contain operations of several micro-batches. A job at the start of the
+step cuts the fed batch into micro-batches, and one at the end collects losses, and whatever else the user fetches, for Paddle.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from interlace.scheduler.hazards.flat_plan import flatten, is_used_beside, write
 
 FEED_JOB, STACK_JOB, COLLECT_JOB = "interlace_feed", "interlace_stack", "interlace_collect"
 STACKED = "interlace_stacked"
-"""Event after what is collected is stacked, and how the names of its variables and of events after its parts begin."""
+"""Name of the event after outputs are stacked, and prefix of the names of stacked variables and of events after their parts."""
 ROLE_NUMBER = {"forward": 0, "backward": 1, "optimize": 2}
 CLONE = pir.CloneOptions(True, True, True)
 
@@ -47,8 +47,8 @@ class JobProgram:
     """One lowered job.
 
     Attributes:
-        reads: Names whose contents it reads from other jobs or the feed.
-        names: All names that it has a variable for.
+        reads: Names of variables that it reads from other jobs or the feed.
+        names: Names of all its variables in the scope.
     """
 
     name: str
@@ -59,16 +59,16 @@ class JobProgram:
 
 @dataclass(slots=True)
 class Lowered:
-    """The lowered plan. Paddle's engine uses it as its plan: it has the methods of `core.Plan` that engine and executor call.
+    """The lowered plan. Paddle's engine takes it in place of a `core.Plan`, so it has the methods of that which engine and executor call.
 
     Attributes:
         outputs: Output name -> value of the collecting program, for fetching.
         fetched: Id of a fetched value -> value of the collecting program.
-        fed: Name of an input -> shape of its whole batch, -1 where a dimension is unknown.
+        fed: Name of an input -> shape of its whole batch, with -1 for unknown dimensions.
         has_p2p: Whether there are sends and receives, which fix the sizes of values.
         on_host: Names of variables that are in host memory between steps.
-        is_read_early: Whether outputs of issued steps are read behind what writes them, so that the host prepares the next step beside this
-            one's end.
+        is_read_early: Whether outputs of issued steps are read as soon as they are written, so that the host prepares the next step while
+            the device finishes this one.
     """
 
     jobs: list[JobProgram]
@@ -83,7 +83,7 @@ class Lowered:
     interlace_prepared: bool = True
 
     def ir_program(self, job_type: str) -> Any:
-        """Program of a job; the engine asks for `forward` or the last chunk's forward to find the loss: the collecting one."""
+        """The program of a job. For `forward`, or the last chunk's forward, where the engine looks for the loss: the collecting job's."""
         types = {job.name: job.program for job in self.jobs}
         return types.get(job_type, types.get(COLLECT_JOB, self.jobs[-1].program))
 
@@ -96,30 +96,30 @@ class Lowered:
         return list(self.plan.job_list())
 
     def micro_batch_num(self) -> int:
-        """One: names contain the micro-batch, so the executor needs only one scope."""
+        """Always 1: names contain the micro-batch, so the executor needs only one scope."""
         return 1
 
 
 def lower(captured: Captured, program: Program, device: Device, is_graph: bool = False) -> Lowered:
-    """Build the job programs of a scheduled program, whose operations stand for captured ones (`origin`) or are new ones known to `newops`.
-    Values to fetch besides the program's named outputs are outputs too (`passes.insert_events.fetching`).
+    """Build the job programs of a scheduled program. Each operation has a captured one as `origin`, or is a new one known to `newops`.
+    Values to fetch besides the program's named outputs must be outputs too (`passes.insert_events.fetching`).
 
-    With `is_graph` steps are captured: outputs are then copied to host memory, which has their names in the global scope, and are not
-    fetched. Raises PlanError, with the operation and the job, where something in the plan cannot be built.
+    With `is_graph`, steps are captured: outputs are not fetched but copied to variables of the same names in host memory, in the global
+    scope. Raises PlanError, with the operation and the job, if something in the plan cannot be built.
     """
     with _short_stacks():
         return _Lowering(captured, program, device, is_graph).run()
 
 
 _ONE_AT_A_TIME = threading.RLock()
-"""Paddle's insertion point, and the patched function below, exist once in a process."""
+"""Paddle's insertion point, and the function patched below, are global to the process."""
 
 
 @contextmanager
 def _short_stacks() -> Iterator[None]:
     """Shorten the Python stacks that Paddle records on every operation to their last frame, in this thread only.
 
-    They would take half of the lowering's time, and no flag of Paddle turns them off.
+    Recording them in full would take half of the lowering's time, and no flag of Paddle turns that off.
     """
     with _ONE_AT_A_TIME:
         whole, lowering = traceback.extract_stack, threading.get_ident()
@@ -173,7 +173,7 @@ class _Lowering:
         return Lowered(jobs, outputs, fetched, plan, self.fed, self.count, self.has_p2p, on_host, is_read_early)
 
     def resolve(self, value: int, micro_batch: int) -> int:
-        """The value itself, or, for the result of a copy that no job runs for this micro-batch, the copied value."""
+        """The value itself; for the result of a copy that no job runs for this micro-batch, the value that it would copy."""
         op = self.graph.producer_op(value)
         while op is not None and (op.id, micro_batch) in self.omitted:
             value = op.operands[0]
@@ -181,7 +181,7 @@ class _Lowering:
         return value
 
     def _crossing(self) -> set[str]:
-        """Names of values that are read in another job than their producer's, or fetched."""
+        """Names of values that are fetched, or read in a job other than their producer's."""
         found = {self.names.of(op.operands[0], m) for op in self.program.ops if op.name == SHADOW_OUTPUT for m in range(self.count)}
         for item, job in self.job_of.items():
             op = self.graph.ops[item[0]]
@@ -239,13 +239,14 @@ class _Lowering:
         return last
 
     def _writers_of_outputs(self) -> dict[OpInstance, list[OpInstance]] | None:
-        """What writes each output, where all may be collected behind that; None where they are collected at the end of the step.
+        """The op instances that write each output, if all outputs may be collected right after their writers; None if they must be
+        collected at the end of the step.
 
-        Plans are proved with outputs that the compute stream reads at the end. It may read them earlier: nothing overwrites an output
-        behind its last writer, for which it waits where that runs on another stream, and where no other stream uses the output's memory
-        besides, none does when it is given back. Between stages such a wait could close a circle: a rank that waits for what another one
-        broadcasts would not yet have posted what that one waits for. Without stages all ranks issue the same. What the user fetches
-        besides outputs may be large, and is not held in two copies through backward.
+        Plans are proved with outputs that the compute stream reads at the end of the step. Reading them earlier is safe: the compute stream
+        waits for an output's last writer, after which nothing overwrites the output; and if no other stream uses the output's memory, none
+        does when that is freed. With stages such a wait could close a cycle: a rank that waits for another one's broadcast would not have
+        posted yet what that one waits for. Without stages all ranks issue the same. Other values that the user fetches may be large, and
+        would be held twice throughout backward.
         """
         has_stages = self.program.pipeline.num_stages > 1 or self.has_p2p
         flat, found = flatten(self.program), {}
@@ -261,14 +262,14 @@ class _Lowering:
         return None if any(FETCH in self.graph.ops[each].attrs or is_used_beside(flat, outputs[each]) for each in outputs) else found
 
     def _awaits_others(self) -> bool:
-        """Whether the plan lets an output wait for more than what writes it: for what the next step's computation must come behind, which
-        is the compute stream's to wait for."""
+        """Whether in the plan some output waits for more than its writers: for what must precede the next step's computation. Then the
+        compute stream must do the waiting."""
         written = {item: {self.events.records.get(each) for each in writers} for item, writers in (self.writers or {}).items()}
         return any(not written[item].issuperset(self.events.waits.get(item, ())) for item in written)
 
     def _last_writers(self) -> Iterator[tuple[OpInstance, OpInstance]]:
-        """What writes outputs that are collected early, and an output that it writes: of each operation what runs last, as all of them are
-        on one stream."""
+        """Pairs of a writer and an output that it writes, for outputs that are collected early: for each writing operation only its last
+        instance, as all are on one stream."""
         place = {item: at for at, item in enumerate(item for job in self.program.jobs for item in job.items)}
         written: dict[tuple[int, int], tuple[int, OpInstance, OpInstance]] = {}
         for item, writers in (self.writers or {}).items():
@@ -279,13 +280,14 @@ class _Lowering:
             yield writer, item
 
     def _collect_jobs(self) -> tuple[JobProgram | None, JobProgram | None, dict[str, Any], dict[int, Any]]:
-        """The jobs behind the last output and at the end of the step, for what the user may fetch: a tensor of every micro-batch, in order.
+        """The jobs that collect what the user may fetch, with one tensor for all micro-batches in order: the job after the last output, and
+        the job at the end of the step, either of which may be None. Also the named outputs, and the other fetched values.
 
-        One job stacks it and hands it to Paddle, at the end, or in captured steps behind the last output. Where the host runs ahead and
-        outputs may be collected early there are two: one stacks behind the last job that computes an output, the other copies the stacks at
-        the end, on the stream of the host's waits. So the host has them once they are computed, and prepares the next step while the device
-        ends this one. One job would not do: the `builtin.combine` in front of a stack always runs on the compute stream, which at the end
-        is behind the whole step. With one micro-batch nothing is stacked.
+        Usually a single job stacks the values and hands them to Paddle: at the end of the step, or in captured steps after the last output.
+        If the host runs ahead and outputs may be collected early, there are two: one stacks after the last job that computes an output, the
+        other copies the stacks at the end, on the stream for waits of the host. The host then has the outputs as soon as they are computed,
+        and prepares the next step while the device finishes this one. A single job cannot do this, because the `builtin.combine` before a
+        stack always runs on the compute stream, at the end after the whole step. With one micro-batch nothing is stacked.
         """
         items = grouped((item[0], item) for item in self.collected)
         if not items:
@@ -319,7 +321,7 @@ class _Lowering:
         return (made, None, outputs, fetched) if self.is_graph else (stacker, made, outputs, fetched)
 
     def _fetch_job(self, stacker: JobProgram, stacks: Mapping[int, Any]) -> tuple[JobProgram, dict[int, Any]]:
-        """A job that copies what another one has stacked, on the stream of the host's waits."""
+        """A job that copies what `stacker` has stacked, on the stream for waits of the host, and its copies."""
         names = {op_id: f"{STACKED}_{op_id}" for op_id in stacks}
         made = JobProgram(COLLECT_JOB, paddle.static.Program(), reads=set(names.values()), names=set(names.values()))
         stacker.names.update(names.values())
@@ -339,8 +341,8 @@ class _Lowering:
         return made, copies
 
     def _last_output(self) -> int:
-        """Place of the last job, from 1, that writes or orders what is collected; of the last there is where that is collected at the
-        end."""
+        """Number, from 1, of the last job that writes an output or that an output waits for; the number of jobs if outputs are collected at
+        the end."""
         if self.writers is None:
             return len(self.program.jobs)
         awaited = {name for item in self.collected for name in self.events.waits.get(item, ())}
@@ -368,7 +370,7 @@ class _Lowering:
         return made
 
     def type_of(self, value: int) -> Any:
-        """Paddle's type of a value: that of the captured one, or as recorded when a job computed it."""
+        """Paddle's type of a value: that of the captured value, or as recorded when a job computed it."""
         if value not in self.kinds:
             producer = self.graph.producer_op(value)
             if producer is None or producer.origin < 0:
@@ -480,12 +482,12 @@ class _JobBuilder:
         low.events.mark((op.id, micro_batch), built)
 
     def _leave(self, value: int, micro_batch: int, result: Any) -> None:
-        """Name a value that other jobs read; of several values that share a variable, the last one in this job.
+        """Name a value that other jobs read; if several values share a variable, only the last one in this job is named.
 
-        On serial targets the other values are read once more at the end of the job: the executor's in-place pass, which is off on
-        other targets, treats each value alone and would let the last reader of an earlier one overwrite the shared variable, or put
-        its result into a part of a fused buffer that is cleared before the result is read. With streams this additional reader would
-        become the last reader that garbage collection waits for, in place of the plan's.
+        On serial targets the other values are read once more at the end of the job. The executor's in-place pass, which is off on other
+        targets, looks at each value alone: it would let the last reader of an earlier value overwrite the shared variable, or put its
+        result into a part of a fused buffer that is cleared before the result is read. With streams, this additional reader would replace
+        the plan's last reader, for which garbage collection waits.
         """
         name = self.low.names.of(value, micro_batch)
         if self.low.cleared.intersection(self.low.graph.storages.numbers(value)):
@@ -501,7 +503,7 @@ class _JobBuilder:
         self.made.names.add(name)
 
     def _write_into(self, target: int, micro_batch: int, result: Any) -> None:
-        """Let a copy have the variable that it writes into: a block argument of the job, whose buffer the executor then keeps."""
+        """Give the result of a copy the variable that it writes into, a block argument of the job whose buffer the executor then keeps."""
         name = self.low.names.of(target, micro_batch)
         if name not in self.given:
             raise PlanError(f"job {self.job.name}: a copy writes into {name}, which the job computes; expected a value from outside of it")
@@ -516,7 +518,7 @@ class _JobBuilder:
         return self.made
 
     def _sync_host(self, op: Op, awaited: OpInstance, result: Any = None) -> None:
-        """Prepare a result for a later wait of the host, or, without a result, make the host wait for what was prepared."""
+        """With a result, prepare it for a later wait of the host; without, make the host wait for what was prepared."""
         paddle.pir.set_insertion_point_to_block_end(self.block)
         first = len(self.block.ops)
         if result is None:
@@ -544,14 +546,14 @@ class Names:
         }
 
     def persistable(self, value: int) -> bool:
-        """Whether a value's variable outlives the step; Paddle does not mark results that are written into such a variable."""
+        """Whether a value's variable outlives the step. Paddle marks only the variable itself, not results that are written into it."""
         return self.values[self.storages.variable(value)].persistable
 
     def of(self, value: int, micro_batch: int) -> str:
         """Name of a value's variable for a micro-batch."""
         variable = self.storages.variable(value)
         kept = self.values[variable]
-        if kept.persistable and kept.name:  # without a name it is a result that Paddle only protects from garbage collection
+        if kept.persistable and kept.name:  # without a name, Paddle only protects a result from garbage collection
             return kept.name
         prefix = PINNED_PREFIX if self.values[value].memory == "pinned" else "v"
         base = self.output.get(variable) or kept.name or f"{prefix}{variable}"
@@ -559,7 +561,7 @@ class Names:
 
 
 class _EventTable:
-    """The events that each op instance records and waits for. The first job cuts all inputs and records one event for all of them."""
+    """The events that each op instance records and waits for. The first job, which cuts all inputs, records one event for all of them."""
 
     def __init__(self, events: Sequence[Event], fed: Sequence[OpInstance]) -> None:
         self.records: dict[OpInstance, str] = {}
@@ -570,7 +572,7 @@ class _EventTable:
                 self.waits.setdefault(item, []).append(name)
 
     def order(self, first: OpInstance, second: OpInstance) -> None:
-        """Let an op instance wait for another one."""
+        """Make `second` wait for `first`."""
         names = self.waits.setdefault(second, [])
         name = self.records.setdefault(first, f"{STACKED}_{first[0]}_{first[1]}")
         if name not in names:
@@ -584,7 +586,7 @@ class _EventTable:
         self.mark_waits([item], built)
 
     def mark_waits(self, items: Sequence[OpInstance], built: Any) -> None:
-        """Let an operation wait for the events of any of these op instances."""
+        """Make an operation wait for all events for which any of these op instances wait."""
         names = list(dict.fromkeys(name for item in items for name in self.waits.get(item, ())))
         if names:
             built.set_str_array_attr("events_to_wait", names)
@@ -602,7 +604,7 @@ def make_plan(jobs: Sequence[JobProgram], device: Device) -> Any:
 
 
 def kept_names(jobs: Sequence[JobProgram], device: Device) -> list[set[str]]:
-    """Names that each job must not collect: those whose contents a later job reads."""
+    """For each job, the names that the executor must not garbage-collect: those that a later job reads, and those never collected."""
     made: list[set[str]] = []
     later: set[str] = set()
     for job in reversed(jobs):

@@ -1,5 +1,5 @@
-"""Ranks that look at their machine together meet once, before what needs all of them: one that failed says why, and nobody waits long for
-one that says nothing."""
+"""A meeting of all ranks before a check that needs all of them: a rank that failed says why, and nobody waits long for one that says
+nothing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ POLL_S = 0.05
 
 
 class Meeting:
-    """The meeting as one rank sees it.
+    """The meeting from the view of one rank.
 
     Args:
-        rank, world: This rank, and the number of all.
-        connect: Gives Paddle's store, which is in the process of rank 0.
-        wait_s: How long others are waited for.
+        rank, world: This rank, and the number of ranks.
+        connect: Connects to Paddle's store, which is in the process of rank 0.
+        wait_s: Seconds to wait for the others.
     """
 
     def __init__(self, rank: int, world: int, connect: Callable[[], Any], wait_s: float = WAIT_S) -> None:
@@ -33,7 +33,8 @@ class Meeting:
         self.is_over = world < 2
 
     def come(self, why_not: str = "") -> str:
-        """Come, or say why this rank does not. Gives which rank is missing and why, empty where all came; nothing when called again."""
+        """Report to the meeting, or say why this rank cannot take part. Returns which rank is missing and why; empty if none is, or if
+        called again."""
         if self.is_over:
             return ""
         self.is_over, until_s = True, time.monotonic() + self.wait_s
@@ -70,7 +71,7 @@ class Meeting:
 
 
 def meeting_of_run() -> Meeting:
-    """Of the ranks that were started together; over already where Interlace's own transport, not Paddle's store, connects them."""
+    """The meeting of all ranks of this run; already over if they are connected by Interlace's own transport rather than Paddle's store."""
     env = paddle.distributed.ParallelEnv()
     meeting = Meeting(env.rank, env.world_size, paddle.base.core.create_or_get_global_tcp_store)
     meeting.is_over |= ops.has_transport()
@@ -78,9 +79,10 @@ def meeting_of_run() -> Meeting:
 
 
 def make_groups(of_ranks: Iterable[Iterable[int]]) -> list[Any]:
-    """Groups of ranks, with communicators where this rank is in them. Every rank makes all of them, in one order; one has all ranks.
+    """Make groups of ranks, with communicators for those that this rank is in. Every rank must make all of them, in the same order, and one
+    must have all ranks.
 
-    Group 0 comes first: Paddle waits for the ranks of each group with a barrier of that one.
+    Group 0 is connected first, because Paddle waits for the ranks of each new group with a barrier on it.
     """
     found = [new_process_group(list(ranks)) for ranks in of_ranks]
     get_process_group(0).instantiate()

@@ -1,4 +1,4 @@
-"""The check that the ranks in a script's meshes are the processes that run."""
+"""Check that the ranks in a script's meshes are those of the running processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INSTALLED = "_interlace_requires_world"
 
 
 def install() -> None:
-    """Compare before any engine of this process builds a program; a second call does nothing."""
+    """Install the check, which then runs before any engine of this process builds a program; a second call does nothing."""
     from paddle.distributed.auto_parallel.static.engine import Engine
 
     if getattr(Engine, _INSTALLED, False):
@@ -30,7 +30,7 @@ def install() -> None:
 
 def require_world(named: set[int], world: int) -> None:
     """Check that every process is in a mesh, and that every rank of a mesh has a process. A script without meshes passes. Raises
-    ConfigError, with the number of processes to start, where they differ.
+    ConfigError, with the number of processes to start, if they differ.
 
     >>> require_world({0, 1}, 2)
     """
@@ -57,7 +57,7 @@ def _differences(named: set[int], world: int) -> list[str]:
 
 
 def _named_ranks() -> set[int]:
-    """Ranks of all meshes made in this process; Paddle keeps a list of them."""
+    """Ranks of all meshes made in this process, from the list that Paddle keeps."""
     from paddle.distributed.auto_parallel.static.dist_context import get_default_distributed_context
 
     return {int(rank) for mesh in get_default_distributed_context().process_meshes for rank in mesh.process_ids}

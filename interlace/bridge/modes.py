@@ -1,4 +1,4 @@
-"""What an engine runs in one mode, and how it is made: captured, planned, proved and lowered."""
+"""What an engine runs in one mode, and how that is made: captured, planned, proved and lowered."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from interlace.units import size
 SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
 """Paddle's own stream names of sends and receives by schedule; others use `send_stream_<ring>` and `recv_stream`."""
 LEAST_GAIN = 0.02
-"""Of the step, so that it is captured where that is open: what a launch costs, and steps that no longer overlap, are not simulated."""
+"""With `capture: auto`, steps are captured if that shortens the simulated step by at least this share: the cost of a launch, and the lost
+overlap between steps, are not simulated."""
 
 
 @dataclass(slots=True)
@@ -45,11 +46,11 @@ class Mode:
     """What an engine runs in one mode.
 
     Attributes:
-        lowered: The lowered plan; with `is_paddles` Paddle's baseline, or None where Paddle runs without one.
-        user_values: Maps values of the program that the user knows to those that were captured.
-        fetches: Ids of the values that the user fetches.
-        to_compare: The communication that the proof with the other ranks needs, until the first step.
-        graphs: Launches its steps, where they are captured.
+        lowered: The lowered plan; with `is_paddles` Paddle's own plan, or None if Paddle runs without one.
+        user_values: Maps values of the program that the user sees to captured ones.
+        fetches: Ids of the values that the user fetches besides outputs.
+        to_compare: This rank's communication, for the proof with the other ranks; until the first step.
+        graphs: Launches the steps, if they are captured.
     """
 
     report: PlanReport
@@ -62,8 +63,8 @@ class Mode:
     graphs: StepGraphs | None = None
 
     def fetched(self, asked: Sequence[Any], check: bool) -> list[Any]:
-        """The values of the collecting program for those that the user fetches; where these are others than before, the plan is lowered
-        again."""
+        """The values of the collecting program for those that the user fetches. If these have changed, the plan is lowered again. Raises
+        PlanError for a value that cannot be fetched."""
         ids = tuple(self._value_id(value) for value in asked)
         if ids and self.graphs is not None:
             raise PlanError(
@@ -75,7 +76,7 @@ class Mode:
             if check:
                 require_safe([program], device.target)
             measured = self.report.measured
-            has_lead = self.lowered.is_read_early or measured.late_fetches > 0  # without fetches
+            has_lead = self.lowered.is_read_early or measured.late_fetches > 0  # without extra fetches
             self.lowered = lower(self.captured, program, device)
             self.fetches = ids
             measured.late_fetches = len(ids) if has_lead and not self.lowered.is_read_early else 0
@@ -96,13 +97,13 @@ class Mode:
 
 @dataclass(slots=True)
 class ModeMaker:
-    """How the plans of one mode are made.
+    """Makes the plans of one mode of an engine.
 
     Attributes:
         mode: `train`, `eval` or `predict`.
         dense: The program that Paddle built.
-        baseline: Gives Paddle's baseline of such a program; None where Paddle runs it without one.
-        takers: Get the captured program, if it is one of training.
+        baseline: Gives Paddle's own plan of such a program; None if Paddle runs it without one.
+        takers: Callbacks that get the captured program in training.
     """
 
     engine: Any
@@ -127,15 +128,16 @@ class ModeMaker:
         return self.captured
 
     def build(self, config: Config, is_first: bool = True) -> Mode:
-        """Plan, prove and lower it; `is_first`: Paddle's engine goes on with the programs before anything runs."""
+        """Plan the program, prove the plan and lower it. `is_first`: it is the engine's first plan, whose programs Paddle's engine
+        processes further before anything runs."""
         assert self.captured is not None
         device = choose_device()
         plan, comm = self._planned(config, device)
         target = as_graph(device.target) if plan.is_launched else device.target
-        if config.dump and is_first:  # of several plans the one that is taken follows (`Tuning`)
+        if config.dump and is_first:  # with several plans, `Tuning` writes the chosen one later
             plan.dump(Path(config.dump) if self.mode == "train" else Path(config.dump) / self.mode)
         comm = comm or _proof(plan, config, target)
-        refuse(kept_from_graph(plan.program, target), "the step cannot be captured")  # of which the device would notice a part only
+        refuse(kept_from_graph(plan.program, target), "the step cannot be captured")  # the device itself would notice only some of these
         if plan.is_launched and (why := _over(plan, plan.asked_budget)):
             raise PlanError(f"{config.source}: {why}; raise the budget, or write capture: off")
         device.prepare()
@@ -149,8 +151,8 @@ class ModeMaker:
         return Mode(report, self.captured, lowered, self.mapping, to_compare=comm, graphs=graphs)
 
     def _planned(self, config: Config, device: Device) -> tuple[Plan, RankComm | None]:
-        """The plan, of steps that are captured where that is asked, or where they are simulated as shorter than issued ones, and what its
-        proof gave where that was asked for to decide so."""
+        """The plan, for captured steps if the user asks for them, or if `capture` is `auto` and their simulation is shorter than that of
+        issued steps; and the communication from its proof, if the decision needed one."""
         assert self.captured is not None
         program = self.captured.program
         if self.mode != "train":
@@ -170,9 +172,9 @@ class ModeMaker:
         return issued, None
 
     def paddles(self, report: PlanReport, is_first: bool) -> Mode:
-        """Paddle's baseline, beside a plan of ours that says why; `is_first`: it is the engine's first plan of the mode."""
+        """Paddle's own plan, with our report that says why; `is_first`: it is the engine's first plan of the mode."""
         own = self.baseline(self.dense if is_first else self.unchanged)
-        if not is_first:  # of an engine's first plan others do this
+        if not is_first:  # Paddle's engine and our hooks do this for the first plan
             if self.engine._strategy.pipeline.enable:
                 run_fused_passes(self.engine, own)
             programs = [(self.dense, self.mode)] if own is None else [(own.ir_program(job), job) for job in own.job_types()]
@@ -182,13 +184,13 @@ class ModeMaker:
 
 
 def _proof(plan: Plan, config: Config, target: Target) -> RankComm | None:
-    """What the proof of a plan gives to compare with other ranks; None where it is left out."""
+    """Prove a plan; returns this rank's communication, to compare with other ranks, or None if `check` is off."""
     return require_safe([plan.program], target)[0] if config.check else None
 
 
 def _plan_to_capture(program: Program, config: Config, device: Device, issued: Plan) -> tuple[Plan | None, RankComm | None, str]:
-    """The plan of a step that is captured, beside that of one that is issued; what its proof gave; and why it cannot be taken, empty where
-    it can."""
+    """The plan for captured steps, as an alternative to `issued`; the communication from its proof; and why it cannot be taken, empty if it
+    can."""
     target = as_graph(device.target)
     try:
         plan = _plan(program, config.launched(), device)
@@ -197,14 +199,15 @@ def _plan_to_capture(program: Program, config: Config, device: Device, issued: P
         comm = _proof(plan, config, target)
     except LinkError:
         raise
-    except InterlaceError as error:  # raised alike on all ranks, or gathered
+    except InterlaceError as error:  # all ranks raise it, or get it from the caller's gather
         return None, None, str(error)
     limit_bytes = issued.outcome.memory.limit_bytes if issued.outcome and issued.outcome.memory else issued.asked_budget
     return plan, comm, _over(plan, limit_bytes)
 
 
 def _over(plan: Plan, limit_bytes: int) -> str:
-    """That a captured step holds more than its limit: its memory is given back by order only, which the search does not know."""
+    """A text that a captured step exceeds its memory limit; empty if it does not. In a captured step blocks are reused only in the order of
+    streams, which the search does not account for."""
     if not limit_bytes or (held := graph_memory(plan.program).peak()) <= limit_bytes:
         return ""
     return (
@@ -214,7 +217,7 @@ def _over(plan: Plan, limit_bytes: int) -> str:
 
 
 def run_fused_passes(engine: Any, own: Any) -> None:
-    """Run the fused passes of the strategy on the jobs of a plan, as Paddle does on those that it builds an engine with."""
+    """Run the strategy's fused passes on the jobs of a plan, as Paddle does for the plan with which it builds an engine."""
     names = engine._strategy.fused_passes.fused_passes_list
     if own is None or not names or not (engine._strategy.pipeline.enable or engine._strategy.gradient_merge.enable):
         return
@@ -230,9 +233,9 @@ def run_fused_passes(engine: Any, own: Any) -> None:
 
 
 def _plan(program: Program, config: Config, device: Device) -> Plan:
-    """The plan of a captured program: loaded where plans are given, else made here and now.
+    """The plan of a captured program: loaded if the configuration names a folder of plans, else made now.
 
-    Evaluation, of which the folder holds no plans unless a run dumped them there, keeps Paddle's baseline order then.
+    Evaluation and prediction keep Paddle's baseline order if the folder has no plans for them; it has some only if a run dumped them.
     """
     peers = peers_of(program)
     if config.plan:

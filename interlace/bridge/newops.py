@@ -1,4 +1,4 @@
-"""How the lowering builds operations that passes made; captured ones are cloned instead."""
+"""Builders of the operations that passes add; captured operations are cloned instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Builder = Callable[[Op, list[Any], Device], Any]
 
 
 def _one_sided(made: Any, op: Op) -> Any:
-    """Both results, or one alone: a result of null type is not computed by Paddle's kernels."""
+    """The results of a gradient; one that the pass left out gets the null type, so that Paddle's kernel does not compute it."""
     left_out = op.attrs.get("left_out")
     if left_out is not None:
         made[left_out].set_type(pir.fake_value().type())

@@ -1,4 +1,4 @@
-"""Energy, clock and limit of power of the GPU in use, as the driver tells them (NVML); needs `nvidia-ml-py`, and changes no setting."""
+"""Energy, clock and power limit of the GPU in use, from the driver (NVML). Needs `nvidia-ml-py`, and changes no setting."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import suppress
 from typing import Any
 
 MODULE = "pynvml"
-"""What `nvidia-ml-py` installs."""
+"""The module that `nvidia-ml-py` installs."""
 TRIES, PAUSE_S = 5, 0.002
-"""How often the clock is asked for."""
+"""Most attempts to read the clock, and seconds between two of them."""
 
 
 class Gpu:
-    """Readings of the GPU with this number among those that CUDA shows to this process. Raises what NVML does: no driver, no such GPU, or a
-    GPU that does not count its energy."""
+    """Readings of a GPU; `index` is its number among those that CUDA shows to this process. Raises NVML's errors if there is no driver or
+    no such GPU, or the GPU does not count its energy."""
 
     def __init__(self, index: int, nvml: Any) -> None:
         self.nvml = nvml
@@ -27,11 +27,11 @@ class Gpu:
         self.millijoules()
 
     def millijoules(self) -> int:
-        """Energy since the driver was loaded; the counter changes every 20 to 100 ms."""
+        """Energy in millijoules since the driver was loaded; the counter changes every 20 to 100 ms."""
         return int(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.gpu))
 
     def mhz(self) -> int:
-        """Clock of the multiprocessors. Asked again where the driver refuses: one did so now and then, and answered otherwise."""
+        """Clock of the multiprocessors. Tried again if the driver refuses, as one driver did occasionally."""
         for _ in range(TRIES - 1):
             with suppress(self.nvml.NVMLError):
                 return int(self.nvml.nvmlDeviceGetClockInfo(self.gpu, self.nvml.NVML_CLOCK_SM))
@@ -43,17 +43,17 @@ class Gpu:
         return int(self.nvml.nvmlDeviceGetMaxClockInfo(self.gpu, self.nvml.NVML_CLOCK_SM))
 
     def limit_w(self) -> float:
-        """The limit of power that the driver keeps."""
+        """The power limit that the driver enforces, in watts."""
         return float(self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.gpu) / 1e3)
 
 
 def find_gpu(index: int) -> tuple[Gpu | None, str]:
-    """The GPU with this number; None, and why, where the driver gives no power, clocks and energy."""
+    """The GPU with this number and an empty text; None and the reason if the driver does not report power, clocks and energy."""
     try:
         nvml = importlib.import_module(MODULE)
     except ImportError:
         return None, "power and clocks are read by nvidia-ml-py, which is not installed (pip install nvidia-ml-py)"
     try:
         return Gpu(index, nvml), ""
-    except Exception as error:  # NVML's own classes, which only its module knows
+    except Exception as error:  # NVML's error classes are only known to its module
         return None, f"the driver gives no energy of GPU {index}: {type(error).__name__}: {error}"

@@ -1,19 +1,19 @@
-"""Our passes as Paddle's: `paddle.distributed.passes.new_pass("interlace_<pass>", {...}).apply([main], [startup], context)`.
+"""Interlace's passes as Paddle passes: `paddle.distributed.passes.new_pass("interlace_<pass>", {...}).apply([main], [startup], context)`.
 
-`interlace_split_backward` and `interlace_overlap_column_backward` rewrite a plain program in place, and leave the plan, which
-says what was done and declined, as the context's attribute of their own name. `interlace_schedule_1f1b` leaves the program as it
-is and gives the executor's plan as the context's attribute `plan`:
+`interlace_split_backward` and `interlace_overlap_column_backward` rewrite a plain program in place, and set the context's attribute
+of their own name to the plan, which has the remarks on what was done and declined. `interlace_schedule_1f1b` does not change the
+program, and sets the context's attribute `plan` to the executor's plan:
 
     context = new_pass("interlace_schedule_1f1b", {"num_micro_batches": 4, "fetch_list": [loss]}).apply([main], [startup])
     executor._set_plan(context.get_attr("plan"))
     executor.run(main, feed=..., fetch_list=context.get_attr("fetch_list"))
 
 It takes Paddle's own pipeline attributes (num_micro_batches, pp_degree, pp_stage, vpp_degree) and schedule_mode, the options of
-the pass, and in `interlace` the options of the others. `interlace_offload_activations` does the same with Paddle's baseline order of jobs
-and no split gradients: offload needs a plan, because what it moves leaves in one job and returns in another.
+the pass, and in `interlace` the options of the other passes. `interlace_offload_activations` does the same with Paddle's baseline order of
+jobs and without splitting gradients; it needs a plan, because a value is copied out in one job and back in another.
 Every pass takes `device`, a profile by name or path, and `force_paddle`.
 
-Whatever fails, the user's program is as it was.
+If a pass fails, the user's program is unchanged.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ PIPELINE = {
 }
 """Paddle's attribute -> field of `Pipeline`."""
 LEAST = {"num_micro_batches": 1, "pp_degree": 1, "pp_stage": 0, "vpp_degree": 1}
-"""Smallest number that an attribute may be."""
+"""Attribute -> its smallest valid value."""
 
 
 def make(name: str) -> PassBase:
-    """An instance for Paddle's `new_pass`, of a class of its own: Paddle silently drops a second pass of the same class."""
+    """An instance for Paddle's `new_pass`. Each gets a class of its own, because Paddle silently drops a second pass of the same class."""
     kinds: dict[str, type[_Pass]] = {kind.key: kind for kind in (SplitBackwardPass, OverlapColumnBackwardPass, SchedulePass, OffloadPass)}
     return kinds[name]()
 
 
 class _Pass(PassBase):  # type: ignore[misc]
-    """What Paddle asks of every pass."""
+    """The methods that Paddle requires of every pass."""
 
     key: ClassVar[str]
 
@@ -90,7 +90,7 @@ class _Pass(PassBase):  # type: ignore[misc]
         return {key: value for key, value in given.items() if key in known}
 
     def _require_version(self) -> None:
-        """Raises ConfigError where nobody has tested this Paddle and it lacks what plans need; not with the attribute `force_paddle`."""
+        """Raise ConfigError if this Paddle is untested and lacks what plans need, unless the attribute `force_paddle` is set."""
         unusable = "" if self._attrs.get("force_paddle") is True else unusable_paddle(EVERYTHING)
         if unusable:
             raise ConfigError(f"pass {self.name!r}: {unusable}; the attribute force_paddle: True tries all the same")
@@ -105,7 +105,7 @@ class _Pass(PassBase):  # type: ignore[misc]
         return costs_for(config, device, profile)
 
     def _warn(self, plan: Plan, keys: Sequence[str] = ()) -> None:
-        """Log where what was asked for (this pass, and others that run for it) changed nothing."""
+        """Log a warning if neither this pass nor those in `keys` changed anything."""
         asked = {key.replace("_", "-") for key in (self.key, *keys)}
         reports = [report for report in plan.reports if report.name in asked]
         if not any(report.done for report in reports):
@@ -113,7 +113,7 @@ class _Pass(PassBase):  # type: ignore[misc]
             LOG.warning("%s changed nothing: %s", self.name, why or "found nothing to do")
 
     def _keep(self, plan: Plan, program: Program, config: Config, device: Device) -> None:
-        """Store a plan where that was asked for, and prove what runs."""
+        """Write the plan to a folder, and prove that the program is safe, if the configuration asks for it."""
         if config.dump:
             plan.dump(config.dump)
         if config.check:
@@ -121,10 +121,10 @@ class _Pass(PassBase):  # type: ignore[misc]
 
 
 class RewritePass(_Pass):
-    """One pass of ours on a plain program, which is changed in place."""
+    """One of our passes on a plain program, which is changed in place."""
 
     on: ClassVar[tuple[str, ...]]
-    """What runs, so that the pass's own needs are met."""
+    """The passes that run, so that this pass's needs are met."""
 
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
         self._require_version()
@@ -154,7 +154,7 @@ class SplitBackwardPass(RewritePass):
 
 
 class OverlapColumnBackwardPass(RewritePass):
-    """`interlace_overlap_column_backward`; splits what is not split yet."""
+    """`interlace_overlap_column_backward`; splits gradients that are not split yet."""
 
     key = "overlap_column_backward"
     name = PREFIX + key
@@ -162,12 +162,12 @@ class OverlapColumnBackwardPass(RewritePass):
 
 
 class SchedulePass(_Pass):
-    """`interlace_schedule_1f1b`: the whole plan of a program; the program itself stays as it is."""
+    """`interlace_schedule_1f1b`: the whole plan of a program, which itself is not changed."""
 
     key = "schedule_1f1b"
     name = PREFIX + key
     others: ClassVar[Mapping[str, Any]] = {}
-    """Options of the other passes, where the attribute `interlace` says nothing of them."""
+    """Options of the other passes, unless the attribute `interlace` has them."""
 
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
         self._require_version()
@@ -198,7 +198,7 @@ class SchedulePass(_Pass):
         return make_config({**self.others, **others, **own}, f"pass {self.name}")
 
     def _pipeline(self) -> Pipeline:
-        """Paddle's pipeline attributes, each checked."""
+        """The pipeline from Paddle's attributes. Raises ConfigError for an invalid one."""
         found = {"schedule_mode": "1F1B", **{key: self._attrs[key] for key in PIPELINE if key in self._attrs}}
         for key, least in LEAST.items():
             value = found.get(key, least)

@@ -1,4 +1,4 @@
-"""The device profile that a plan is made with."""
+"""Choice of the device profile for a plan."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from interlace.ir.target import CPU, GPU
 
 DEFAULT = "h200"
 UNREADABLE = (ValueError, RuntimeError, OSError)
-"""What Paddle raises where a GPU has no name."""
+"""What Paddle raises if it cannot tell a GPU's name."""
 
 
 def costs_for(config: Config, device: Device, profile: str = "") -> tuple[CostModel, str]:
-    """The cost model to ask (`Config.costs`), and the name of its profile: `profile`, else that of the configuration, else `cpu` on a CPU,
-    on a GPU the one of its name, and `h200` on all others.
+    """The cost model for plans (`Config.costs`), and the name of its profile: `profile`, else the configuration's, else the device's
+    default (`default_profile`).
 
-    On a GPU the profile must be of the GPU in use; the CPU and custom devices may stand for others. Raises ConfigError where there is no
-    such profile, or it is of another GPU and `force_device` is off.
+    On a GPU the profile must be of that kind of GPU; CPUs and custom devices may use profiles of other devices. Raises ConfigError if there
+    is no such profile, or it is of another GPU and `force_device` is off.
     """
     name = profile or config.device or default_profile(device)
     loaded = load_profile(name)
@@ -29,15 +29,15 @@ def costs_for(config: Config, device: Device, profile: str = "") -> tuple[CostMo
 
 
 def default_profile(device: Device) -> str:
-    """Name of the profile that plans for a device are made with unless the user names another."""
+    """Name of the profile for a device unless the user names another: `cpu` on a CPU, on a GPU that of its name, else `h200`."""
     if device.target is CPU:
         return "cpu"
     return (profile_of(known_name(device)) if device.target is GPU else "") or DEFAULT
 
 
 def require_own_gpu(profile: DeviceProfile, config: Config, device: Device, what: str) -> None:
-    """Refuse a profile of another GPU than the one in use, where `force_device` is off. The ConfigError names the profile by
-    `what`, such as "device 'h200'"."""
+    """Raise ConfigError if a profile is not of the GPU in use and `force_device` is off. `what` names the profile in the error, such as
+    "device 'h200'"."""
     if device.target is GPU and not config.force_device:
         try:
             require_device(profile, _gpu_name(device))
@@ -46,14 +46,14 @@ def require_own_gpu(profile: DeviceProfile, config: Config, device: Device, what
 
 
 def known_name(device: Device) -> str:
-    """What the device in use is, as profiles call theirs; empty where that cannot be known."""
+    """Name of the device in use, in the form of `DeviceProfile.device`; empty if it cannot be determined."""
     with contextlib.suppress(*UNREADABLE):
         return device.name()
     return ""
 
 
 def _gpu_name(device: Device) -> str:
-    """What Paddle says the GPU is. Raises ConfigError where it cannot say."""
+    """Name of the GPU according to Paddle. Raises ConfigError if Paddle cannot tell."""
     try:
         return device.name()
     except UNREADABLE as error:

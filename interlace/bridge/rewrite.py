@@ -1,4 +1,4 @@
-"""A rewritten `Program` written back into the Paddle program it was captured from."""
+"""Writes a rewritten `Program` back into the Paddle program from which it was captured."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from interlace.ir.kinds import KEYWORD
 
 
 def write_back(captured: Captured, program: Program, device: Device, *, roles: bool = True) -> None:
-    """Change a Paddle program in place: new operations, their order, operands and streams; others are erased. New operations get their role
-    in `program`, unless `roles` is false, for a program without roles.
+    """Change a Paddle program in place: add new operations, erase those that are gone, and set order, operands and streams. New operations
+    get their role in `program`, unless `roles` is false, for Paddle programs without roles.
 
-    Raises PlanError where an operation cannot be built, before anything is changed.
+    Raises PlanError, before anything is changed, if an operation cannot be built.
     """
     ops = [op for op in program.ops if op.name != KEYWORD]
     for op in ops:
@@ -41,7 +41,7 @@ class _Writer:
     def write(self, ops: list[Op]) -> None:
         """Build new operations at the end, then move every operation to the end in its new order, and update operands.
 
-        Only building can fail, and it is undone then: Paddle cannot even destroy a program whose operations are in a wrong order.
+        Only building can fail, and it is then undone, as Paddle cannot even destroy a program whose operations are in a wrong order.
         """
         built = self._build_all([op for op in ops if op.origin < 0])
         for op in ops:
@@ -56,7 +56,7 @@ class _Writer:
                 self.captured.source_ops[number].erase()
 
     def _build_all(self, ops: list[Op]) -> dict[int, Any]:
-        """Operation id -> what was built (each builder makes one operation)."""
+        """Operation id -> the Paddle operation that was built (each builder makes one)."""
         first = len(self.block.ops)
         try:
             return {op.id: self._build(op) for op in ops}

@@ -1,8 +1,8 @@
 """Roles: which part of the step each operation of a plain Paddle program belongs to.
 
-Auto-parallel sets a role on every operation; `paddle.static` sets none. Then roles follow from positions: Paddle appends backward
-after forward and the optimizer after both, so if the program is cut before the first gradient and after the last one, each part reads
-only values of its own and of earlier parts.
+Auto-parallel sets a role on every operation, `paddle.static` on none. In the latter case roles are derived from positions: Paddle appends
+backward after forward and the optimizer after both, so that if the program is cut before the first gradient and after the last one, each
+part reads only values of its own and of earlier parts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ GIVE_ROLES = (
 
 
 def give_roles(source: Any) -> bool:
-    """Set missing roles on the operations of a private copy of a program; returns whether it had none at all. Raises ProgramError, with the
-    first one, where some operations have roles and a missing one cannot be derived from them."""
+    """Set missing roles on the operations of a program, which must be a private copy; returns whether it had none at all. Raises
+    ProgramError, with the first such operation, if some operations have roles and a missing one cannot be derived from them."""
     ops = list(source.global_block().ops)
     raw = [op.op_role for op in ops]
     if all(role == MISSING for role in raw):
@@ -42,8 +42,8 @@ def give_roles(source: Any) -> bool:
 
 
 def require_sums(program: Program, derived: bool) -> None:
-    """Refuse to run the optimizer once for several micro-batches where it would see the gradients of one alone. Raises ProgramError: the
-    optimizer reads what every micro-batch computes anew, or no operation has a role."""
+    """Check that the optimizer, which runs once for several micro-batches, does not see the gradients of one alone. Raises ProgramError if
+    it reads values that every micro-batch computes anew, or if no operation has a role."""
     count = program.pipeline.num_micro_batches
     updates = [op for op in program.ops if op.role == "optimize"]
     if count < 2 or not updates:
@@ -77,7 +77,7 @@ def is_gradient(op: Any) -> bool:
 
 
 def _by_place(ops: list[Any]) -> list[int]:
-    """Forward before the first gradient, backward up to the last gradient before the first update, then the optimizer."""
+    """Roles by position: forward before the first gradient, backward up to the last gradient before the first update, then optimizer."""
     update = next((k for k, op in enumerate(ops) if is_update(op)), len(ops))
     gradients = [k for k, op in enumerate(ops[:update]) if is_gradient(op)]
     if not gradients:
@@ -87,7 +87,7 @@ def _by_place(ops: list[Any]) -> list[int]:
 
 
 def _made_anew(program: Program) -> set[int]:
-    """Values that each micro-batch computes anew; persistable values with a name do not count (`Storages.is_once`)."""
+    """Ids of values that each micro-batch computes anew; persistable values with a name do not count (`Storages.is_once`)."""
     table = storages_of(program)
     found: set[int] = set()
     for op in program.ops:

@@ -1,4 +1,4 @@
-"""The plans of one mode of an engine: in training those of a trial, elsewhere one; Paddle's baseline where one of ours fails."""
+"""The plans of one mode of an engine: those of a trial in training, else one; and Paddle's baseline if one of ours fails."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from interlace.units import ms, size
 from interlace.version import VERSION
 
 VARIABLE = "INTERLACE_TUNE"
-"""What the option's default, `auto`, means: `on` or `off`."""
+"""Environment variable that sets what the option's default, `auto`, means: `on` or `off`."""
 CONFIGURED = "Interlace's plan"
 TWIN = "the same plan as"
-"""How a trial says why a plan is not tried that is another one already."""
+"""Text for the reason why a plan is not tried that equals another one."""
 
 
 def is_tuned(config: Config, device: Device) -> bool:
-    """Whether plans are measured and failures guarded against."""
+    """Whether plans are measured, with a fallback to Paddle's baseline on failure."""
     asked = os.environ.get(VARIABLE, "") if config.tune == "auto" else config.tune
     return config.capture == "off" and (asked == "on" or (asked != "off" and device.tunes))
 
 
 def proposed(config: Config, plan: Plan) -> list[Contender]:
-    """Plans of other kinds than the one that was made first: a form by name, and more memory; none where the user chose the form."""
+    """Alternatives to the first plan: a form by name, and a plan with more memory; none if the user chose the form."""
     asked = cast("Schedule1F1B | None", config.passes.get(Schedule1F1B.name))
     if config.plan or asked is None or not is_open(asked):
         return []
@@ -64,7 +64,7 @@ def proposed(config: Config, plan: Plan) -> list[Contender]:
 
 
 def changed(config: Config, options: dict[str, dict[str, Any] | str]) -> Config:
-    """A configuration with the options of a contender on top."""
+    """The configuration with the options of a contender added."""
     passes, budget = dict(config.passes), config.memory_budget
     for key, given in options.items():
         name = key.replace("_", "-")
@@ -80,8 +80,8 @@ class Entrant:
     """A plan that can run.
 
     Attributes:
-        executors: Paddle's, of this plan alone.
-        has_run: Whether its first step went well.
+        executors: Paddle's executors, for this plan only.
+        has_run: Whether its first step succeeded.
     """
 
     contender: Contender
@@ -94,9 +94,9 @@ class Tuning:
     """The plans of one mode of an engine.
 
     Args:
-        config: As the user gave it.
+        config: The user's configuration.
         peers: The ranks of the run, which do the same at the same time.
-        use: Takes what the engine is to run next.
+        use: Callback that gets what the engine must run next.
     """
 
     def __init__(self, maker: ModeMaker, config: Config, device: Device, peers: Peers | None, use: Callable[[Mode], None]) -> None:
@@ -113,12 +113,12 @@ class Tuning:
         self.watch = Watch()
         self.is_again, self.failed = False, set[str]()
         self.shown = PlanReport(Plan.off("no plan was made"))
-        """The plan that reports show: the one that was made first until another one is taken."""
+        """The plan that reports show: the first one, until another is chosen."""
 
     # ------------------------------------------------------------------------------------------------------------- building
 
     def begin(self) -> Any:
-        """What the engine runs first."""
+        """Make the first plan; returns what the engine runs first."""
         captured, failure = attempt(self.maker.capture)
         verdict = agreed(self.peers, "program captured", fault_of(failure) if failure else Fault())
         if verdict is None:
@@ -134,7 +134,7 @@ class Tuning:
         return entrant.mode.lowered
 
     def _contenders(self) -> list[Contender]:
-        """The plans to try; one alone where nothing is to be measured. The others are known once the first is made."""
+        """The plans to try at first; only one if nothing is to be measured. More may be proposed once the first is made."""
         configured = Contender(CONFIGURED, {})
         if self.mode != "train":
             return [configured]
@@ -163,7 +163,7 @@ class Tuning:
         return [each for each in (configured, PADDLES) if each.is_paddles or each.name not in kept.ended]
 
     def _entrant(self, is_first: bool = False) -> Entrant | None:
-        """The plan of the next step, built where it is new; None where that failed, and another one is next."""
+        """The plan of the next step, built if it is new; None if building failed, so that another plan is next."""
         contender = self.trial.now
         if contender.name in self.entrants:
             return self.entrants[contender.name]
@@ -206,7 +206,7 @@ class Tuning:
         return entrant
 
     def _leave_out(self, why: str) -> None:
-        """Go on without the plan whose turn it is, which has not run."""
+        """Continue without the current plan, which has not run."""
         self.trial.drop(why)
         self._settle_if_taken()
 
@@ -220,7 +220,8 @@ class Tuning:
         return made
 
     def _why_too_large(self) -> str:
-        """Why Paddle's baseline is not tried: it holds more than the memory budget, as simulated, or more than there is."""
+        """Why Paddle's baseline is not tried: its simulated peak exceeds the memory budget or the device's memory; empty if it may be
+        tried."""
         outcome, budget = self.shown.plan.outcome, self.shown.plan.asked_budget
         if outcome is None or outcome.before is None:
             return ""
@@ -230,20 +231,21 @@ class Tuning:
         return self._lacks(held_bytes - outcome.plan.peak_bytes, "this plan")
 
     def _why_no_room(self, plan: Plan) -> str:
-        """Why a plan that holds more than Paddle's baseline is not tried: the device of a rank has too little memory left for it."""
+        """Why a plan that holds more than Paddle's baseline is not tried: some rank's device has too little memory left; empty if it may
+        be."""
         outcome = plan.outcome
         more = outcome.plan.peak_bytes - outcome.before.peak_bytes if outcome is not None and outcome.before is not None else 0
         return self._lacks(more, BASELINE)
 
     def _lacks(self, more: int, than: str) -> str:
-        """Why there is no room for so many bytes more than a plan that runs already holds, on the device of any rank."""
+        """Why some rank's device has no room for `more` bytes beyond what a running plan, described by `than`, holds; empty if all have."""
         for reserved, total in gather(self.peers, "device memory", (self.device.reserved_bytes(), self.device.total_bytes())):
             if not is_room_for(more, reserved, total):
                 return f"it holds {size(more)} more than {than}; of {size(total)} of device memory {size(reserved)} are in use"
         return ""
 
     def _twin(self, contender: Contender, plan: Plan) -> str:
-        """The name of a plan that is the same on every rank; empty where there is none."""
+        """The name of an earlier plan that equals `plan` on every rank; empty if there is none."""
         digest = key_of(gather(self.peers, "plans", digest_of(plan.program)))
         twin = next((name for name, each in self.digests.items() if each == digest), "")
         self.digests[contender.name] = digest
@@ -252,7 +254,7 @@ class Tuning:
     # -------------------------------------------------------------------------------------------------------------- running
 
     def run(self, step: Callable[[], Any]) -> Any:
-        """Run a step by the plan whose turn it is."""
+        """Run a step with the current plan."""
         while True:
             entrant = self._entrant()
             if entrant is None:
@@ -273,7 +275,8 @@ class Tuning:
                 return result
 
     def _tried(self, entrant: Entrant, step: Callable[[], Any]) -> tuple[Any, bool]:
-        """A step, and whether it was done; a plan whose first step failed is dropped, and nothing of the step is left."""
+        """Run a step; returns its result and whether it succeeded. If the first step of a plan fails, the plan is dropped and the step
+        undone."""
         with self._executors(entrant):
             if entrant.has_run:
                 return step(), True
@@ -319,7 +322,7 @@ class Tuning:
             raise error.__cause__ or PlanError(f"Paddle's baseline cannot run: {error.verdict.text(self.env.world_size)}") from error
 
     def _restore(self, lasting: Lasting, contender: Contender, failure: Exception | None, verdict: Verdict) -> None:
-        """Undo a step that failed, on every rank. Raises PlanError where that is not possible on one."""
+        """Undo a failed step on every rank. Raises PlanError if that is not possible on one of them."""
         if not lasting.why_none:
             lasting.restore()
         why = next((each for each in gather(self.peers, "copies", lasting.why_none) if each), "")
@@ -344,13 +347,13 @@ class Tuning:
     # ------------------------------------------------------------------------------------------------------------- deciding
 
     def _has_become_slow(self) -> bool:
-        """Whether the plan that was taken takes longer than it did; asked at the start of a step."""
+        """Whether the chosen plan has become slower; to be called at the start of each step."""
         if self.mode != "train" or self.captured is None or not self.watch.starts(time.perf_counter_ns()):
             return False
         return self.watch.turn(gather(self.peers, "steps of the plan that was taken", self.watch.mine()))
 
     def _try_again(self) -> None:
-        """Begin a trial of the plan that was taken against all others that can run."""
+        """Begin another trial, of the chosen plan against all others that can run."""
         assert self.trial.taken is not None
         before_this = self.trial.accounts
         self.failed |= {name for name, each in before_this.items() if each.fault and not each.fault.startswith(TWIN)}
@@ -372,7 +375,7 @@ class Tuning:
         self.reserved_bytes = self.device.reserved_bytes()
 
     def _count(self, took_ns: int) -> None:
-        """Count a step; at the end of a turn all ranks tell their times."""
+        """Count a step; at the end of a turn all ranks exchange their times."""
         trial = self.trial
         if trial.taken is not None:
             return
@@ -384,7 +387,7 @@ class Tuning:
             self._tell()
 
     def _settle_if_taken(self) -> None:
-        """Let plans go that are out of the trial; once it is decided, keep the choice and say it."""
+        """Release plans that are out of the trial; once it is decided, store and log the choice."""
         trial = self.trial
         held = {each.name for each in trial.held}
         gone = [name for name in self.entrants if name not in held]
@@ -407,7 +410,7 @@ class Tuning:
         say(f"the next run of the same programs takes it without a trial{where}")
 
     def _dump_taken(self) -> None:
-        """Leave the plan that was taken in the folder of dumps, where others were built after it."""
+        """Write the chosen plan to the folder of dumps, if others were built after it."""
         assert self.trial.taken is not None
         entrant = self.entrants.get(self.trial.taken.name)
         if self.config.dump and len(self.trial.accounts) > 1 and entrant is not None and not entrant.contender.is_paddles:
@@ -416,7 +419,7 @@ class Tuning:
                 say(f"the plan that was taken is not in {self.config.dump}: {failure}")
 
     def _tell(self) -> None:
-        """Let the plans that reports show tell of the trial."""
+        """Add the state of the trial to the reports of plans."""
         told = told_of(self.trial, self.known) if len(self.trial.accounts) > 1 or self.known else None
         if self.trial.taken is not None and self.trial.taken.name in self.entrants and not self.trial.taken.is_paddles:
             self.shown = self.entrants[self.trial.taken.name].mode.report
@@ -441,7 +444,7 @@ class Tuning:
             )
 
     def _require_ours(self, verdict: Verdict, failure: Exception | None) -> None:
-        """Raise what is about the user's own configuration: no plan stands in for that; but once a run trains, nothing ends it."""
+        """Raise an error in the user's own configuration instead of falling back to another plan; but never once the run trains."""
         if not verdict.fault.users or self.is_again:
             return
         if failure is not None:

@@ -1,1 +1,1 @@
-"""First contact: what is assumed of a machine and its build of Paddle, held against what happens."""
+"""Checks of what plans assume about a machine and its build of Paddle (`interlace doctor`)."""

@@ -1,6 +1,6 @@
-"""What the device and Paddle's executor do with streams, events, memory and copies, each rule by a small step that shows it.
+"""Checks how the device and Paddle's executor treat streams, events, memory and copies, with a small step for each rule.
 
-That events order jobs is only said where the same step without them goes wrong: otherwise its being right shows nothing.
+A step shows that events order jobs only if it gives wrong results without them; otherwise correct results prove nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ A, B, C, D = STREAMS
 LOW, HIGH, RING = "interlace_check_low", "interlace_check_high", "interlace_check_ring"
 TRIES = 3
 AT_ONCE = 0.5
-"""The host, or an operation, did not wait for slow work if it took at most this share of it."""
+"""The host, or an operation, did not wait for slow work if it took at most this share of the work's time."""
 WAITED = 0.8
-"""It did if it took at least this share."""
+"""It did wait if it took at least this share."""
 AHEAD = 0.8
-"""Of two equal pieces of work the favoured one ends within this share of the other's time."""
+"""One of two equal pieces of work is ahead if it ends within this share of the other's time."""
 LEAD, MOST_RACES = 6, 40
-"""They run until it was ahead so many times more often than not, or less often, as other work on the machine delays either; at most
-so many."""
+"""Such races are repeated until the number of those won and lost differs by LEAD, because other work on the machine may delay either side,
+and at most MOST_RACES times."""
 NUM_BLOCKS = 64
 NO_PROGRAM = "no small program could be run"
 MARK = 7.0
@@ -56,9 +56,9 @@ class Behaviour:
     """Checks of one device.
 
     Attributes:
-        meeting: Of all ranks, before the check that needs them.
+        meeting: The meeting of all ranks before the check that needs them.
         runs: Whether small programs run at all.
-        side_by_side: Whether streams run side by side; without that nothing can be early, and the order of things cannot be checked.
+        side_by_side: Whether streams run concurrently; otherwise nothing can run too early, so that order cannot be checked.
     """
 
     device: Device
@@ -71,7 +71,7 @@ class Behaviour:
         self.lab = Lab(self.device)
 
     def checks(self, only: Collection[str] = ()) -> list[Check]:
-        """All of them, or those of some rules, in an order in which later ones know what earlier ones found."""
+        """The checks of all rules, or only of some, in an order in which later checks can use the results of earlier ones."""
         if not self.device.target.serial and not self.lab.slow_s:
             _, failure = attempt(self.lab.prepare)
             if failure is not None:
@@ -100,12 +100,13 @@ class Behaviour:
     # ------------------------------------------------------------------------------------------------------------- streams
 
     def streams(self) -> tuple[Verdict, str]:
-        """Work of one stream, compute at first, is slow; a small operation of another one, and its copy out, are issued behind it."""
+        """Whether streams run concurrently: slow work on one stream, then a small operation and its copy out on another. First with slow
+        work on the compute stream."""
 
         def quick(x: Any, one: Any) -> None:
             on(paddle._C_ops.memcpy_d2h(_same(x, A), 0), B)
 
-        for stream in ("", C):  # behind compute the host may wait at the end of the job
+        for stream in ("", C):  # with slow computation, the host may wait at the end of the job
             step = self.lab.step([self._slow(stream), quick])
             seen = min((step.run() for _ in range(TRIES)), key=lambda each: each.came_s.get(0, each.done_s) / each.done_s)
             came_s = seen.came_s.get(0, seen.done_s)
@@ -116,7 +117,7 @@ class Behaviour:
         return _by(self.side_by_side), f"a stream's work, issued behind {_ms(seen.done_s)} of {other}, was there after {_ms(came_s)}"
 
     def inside(self) -> tuple[Verdict, str]:
-        """A slow stream gives what compute reads in the same job."""
+        """Whether the compute stream waits for a slow stream whose result it reads in the same job."""
         if not self.side_by_side:
             return NOTHING_EARLY
 
@@ -126,7 +127,7 @@ class Behaviour:
         return _right(self.lab.step([build]), 1.0)
 
     def across(self) -> tuple[Verdict, str]:
-        """A slow stream gives what compute reads in a later job, which waits for an event, or does not."""
+        """Whether an event makes the compute stream wait for a slow stream whose result it reads in a later job."""
         if not self.side_by_side:
             return NOTHING_EARLY
         return self._ordered(self._handed_over)
@@ -143,7 +144,8 @@ class Behaviour:
         return self.lab.step([give, read], events=events)
 
     def _ordered(self, build: Callable[[bool], Step]) -> tuple[Verdict, str]:
-        """With events right; without them wrong, or they did not order it."""
+        """The verdict on a step built with and without events: results must be right with events, and wrong without, or events prove
+        nothing."""
         with_events = _right(build(True), 1.0)
         if with_events[0] == "fails":
             return with_events
@@ -153,7 +155,8 @@ class Behaviour:
         return "holds", "right with events, wrong without"
 
     def priorities(self) -> tuple[Verdict, str]:
-        """Two streams with the same slow work, both behind slow computation; that of the one with the higher priority is issued last."""
+        """Whether priorities count: two streams have equal slow work after slow computation; that with the higher priority is issued
+        last."""
         if not self.device.passes_priorities:
             return "not checked", "Paddle passes no priority on to custom devices"
 
@@ -168,7 +171,7 @@ class Behaviour:
             return x
 
         def first(x: Any, one: Any) -> None:
-            """Both begin when it is done, however late the host issues the second."""
+            """Slow work after which both begin, however late the host issues the second."""
             x = self.lab.slow(x, one)
             on(paddle._C_ops.memcpy_d2h(_same(x, ""), 0), A)
             own.extend([_same(x, ""), _same(one, "")] for _ in range(2))  # the last reader of a block waits for all others
@@ -196,7 +199,7 @@ class Behaviour:
         return _by(2 * won > len(low_s)), found
 
     def collectives(self) -> tuple[Verdict, str]:
-        """An all_reduce of all ranks is issued behind slow computation; every rank runs the same number of steps."""
+        """Whether an all_reduce of all ranks runs beside slow computation issued before it; every rank runs the same number of steps."""
         world = paddle.distributed.ParallelEnv().world_size
         if world < 2:
             return "not checked", "there is one rank: nothing to communicate with"
@@ -208,7 +211,7 @@ class Behaviour:
 
         meet, step = self.lab.step([reduce]), self.lab.step([self._slow(""), reduce])
         seen = []
-        for _ in range(4 * TRIES):  # any other work on the machine delays one of the ranks
+        for _ in range(4 * TRIES):  # other work on the machine may delay a rank
             meet.run()  # ranks start together
             seen.append(step.run())
         total = float(step.buffers()[0][-1])
@@ -222,14 +225,14 @@ class Behaviour:
     # ---------------------------------------------------------------------------------------------------------------- host
 
     def host(self) -> tuple[Verdict, str]:
-        """A job of slow computation: is the host done with it long before the device?"""
+        """Whether the host finishes issuing a job of slow computation long before the device finishes it."""
         step = self.lab.step([self._slow("")])
         seen = _least_busy(step)
         ahead = seen.issued_s <= AT_ONCE * seen.done_s
         return _by(ahead != self.device.target.job_end_waits), _busy(seen)
 
     def host_waits(self) -> tuple[Verdict, str]:
-        """The host is told to wait for slow computation."""
+        """Whether the host waits for slow computation when told to."""
         if not self.device.target.host_runs_ahead:
             return "not checked", "the host waits anyway on this target"
         step = self.lab.step([self._slow("")], waits=[("pd_op.matmul", "pd_op.matmul")])
@@ -239,7 +242,7 @@ class Behaviour:
     # -------------------------------------------------------------------------------------------------------------- copies
 
     def copy_out(self) -> tuple[Verdict, str]:
-        """A copy out behind slow work: is the host done long before?"""
+        """Whether the host finishes issuing a copy out, after slow work, long before the device finishes it."""
 
         def build(x: Any, one: Any) -> None:
             on(paddle._C_ops.memcpy_d2h(self.lab.slow(x, one, A), 0), B)
@@ -248,7 +251,8 @@ class Behaviour:
         return _by(seen.issued_s <= AT_ONCE * seen.done_s), _busy(seen)
 
     def pinned(self) -> tuple[Verdict, str]:
-        """A copy in is queued behind slow work; meanwhile the host changes the buffer. Only from pinned memory that change arrives."""
+        """Whether copies use pinned memory: while a copy in is queued after slow work, the host changes the buffer, and the change only
+        arrives if the memory is pinned."""
         made: list[Any] = []
 
         def out(x: Any, one: Any) -> None:
@@ -260,7 +264,7 @@ class Behaviour:
             on(paddle._C_ops.memcpy_d2h(value, 0), D)
 
         def change(buffer: np.ndarray) -> None:
-            time.sleep(self.lab.slow_s / 20)  # the copy out may be about to end
+            time.sleep(self.lab.slow_s / 20)  # the copy out may not have ended yet
             buffer[-SMALL:] = MARK
 
         step = self.lab.step([out, back])
@@ -279,7 +283,7 @@ class Behaviour:
         return "fails", found
 
     def pinned_kept(self) -> tuple[Verdict, str]:
-        """Whether a buffer that no job collects is the same one in each step."""
+        """Whether a buffer that no job collects stays the same one in each step."""
 
         def build(x: Any, one: Any) -> None:
             on(paddle._C_ops.memcpy_d2h(_same(x, A), 0), B)
@@ -292,7 +296,7 @@ class Behaviour:
         return _by(len(found) == 1), f"{len(found)} buffer{'s' if len(found) > 1 else ''} in {TRIES} steps"
 
     def round_trip(self) -> tuple[Verdict, str]:
-        """A slow value goes out in one job and comes back in another; events alone order the copies."""
+        """Whether a slow value survives being copied out in one job and back in another, with only events to order the copies."""
         made: list[Any] = []
         slow = self.lab.slow if not self.device.target.serial else lambda x, one, stream: _same(x, stream)
 
@@ -308,13 +312,14 @@ class Behaviour:
     # -------------------------------------------------------------------------------------------------------------- memory
 
     def kept_for_last(self) -> tuple[Verdict, str]:
-        """The last reader of a block is late on another stream; what is issued next takes blocks of that size."""
+        """Whether a block is kept for its last reader, which is late on another stream, while operations issued next take blocks of that
+        size."""
         if not self.side_by_side:
             return NOTHING_EARLY
         return _right(self._freed(is_last=True), 3.0)
 
     def not_kept_for_others(self) -> tuple[Verdict, str]:
-        """The same, where compute reads the block once more, early."""
+        """As `kept_for_last`, but the compute stream reads the block once more, early, and so is its last reader in issue order."""
         if not self.side_by_side:
             return NOTHING_EARLY
         verdict, found = _right(self._freed(is_last=False), 3.0)
@@ -324,9 +329,10 @@ class Behaviour:
         return verdict, found
 
     def _freed(self, is_last: bool) -> Step:
-        """A block that a slow stream reads late, and the blocks of so many results on the compute stream.
+        """A step in which a slow stream reads a block late, while results on the compute stream take blocks. The slow stream is the block's
+        last reader if `is_last`.
 
-        An event of a plan would let a last reader of compute wait for the slow stream, as would the executor in one job.
+        In a plan an event would make a last reader on the compute stream wait for the slow stream, as the executor would within one job.
         """
 
         made: list[Any] = []
@@ -350,7 +356,8 @@ class Behaviour:
         return self.lab.step([give, read, others], events=is_last)
 
     def given_at_issue(self) -> tuple[Verdict, str]:
-        """A chain of operations behind slow work, each result read by the next alone: how much memory does the host take for it?"""
+        """How much memory the host takes when it issues, after slow work, a chain of operations whose results are each read only by the
+        next."""
         if self.device.target.free != "issue":
             return "not checked", "memory is collected by events on this target"
         self.device.release_memory()
@@ -382,8 +389,15 @@ NOTHING_EARLY: tuple[Verdict, str] = ("not checked", "streams do not run side by
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule of docs/gpu-place.md: how it is looked at, what it says on a device, what rests on it; whether devices without streams have
-    it; whether all ranks look at it together."""
+    """A rule of docs/gpu-place.md.
+
+    Attributes:
+        look: The check.
+        expected: What the rule says for a device, as text.
+        rests: Features that depend on it.
+        on_serial: Whether it also applies to devices without streams.
+        needs_all: Whether all ranks must check it together.
+    """
 
     name: str
     look: Callable[[Behaviour], tuple[Verdict, str]]
@@ -435,7 +449,7 @@ RULES = (
 
 
 def _same(value: Any, stream: str) -> Any:
-    """The same numbers in other memory."""
+    """The same values in new memory."""
     return on(paddle._C_ops.scale(value, 1.0, 0.0, True), stream)
 
 
@@ -456,12 +470,12 @@ def _busy(seen: Seen) -> str:
 
 
 def _least_busy(step: Step) -> Seen:
-    """Of some runs the one in which the host was done first: what else the machine does may keep it."""
+    """The run, of several, in which the host was done first, because other work on the machine may delay it."""
     return min((step.run() for _ in range(TRIES)), key=lambda each: each.issued_s / each.done_s)
 
 
 def _right(step: Step, factor: float) -> tuple[Verdict, str]:
-    """Whether the output is that multiple of what was fed, in each of some runs."""
+    """Whether in each of several runs the output is the input multiplied by `factor`."""
     for number in range(1, TRIES + 1):
         out = step.run().outputs["out"]
         if not np.array_equal(out, np.full_like(out, factor * step.fill)):

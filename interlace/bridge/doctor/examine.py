@@ -1,4 +1,5 @@
-"""All checks of a machine. The bridge is imported after Paddle's internals were looked for: without one of them it may not be possible."""
+"""All checks of a machine. The bridge is imported only after the check of Paddle's internals, as its import may fail without one of
+these."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def examine(profile: str = "", times: bool = True, target: str | None = None) -> Examination:
-    """All checks of the device that Paddle's executor uses in this process. Of several ranks one that fails says so to the others, which
-    would wait for it.
+    """Run all checks of the device that Paddle's executor uses in this process. With several ranks, one that fails tells the others, which
+    would otherwise wait for it.
 
-    `profile` is the name or path of a device profile, empty for the one that plans would be made with; `times` holds it against the device
-    as well; `target` is as in `targets.choose.use_place`, None for the device in use. Raises ConfigError where there is no such profile
+    `profile` is the name or path of a device profile, empty for the one that plans would use; with `times` its times are also compared with
+    measured ones; `target` is as in `targets.choose.use_place`, None for the device in use. Raises ConfigError if there is no such profile
     or device, PlanError on a device whose rules Interlace does not know.
     """
     internals = check_internals()

@@ -1,4 +1,4 @@
-"""What the bridge uses of Paddle that Paddle does not promise to keep: each by name, with what depends on it."""
+"""Internals of Paddle that the bridge uses and that Paddle does not promise to keep: each by name, with the features that depend on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUP = "internals of Paddle"
 
 @dataclass(frozen=True, slots=True)
 class Internals:
-    """Names of one kind, each below `owner`, a module or a class of one; `name/3` must take so many parameters."""
+    """Names of one kind, each an attribute of `owner`, a module or a class; `name/3` must take 3 parameters."""
 
     what: str
     owner: str
@@ -107,7 +107,7 @@ KNOWN = (
 
 
 def check_internals() -> list[Check]:
-    """A check for each purpose: all its names are there, or those that are not."""
+    """A check for each purpose; it lists the names that are missing, if any."""
     by_purpose = grouped(((each.what, each.rests), each) for each in KNOWN)
     return [_check(what, rests, parts) for (what, rests), parts in by_purpose.items()]
 
@@ -119,17 +119,17 @@ def _check(what: str, rests: tuple[Feature, ...], parts: Sequence[Internals]) ->
 
 
 def missing_for(*features: Feature) -> str:
-    """What is not there of what some features need; empty where all is."""
+    """The missing internals that some features need, as text; empty if there are none."""
     return "; ".join(each.found for each in check_internals() if each.verdict == "fails" and set(each.rests) & set(features))
 
 
 def names() -> set[str]:
-    """Every name that is looked for, in full."""
+    """The full names of all internals that are looked for."""
     return {f"{each.owner}.{name.partition('/')[0]}" for each in KNOWN for name in each.names.split()}
 
 
 def _missing(each: Internals) -> list[str]:
-    """What is not there, or takes other parameters."""
+    """Names that are missing, or take another number of parameters."""
     try:
         owner = resolve(each.owner)
     except (ImportError, AttributeError) as error:
@@ -146,8 +146,8 @@ def _missing(each: Internals) -> list[str]:
 
 
 def resolve(path: str) -> Any:
-    """What a dotted name leads to, through modules and then their attributes. Raises ImportError or AttributeError where it leads to
-    nothing."""
+    """The object of a dotted name, found through modules and then their attributes. Raises ImportError or AttributeError if there is
+    none."""
     words = path.split(".")
     for end in range(len(words), 0, -1):
         try:

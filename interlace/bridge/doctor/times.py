@@ -1,4 +1,4 @@
-"""Whether the profile is of this device, and a dozen of its times against measured ones."""
+"""Checks that the profile is of this device, and compares a dozen of its times with measured ones."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from interlace.report.checks import PROFILE as GROUP
 from interlace.units import size
 
 KINDS = ("gemm", "gemm_batched", "add", "multiply", "scale", "gelu", "copy", "cast", "softmax", "softmax_grad", "layer_norm")
-"""Kinds of operations that are measured: the largest of each that a quick calibration measures."""
+"""Kinds of operations that are measured: of each, the largest size that a quick calibration measures."""
 TOLERANCE = 0.3
-"""Share by which a time may be off; twice the error that the profile itself expects where that is more."""
+"""Relative error up to which a time is accepted; or twice the error that the profile itself expects, if that is more."""
 COPY_ROWS = 1024
 TRIES = 3
 MOST = 1.0
-"""A profile that expects itself to be off by this share says nothing that could be wrong."""
+"""A time for which an error of this or more would be accepted is not checked, as hardly anything could contradict it."""
 
 
 def check_profile(device: Device, lab: Lab | None, name: str, profile: DeviceProfile, is_asked: bool, times: bool = True) -> list[Check]:
-    """Whether the profile is of this device, and, with `times`, whether its times hold. `lab` measures copies, None on devices without
-    pinned memory; `is_asked`: the user named the profile."""
+    """Check that the profile is of this device, and, with `times`, that its times hold. `lab` measures copies; None on devices without
+    pinned memory. `is_asked`: whether the user named the profile."""
     own = known_name(device)
     same = own.strip().casefold() == profile.device.casefold()
     verdict: Verdict
@@ -74,7 +74,7 @@ def _operations(device: Device, costs: CostModel) -> Iterator[Check]:
 
 
 def _copies(device: Device, lab: Lab | None, costs: CostModel) -> Iterator[Check]:
-    """Copies of one direction in a row."""
+    """Checks of the times of copies, each measured with several in a row in one direction."""
     took = {} if lab is None or not costs.profile.copies else copies_ns(lab, COPY_ROWS, TRIES)
     for direction in DIRECTIONS:
         title = f"copy {'out' if direction == 'd2h' else 'in'} of {size(4 * COPY_ROWS**2)}"
@@ -87,7 +87,8 @@ def _copies(device: Device, lab: Lab | None, costs: CostModel) -> Iterator[Check
 
 
 def _held(title: str, expected_ns: float, each_ns: Sequence[float], rel_error: float) -> Check:
-    """Measured times, from what more of them add to a step, against the one that is expected: wrong where all of them are off."""
+    """Compare measured times, each derived from what further repetitions add to a step, with the expected one; wrong if all of them are
+    off."""
     most = max(TOLERANCE, 2 * rel_error)
     expected, found = f"{_us(expected_ns)} (+-{most:.0%})", f"{_us(min(each_ns))} to {_us(max(each_ns))}"
     verdict: Verdict = "fails"
@@ -103,7 +104,7 @@ def _held(title: str, expected_ns: float, each_ns: Sequence[float], rel_error: f
 
 
 def _others() -> str:
-    """What else this machine does; empty where it has cores to spare."""
+    """A note on other load of this machine; empty if it has idle cores."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     return f"others use this machine (load {load:.1f} on {cores} cores)" if load > cores else ""
 

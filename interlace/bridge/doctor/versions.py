@@ -1,4 +1,4 @@
-"""Versions of what is installed, and flags that change what the other checks look at."""
+"""Checks of installed versions, and of flags that change the behaviour that other checks examine."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of Paddle, or a variable of the environment, and what it must be.
+    """A flag of Paddle, or an environment variable, and the value that it must have.
 
     Attributes:
-        value: What it must be, which is the default.
-        why: What another value does.
-        on_gpus: Whether it means something on GPUs only.
+        value: The required value, which is the default.
+        why: What other values do.
+        rests: Features that depend on it.
+        on_gpus: Whether it matters only on GPUs.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Flag:
     on_gpus: bool = False
 
     def found(self, environment: Mapping[str, str]) -> Any:
-        """What it is in this process."""
+        """Its value in this process."""
         return flag(self.name) if self.name.startswith("FLAGS_") else environment.get(self.name, self.value)
 
 
@@ -63,7 +64,7 @@ CHECKED = (
 
 
 def installed_versions() -> dict[str, str]:
-    """Of what is installed here, by name."""
+    """Name -> version of installed software that matters."""
     found = versions()
     if paddle.is_compiled_with_cuda():
         found["cuda"] = str(paddle.version.cuda())
@@ -73,7 +74,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def check_versions(device: Device, profile: DeviceProfile) -> list[Check]:
-    """Whether somebody has tested this Paddle, and measured with this driver."""
+    """Check that this version of Paddle was tested, and that the profile was measured with this driver."""
     other = other_paddle()
     found = paddle_version() or "unknown"
     said = f"{found}, which nobody has tested: what follows is all that is known of it" if other else found
@@ -90,7 +91,7 @@ def check_versions(device: Device, profile: DeviceProfile) -> list[Check]:
 
 
 def check_flags(device: Device, environment: Mapping[str, str] | None = None) -> list[Check]:
-    """Whether flags are as rules need them; all in one row but those that are not."""
+    """Check that flags have the required values; one row for all that do, and one for each that does not."""
     environment = os.environ if environment is None else environment
     rows = [_set_by_runs(), _connections(device, environment.get(CONNECTIONS_VARIABLE, ""))]
     for each in CHECKED:
@@ -110,8 +111,8 @@ def check_flags(device: Device, environment: Mapping[str, str] | None = None) ->
 
 
 def _connections(device: Device, asked: str) -> Check:
-    """Streams that share a connection to the GPU wait for each other where there is one, and have longer gaps between kernels where there
-    are few (benchmarks/results/gpu.md)."""
+    """Check the number of connections to the GPU: with only one, streams wait for each other; with few, gaps between kernels are longer
+    (benchmarks/results/gpu.md)."""
     verdict: Verdict = "not checked"
     if device.target is not GPU:
         said = "means something on GPUs only"
@@ -144,7 +145,7 @@ def _set_by_runs() -> Check:
 
 
 def _driver() -> str:
-    """Version of the GPU's driver; empty where there is none.
+    """Version of the GPU's driver; empty if there is none.
 
     >>> _of_driver("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Sep  9")
     '580.159.04'

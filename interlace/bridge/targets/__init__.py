@@ -1,4 +1,4 @@
-"""How programs are built for a device, one module for each kind; what the kinds do by themselves is in `interlace.ir.target`."""
+"""How programs are built for a device, one module per kind; how devices of each kind behave is described in `interlace.ir.target`."""
 
 from interlace.bridge.targets.base import Device
 from interlace.bridge.targets.choose import choose_device, register_device

@@ -15,14 +15,16 @@ from interlace.passes.streams import AutoParallelStreamType
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that programs are built for; a kind of device is a subclass with its target.
+    """A device that programs are built for; each kind of device is a subclass with its target.
 
     Attributes:
-        labels_all: Whether every operation gets a label, and not only communication.
-        tunes: Whether plans are measured there by default (`tune: auto`).
-        examines: Whether the machine is looked at by default before the first plan (`examine: auto`).
-        passes_priorities: Whether the device gets the priority that operations ask for their stream.
-        cannot_capture: Why a step cannot be captured there; empty where it can be.
+        place: Paddle's place object.
+        target: The rules of this kind of device.
+        labels_all: Whether every operation gets a label, not only communication.
+        tunes: Whether plans are measured by default (`tune: auto`).
+        examines: Whether the machine is examined by default before the first plan (`examine: auto`).
+        passes_priorities: Whether Paddle passes stream priorities on to the device.
+        cannot_capture: Why a step cannot be captured; empty if it can be.
     """
 
     place: Any
@@ -40,34 +42,34 @@ class Device:
         return made
 
     def name(self) -> str:
-        """What the device is, as profiles call theirs; empty where that cannot be known. Raises ValueError, RuntimeError or OSError where
-        Paddle cannot tell."""
+        """Name of the device, in the form of `DeviceProfile.device`; empty if it cannot be determined. Raises ValueError, RuntimeError or
+        OSError if Paddle cannot tell."""
         return ""
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that was issued."""
+        """Wait until the device has completed everything issued."""
         paddle.device.synchronize(self.place)
 
     def reserved_bytes(self) -> int:
-        """Device memory that Paddle's allocator holds; 0 where that is not known."""
+        """Device memory that Paddle's allocator holds; 0 if not known."""
         return 0
 
     def gpu_index(self) -> int | None:
-        """Number of the NVIDIA GPU among those that this process sees; None on other devices."""
+        """Index of the NVIDIA GPU among those that this process sees; None on other devices."""
         return None
 
     def total_bytes(self) -> int:
-        """Memory of the device; 0 where that is not known."""
+        """Total memory of the device; 0 if not known."""
         return 0
 
     def release_memory(self) -> None:
-        """Give back what the allocator holds and nobody uses, where it keeps such memory."""
+        """Return unused memory of the allocator to the device, if it keeps such memory."""
 
     def forget_failure(self) -> None:
-        """Do as if no step had failed, after one was undone."""
+        """Clear the record of a failed step, after the step was undone."""
 
     def undefined(self) -> Any:
-        """The place of inputs that the executor finds where they are."""
+        """Paddle's undefined place, for inputs that the executor takes from wherever they are."""
         return core.Place()
 
     def copy_out(self, value: Any) -> Any:
@@ -79,54 +81,55 @@ class Device:
         return paddle._C_ops.memcpy_h2d(value, 1)
 
     def is_on_host(self, tensor: Any) -> bool:
-        """Whether a tensor is in host memory, from which copies in read and into which copies out write."""
+        """Whether a tensor is in the host memory that copies in read and copies out write."""
         return True
 
     def move_to_host(self, tensor: Any) -> None:
-        """Give a tensor memory of the host in place of the device's; nothing may use it."""
+        """Move a tensor from the device to host memory; nothing else may be using it."""
 
     def move_to_device(self, tensor: Any) -> None:
-        """The reverse."""
+        """Move a tensor from host memory to the device."""
 
     def never_collected(self, name: str) -> bool:
-        """Whether the executor must never collect a variable (pinned buffers, where the device has no events on them)."""
+        """Whether the executor must never garbage-collect a variable (pinned buffers, if the device records no events on them)."""
         return self.target.keeps_pinned and name.startswith(PINNED_PREFIX)
 
     def begin_capture(self) -> None:
-        """Let the device take down what it is asked for, instead of doing it. Raises PlanError with the reason."""
+        """Make the device record what it is asked for in a graph, instead of running it. Raises PlanError with the reason if it cannot."""
         raise PlanError(self.cannot_capture)
 
     def end_capture(self, failed: bool = False) -> int:
-        """The number of what was taken down; with `failed` nothing is kept. Raises PlanError with the first reason, then always."""
+        """End recording; returns the number of the graph. With `failed` nothing is kept, and PlanError is always raised, with the first
+        reason."""
         raise PlanError(self.cannot_capture)
 
     def launch(self, graph: int) -> None:
-        """Do what was taken down, behind what the compute stream was given before. Raises PlanError where it cannot be any more."""
+        """Run a graph after the earlier work of the compute stream. Raises PlanError if it can no longer be run."""
         raise PlanError(self.cannot_capture)
 
     def copy_result(self, value: Any) -> Any:
-        """A copy to host memory of what the host reads while a captured step goes on."""
+        """A copy to host memory of a value that the host reads while a captured step continues."""
         raise PlanError(self.cannot_capture)
 
     def await_results(self, graph: int) -> None:
-        """Wait until the last launch has made these copies. Raises PlanError where the launch failed."""
+        """Wait until the last launch has made the copies of `copy_result`. Raises PlanError if the launch failed."""
         raise PlanError(self.cannot_capture)
 
     def forget(self, graph: int) -> None:
-        """Give up what was taken down, once the device is idle."""
+        """Release a graph, once the device is idle."""
 
     def watch(self, value: Any) -> Any:
-        """Cut out one element of a result right after its computation, so that a wait for it does not wait for later operations.
+        """Copy one element of a result right after its computation, so that a wait for it does not wait for later operations.
 
-        None on targets whose host does not run ahead.
+        Returns None on targets whose host does not run ahead.
         """
         return first_element(value) if self.target.host_runs_ahead else None
 
     def wait_for(self, watched: Any) -> None:
-        """Make the host wait for an element that `watch` returned before it issues more.
+        """Make the host wait, before it issues more, for an element that `watch` returned.
 
-        Paddle's operator that synchronizes a stream does it, on a stream that else only copies outputs, behind all waits of a step.
-        The executor lets that stream wait for the computation. The operator has kernels for few types; float32 is one. A blocking copy
+        This uses Paddle's operator that synchronizes a stream. Its stream is used otherwise only to copy outputs, after all waits of a
+        step, and the executor makes it wait for the computation. The operator has kernels for few dtypes; float32 is one. A blocking copy
         would queue after offload's copies in the copy engine (docs/decisions/006).
         """
         if self.target.host_runs_ahead:
@@ -134,7 +137,7 @@ class Device:
             synced.get_defining_op().set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
 
     def label(self, built: Any, text: str) -> None:
-        """Set a label on an operation, for error messages."""
+        """Set the label of an operation for error messages."""
 
     def prepare(self) -> None:
         """Set Paddle's flags before the executor builds a plan of ours.
@@ -148,11 +151,11 @@ class Device:
             paddle.set_flags({"FLAGS_fast_eager_deletion_mode": False})
 
     def finish(self, program: Any, job: str) -> None:
-        """Rewrite a finished job program."""
+        """Rewrite a finished job program for this device."""
 
 
 def move(tensor: Any, place: Any) -> None:
-    """Give a tensor of the executor's scope memory at another place, with the same contents."""
+    """Move a tensor of the executor's scope to another place, with the same contents."""
     made = core.DenseTensor()
     made._copy_from(tensor, place)
     tensor._share_data_with(made)
@@ -161,8 +164,8 @@ def move(tensor: Any, place: Any) -> None:
 def first_element(value: Any) -> Any:
     """A float32 value of one element, in memory of its own, that is computed right after a value.
 
-    The host must not wait for the value itself: the wait would become the value's last reader, the only one that garbage collection
-    at issue time records.
+    The host must not wait for the value itself: this wait would become the value's last reader, and garbage collection at issue time
+    only records that one.
     """
     num_dims = len(value.shape)
     if num_dims:

@@ -1,4 +1,4 @@
-"""Which device this process runs on."""
+"""Choice of the device that this process runs on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _registered: dict[str, Callable[[Any], Device]] = {}
 
 
 def register_device(device_type: str, make: Callable[[Any], Device]) -> None:
-    """Build programs for Paddle's custom devices of this type with a class of one's own; it gets Paddle's place object."""
+    """Register the device class for Paddle's custom devices of a type; `make` gets Paddle's place object."""
     _registered[device_type] = make
 
 
@@ -35,8 +35,8 @@ def choose_device() -> Device:
 
 
 def use_place(target: str = "") -> None:
-    """Let Paddle use a device: `gpu`, `cpu` or `custom`; empty for the first of GPU, custom device and CPU that there is. Raises
-    ConfigError where it is not there."""
+    """Make Paddle use a device: `gpu`, `cpu` or `custom`; if empty, the first available of GPU, custom device and CPU. Raises ConfigError
+    if the device is not available."""
     has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
     custom = paddle.device.get_all_custom_device_type()
     number = paddle.distributed.ParallelEnv().dev_id if has_gpu or custom else 0
@@ -50,5 +50,5 @@ def use_place(target: str = "") -> None:
 
 
 def leave_signals() -> None:
-    """Leave SIGTERM to us: Paddle's answer to it is a traceback of its own."""
+    """Disable Paddle's handler of SIGTERM, which prints a traceback, so that ours is used."""
     paddle.disable_signal_handler()

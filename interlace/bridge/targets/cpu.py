@@ -17,7 +17,7 @@ from interlace.ir.target import CPU, Target
 
 @dataclass(frozen=True, slots=True)
 class CpuDevice(Device):
-    """Copies are real copies between two buffers in host memory (destination 1, pinned, does not exist here)."""
+    """The CPU. Copies are real copies between two buffers in host memory, as there is no pinned memory (destination 1)."""
 
     target: ClassVar[Target] = CPU
     cannot_capture: ClassVar[str] = "a CPU runs each operation as it is issued, so there is nothing to capture"
@@ -27,10 +27,10 @@ class CpuDevice(Device):
         return cpu_model()
 
     def synchronize(self) -> None:
-        """Nothing runs behind the host's back."""
+        """Does nothing, as operations run when they are issued."""
 
     def forget_failure(self) -> None:
-        """The transport remembers the first one, for messages."""
+        """Clear the first failure, which the transport remembers for messages."""
         from interlace.cpu import install
 
         if install.RUN_DIR_VARIABLE in os.environ:
@@ -47,7 +47,7 @@ class CpuDevice(Device):
         built.set_str_attr("interlace_at", text)
 
     def finish(self, program: Any, job: str) -> None:
-        """Replace communication by that of the transport, in a run on CPU processes."""
+        """In a run on CPU processes, replace communication by operations of the transport."""
         from interlace.cpu import install
 
         if install.RUN_DIR_VARIABLE in os.environ:
@@ -55,7 +55,7 @@ class CpuDevice(Device):
 
 
 def cpu_model() -> str:
-    """Name of the CPU, as Linux has it."""
+    """Model name of the CPU, as Linux reports it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

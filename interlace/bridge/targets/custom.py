@@ -11,12 +11,12 @@ from interlace.bridge.targets.base import Device, move
 from interlace.ir.target import CUSTOM, Target
 
 PINNED = 1
-"""`memcpy_d2h`'s destination number of pinned memory; a plugin must supply that kernel."""
+"""Destination number of `memcpy_d2h` for pinned memory; a plugin must supply that kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomDevice(Device):
-    """The executor waits for the default stream after each job; freed memory is not recorded on side streams."""
+    """A custom device. The executor waits for the default stream after each job; freed memory is not recorded on side streams."""
 
     target: ClassVar[Target] = CUSTOM
 
@@ -25,13 +25,13 @@ class CustomDevice(Device):
         return paddle._C_ops.memcpy_d2h(value, PINNED)
 
     def is_on_host(self, tensor: Any) -> bool:
-        """Whether it is in host memory, be it pinned or not."""
+        """Whether a tensor is in host memory, pinned or not."""
         return bool(tensor._place().is_cpu_place())
 
     def move_to_host(self, tensor: Any) -> None:
-        """Into pageable memory; the first copy out puts pinned memory in its place."""
+        """Move a tensor to pageable memory, which the first copy out replaces by pinned memory."""
         move(tensor, paddle.CPUPlace())
 
     def move_to_device(self, tensor: Any) -> None:
-        """The reverse."""
+        """Move a tensor from host memory to the device."""
         move(tensor, self.place)

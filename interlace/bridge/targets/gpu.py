@@ -1,8 +1,8 @@
 """CUDA GPUs. Tests compare the lowered programs with the rules of Paddle's source (docs/gpu-place.md).
 
-The one asynchronous copy out is `memcpy` to pinned memory (destination 2): `memcpy_d2h` blocks the host. Its result has a place
-that operations of the same program cannot read, so it crosses a job boundary; there it is a block argument with the executor's
-own place, which `memcpy_h2d` reads. Pinned buffers carry no events and no stream records, so they are never collected.
+The only asynchronous copy out is `memcpy` to pinned memory (destination 2), as `memcpy_d2h` blocks the host. The result of `memcpy`
+has a place that operations of the same program cannot read, so it must cross a job boundary, after which it is a block argument with
+the executor's own place that `memcpy_h2d` can read. No events or streams are recorded on pinned buffers, so they are never collected.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from interlace.bridge.targets.base import Device, move
 from interlace.ir.target import GPU, Target
 
 PINNED = 2
-"""`memcpy`'s destination number of pinned host memory."""
+"""Destination number of `memcpy` for pinned host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice(Device):
-    """CUDA streams, fast garbage collection at issue time, events between jobs of one micro-batch id."""
+    """A CUDA GPU: streams are real, fast garbage collection frees at issue time, and events order jobs of the same micro-batch id."""
 
     target: ClassVar[Target] = GPU
     tunes: ClassVar[bool] = True
@@ -37,19 +37,19 @@ class GpuDevice(Device):
         return str(paddle.device.cuda.get_device_name(self.place))
 
     def reserved_bytes(self) -> int:
-        """As Paddle counts it."""
+        """Device memory that Paddle's allocator holds, as Paddle counts it."""
         return int(paddle.device.cuda.memory_reserved(self.place))
 
     def gpu_index(self) -> int | None:
-        """As the place has it."""
+        """The index in Paddle's place."""
         return int(self.place.get_device_id())
 
     def total_bytes(self) -> int:
-        """As the driver has it."""
+        """Total memory of the GPU, as the driver reports it."""
         return int(paddle.device.cuda.get_device_properties(self.place).total_memory)
 
     def release_memory(self) -> None:
-        """Free idle blocks of all streams' pools."""
+        """Free the unused blocks in the pools of all streams."""
         paddle.device.cuda.empty_cache()
 
     def copy_out(self, value: Any) -> Any:
@@ -57,13 +57,13 @@ class GpuDevice(Device):
         return paddle._C_ops.memcpy(value, PINNED)
 
     def is_on_host(self, tensor: Any) -> bool:
-        """Whether it is pinned."""
+        """Whether a tensor is in pinned memory."""
         return bool(tensor._place().is_cuda_pinned_place())
 
     def move_to_host(self, tensor: Any) -> None:
-        """Into pinned memory; the copy waits."""
+        """Move a tensor to pinned memory; the copy blocks."""
         move(tensor, paddle.CUDAPinnedPlace())
 
     def move_to_device(self, tensor: Any) -> None:
-        """The reverse."""
+        """Move a tensor from host memory to the device."""
         move(tensor, self.place)
