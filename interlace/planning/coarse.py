@@ -1,4 +1,4 @@
-"""Schedules that the coarse model of a step finds best, from what the stages say of their jobs."""
+"""Schedules that the coarse model of a step finds best, from the costs of jobs that the stages report."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from interlace.scheduler.interleave.slot_times import StageOrder, StageTimes
 from interlace.scheduler.whole_step.search import Known, Numbers, Ranked, find_schedules
 
 COARSE_SCHEDULES = 3
-"""Schedules of the coarse model that are planned in full, as drafts."""
+"""Number of schedules of the coarse model of which drafts are made."""
 OVER_BUDGET = (1.1, 1.3)
-"""Schedules are also looked for in so many times the budget, one of each: offload then moves the rest."""
+"""One schedule is also searched for within each of these multiples of the budget, for offload to move the rest."""
 PAYS = 0.005
-"""Without a budget, recomputation is looked at only where steps that hold as much as they like are shorter by this part."""
+"""Without a budget, recomputation is considered only if steps without a memory limit are shorter by at least this share."""
 ANY = 1 << 60
-"""More bytes than any device has."""
+"""More bytes than any device has, for no limit."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What the coarse model gave, and whether schedules that hold more would be faster by as much as `PAYS`."""
+    """The schedules that the coarse model found, and whether schedules that hold more would be faster by at least `PAYS`."""
 
     schedules: tuple[Ranked, ...] = ()
     memory_pays: bool = False
@@ -45,7 +45,7 @@ class Coarse:
         self.known = Known()
 
     def schedules(self, baseline_peaks: Sequence[int], limit: int) -> list[tuple[Numbers | None, Schedule1F1B]]:
-        """The schedules that the coarse model finds best, with how much each stage recomputes."""
+        """The schedules that the coarse model finds best, each with the level of recomputation of each stage."""
         levels = self.recomputation(limit) if self.drafts.given and self.drafts.chooses else (self.drafts.needed,)
         found = self._looked_for(levels, baseline_peaks, limit)
         if self.drafts.chooses and not self.drafts.given and (found.memory_pays or self.drafts.recomputes):
@@ -54,7 +54,7 @@ class Coarse:
         return self.as_forms(found.schedules, levels)
 
     def as_forms(self, found: Sequence[Ranked], levels: Sequence[Numbers | None]) -> list[tuple[Numbers | None, Schedule1F1B]]:
-        """Schedules as forms, with how much each stage recomputes."""
+        """The same schedules as options, each with the level of recomputation of each stage."""
         forms = {
             (_recomputed(each, levels), as_found(self.drafts.asked, each, self.drafts.world.captured, self.drafts.draws)): each.peak_bytes
             for each in found
@@ -63,7 +63,8 @@ class Coarse:
         return list(forms)
 
     def recomputation(self, limit: int) -> tuple[Numbers | None, ...]:
-        """What a schedule may recompute; None without a budget where neither it nor the program recomputes anything."""
+        """Levels of recomputation that a schedule may choose from; None instead of the level that recomputes nothing, if there is no budget
+        and the program does not recompute either."""
         return tuple(
             level if any(level) or self.drafts.given or self.drafts.recomputes else None for level in self.drafts.make.levels.within(limit)
         )
@@ -92,7 +93,7 @@ class Coarse:
         return find_schedules(self.looked_at[1], pipe.num_micro_batches, limit, count, self.drafts.draws, pipe.num_chunks, self.known)
 
     def best_in(self, limit: int) -> list[tuple[Numbers | None, Schedule1F1B]]:
-        """The schedule that is found best in so much memory, of what was looked at, with how much each stage recomputes."""
+        """The best schedule within `limit` bytes, of what was searched before, with the level of recomputation of each stage."""
         found = self.as_forms(self.find(limit, 1), self.looked_at[0])
         return [(level, without_search(form)) for level, form in found]
 
@@ -124,7 +125,7 @@ class Coarse:
         return found
 
     def _without_moved(self, levels: tuple[StageTimes, ...], limit: int) -> tuple[StageTimes, ...]:
-        """The levels of a stage without what it holds above the limit at each of them, which only offload can give back, and without
+        """The levels of a stage, without the bytes by which it exceeds the limit at each of them, which only offload can free, and without
         optimizer state that then leaves the device."""
         moved = self.drafts.make.movable_states[levels[0].stage]
         if moved:
@@ -137,7 +138,7 @@ class Coarse:
 
 
 def _recomputed(found: Ranked, levels: Sequence[Numbers | None]) -> Numbers | None:
-    """How much each stage recomputes at the levels of a schedule; None for what the program has."""
+    """The level of recomputation of each stage in a schedule; None for what the program recomputes itself."""
     at = found.schedule.level
     if not any(at):
         return levels[0]

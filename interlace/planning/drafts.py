@@ -1,4 +1,4 @@
-"""Drafts of forms of the schedule with what each stage recomputes, judged by their simulated step and their peak."""
+"""Drafts of a form of the schedule and what each stage recomputes, judged by their simulated step and their peak."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from interlace.scheduler.recompute.choices import LEVELS
 from interlace.scheduler.whole_step.search import Numbers
 
 ROUNDS = 4
-"""Plans of one form that are made at most; each keeps free the bytes by which the one before exceeded the budget on a GPU."""
+"""Most plans that are made of one form; each has limits lowered by the bytes by which the one before exceeded the budget on a GPU."""
 SHRINKS = 0.75
-"""A form is given up where a plan with less room exceeds the budget by more than this part of what the one before did."""
+"""A form is given up if a plan with lower limits still exceeds the budget by more than this share of the previous excess."""
 FAR = 0.25
-"""What exceeds the budget by more than this part of it is not drafted again with less room."""
+"""A form that exceeds the budget by more than this share of it is not drafted again with lower limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A form and the passes after it, as drafted.
+    """A drafted form of the schedule, with its figures.
 
     Attributes:
-        recomputed: How much each stage recomputes; None where the passes say it.
-        memory_limits: What passes might use on each rank.
+        later: The passes after the schedule.
+        recomputed: Level of recomputation of each stage; None if the passes fix it.
+        memory_limits: `Context.memory_limit` of each rank.
         step_ns: Simulated step; None if it never ends.
-        peak_bytes: Peak on the worst stage.
-        joules: Energy of the step, of one rank of each sort; 0 where it is not known.
+        peak_bytes: Peak of the fullest rank.
+        joules: Energy of the step, summed over one rank of each kind; 0 if not known.
     """
 
     form: Schedule1F1B
@@ -46,7 +47,7 @@ class Judged:
     joules: float = 0.0
 
     def facts(self, asked: tuple[Pass, ...]) -> dict[str, Fact]:
-        """What remarks tell of it: its form, how much it recomputes, and what differs from the later passes as they were asked for."""
+        """Facts for remarks: the form, its recomputation, and how the later passes differ from those that were asked for (`asked`)."""
         found: dict[str, Fact] = {"jobs": "off"} if self.form.interleave == "off" else {"form": schedule_label(self.form)}
         if self.recomputed:
             found["recomputed"] = [level / LEVELS for level in self.recomputed]
@@ -108,14 +109,15 @@ class Drafts:
             self.world.simulate([draft for form in forms for draft in islice(_drafting(self, *form, limit), 1)])
 
     def before(self, recomputed: Numbers | None) -> Made:
-        """The programs up to the schedule with so much recomputed."""
+        """The run of the passes before the schedule, with this much recomputed."""
         passes = self.earlier if recomputed is None else recomputing(self.earlier, recomputed)
         return self.world.run(passes, self.memory_limits)
 
     def peaks(self, made: Made, by_paddle: bool = False) -> list[int]:
-        """Device bytes of the plan at its peak, by rank, under a budget those on a GPU; a rank without jobs holds nothing.
+        """Peak device bytes of the plan by rank: with a budget on a GPU, else with operations one after the other; 0 for a rank without
+        jobs.
 
-        `by_paddle`: where Paddle's own jobs run, and not those of our lowering.
+        `by_paddle`: whether Paddle's own jobs run rather than those of our lowering.
         """
         peaks = self.world.order_peaks(made, by_paddle)
         if not self.given:
@@ -164,12 +166,11 @@ def _end_of(steps: Generator[object, None, T]) -> T:
 
 
 def fitting(judged: Sequence[Judged], limit: int) -> list[Judged]:
-    """Forms whose step ends and that hold no more than they may, the fastest first, of equally fast ones that of least energy; of these
-    the order stays."""
+    """Forms whose step ends and whose peak is within the limit, sorted by step, then by energy."""
     fit = (each for each in judged if each.step_ns is not None and each.peak_bytes <= limit)
     return sorted(fit, key=lambda each: (each.step_ns or 0, each.joules))
 
 
 def nearest(judged: Sequence[Judged]) -> list[Judged]:
-    """Of forms that exceed the budget, those first that do so least."""
+    """Forms whose step ends, sorted by peak, for when all exceed the budget."""
     return sorted((each for each in judged if each.step_ns is not None), key=lambda each: each.peak_bytes)

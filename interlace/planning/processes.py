@@ -1,4 +1,4 @@
-"""The ranks of a world that is planned by one command: in this process, or spread over copies of it."""
+"""The ranks of a world that is planned by one command, in this process or distributed over copies of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from interlace.units import ranks_text
 
 
 def usable_processes() -> int:
-    """How many processes plan at once where they may: as many as this one may use cores, and one where a process cannot be copied."""
+    """The number of processes that may plan at the same time: that of the cores that this process may use, or 1 if it cannot be forked."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
@@ -37,11 +37,11 @@ def dealt(number: int, processes: int) -> int:
 
 @contextmanager
 def world_of(workers: Sequence[Worker], seats: Sequence[int], processes: Sequence[int] = ()) -> Iterator[World]:
-    """A world of which one command plans all ranks; other processes, copies of this one, are ended at the end of the block. Raises
-    LinkError where one ended early.
+    """Context with a world whose ranks are all planned by one command. Other processes, copies of this one, are ended with the context.
+    Raises LinkError if one ended early.
 
-    `seats` has for each rank the place of its worker, where one of them speaks for several ranks; `processes` for each worker the number of
-    the process that it works in, 0 for this one; without it all work here.
+    `seats` has for each rank the index of its worker, as one worker may answer for several ranks; `processes` has for each worker the
+    number of the process that it works in, 0 for this one (default: all).
     """
     where = tuple(processes) or (0,) * len(workers)
     mine, others = {place: each for place, each in enumerate(workers) if not where[place]}, list[_Other]()
@@ -75,7 +75,7 @@ class _Others:
 
 
 class _Other:
-    """Another process, as this one sees it."""
+    """This process's view of another process."""
 
     def __init__(self, workers: Mapping[int, Worker], ranks: list[int], before: Sequence[_Other]) -> None:
         context = multiprocessing.get_context("fork")
@@ -88,7 +88,7 @@ class _Other:
         theirs.close()
 
     def heard(self) -> dict[int, Answer]:
-        """What its ranks answer, by place. Raises LinkError where it ended."""
+        """The answers of its workers, by place. Raises LinkError if it has ended."""
         try:
             return decoded(self.link.recv_bytes(), dict[int, Answer])  # type: ignore[no-any-return]
         except (EOFError, OSError):
@@ -98,20 +98,21 @@ class _Other:
             raise LinkError(f"the process that planned {ranks} ended with code {code} before it was done{hint}") from None
 
     def end(self) -> None:
-        """End it where it still runs."""
+        """End it if it still runs."""
         self.process.kill()
         self.process.join()
         self.link.close()
 
 
 def _serve(link: Connection, not_mine: Sequence[Connection], workers: Mapping[int, Worker]) -> None:
-    """What another process does. The process that made it ends it, whatever signal comes; it ends by itself where that one is gone."""
+    """Main function of another process. The process that made it ends it, whatever signals it gets; if that one is gone, it ends by
+    itself."""
     own_objects_only()
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     for other in not_mine:
         other.close()
-    with suppress(EOFError, OSError):  # the process that made this one is there no longer
+    with suppress(EOFError, OSError):  # the process that made this one is gone
         while True:
             order = decoded(link.recv_bytes(), Order)
             answers = {place: answered(worker, order) for place, worker in workers.items() if place in order.asked}

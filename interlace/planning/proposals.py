@@ -1,8 +1,8 @@
-"""What the search for the fastest plan proposes: the baseline's jobs, forms by name, schedules of the coarse model; and these with less
+"""Proposals of the search for the fastest plan: the baseline's jobs, forms by name, schedules of the coarse model; and these with less
 memory, less or more recomputation, or other waits of the host.
 
-`PROPOSALS` is the order in which `fastest.py` asks. Each is a function that gets what was judged so far and gives the drafts that it adds;
-none raises the limit.
+`fastest.py` calls the functions in `PROPOSALS` in this order. Each gets everything judged so far and returns the drafts that it adds; none
+raises the memory limit.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from interlace.planning.variants import alternatives, deciding, paddles_jobs, wi
 from interlace.scheduler.whole_step.search import Numbers
 
 FINALISTS = 1
-"""Forms, the fastest first, whose later passes are tried in their alternatives too, under a budget (waits at the peak hold less than those
-at the ends of jobs) and where transfers are delayed: where the host waits then changes a step by 1 % at most. Else all that fit."""
+"""Number of forms, fastest first, for which alternatives of later passes are tried too, if there is a budget (waits at the peak hold less
+than those at the ends of jobs) or transfers are delayed (where the host waits then changes the step by 1 % at most). Otherwise all that
+fit."""
 TIGHTER = (0.95, 0.85)
-"""Parts of the budget: forms that exceed it are drafted again as these would have them."""
+"""Shares of the budget: forms that exceed the budget are drafted again as if these were the budget."""
 MOST_TIGHTER = 3
-"""Forms, the fastest first, of which that is done."""
+"""Number of forms, fastest first, for which this is done."""
 LITTLE = 0.01
-"""What exceeds the budget by no more than this part of it is drafted again with several times its excess less room (`SOONER`): offload
-moves whole values, and twentieths of the room may cost more than the form gains."""
+"""A form that exceeds the budget by at most this share is drafted again with limits lowered by small multiples of the excess (`SOONER`):
+offload moves whole values, and lowering the limits by a twentieth may cost more than the form gains."""
 CLOSER, NEARLY = 2, 1.05
 """Without a budget: times that schedules are looked for in less memory, and so many times what they may hold is nearly that."""
 LESS = (0.03, 0.015)
-"""Parts of the budget that recomputation leaves to offload, on one stage after the other: the first that it can give back. With 0.06 tried
-besides three of nine plans are faster, by 0.1 % at most, and planning takes a fifth longer."""
+"""Shares of the budget that recomputation leaves to offload, on one stage after the other: the first of these that offload can free. Trying
+0.06 as well makes three of nine plans faster, by 0.1 % at most, and planning takes a fifth longer."""
 
 
 @dataclass(slots=True)
 class Tried:
-    """What proposals start from.
+    """The state from which proposals start.
 
     Attributes:
-        drafts: They make drafts, and know what was asked for and whether there is a budget (`given`).
+        drafts: Makes drafts; knows what was asked for, and the budget (`given`).
         by_name: Forms by name that are possible for the program.
-        limit: Bytes that a plan may hold.
-        baseline_peaks: What the baseline holds, by rank.
+        limit: Device bytes that a plan may hold.
+        baseline_peaks: Peak device bytes of the baseline, by rank.
         judged: All drafts so far.
     """
 
@@ -82,7 +83,7 @@ class Tried:
         return found
 
     def draft_in(self, limit: int) -> None:
-        """One more draft, of the schedule that the coarse model finds best in so many bytes; none where forms have no place."""
+        """Make one more draft, of the schedule that the coarse model finds best within `limit` bytes; none if no forms are possible."""
         for recomputed, form in self.coarse.best_in(limit) if self.by_name else ():
             self.drafts.draft(recomputed, form, self.drafts.later, limit)
 
@@ -100,7 +101,7 @@ def forms_by_name(tried: Tried) -> list[Judged]:
 
 
 def coarse_schedules(tried: Tried) -> list[Judged]:
-    """What the coarse model of a step finds best; where forms have no place, the baseline's jobs with what it would have recomputed."""
+    """The schedules that the coarse model finds best; if no forms are possible, the baseline's jobs with the model's recomputation."""
     if tried.by_name:
         return tried.new(tried.coarse.schedules(tried.baseline_peaks, tried.limit))
     if not tried.drafts.chooses or tried.drafts.given:
@@ -109,7 +110,7 @@ def coarse_schedules(tried: Tried) -> list[Judged]:
 
 
 def tighter(tried: Tried) -> list[Judged]:
-    """What exceeds the budget and would be faster than all that keeps it, as tighter budgets would have it."""
+    """Forms that exceed the budget and would be faster than all that keep it, drafted again as if the budget were smaller (`TIGHTER`)."""
     drafts, judged, limit = tried.drafts, tried.judged, tried.limit
     if not drafts.given:
         return []
@@ -131,7 +132,7 @@ def tighter(tried: Tried) -> list[Judged]:
 
 
 def _with_little_less_room(drafts: Drafts, missed: Judged, limit: int) -> Iterator[Judged]:
-    """A form that exceeds the budget by little, drafted as if the budget were less by several times that excess."""
+    """Drafts of a form that exceeds the budget slightly, as if the budget were smaller by multiples of that excess."""
     for times in SOONER[1:]:
         part = 1 - times * (missed.peak_bytes - limit) / limit
         yield (found := drafts.draft(missed.recomputed, missed.form, missed.later, limit, part))
@@ -191,8 +192,8 @@ def in_less_memory(tried: Tried) -> list[Judged]:
 
 
 def in_paddles_order(tried: Tried) -> list[Judged]:
-    """Without a budget, Paddle's order of a program that recomputes with what that order needs; where it holds more than it should by
-    what is recomputed, with more of it. Other orders may hold too much on a stage on which all is recomputed already."""
+    """Without a budget, for a program that recomputes: Paddle's order with as much recomputation as that order needs, and with more if it
+    still holds too much. Other orders may hold too much on a stage that recomputes everything already."""
     drafts, limit = tried.drafts, tried.limit
     judged, within = list[Judged](), limit
     for _ in range(ROUNDS if tried.by_name and drafts.recomputes and drafts.chooses and not drafts.given else 0):
@@ -204,7 +205,7 @@ def in_paddles_order(tried: Tried) -> list[Judged]:
 
 
 def with_other_waits(tried: Tried) -> list[Judged]:
-    """The fastest forms, or under a budget that none keeps those nearest to it, with the alternatives of each pass after them."""
+    """The fastest forms, or with a budget that none keeps those nearest to it, with the alternatives of each later pass."""
     drafts, limit = tried.drafts, tried.limit
     few = drafts.given or deciding(drafts.later, "transfers") is not None
     finalists = fitting(tried.judged, limit) or (nearest(tried.judged) if drafts.given else [])
@@ -232,4 +233,4 @@ PROPOSALS: tuple[Callable[[Tried], list[Judged]], ...] = (
     in_paddles_order,
     with_other_waits,
 )
-"""In the order in which they are asked: each knows what those before it gave."""
+"""The proposals in the order in which they are called; each sees the drafts of those before it."""

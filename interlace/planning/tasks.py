@@ -1,4 +1,4 @@
-"""What rank 0 asks of ranks while a world is planned (`World.map`). Arguments that differ by rank are sequences in the order of ranks."""
+"""Tasks that rank 0 has ranks do while a world is planned (`World.map`). Arguments that differ by rank are sequences in rank order."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ from interlace.scheduler.whole_step.search import INLINE_SHARES, Numbers, kinds_
 from interlace.units import size
 
 MemoryLimits = tuple[int | None, ...]
-"""By rank, the device bytes that passes may use for the order of operations (`Context.memory_limit`)."""
+"""`Context.memory_limit` of each rank, in bytes."""
 Programs = tuple[int, ...]
-"""By rank, the number of a program there; -1 where it was not made."""
+"""For each rank, the number of a program in its `Worker`; -1 if it was not made there."""
 FORMS: tuple[Form, ...] = ("dx-first", "mixed")
-"""Forms of jobs of which the coarse model makes schedules."""
+"""Forms of jobs from which the coarse model makes schedules."""
 MOST_HOLDERS = 4
-"""Kinds of memory that a refusal names."""
+"""Number of kinds of memory that the error for a budget names."""
 TASKS: dict[str, Callable[..., Any]] = {}
-"""By name. The types of a task's arguments and of its result say how they go from process to process."""
+"""Tasks by name. The annotated types of a task's arguments and result determine how these are encoded for other processes."""
 T = TypeVar("T", bound=Callable[..., Any])
 
 
 def task(function: T) -> T:
-    """A function of a rank that rank 0 may ask for."""
+    """Decorator that registers a function of a worker as a task."""
     TASKS[function.__name__] = function
     return function
 
 
 @task
 def rank_facts(worker: Worker) -> RankFacts:
-    """What a rank tells of itself."""
+    """What a rank tells rank 0 about itself."""
     return worker.facts()
 
 
 class Passes(msgspec.Struct, frozen=True):
-    """Passes to run: those from `first` on and before `last` of a pipeline."""
+    """Passes to run: `specs[first:last]` of a pipeline."""
 
     specs: tuple[Spec, ...]
     first: int
@@ -71,7 +71,7 @@ class Passes(msgspec.Struct, frozen=True):
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """What some passes made: the number of the program, those of their steps, and what the next pass wants to know of this rank."""
+    """What some passes made: the number of the program, the numbers of their steps, and the next pass's facts about this rank, encoded."""
 
     program: int
     steps: tuple[int, ...]
@@ -80,7 +80,7 @@ class Ran(msgspec.Struct, frozen=True):
 
 @task
 def run_passes(worker: Worker, passes: Passes, programs: Programs, told: Decision, wants_facts: bool) -> Ran:
-    """Run passes on a program; `told`: what the first one finds as facts, `wants_facts`: whether the one after them has facts to gather."""
+    """Run passes on a program. `told`: facts for the first one; `wants_facts`: whether to return facts for the pass after them."""
     program, room, steps = programs[worker.seat], passes.memory_limits[worker.seat], list[int]()
     if passes.first == 0:
         Pipeline(tuple(map(worker.pass_of, passes.specs))).check(worker.programs[program])
@@ -93,13 +93,13 @@ def run_passes(worker: Worker, passes: Passes, programs: Programs, told: Decisio
 
 @task
 def program_equivalence_key(worker: Worker, programs: Programs) -> bytes:
-    """Equal for ranks whose programs can be simulated in each other's place."""
+    """A key that is equal for ranks whose programs can be simulated in place of each other."""
     return equivalence_key(worker.program(programs))
 
 
 @task
 def show_plan(worker: Worker, programs: Programs) -> Sent:
-    """A program, for the simulation of the whole step."""
+    """This rank's program, for the simulation of the whole step."""
     return Sent(worker.program(programs))
 
 
@@ -168,8 +168,8 @@ def moves_states(worker: Worker, programs: Programs) -> bool:
 
 @task
 def peak_in_order(worker: Worker, programs: Programs, by_paddle: bool) -> int:
-    """Device bytes of a plan at its peak where operations run one after another; 0 without jobs. `by_paddle`: where Paddle's own jobs
-    run, and not those of our lowering."""
+    """Peak device bytes of a plan whose operations run one after the other; 0 without jobs. `by_paddle`: whether Paddle's own jobs run
+    rather than those of our lowering."""
     program = worker.program(programs)
     if not program.jobs:
         return 0
@@ -178,7 +178,7 @@ def peak_in_order(worker: Worker, programs: Programs, by_paddle: bool) -> int:
 
 @task
 def peak_on_gpu(worker: Worker, programs: Programs, by_paddle: bool) -> int | None:
-    """The same on a GPU, however fast its host; None where that is not known."""
+    """Peak device bytes of a plan on a GPU, however fast its host; None if not known. `by_paddle` as in `peak_in_order`."""
     program, key = worker.program(programs), ("GPU peak", programs[worker.seat], by_paddle)
     if key not in worker.memo:
         worker.memo[key] = peak_bytes(program, worker.cost, with_paddles_jobs(GPU) if by_paddle else GPU) if program.jobs else None
@@ -188,7 +188,7 @@ def peak_on_gpu(worker: Worker, programs: Programs, by_paddle: bool) -> int | No
 
 @task
 def baseline_peak(worker: Worker) -> int | None:
-    """Device bytes of Paddle's baseline at its peak on a GPU; None where that is not known."""
+    """Peak device bytes of Paddle's baseline on a GPU; None if not known."""
     return peak_bytes(_baseline(worker), worker.cost, with_paddles_jobs(GPU))
 
 
@@ -201,8 +201,8 @@ def _baseline(worker: Worker) -> Program:
 
 @task
 def least_bytes(worker: Worker, programs: Programs, always: bool, states: StateOptions | None) -> int:
-    """Device bytes without which a program cannot run, however its operations are ordered and whatever is moved; `always`: those of what
-    lives through the step alone. `states`: optimizer state that may leave the device."""
+    """Least device bytes with which a program can run, in whatever order and whatever is moved. `always`: count only what lives through the
+    whole step. `states`: optimizer state that may leave the device."""
     program = worker.program(programs)
     moved = state_bytes(program, states) if states is not None else 0
     return (lifetimes(program).base["device"] if always else needed_at_once(program)) - moved
@@ -216,7 +216,7 @@ def movable_states(worker: Worker, states: StateOptions) -> int:
 
 @task
 def holders(worker: Worker, programs: Programs) -> str:
-    """What a plan holds most of at its peak."""
+    """The kinds of memory of which a plan holds most at its peak, as text."""
     program = worker.program(programs)
     live = in_order(program).at_peak()[:MOST_HOLDERS] if program.jobs else []
     return ", ".join(f"{' '.join(filter(None, (each.layer, each.kind)))} {size(each.size_bytes)}" for each in live)
@@ -224,7 +224,7 @@ def holders(worker: Worker, programs: Programs) -> str:
 
 @task
 def could_repeat(worker: Worker) -> bool:
-    """Whether repetitions could be added that communicate."""
+    """Whether recomputation could be added that repeats collectives."""
     more, fewer = (recomputation(worker.captured, worker.cost, worker.memo, adds=True, collectives=each) for each in (True, False))
     return len(more.copies) > len(fewer.copies)
 
@@ -236,9 +236,9 @@ def could_repeat(worker: Worker) -> bool:
 def levels_of(
     worker: Worker, limit: int, freed: tuple[tuple[float, int], ...], collectives: bool, states: StateOptions | None
 ) -> tuple[int, ...]:
-    """How much a stage must recompute, as levels of `ChooseRecompute`, to hold less than `limit` device bytes in Paddle's order with
-    nothing recomputed. `freed` has for each level a part of the bytes by which it holds more, and bytes on top; with `collectives`
-    repetitions that are added may repeat collectives; `states` is optimizer state that leaves the device first."""
+    """Levels of `ChooseRecompute` at which a stage frees given amounts of memory, relative to Paddle's order with nothing recomputed. For
+    each level `freed` has a share of the bytes by which the stage exceeds `limit` device bytes, and further bytes. With `collectives`,
+    added recomputation may repeat collectives; `states` is optimizer state that leaves the device first."""
     stage = _Recomputed(worker, collectives)
     limit += state_bytes(worker.captured, states) if states is not None else 0
     return tuple(stage.level(int(part * max(0, stage.peak(0) - limit)) + more) for part, more in freed)
@@ -246,14 +246,14 @@ def levels_of(
 
 @task
 def higher_level(worker: Worker, levels: Numbers, freed_bytes: tuple[int, ...], collectives: bool) -> int:
-    """The level with which a stage holds so many bytes less, by rank, than with that of `levels`, by stage."""
+    """The level at which a stage holds less than at its level in `levels` (by stage), by its entry of `freed_bytes` (by rank)."""
     stage, freed = _Recomputed(worker, collectives), freed_bytes[worker.seat]
     mine = levels[worker.captured.pipeline.stage]
     return max(mine, stage.level(stage.peak(0) - stage.peak(mine) + freed)) if freed else mine
 
 
 class _Recomputed:
-    """What a stage holds by Paddle's own schedule with more and more recomputed."""
+    """The peak of a stage in Paddle's own schedule at each level of recomputation."""
 
     def __init__(self, worker: Worker, collectives: bool) -> None:
         self.memo, self.collectives = worker.memo, collectives
@@ -261,13 +261,13 @@ class _Recomputed:
         self.choices = choices(worker.captured, worker.cost, worker.memo, collectives)
 
     def level(self, freed_bytes: int) -> int:
-        """The least level that gives so many bytes back at the peak; the last where none does."""
+        """The least level that frees `freed_bytes` at the peak; the last one if none does."""
         if freed_bytes <= 0 or not self.found.groups:
             return 0
         return self.choices.least(self.peak(0) - freed_bytes, self.peak)
 
     def peak(self, level: int) -> int:
-        """Live device bytes at the peak."""
+        """Peak live device bytes at a level."""
         chosen = self.choices.at(level) if self.found.groups else frozenset()
         key = ("peak", self.collectives, chosen)
         if key not in self.memo:
@@ -284,11 +284,11 @@ def _baseline_order_peak(program: Program) -> int:
 
 
 class StageWork(msgspec.Struct, frozen=True):
-    """What a stage does with more and more recomputed.
+    """The work of a stage at each level of recomputation.
 
     Attributes:
-        work: What its jobs do (`work_key`): where it is equal, what they cost is worked out on one stage.
-        peak_bytes: Device memory of Paddle's baseline at its peak.
+        work: Keys of what its jobs do (`work_key`); for equal keys, the cost of jobs is computed on only one stage.
+        peak_bytes: Peak device memory of Paddle's baseline.
     """
 
     work: tuple[str, ...]
@@ -297,7 +297,8 @@ class StageWork(msgspec.Struct, frozen=True):
 
 @task
 def stage_work(worker: Worker, programs: tuple[Programs, ...], baseline_peaks: tuple[int, ...]) -> StageWork:
-    """The work of a stage; `programs`: before the schedule, with more and more recomputed; `baseline_peaks`: of Paddle's baseline."""
+    """The work of a stage. `programs`: for each level of recomputation, the programs before the schedule; `baseline_peaks`: peaks of
+    Paddle's baseline."""
     made = [worker.program(each) for each in programs]
     works = [f"{' '.join(_kinds(worker.captured))} {work_key(each, worker.cost)}" for each in made]
     peaks = {works[0]: baseline_peaks[worker.seat]}
@@ -307,7 +308,7 @@ def stage_work(worker: Worker, programs: tuple[Programs, ...], baseline_peaks: t
 
 
 Orders = tuple[StageOrder, ...]
-"""What each kind of job costs on a stage, in every order that schedules may ask for."""
+"""The cost of each kind of job on a stage, in every order that schedules may use."""
 
 
 @task
@@ -318,8 +319,9 @@ def job_orders(
     like: tuple[Orders, ...],
     memory_limits: MemoryLimits,
 ) -> list[Orders]:
-    """The orders of jobs, for several programs (by rank, those before the schedule). `like` are, by rank, the orders with something else
-    recomputed: where some weight gradients do not trail, jobs are then taken to change as they do where all trail."""
+    """The orders of jobs for several programs before the schedule (given by rank). `like` has, by rank, the orders with other
+    recomputation. For jobs in which some weight gradients do not trail, it is then assumed that they change in the same way as those in
+    which all do."""
     context = worker.context(memory_limits[worker.seat])
     return [stage_orders(asked, worker.programs[number], like[worker.seat], context) for number in programs[worker.seat]]
 
@@ -351,7 +353,7 @@ def stage_orders(asked: ScheduleOptions, before: Program, like: Sequence[StageOr
 
 
 def _times(form: ScheduleOptions, before: Program, parts: set[str], kinds: Sequence[str], context: Context) -> dict[str, SlotTimes]:
-    """Of kinds of jobs, with backward as a whole or in halves."""
+    """Times of kinds of jobs, with backward as a whole or in halves."""
     jobs = Jobs(before, form, context.cost, context.memo, context.memory_limit is not None, context.extra_bytes)
     found = dict[str, SlotTimes]()
     ops = jobs.parts(parts)
@@ -374,8 +376,8 @@ def _kinds(program: Program) -> list[str]:
 def finish(
     worker: Worker, specs: tuple[Spec, ...], programs: Programs, steps: tuple[tuple[int, ...], ...], notes: tuple[Remark, ...], budget: int
 ) -> str:
-    """Take a plan as the one that was decided on, with the reports of its steps and `notes` on what was decided; gives its digest. `specs`
-    are the passes that made it, `budget` the device bytes that it was to stay under, 0 without a budget."""
+    """Set the finished plan of a worker, with the reports of its steps and `notes` on what was decided; returns its digest. `specs` are the
+    passes that made it, `budget` the device bytes that it may hold, 0 without a budget."""
     made, reports, before = worker.program(programs), list[PassReport](), worker.captured
     for step in (worker.steps[number] for number in steps[worker.seat]):
         after = worker.programs[step.result]
@@ -388,19 +390,19 @@ def finish(
 
 
 def _noted(report: PassReport, notes: Sequence[Remark]) -> PassReport:
-    """A report with what was decided about its pass."""
+    """A report with the remarks in `notes` about its pass added."""
     mine = tuple(each for each in notes if each.pass_name == report.name)
     return msgspec.structs.replace(report, remarks=(*report.remarks, *mine)) if mine else report
 
 
 @task
 def finished_plan(worker: Worker) -> tuple[Sent, tuple[PassReport, ...]]:
-    """The plan that was decided on, and what passes say of it."""
+    """The finished plan, and the reports of its passes."""
     program, reports = worker.finished
     return Sent(program), reports
 
 
 @task
 def baseline_program(worker: Worker) -> Sent:
-    """Paddle's baseline."""
+    """The program of Paddle's baseline."""
     return Sent(_baseline(worker))

@@ -1,5 +1,5 @@
 """A world of ranks that is planned by one of them: rank 0 runs the search and asks the ranks for what only they can do (`World.map`);
-the others serve until they hear the decision."""
+the others serve until they get the decision."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from interlace.scheduler.whole_step.orders import Orders, simulation
 
 T = TypeVar("T")
 PLANS_KEPT = 16
-"""Plans of other processes that are kept for the next simulation, which often differs on one stage."""
+"""Number of other processes' plans that are kept for later simulations, which often differ on only one stage."""
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """An error on its way to another process: the name of its class, what it says, and where it was raised."""
+    """An error encoded for another process: the name of its class, its text, and where it was raised."""
 
     kind: str
     text: str
@@ -61,15 +61,15 @@ class Fault(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: Exception) -> Fault:
-        """Made of an error."""
+        """Encode an error."""
         return cls(type(error).__name__, str(error), getattr(error, "least_bytes", 0), "".join(traceback.format_exception(error)))
 
     def error(self) -> Exception:
-        """An error of the same class that says the same; of another class that is not known here, with its name."""
+        """Decode to an error of the same class and text; if the class is unknown here, to one of another class that names it."""
         if self.kind == BudgetError.__name__:
             return BudgetError(self.text, self.least_bytes)
         kind = getattr(errors, self.kind, None) or getattr(builtins, self.kind, None)
-        with suppress(TypeError):  # a class that is not made from one text
+        with suppress(TypeError):  # a class whose constructor does not take one text
             if isinstance(kind, type) and issubclass(kind, Exception):
                 return self._told(kind(self.text))
         return self._told(PlanError(f"{self.kind}: {self.text}"))
@@ -81,7 +81,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What rank 0 tells the others: a task for some of them, or, with no task, the end: a decision or an error."""
+    """A message of rank 0 to the others: a task for some of them, or without a task the end, with a decision or an error."""
 
     task: str = ""
     given: bytes = b""
@@ -95,7 +95,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Link(Protocol):
-    """The way to ranks of other processes, which are numbered by their places."""
+    """Connection to the workers of other processes, which are identified by their places."""
 
     @property
     def helpers(self) -> Sequence[int]:
@@ -112,7 +112,7 @@ class Link(Protocol):
 
 
 class LinkError(PlanError):
-    """The others cannot be reached, or one of them is gone: there is nobody to tell."""
+    """The other ranks cannot be reached, or one of them is gone, so that they cannot be told of an error."""
 
 
 def answered(worker: Worker, order: Order) -> Answer:
@@ -128,14 +128,14 @@ def answered(worker: Worker, order: Order) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What passes made of the programs of a world.
+    """What passes made of the programs of a world (a *run* of the search).
 
     Attributes:
-        passes: Those that ran; of a draft those that it stands for.
-        programs: By rank, the number of the program.
-        steps: By rank, what each pass did, by number.
-        memory_limits: By rank, what passes might hold.
-        notes: What was decided about them.
+        passes: The passes that ran; for a draft, the full passes.
+        programs: For each rank, the number of the resulting program.
+        steps: For each rank, the numbers of the passes' steps.
+        memory_limits: `Context.memory_limit` of each rank.
+        notes: Remarks on what was decided.
     """
 
     passes: Pipeline
@@ -145,12 +145,12 @@ class Made:
     notes: tuple[Remark, ...] = ()
 
     def noted(self, *remarks: Remark) -> Made:
-        """The same with remarks for the reports of passes."""
+        """The same, with further remarks for the reports of passes."""
         return replace(self, notes=(*self.notes, *remarks))
 
 
 class Draft(NamedTuple):
-    """A draft, and the passes after it of which those count that delay transfers (`World.step_ns`)."""
+    """A draft, and the full passes after its schedule, of which only those that delay transfers matter (`World.step_ns`)."""
 
     made: Made
     later: tuple[Pass, ...] = ()
@@ -164,16 +164,16 @@ class World:
     """The ranks that are planned together.
 
     Args:
-        workers: Those of this process, by place.
-        of_rank: For each rank the place of the worker that speaks for it.
-        link: The way to the other places, if there are any.
-        facts: What each rank tells of itself; without them they are asked.
+        workers: The workers of this process, by place.
+        of_rank: For each rank, the place of the worker that answers for it.
+        link: Connection to the other places, if there are any.
+        facts: What each rank tells about itself; if not given, ranks are asked.
 
     Attributes:
-        representative: Rank -> the first rank that is like it, which is simulated in its place; empty where a rank is alone.
-        captured: The program of one rank: the shape of the pipeline is that of all.
-        start: The programs as captured.
-        drafts: Those that searches judged by step and memory.
+        representative: Rank -> the first equivalent rank, which is simulated in its place; empty if a rank plans alone.
+        captured: The captured program of one rank; all have the same pipeline shape.
+        start: The captured programs, before any pass.
+        drafts: Drafts that searches judged by step and memory.
     """
 
     def __init__(
@@ -195,32 +195,32 @@ class World:
 
     @classmethod
     def alone(cls, worker: Worker) -> World:
-        """A rank of which the others are not known."""
+        """The world of a rank that plans without knowing the others."""
         return cls({0: worker}, (0,))
 
     @property
     def firsts(self) -> tuple[int, ...]:
-        """One rank of each stage, or of each sort of ranks that a stage has."""
+        """One rank of each class of equivalent ranks, of which a stage has one or more."""
         return tuple(sorted(set(self.representative.values()))) or (0,)
 
     def memory_limits(self, memory_limit: int | None) -> MemoryLimits:
-        """The same for every rank."""
+        """The same limit for every rank."""
         return (memory_limit,) * len(self.all)
 
     # ------------------------------------------------------------------------------------------------------------- asking
 
     def known(self, task: Callable[..., Any], *given: Any, ranks: Iterable[int] | None = None) -> list[Any]:
-        """As `map`, and not asked again."""
+        """As `map`, with results cached, so that ranks are not asked again."""
         key = (task, given, ranks := tuple(self.all if ranks is None else ranks))
         if key not in self._answers:
             self._answers[key] = self.map(task, *given, ranks=ranks)
         return self._answers[key]
 
     def map(self, task: Callable[..., Any], *given: Any, ranks: Iterable[int] | None = None) -> list[Any]:
-        """What ranks answer to one of `tasks.TASKS` with these arguments, by rank; None for those that are not among `ranks` (all are asked
-        without it).
+        """Have ranks do one of `tasks.TASKS` with these arguments; returns the results by rank, None for ranks that are not among `ranks`
+        (without it all are asked).
 
-        Raises LinkError where a rank is gone; else the error of the first rank that failed, with its number unless it is rank 0.
+        Raises LinkError if a rank is gone, else the error of the first rank that failed, with its number unless it is rank 0.
         """
         ranks = tuple(self.all if ranks is None else ranks)
         asked = tuple(dict.fromkeys(self.of_rank[rank] for rank in ranks))
@@ -248,8 +248,8 @@ class World:
     # ----------------------------------------------------------------------------------------------------- running passes
 
     def run(self, pipeline: Pipeline, memory_limits: MemoryLimits, after: Made | None = None, ranks: Sequence[int] | None = None) -> Made:
-        """Run passes, or drafts of them, on some ranks, on all without `ranks`: the others have no program then. They start from the
-        programs of `after`, without it from those that were captured; what is known is not made again. Raises PassError as `Pipeline.run`.
+        """Run passes, or drafts of them, on `ranks` (default: all); other ranks then have no program. They start from the programs of
+        `after`, or else from the captured ones. Known results are not made again. Raises PassError as `Pipeline.run`.
         """
         start = after or self.start
         ranks = tuple(self.all if ranks is None else ranks)
@@ -282,11 +282,12 @@ class World:
 
     @property
     def _decides(self) -> bool:
-        """Whether one rank can decide for all: not of one stage, and not where the others are not known."""
+        """Whether there are transfers to decide on for all ranks: only if all ranks plan together, in several stages."""
         return self.is_whole and self.captured.pipeline.num_stages > 1
 
     def _decided(self, each: Pass, programs: Programs, passes: Passes) -> Decision:
-        """What a pass, the first of `passes`, decides for all from one plan of each stage; nothing where the step cannot be simulated."""
+        """What `each`, the first of `passes`, decides for all ranks, from one plan of each stage; nothing if the step cannot be
+        simulated."""
         representative, found = _representatives(self.map(program_equivalence_key, programs)), Orders()
         firsts = sorted(set(representative.values()))
         shown = self.map(show_simulated, programs, passes, ranks=firsts)
@@ -311,19 +312,19 @@ class World:
         return list(plans.values())
 
     def step_ns(self, made: Made, passes: Sequence[Pass] = ()) -> int | None:
-        """Simulated time of a step of the whole pipeline; None if it would never end. Of `passes` those that delay
-        transfers, which the plan was drafted without, are counted in."""
+        """Simulated step of the whole pipeline, in nanoseconds; None if it would never end. Passes in `passes` that delay transfers are
+        taken into account, if the plan was drafted without them."""
         found = self._step(made, passes)
         return found[0] if found else None
 
     def step_ns_unheld(self, made: Made) -> int | None:
-        """The same of a host that waits nowhere for the device, whatever that holds; None if it would never end."""
+        """As `step_ns`, for a host that never waits for the device, whatever memory that takes."""
         with suppress(PlanError):
             return simulation(self.cost, self.representative, host_waits=False)(self.plans(made)).step_ns
         return None
 
     def joules(self, made: Made, passes: Sequence[Pass] = ()) -> float:
-        """Energy of that step, of one rank of each sort; 0 where it is not known."""
+        """Energy of the step of `step_ns`, summed over one rank of each class; 0 if not known."""
         found = self._step(made, passes)
         return found[1] if found else 0.0
 
@@ -363,18 +364,18 @@ class World:
             self._steps |= zip((key for key, _ in shares[place]), _given(simulated_steps, answer), strict=True)
 
     def order_peaks(self, made: Made, by_paddle: bool = False) -> list[int]:
-        """Device bytes of each rank at its peak where operations run one after another; 0 where a rank has no jobs.
+        """Peak device bytes of each rank if operations run one after the other; 0 for a rank without jobs.
 
-        `by_paddle`: where Paddle's own jobs run, and not those of our lowering.
+        `by_paddle`: whether Paddle's own jobs run rather than those of our lowering.
         """
         return [each or 0 for each in self.known(peak_in_order, made.programs, by_paddle, ranks=self._with_programs(made))]
 
     def gpu_peaks(self, made: Made, by_paddle: bool = False) -> list[int | None]:
-        """The same on a GPU, however fast its host; None where that is not known."""
+        """Peak device bytes of each rank on a GPU, however fast its host; None if not known. `by_paddle` as in `order_peaks`."""
         return self.known(peak_on_gpu, made.programs, by_paddle, ranks=self._with_programs(made))
 
     def bytes_over(self, made: Made, budget: int) -> list[int]:
-        """By how much each rank exceeds a budget on a GPU; 0 where it is not known to."""
+        """Bytes by which each rank exceeds a budget on a GPU; 0 if it does not, or that is not known."""
         return [max(0, peak - budget) if peak is not None else 0 for peak in self.gpu_peaks(made)]
 
     def bytes_over_in_step(self, made: Made, budget: int) -> list[int]:
@@ -403,7 +404,7 @@ def _given(task: Callable[..., Any], answer: Answer) -> Any:
 
 
 def _representatives(kinds: Sequence[bytes]) -> dict[int, int]:
-    """Rank -> the first rank that is like it."""
+    """Rank -> the first rank with an equal key."""
     first = dict[bytes, int]()
     return {rank: first.setdefault(kind, rank) for rank, kind in enumerate(kinds)}
 
@@ -412,7 +413,7 @@ def _representatives(kinds: Sequence[bytes]) -> dict[int, int]:
 
 
 class _Ranks:
-    """The other ranks of a run, each in a process of its own that serves."""
+    """The other ranks of a run, each serving in a process of its own."""
 
     ASK, ANSWER = "what is asked", "what is answered"
     helpers: Sequence[int] = ()
@@ -438,8 +439,8 @@ class _Ranks:
 
 
 def decide(worker: Worker, peers: Peers | None, search: Callable[[World], T], kind: Any) -> T:
-    """What `search` decides on rank 0, of type `kind`, on every rank; the others, which call this at the same time, do what it asks for. A
-    rank without peers decides alone. Raises on every rank alike what `search` raised, or what it asked for did on a rank."""
+    """Run `search` on rank 0 and return its result, of type `kind`, on every rank; the other ranks, which must call this at the same time,
+    serve meanwhile. A rank without peers decides alone. Raises on all ranks what `search`, or a task of any rank, raised."""
     if peers is None:
         return search(World.alone(worker))
     facts = gather(peers, "ranks", worker.facts())
@@ -459,7 +460,7 @@ def decide(worker: Worker, peers: Peers | None, search: Callable[[World], T], ki
 
 
 def _serve(worker: Worker, peers: Peers) -> bytes:
-    """Do what rank 0 asks for until it has decided; gives the decision."""
+    """Do what rank 0 asks for until it has decided; returns the decision, encoded."""
     while True:
         order: Order = decoded(peers.gather(_Ranks.ASK, msgspec.msgpack.encode(Order()))[0], Order)
         if order.fault is not None:
