@@ -1,4 +1,4 @@
-"""The arrays that both engines simulate, and the options for making them."""
+"""The input arrays of both simulation engines, and the options for making them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 ONE = 1 << 20
 """Fixed point of stretch factors and rates: a factor of 1."""
 MAX_DUR_NS = 1 << 40
-"""Longest op (18 minutes); keeps work, `dur_ns * ONE`, inside 64 bits."""
+"""Bound on the duration of an op (18 minutes), so that its work, `dur_ns * ONE`, fits into 64 bits."""
 COMPUTE = "compute"
 NOTHING = ""
 """Resource of an op that launches nothing."""
 
 
 def blocks_host(op: Op) -> bool:
-    """Whether the host waits until the op is done: a copy to pageable memory, or a fetch."""
+    """Whether the host waits until the op is done: it is a copy to pageable memory, or a fetch."""
     return op.kind == "fetch" or (op.kind == "memcpy_d2h" and op.attrs.get("dst_place_type", 0) == 0)
 
 
@@ -38,15 +38,15 @@ class Options:
     Attributes:
         p2p: `rendezvous`: a send and its receive start and end together; `buffered`: a send runs alone, its receive from the
             send's start (or its own) to the send's end.
-        share: Two ops that use the same resource of a rank (two collectives, two sends, two receives, two copies of one
-            direction, two compute kernels on two streams) get half of it each; off: each runs as if alone.
-        peers_ready: Ranks without a program are assumed to be ready whenever they are needed; off: they are an error.
+        share: Whether two ops that use the same resource of a rank (two collectives, two sends, two receives, two copies in one
+            direction, two compute kernels on two streams) get half of it each; if not, each runs as if alone.
+        peers_ready: Whether ranks without a program are assumed to be ready whenever they are needed; if not, they are an error.
         representative: Rank without a program -> rank whose program is simulated in its place.
-        blocks: Which ops the host waits for.
-        blocking: Kinds of captured copies that it waits for beside these.
-        host_waits: Whether the host waits where the plan says so; off for targets on which it never runs ahead.
+        blocks: Predicate for the ops that block the host.
+        blocking: Kinds of captured copies that block the host too.
+        host_waits: Whether the host executes the plan's waits; false for targets on which it never runs ahead.
         job_end_waits: Whether the host waits for the compute stream at the end of each job.
-        power: Whether the limit of power lowers the clock, where the profile knows it; off only to see what it costs.
+        power: Whether the power limit lowers the clock, if the profile has one; false for comparisons and simulations of a single rank.
     """
 
     p2p: Literal["rendezvous", "buffered"] = "rendezvous"
@@ -76,36 +76,37 @@ class Options:
 
 @dataclass(slots=True)
 class SimInput:
-    """The arrays; one entry for each op instance (item) unless said otherwise.
+    """The arrays, with one entry per op instance (item) unless stated otherwise.
 
     Attributes:
         ranks: Simulated ranks, ascending. `[num_ranks]`
-        first: First op instance of each rank, and the number of all. `[num_ranks + 1]`
-        first_stream: First stream of each rank, and the number of all. `[num_ranks + 1]`
+        first: First op instance of each rank, and the total number. `[num_ranks + 1]`
+        first_stream: First stream of each rank, and the total number. `[num_ranks + 1]`
         stream_names: Name of each stream; the first of each rank is `compute`.
-        op, micro_batch: The op instance.
+        op, micro_batch: Id of its op, and its micro-batch.
         stream: Number of its stream, over all ranks.
-        issue: Host time at which it is issued if the host never waits.
+        issue: Time at which it is issued if the host never waits, in nanoseconds.
         dur: Duration alone, in nanoseconds.
         side: Whether it is a communication or copy; everything else counts as compute.
         awaits: The op instance whose end the host waits for before it issues the next one: itself (a blocking copy), an earlier
             one (`Job.host_waits`), or -1.
         kind: Interference class.
-        excess: `[2, classes, classes]`: by how much class a is stretched beside class b, over 1, in units of 1 / ONE; first where neither
-            is computation, both are, or the other one could begin before the computation did, then where the computation began first.
-        blocked_excess: `[classes]`: by how much class a is stretched while any op instance is blocked at a rendezvous, in
-            units of 1 / ONE.
+        excess: Stretch of class a beside class b, over 1, in units of 1 / ONE. `[2, classes, classes]` Index 1 holds if exactly one of the
+            two is computation and it began first, index 0 in all other cases.
+        blocked_excess: Stretch of each class while any op instance of its rank is blocked at a rendezvous, over 1, in units of 1 / ONE.
+            `[classes]`
         dep_first, dep: What it waits for on its rank, other than the earlier op instances of its stream. `[items + 1]`, `[deps]`
         meet: Number of its rendezvous, or -1.
         meet_first, mates: Op instances of each rendezvous. `[meets + 1]`, `[mates]`
-        meet_size: How many must arrive. `[meets]`
+        meet_size: Number of op instances that each rendezvous needs. `[meets]`
         follow: The send whose message a buffered receive waits for, or -1.
-        host_end: When the host of each rank could begin the next step if it never waits. `[num_ranks]`
-        job_first: Of each rank, `(job name, first op instance)`.
-        absent: Rendezvous -> text that says which rank does not issue its part.
-        power: What op instances draw, and the device's limit; None where clocks are constant.
-        tail: Copies to the host that the next step need not wait for, of optimizer state; None where there are none.
-        mark: Op instance of each rank that runs as long as such copies of the step before do, or -1. `[num_ranks]`
+        host_end: When the host of each rank could begin the next step if it never waits, in nanoseconds. `[num_ranks]`
+        job_first: `(job name, first op instance)` of each job, by rank.
+        absent: Rendezvous -> text that names the ranks that never issue their part.
+        programs: The programs of the ranks, in the same order.
+        power: Power of the op instances, and the device's limit; None if the clock is constant.
+        tail: Whether it belongs to the copies of optimizer state to the host that the next step need not wait for; None if there are none.
+        mark: Op instance of each rank that is prolonged by such copies of the previous step, or -1. `[num_ranks]`
     """
 
     ranks: list[int]
@@ -163,14 +164,14 @@ class SimInput:
         return self._ops[at][int(self.op[item])]
 
     def describe(self, item: int) -> str:
-        """How messages name an op instance: rank, stream, op with layer, micro-batch."""
+        """Text for messages that identifies an op instance by rank, stream, op with layer, and micro-batch."""
         where = f"rank {self.ranks[self.rank_index(item)]} stream {self.stream_names[self.stream[item]]}"
         return f"{where}: {describe(self.op_at(item))} of micro-batch {self.micro_batch[item]}"
 
 
 @dataclass(slots=True)
 class RankItems:
-    """The part of one rank, with op instances and streams numbered from 0."""
+    """The part of `SimInput` of one rank, with op instances and streams numbered from 0."""
 
     program: Program
     items: Ints

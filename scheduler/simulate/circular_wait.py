@@ -1,4 +1,4 @@
-"""Why a plan never ends: the cycle of op instances that wait for each other, or one whose partner is never issued."""
+"""Explanation of a stall: the cycle of op instances that wait for each other, or the one whose partner is never issued."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from interlace.scheduler.simulate.arrays import SimInput
 
 
 def explain_stall(sim: SimInput, end: Ints) -> str:
-    """Why the simulation stopped: a cycle of op instances that wait for each other, or one whose partner is never issued."""
+    """Text that explains why the simulation stopped; `end` is -1 for op instances that never ended."""
     stuck = next(item for item in range(sim.num_items) if end[item] < 0)
     path: list[tuple[int, str]] = []
     index: dict[int, int] = {}

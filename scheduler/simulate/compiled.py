@@ -24,12 +24,12 @@ from interlace.scheduler.simulate.simulator import NEVER
 
 _jit = partial(compiled, sources=(arrays, interference, simulator, power))
 WAITS, UNBLOCKS, BLOCKS, MEETS, FOLLOWS, LEADS = 1, 2, 4, 8, 16, 32
-"""Marks of op instances: waits for others; others wait for it; the host waits for it; is part of a rendezvous; is a buffered receive; is
-the send of one."""
+"""Flags of op instances: waits for others; others wait for it; the host waits for it; is part of a rendezvous; is a buffered receive; is
+the send of a buffered receive."""
 TOGETHER = MEETS | FOLLOWS | LEADS
-"""Marks of op instances whose start concerns others, or depends on them."""
+"""Flags of op instances whose start affects others, or depends on them."""
 CONCERNS = UNBLOCKS | BLOCKS | TOGETHER
-"""Marks of op instances whose end concerns more than their stream."""
+"""Flags of op instances whose end affects more than their stream."""
 
 for helper in simulator.SPLIT_HELPERS:
     numba.extending.register_jitable(helper)
@@ -64,7 +64,7 @@ class Columns(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """`PowerInput` as numba takes them; without one, nothing is ever looked at."""
+    """`PowerInput` as numba takes it; without a limit, the first tick is NEVER and the rest is unused."""
 
     first_tick: int
     draw: Ints
@@ -81,7 +81,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, power: PowerInput | None) -> Limits:
-        """Of a simulation with or without a limit."""
+        """Limits of a simulation; `power` is None without a power limit."""
         if power is None:
             nothing = np.zeros(1, np.int64)
             return cls(NEVER, nothing, nothing, nothing, np.zeros(1, np.bool_), nothing, nothing, nothing, 0, 0, 0, 0)
@@ -103,7 +103,7 @@ class Limits(NamedTuple):
 
 
 def run_items(sim: SimInput, trace: PowerTrace | None = None) -> tuple[Ints, Ints, Ints]:
-    """Start, ready and end of every op instance; -1 for those that never end. `trace` is brought to the step's end."""
+    """Start, ready and end of every op instance; -1 for those that never end. `trace` is updated to the end of the step."""
     start, ready, end = (np.full(sim.num_items, -1, np.int64) for _ in range(3))
     rank_of = np.repeat(np.arange(len(sim.ranks)), np.diff(sim.first_stream))
     columns = {name: getattr(sim, name) for name in Columns._fields if name not in ("rank_of", "tail")}
@@ -118,7 +118,7 @@ def run_items(sim: SimInput, trace: PowerTrace | None = None) -> tuple[Ints, Int
 
 @_jit
 def _grouped(keys: Ints, count: int) -> tuple[Ints, Ints]:
-    """Indices grouped by key, each group ascending, and the offsets of the groups; a counting sort."""
+    """Indices grouped by key, each group ascending, and the offsets of the groups (by counting sort)."""
     first = np.zeros(count + 1, np.int64)
     for key in keys:
         first[key + 1] += 1
@@ -134,7 +134,7 @@ def _grouped(keys: Ints, count: int) -> tuple[Ints, Ints]:
 
 @_jit
 def _unblocks(dep_first: Ints, dep: Ints) -> tuple[Ints, Ints, Ints]:
-    """Successors from predecessors: op instances and their offsets; and how many others each op instance waits for."""
+    """Successors from predecessors: successors of all op instances, their offsets, and how many others each op instance waits for."""
     count = len(dep_first) - 1
     by_before, first = _grouped(dep, count)
     waits = np.empty(count, np.int64)
@@ -148,7 +148,7 @@ def _unblocks(dep_first: Ints, dep: Ints) -> tuple[Ints, Ints, Ints]:
 
 @_jit
 def _marks(dep_first: Ints, unblock_first: Ints, awaits: Ints, meet: Ints, follow: Ints) -> npt.NDArray[np.uint8]:
-    """Marks of each op instance, so that most need no other look-up."""
+    """Flags of each op instance, which save most other look-ups."""
     marks = np.zeros(len(meet), np.uint8)
     for item in range(len(meet)):
         mark = WAITS * (dep_first[item + 1] > dep_first[item]) + UNBLOCKS * (unblock_first[item + 1] > unblock_first[item])
@@ -173,7 +173,7 @@ def _followers(follow: Ints) -> Ints:
 
 @_jit
 def _next_syncs(first: Ints, awaits: Ints) -> Ints:
-    """From each op instance on, the first of its rank after which the host waits, or the index after the rank's last."""
+    """For each op instance, the first from there on after which the host of its rank waits, or the index after the rank's last."""
     found = np.empty(len(awaits), np.int64)
     for at in range(len(first) - 1):
         upto = first[at + 1]
@@ -208,31 +208,31 @@ def _spend(at: int, charge: Ints, spent: Ints) -> int:
 
 @_jit
 def _energy(work: int, draw: int, factor: int) -> int:
-    """Of so much work at a clock; as in `Simulation._charge`."""
+    """Energy of an amount of work at a clock; as in `Simulation._charge`."""
     found: int = _at_clock(((work >> 10) * draw) >> 10, factor)
     return found
 
 
 @_jit
 def _clock_stretch(share: int, own: int, level: int, slower: Ints) -> int:
-    """By how much a clock below its own stretches an op instance."""
+    """By how much a clock below its own stretches an op instance, over 1, in units of 1 / ONE."""
     found: int = (share * (slower[max(own, level)] - slower[own])) >> 20
     return found
 
 
 @_jit
 def _pace(stretch: int) -> int:
-    """Work done in a nanosecond."""
+    """Work done per nanosecond, in units of 1 / ONE ns."""
     return ONE if stretch == ONE else (ONE * ONE + stretch - 1) // stretch
 
 
 @_jit
 def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints, start: Ints, ready: Ints, end: Ints) -> Ints:
-    """Fill `start`, `ready` and `end`: look at streams that may go on, set the paces, take the next event, repeat. With a limit of power
-    `level`, `mean` and `spent` are brought to the step's end; returns time, rank and level of each change of a clock.
+    """Fill `start`, `ready` and `end`: advance streams that may go on, set the paces, take the next event, repeat. With a power limit,
+    `level`, `mean` and `spent` are updated to the end of the step. Returns the clock changes (time, rank, level). `[num_changes, 3]`
 
-    One long function for speed: with helpers that share a record of its arrays it took ten times as long (0.66 s against 0.06 s for
-    450,000 op instances, numba 0.68). `Simulation` has the same steps as methods.
+    It is one long function for speed: with helpers that share a record of its arrays it took ten times as long (0.66 s instead of 0.06 s
+    for 450,000 op instances, numba 0.68). `Simulation` has the same steps as methods.
     """
     (
         first,
@@ -258,22 +258,22 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
     num_ranks, num_streams = len(first) - 1, len(rank_of)
     (next_tick, draw, share, own, moves, slower, energy, load, room_mw, waiting_mw, beside_mw, response) = limits
     powered, left_in_step = next_tick != NEVER, len(tail) - np.sum(tail)
-    # Of each stream, for energy: the work of what runs there, and how much of it is counted. Of each rank: what was counted since the tick.
+    # For energy, per stream: the work of what runs there, and how much of it is counted. Per rank: the energy counted since the last tick.
     work, charged, charge = np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64), np.zeros(num_ranks, np.int64)
-    # Of each rank: since when a communication has run beside computation, or NEVER; for how long it did since the last tick.
+    # Per rank: since when a communication has run beside computation, or NEVER; for how long one did since the last tick.
     both_since, both_ns = np.full(num_ranks, NEVER, np.int64), np.zeros(num_ranks, np.int64)
     changes, num_changes = np.zeros((16, 3), np.int64), 0
     fifo, fifo_first = _grouped(stream_of, num_streams)
     unblocks, unblock_first, waits = _unblocks(dep_first, dep)
     marks, follower = _marks(dep_first, unblock_first, awaits, meet, follow), _followers(follow)
     next_sync = _next_syncs(first, awaits)
-    # Of each stream: next index in `fifo`; what runs, and its class; whether the next one is blocked at a rendezvous; the stream that
-    # keeps the work left, the pace and its time for all mates of a rendezvous; and these three.
+    # Per stream: next index in `fifo`; what runs, and its class; whether the next one is blocked at a rendezvous; the stream that
+    # keeps the remaining work, the pace, and the time since when the pace holds for all mates of a rendezvous; and these three.
     head, running, running_kind = fifo_first[:-1].copy(), np.full(num_streams, -1, np.int64), np.zeros(num_streams, np.int64)
     is_blocked = np.zeros(num_streams, np.bool_)
     lead, stretch = np.arange(num_streams), np.full(num_streams, ONE, np.int64)
     left, pace, since = np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64)
-    # Of each rank: how late its host is, the last op instance that it can issue now, how many run, how many are blocked.
+    # Per rank: the delay of its host, the last op instance that it can issue now, how many run, how many are blocked.
     late, bound, num_running = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
     num_blocked = np.zeros(num_ranks, np.int64)
     for at in range(num_ranks):
@@ -309,7 +309,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                 if mark & WAITS and waits[item] > 0:
                     continue
                 ready[item] = now
-                if due[s] != NEVER and mark & (MEETS | FOLLOWS):  # the event was its issue; a start sets other events anew
+                if due[s] != NEVER and mark & (MEETS | FOLLOWS):  # the event was its issue; its start will set new events
                     due[s] = NEVER
                     _put(tree, leaves, s, NEVER)
                 if mark & MEETS:

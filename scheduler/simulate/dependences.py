@@ -1,4 +1,4 @@
-"""What an op instance (`item` in names) waits for on its own rank, besides the earlier ones of its stream."""
+"""Dependencies of op instances (`item` in names) on others of the same rank, besides the order within a stream."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from interlace.scheduler.simulate.arrays import COMPUTE, direction, rows
 
 
 def item_order(program: Program) -> Ints:
-    """Pairs `[n, 2]` (before, after) of op instances: by data of one micro-batch, persistable memory, groups, and events."""
+    """Dependencies as pairs `[n, 2]` (before, after) of op instances: by data of a micro-batch, persistable memory, groups and events."""
     found = _ordered(program)
     return np.concatenate([places_of(program, *found.items.T)[found.pairs], _events(program)])
 
 
 def across_streams(program: Program) -> Ints:
-    """The pairs of `item_order` that streams do not imply: across streams only, and for each stream only the last op instance that is
-    waited for. Raises PlanError where an op instance is issued before one that it waits for."""
+    """The pairs of `item_order` that streams do not imply: only those across streams, and of these only the last op instance of each other
+    stream that an op instance waits for. Raises PlanError if an op instance is issued before one that it waits for."""
     found, events, stream = _ordered(program), _events(program), streams_of(program)[1]
     looked = places_of(program, *found.looked)
     if found.is_late or (looked[:, 0] > looked[:, 1]).any() or (events[:, 0] > events[:, 1]).any():
@@ -46,7 +46,7 @@ def across_streams(program: Program) -> Ints:
 
 @once_per_ops
 def streams_of(program: Program) -> tuple[list[str], Ints]:
-    """Names of the streams, the first of them `compute`, and by operation id the number of each operation's."""
+    """Names of the streams, `compute` first, and for each operation id the number of its stream."""
     listed = [op for op in program.ops if not is_boundary(op)]
     names = [COMPUTE, *sorted({op.stream for op in listed} - {COMPUTE, *COMPUTE_STREAMS})]
     number = {name: k for k, name in enumerate(names)} | dict.fromkeys(COMPUTE_STREAMS, 0)
@@ -57,17 +57,17 @@ def streams_of(program: Program) -> tuple[list[str], Ints]:
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """What op instances of one rank wait for, events left out.
+    """Dependencies of the op instances of one rank, except through events.
 
     Attributes:
-        num_micro_batches: Of the step.
-        kept: As `_kept_order`.
-        items: All, as issued. `[n, 2]`
-        pairs: Places among them. `[m, 2]`
-        looked: Op instances of the pairs across streams and of those with a transfer that may stand elsewhere in other jobs with the same
-            `kept`: operation and micro-batch. `[2, pairs, 2]`
-        is_across: Which of these are across streams.
-        is_late: Whether an op instance of the other pairs is issued before one that it waits for; it then is in these jobs, too.
+        num_micro_batches: Number of micro-batches per step.
+        kept: As returned by `_kept_order`.
+        items: All op instances, in issue order. `[n, 2]`
+        pairs: Dependencies, as indices into `items`. `[m, 2]`
+        looked: The pairs that must be looked at again for other jobs with the same `kept`, as (operation, micro-batch): those across
+            streams, and those with a transfer, which may be at another place. `[2, pairs, 2]`
+        is_across: Whether a pair of `looked` is across streams. `[pairs]`
+        is_late: Whether in one of the other pairs an op instance is issued before one that it waits for; if so, it is in all such jobs.
     """
 
     num_micro_batches: int
@@ -80,7 +80,7 @@ class _Ordered:
 
     @classmethod
     def of(cls, program: Program, kept: Ints) -> _Ordered:
-        """Found anew."""
+        """Compute the dependencies."""
         items = items_of(program)
         pairs, stream, moves = _all_pairs(program, items), streams_of(program)[1][items[:, 0]], _moving(program)[items[:, 0]]
         is_across = stream[pairs[:, 0]] != stream[pairs[:, 1]]
@@ -91,7 +91,7 @@ class _Ordered:
 
 @once_per_items
 def _ordered(program: Program) -> _Ordered:
-    """Found once for jobs that differ only in where transfers stand among the rest: the same op instances wait for each other then."""
+    """Dependencies, computed once for jobs that differ only in the positions of transfers: these have the same dependencies."""
     newest, kept = _newest(program), _kept_order(program, items_of(program))
     for found in newest:
         if found.num_micro_batches == program.pipeline.num_micro_batches and np.array_equal(found.kept, kept):
@@ -101,12 +101,12 @@ def _ordered(program: Program) -> _Ordered:
 
 
 _newest: Callable[[Program], list[_Ordered]] = once_per_ops(lambda program: [], FEW)
-"""Of the jobs that were looked at last."""
+"""The result for the last jobs, at most one."""
 
 
 def _kept_order(program: Program, items: Ints) -> Ints:
-    """The op instances without transfers, and then the transfers of each channel. `[n, 2]` Transfers of persistable memory stay where they
-    are."""
+    """The op instances in issue order, with transfers moved to the end and grouped by channel, except transfers of persistable memory.
+    `[n, 2]`"""
     moves = _moving(program)[items[:, 0]]
     moving = items[moves]
     return np.concatenate([items[~moves], moving[np.argsort(_channels(program)[moving[:, 0]], kind="stable")]])
@@ -114,7 +114,7 @@ def _kept_order(program: Program, items: Ints) -> Ints:
 
 @once_per_ops
 def _moving(program: Program) -> Flags:
-    """By operation id, whether it is a transfer, and not of persistable memory."""
+    """Whether an operation is a transfer, and not of persistable memory, by operation id."""
     found = _channels(program) < 0
     found[_persistable_accesses(program)[:, 0]] = False
     return found
@@ -130,8 +130,8 @@ def _all_pairs(program: Program, items: Ints) -> Ints:
 
 
 def op_edges(program: Program, absent: frozenset[int]) -> Ints:
-    """Pairs of op ids that data orders where some copies are skipped: those that `dependencies` gives of the program without them. Order
-    within groups is left to the issue order."""
+    """Pairs of op ids that are ordered through data if the copies `absent` are skipped: those that `dependencies` returns for the program
+    without them, except the order within groups, which follows the issue order."""
     known = _known_edges(program)
     if absent not in known:
         known[absent] = _edges(_touched(program), renaming(program, absent))
@@ -139,19 +139,19 @@ def op_edges(program: Program, absent: frozenset[int]) -> Ints:
 
 
 _known_edges: Callable[[Program], dict[frozenset[int], Ints]] = once_per_ops(lambda program: {}, FEW)
-"""By the copies that are skipped."""
+"""Edges by skipped copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Touched:
-    """What operations touch, in program order.
+    """Values and storages that operations use, in program order.
 
     Attributes:
         operands: Rows of operation id and operand. `[n, 2]`
         producer: Id of the operation that computes a value, -1 for none. `[1 + highest value id]`
-        moments: Rows of operation id, number of a storage, and how it is touched: 0 where it holds an operand, 1 where it is written, 2
-            where it is read. `[n, 3]`
-        ordered: Pairs of ids of random draws, and of what acts on the world, that follow each other. `[n, 2]`
+        moments: Rows of operation id, number of a storage, and how it is used: 0 if it holds an operand, 1 if it is written, 2 if it is
+            read. `[n, 3]`
+        ordered: Pairs of ids of successive operations whose order must be kept (`is_ordered`). `[n, 2]`
     """
 
     operands: Ints
@@ -178,8 +178,8 @@ def _touched(program: Program) -> _Touched:
 
 
 def _edges(touched: _Touched, renamed: Renaming) -> Ints:
-    """Each operation after those that compute its operands; after the write before it to memory that it touches; and a write after all that
-    read what was there before."""
+    """Pairs of op ids (before, after): each operation comes after those that compute its operands and after the previous write to memory
+    that it uses, and a write comes after all reads of what it overwrites."""
     operands = touched.operands[~renamed.is_gone[touched.operands[:, 0]]]
     made = np.stack([touched.producer[renamed.value[operands[:, 1]]], operands[:, 0]], axis=1)
     moments = touched.moments[~renamed.is_gone[touched.moments[:, 0]]]
@@ -192,7 +192,7 @@ def _edges(touched: _Touched, renamed: Renaming) -> Ints:
 
 
 def _in_turn(ops: Sequence[int], storages: Sequence[int], hows: Sequence[int]) -> list[tuple[int, int]]:
-    """Pairs of operations that touch one storage in turn."""
+    """Pairs of operations that are ordered because they use the same storage, at least one of them to write."""
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     pairs = []
@@ -209,7 +209,7 @@ def _in_turn(ops: Sequence[int], storages: Sequence[int], hows: Sequence[int]) -
 
 
 def _persistable(program: Program, items: Ints) -> Ints:
-    """Order of accesses to persistable memory, as issued: each access after the write before it, and before the next write."""
+    """Order of accesses to persistable memory, in issue order: each access comes after the previous write and before the next one."""
     listed = _persistable_accesses(program)
     if not len(listed):
         return np.empty((0, 2), np.int64)
@@ -237,7 +237,7 @@ def _persistable_accesses(program: Program) -> Ints:
 
 
 def _write_edges(who: Ints, storage: Ints, write: Flags) -> Ints:
-    """Pairs of each access with the write before it and the write after it, per storage, in the order of `who`."""
+    """Pairs of each access with the previous and the next write to the same storage, in the order of `who`."""
     order = np.lexsort((who, storage))
     who, storage, write = who[order], storage[order], write[order]
     count = np.arange(len(who))
@@ -267,7 +267,8 @@ def _group_order(program: Program, items: Ints) -> Ints:
 
 @once_per_ops
 def _channels(program: Program) -> Ints:
-    """By operation id the number of a communication's group and direction: below 0 for transfers, above for collectives; 0 for the rest."""
+    """Number of a communication's channel (group and direction), by operation id: negative for transfers, positive for collectives, 0 for
+    all other operations."""
     channel = {op.id: (op.group, *direction(op)) for op in program.ops if is_comm(op)}
     numbers = {key: n for n, key in enumerate(sorted(set(channel.values())), 1)}
     table = np.zeros(1 + max((op.id for op in program.ops), default=-1), np.int64)
@@ -278,7 +279,8 @@ def _channels(program: Program) -> Ints:
 
 
 def _events(program: Program) -> Ints:
-    """Pairs that the plan's events order; events of the jobs that cut the batch and collect the outputs are left out."""
+    """Pairs ordered by the plan's events, except events of the jobs that split the batch and collect the outputs. Raises PlanError if an
+    event names an op instance that no job runs."""
     if not program.events:
         return np.empty((0, 2), np.int64)
     ends = _boundaries(program)

@@ -32,8 +32,8 @@ from interlace.scheduler.simulate.rendezvous import meetings
 def lower(programs: Sequence[Program], cost: Costs, options: Options | None = None) -> SimInput:
     """The arrays of a world; cost O(op instances + ops x operands), vectorised over op instances.
 
-    Raises PlanError: a program has no jobs; an op instance is issued before one that it waits for; a group has a rank without a program;
-    ranks of a group issue collectives of different kinds; an op's time is negative or too long.
+    Raises PlanError if a program has no jobs; if an op instance is issued before one that it waits for; if a group has a rank without a
+    program; if ranks of a group issue collectives of different kinds; or if an op's time is negative or too long.
     """
     options = options or Options()
     programs = sorted(programs, key=lambda program: program.rank)
@@ -72,8 +72,8 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
 
 
 def _tail(parts: Sequence[RankItems], first: Ints, column: dict[str, Any]) -> tuple[Flags | None, Ints | None]:
-    """`SimInput.tail` and `mark`: copies to the host that the next step does not wait for, with what only gives their memory back; and the
-    first op instance on their stream, which stands for those of the step before."""
+    """`SimInput.tail` and `SimInput.mark`: the copies to the host that the next step does not wait for, with ops that only free their
+    memory; and of each rank the first op instance on their stream, which also represents the copies of the previous step."""
     copies = [_copies_into(part.program) for part in parts]
     if not any(copies):
         return None, None
@@ -126,7 +126,7 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
 
 @dataclass(slots=True)
 class _OpTable:
-    """Columns over the ops of a rank; `row` is op id -> row, and `kind` the place of an op's class in `classes`."""
+    """Columns over the ops of a rank; `row` maps an op id to its row, and `kind` is the index of an op's class in `classes`."""
 
     ops: dict[int, Op]
     stream_names: list[str]
@@ -175,11 +175,11 @@ class _OpTable:
 
 
 def _table_of(program: Program, cost: Costs, options: Options) -> _OpTable:
-    """The table of a program's ops; made once for the same cost model. One that has what ops draw serves where power has no limit too."""
+    """The table of a program's ops, made once per cost model. A table with the power of ops is also used if power is not needed."""
     known = _known_tables(program)
     key = (id(cost), program.groups, options.blocks, options.blocking)
     if (*key, options.power) not in known and (*key, True) not in known:
-        # with the cost model, which stays alive, so that no other gets its id
+        # The cost model is stored too: it must stay alive, or another could get its id.
         known[(*key, options.power)] = (_OpTable.make(program, cost, options), cost)
     return (known.get((*key, True)) or known[(*key, options.power)])[0]
 
@@ -194,7 +194,8 @@ def _checked(program: Program, op: Op, dur_ns: int) -> int:
 
 
 def awaits(program: Program, blocking: Flags, more: Sequence[tuple[int, int]] = ()) -> Ints:
-    """What the host waits for after each op instance, or -1; `more` are waits beside the plan's. All are indices within the rank."""
+    """The op instance that the host waits for after each op instance, or -1. `more` are pairs (after, awaited) besides the plan's. All are
+    indices within the rank."""
     found = np.where(blocking, np.arange(len(blocking)), -1)
     for after, awaited in (*_host_waits(program), *more):
         while found[after] >= 0:  # there is a wait already (a blocking copy): the new one goes before it
@@ -205,14 +206,14 @@ def awaits(program: Program, blocking: Flags, more: Sequence[tuple[int, int]] = 
 
 
 def _host_waits(program: Program) -> list[tuple[int, int]]:
-    """The waits of the host as pairs of indices among the rank's op instances: wait after the first for the second."""
+    """The waits of the host as pairs of indices of the rank's op instances: after the first, wait for the second."""
     items = [item for job in program.jobs for pair in job.host_waits for item in pair]
     places = places_of(program, *pairs_of(items).T).tolist()
     return list(zip(places[::2], places[1::2], strict=True))
 
 
 def _job_ends(program: Program, stream: Ints) -> Iterator[tuple[int, int]]:
-    """The last item of each job, and its last one on the compute stream."""
+    """The last item of each job and its last item on the compute stream; jobs without the latter are skipped."""
     for first, end in pairwise(job_bounds(program)):
         computed = np.flatnonzero(stream[first:end] == 0)
         if len(computed):
@@ -220,10 +221,10 @@ def _job_ends(program: Program, stream: Ints) -> Iterator[tuple[int, int]]:
 
 
 def wait_ns(program: Program, cost: Costs) -> int:
-    """Host time of one wait, without the waiting itself: one element of a result is sliced, and its stream is synchronized.
+    """Host time of one wait, in nanoseconds, without the waiting itself: one element of a result is sliced, and its stream synchronized.
 
-    The synchronization was not measured; the time of a copy of that element is used for it. It runs on another host thread;
-    the way there and back costs as much as a job (Paddle's work queue in both cases).
+    The synchronization was not measured; the time of a copy of that element is used instead. It runs on another host thread, and the
+    switch there and back is taken to cost as much as a job (both use Paddle's work queue).
     """
     values = {0: Value(0, (1,), "float32", 0), 1: Value(1, (1,), "float32", 1, memory="host")}
     copy = Op(-1, "pd_op.memcpy_d2h", (0,), (1,), "forward", attrs={"dst_place_type": 0})
@@ -234,7 +235,7 @@ def wait_ns(program: Program, cost: Costs) -> int:
 def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[tuple[str, int]]]:
     """Issue time of every op instance, end of the host's work, and the first op instance of each job.
 
-    The work ends where the host could begin the next step: a step takes no less time than the host needs from one to the next.
+    The work ends when the host could begin the next step, as a step cannot take less time than its host.
     """
     charge = op_ns.copy()
     trailing = cost.between_steps_ns()
@@ -256,8 +257,8 @@ def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[t
 
 
 Class = tuple[str, str, int]
-"""An interference class: ops of equal category and resource, stretched alike beside a communication that waits for its peers (only
-computation is)."""
+"""An interference class: category, resource, and the stretch beside a communication that waits for its peers (over 1, in units of 1 / ONE;
+0 for all but computation)."""
 
 
 def _class_of(op: Op, cost: Costs, values: Mapping[int, Value], groups: Mapping[int, Group]) -> Class:
@@ -274,11 +275,11 @@ class _Classes:
         self.numbers: dict[Class, int] = {}
 
     def numbered(self, classes: Sequence[Class]) -> Ints:
-        """The number of each of these classes."""
+        """The numbers of these classes; a new class gets the next number."""
         return ints([self.numbers.setdefault(each, len(self.numbers)) for each in classes])
 
     def excess(self) -> Ints:
-        """`SimInput.excess`. Found once for all classes that differ only beside a communication that waits."""
+        """`SimInput.excess`; computed once for classes that differ only in their stretch beside a waiting communication."""
         distinct = {each[:2]: None for each in self.numbers}
         at = {each: number for number, each in enumerate(distinct)}
         table = np.array([self._excess(*a, *b) for a in distinct for b in distinct], np.int64).reshape(len(at), len(at), 2)
@@ -286,7 +287,7 @@ class _Classes:
         return np.ascontiguousarray(table[place[:, None], place].transpose(2, 0, 1))
 
     def blocked_excess(self) -> Ints:
-        """By how much each class is stretched beside a communication that waits for its peers."""
+        """`SimInput.blocked_excess`: by how much each class is stretched beside a communication that waits for its peers."""
         return ints([blocked for _, _, blocked in self.numbers])
 
     def _excess(self, category: str, resource: str, beside: str, other: str) -> tuple[int, int]:

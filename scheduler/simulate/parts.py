@@ -1,4 +1,4 @@
-"""When a rank does not compute, and which part of the step each such interval belongs to; `split_rank` sums them."""
+"""The intervals in which a rank does not compute, each assigned to a part of the step; `split_rank` returns only their sums."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from interlace.scheduler.simulate.simulator import Result, columns_of, gap_spans
 
 
 class Parts(NamedTuple):
-    """Disjoint intervals `[n, 2]` of a rank's step, from and to in nanoseconds, each rising; parts as `scheduler/simulate/simulator.py`
-    defines them. The rest of the step is compute."""
+    """Disjoint intervals `[n, 2]` of a rank's step (start and end in nanoseconds, ascending), for the parts defined in
+    `scheduler/simulate/simulator.py`. The rest of the step is compute."""
 
     exposed: Ints
     host: Ints
@@ -20,7 +20,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(result: Result, at: int) -> Parts:
-    """The parts of the rank with index `at`; their lengths are those of its `RankTime`. Cost O(items log items)."""
+    """The parts of the rank with index `at`; their lengths equal those in its `RankTime`. Cost O(items log items)."""
     rank, step = columns_of(result.input, result.times, at), result.step_ns
     host_end = int(host_ends(result.input, result.times)[at])
     gap_from, gap_to, gap_next, _ = gaps(rank, step)
@@ -39,7 +39,7 @@ def parts_of(result: Result, at: int) -> Parts:
 
 
 def union(spans: Ints) -> Ints:
-    """The moments inside any of these intervals, as disjoint rising intervals; one that ends before it starts counts as empty.
+    """Union of intervals, as disjoint ascending intervals; an interval that ends before it starts counts as empty.
 
     >>> union(np.array([[5, 9], [0, 3], [2, 4], [7, 7]])).tolist()
     [[0, 4], [5, 9]]
@@ -56,7 +56,7 @@ def union(spans: Ints) -> Ints:
 
 
 def without(spans: Ints, others: Ints) -> Ints:
-    """The moments inside the first intervals and outside of the others; both disjoint and rising.
+    """The first intervals minus the others; both must be disjoint and ascending.
 
     >>> without(np.array([[0, 9]]), np.array([[0, 2], [4, 5]])).tolist()
     [[2, 4], [5, 9]]
@@ -75,7 +75,7 @@ def without(spans: Ints, others: Ints) -> Ints:
 
 
 def overlap(spans: Ints, others: Ints) -> Ints:
-    """How much of each interval lies inside the others, which are disjoint and ascending. `[n]`; cost O((n + m) log m).
+    """Length of each interval that lies inside the others, which must be disjoint and ascending. `[n]`; cost O((n + m) log m).
 
     >>> overlap(np.array([[0, 4], [3, 9]]), np.array([[1, 2], [3, 5]])).tolist()
     [2, 2]

@@ -1,11 +1,11 @@
-"""Power and clock of simulated devices: what both engines know of a limit of power, and the limiter that they share.
+"""Power and clock of simulated devices: the model of a power limit, and the limiter, for both engines.
 
 Every kernel has an energy above the device's static draw. It is spent in proportion to the kernel's work, and scales with a power of the
-clock. While a communication runs beside computation, the device draws `beside_mw` more. A limiter looks at what was drawn every `TICK_NS`,
-averages it with the device's time constant, and takes the highest clock at which the average would stay within the limit. It looks no more
-once all is done that the next step waits for: copies to the host that go on then run beside that step. A kernel runs at no higher clock
-than its own, at which its time was taken; below that, the part of its time that follows the clock is stretched. All quantities are whole
-numbers, so that engines agree exactly: milliwatts, nanoseconds, their products, and factors in units of 1 / ONE.
+clock. While a communication runs beside computation, the device draws `beside_mw` more. Every `TICK_NS` a limiter reads the energy spent,
+averages it with the device's time constant, and chooses the highest clock at which the average would stay within the limit. It stops once
+everything is done that the next step waits for, as copies to the host that still run then belong beside that step. A kernel never runs at
+a higher clock than its own, at which its time was measured; at a lower clock, the part of its time that depends on the clock is stretched.
+All quantities are integers, so that both engines agree exactly: milliwatts, nanoseconds, their products, and factors in units of 1 / ONE.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from interlace.ir.arrays import Flags, Ints
 from interlace.scheduler.simulate.arrays import ONE
 
 TICK_NS = 2_000_000
-"""Between two looks of the limiter. H100 and H200 were seen to change clocks every 20 to 40 ms; the average decides, not the tick."""
+"""Interval of the limiter. H100 and H200 were observed to change clocks every 20 to 40 ms; the result depends on the time constant of the
+average, not on this interval."""
 FOLLOWS = 0.6
-"""Part of the time of what draws most that follows the clock: products of 8192 to 2048 rows, 0.5 to 0.7 on H100 and H200. Only how fast the
-limiter finds its clock depends on it."""
+"""Share of the time of the kernels with the highest power that depends on the clock; 0.5 to 0.7 for matrix products of 2048 to 8192 rows on
+H100 and H200. It only affects how fast the limiter finds its clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The clocks that a device chooses from, highest first, and what holds at each. `[num_levels]` each.
+    """The clocks that a device chooses from, highest first, and their effects. `[num_levels]` each; factors in units of 1 / ONE.
 
     Attributes:
-        slower: By how much time that follows the clock is stretched, over 1.
-        energy: A kernel's energy, as a part of that at the highest clock.
-        load: Power of what draws most, as a part of that at the highest clock.
+        mhz: The clock, in MHz.
+        slower: Stretch of time that depends on the clock, over 1.
+        energy: A kernel's energy, as a share of that at the highest clock.
+        load: Power of the kernels with the highest power, as a share of that at the highest clock.
     """
 
     mhz: Ints
@@ -44,7 +46,7 @@ class Clocks:
 
     @classmethod
     def of(cls, power: Power) -> Clocks:
-        """From the highest down to the lowest clock."""
+        """The clocks of a device profile's power model."""
         mhz = np.arange(power.highest_mhz, power.lowest_mhz - 1, -power.step_mhz, dtype=np.int64)
         ratio = mhz / power.highest_mhz
         energy = ratio**power.energy_exponent
@@ -57,12 +59,12 @@ class PowerInput:
     """The power part of `SimInput`.
 
     Attributes:
-        draw: Of each op instance, its energy at the highest clock over its duration, in milliwatts above static. `[num_items]`
-        share: Part of its duration that follows the clock, in units of 1 / ONE. `[num_items]`
-        own: Index of its own clock, that of its duration; of the next higher one that there is. `[num_items]`
+        draw: Energy of an op instance at the highest clock divided by its duration, in milliwatts above static. `[num_items]`
+        share: Share of its duration that depends on the clock, in units of 1 / ONE. `[num_items]`
+        own: Index into `clocks` of its own clock, at which its duration was measured, or of the next higher one. `[num_items]`
         moves: Whether it is a communication between devices. `[num_items]`
-        static_mw, limit_mw, waiting_mw, beside_mw: As in `Power`.
-        response: Part of the difference by which the average moves in a tick, in units of 1 / ONE.
+        static_mw, limit_mw, waiting_mw, beside_mw: As the fields of `Power` in watts, in milliwatts.
+        response: Share of the difference by which the average changes per tick, in units of 1 / ONE.
     """
 
     draw: Ints
@@ -78,7 +80,8 @@ class PowerInput:
 
     @classmethod
     def of(cls, power: Power, draw: Ints, share: Ints, own_mhz: Ints, moves: Flags) -> PowerInput:
-        """Whole numbers from a profile's power part; `draw`, `share` and `own_mhz` as in `Draw`. `[num_items]` each."""
+        """The power model of a profile in integers; `draw` (milliwatts), `share` (in units of 1 / ONE) and `own_mhz` (0 for the highest
+        clock) as in `Draw`. `[num_items]` each."""
         clocks = Clocks.of(power)
         own = np.clip(-(np.where(own_mhz, own_mhz, power.highest_mhz) - power.highest_mhz) // power.step_mhz, 0, len(clocks.mhz) - 1)
         longer = 1 + share * clocks.slower[own] / ONE**2
@@ -90,13 +93,13 @@ class PowerInput:
 
 @dataclass(slots=True)
 class PowerTrace:
-    """What the limiter of each rank did in a step.
+    """State and history of each rank's limiter.
 
     Attributes:
-        level: Index into `Clocks`; before a simulation that with which the step begins, after it that with which it ends. `[num_ranks]`
-        mean: Average of what was drawn above static, as if at the highest clock, in milliwatts; before and after, as `level`.
+        level: Index into `Clocks`: at the start of the step before a simulation, at its end afterwards. `[num_ranks]`
+        mean: Average power above static, converted to the highest clock, in milliwatts; at the start or end, as `level`. `[num_ranks]`
         spent: Energy above static, in milliwatts times nanoseconds. `[num_ranks]`
-        changes: Times, ranks and levels of changes of the clock, the first ones at time 0. `[3, num_changes]`
+        changes: Times, ranks and levels of clock changes, with the initial levels at time 0. `[3, num_changes]`
     """
 
     level: Ints
@@ -106,30 +109,33 @@ class PowerTrace:
 
     @classmethod
     def begin(cls, num_ranks: int) -> PowerTrace:
-        """Before anything was drawn."""
+        """The state of an idle device."""
         return cls(*(np.zeros(num_ranks, np.int64) for _ in range(3)))
 
     @classmethod
     def warm(cls, power: PowerInput, mean: Ints) -> PowerTrace:
-        """Before a step that begins with these averages. `[num_ranks]`"""
+        """The state before a step that begins with these averages. `[num_ranks]`"""
         levels = [level_at(each, power.limit_mw - power.static_mw, power.clocks.load) for each in mean.tolist()]
         return cls(np.array(levels, np.int64), mean.copy(), np.zeros_like(mean))
 
 
 def steady_mean(power: PowerInput, began: Ints, ended: Ints, took_ns: int) -> Ints:
-    """The averages with which a step begins that ends with them, as far as one tells that began and ended with these: what is left of the
-    first by the end of a step falls with its ticks, and what comes anew is taken to be the same. `[num_ranks]`"""
+    """Estimate of the averages of a steady-state step, in milliwatts, from a step that began with `began` and ended with `ended`.
+    `[num_ranks]`
+
+    The share of `began` that remains at the end of a step decays with its ticks; what the step adds is assumed not to change.
+    """
     kept = (1 - power.response / ONE) ** (took_ns // TICK_NS)
     return np.maximum(0, np.round(began + (ended - began) / (1 - kept))).astype(np.int64) if kept < 1 else began
 
 
 def at_clock(highest: int, factor: int) -> int:
-    """Energy at a clock of what spends so much at the highest; `factor` as in `Clocks.energy`. Runs in both engines."""
+    """Energy at a clock, from that at the highest clock; `factor` as in `Clocks.energy`. Used by both engines."""
     return ((highest >> 4) * factor) >> 16
 
 
 def level_at(mean: Any, room_mw: int, load: Any) -> int:
-    """The highest clock at which an average stays within the limit; `room_mw` is the limit less static. Runs in both engines."""
+    """Level of the highest clock at which an average stays within the limit; `room_mw` is the limit minus static. Used by both engines."""
     level = 0
     while level < len(load) - 1 and (mean * load[level]) >> 20 > room_mw:
         level += 1
@@ -137,7 +143,8 @@ def level_at(mean: Any, room_mw: int, load: Any) -> int:
 
 
 def limiter(mean: Any, level: int, spent: int, response: int, room_mw: int, load: Any) -> tuple[int, int]:
-    """The average and the level after a tick in which so much was spent above static at this level's clock. Runs in both engines."""
+    """Average and level after a tick in which `spent` (milliwatts times nanoseconds above static) was spent at the clock of `level`. Used
+    by both engines."""
     drawn = (spent // TICK_NS) * ONE // load[level]
     mean += ((drawn - mean) * response) >> 20
     return mean, level_at(mean, room_mw, load)

@@ -1,4 +1,4 @@
-"""Which op instances of which ranks start together: the k-th of each rank on each channel."""
+"""Rendezvous: the k-th communication of each rank on a channel starts together with the k-th of the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from interlace.scheduler.simulate.arrays import Options, RankItems
 
 
 def meetings(parts: Sequence[RankItems], first: Ints, options: Options) -> dict[str, Any]:
-    """Which op instances of which ranks start together: the k-th of each rank on each channel."""
+    """The columns of `SimInput` about rendezvous and messages; `first` as there.
+
+    Raises PlanError if a group has a rank without a program, unless `options.peers_ready`; if a rank would represent both sides of a
+    message; or if ranks of a group issue collectives of different kinds."""
     acting = {part.program.rank: part.program.rank for part in parts}
     acting |= {rank: twin for rank, twin in options.representative.items() if rank not in acting}
     queues: dict[Hashable, dict[int, list[int]]] = {}
@@ -40,7 +43,7 @@ def meetings(parts: Sequence[RankItems], first: Ints, options: Options) -> dict[
 def _channel(
     op: Op, program: Program, acting: Mapping[int, int], options: Options, names: RingNames
 ) -> tuple[Hashable, list[Any], Any] | None:
-    """Key of the channel, its members, and which member this op is; None if it has no other member."""
+    """Key of the channel of a communication, its members, and which member this op is; None for a message to or from an absent rank."""
     ranks = next((group.ranks for group in program.groups if group.id == op.group), ())
     missing = [rank for rank in ranks if acting.get(rank) is None]
     if missing and not options.peers_ready:
@@ -119,7 +122,7 @@ def _on_group(name: RingName | None) -> str:
 
 
 def _same_kind(row: Sequence[int], k: int, parts: Sequence[RankItems], first: Ints) -> None:
-    """Collectives that meet are of one kind."""
+    """Raises PlanError if collectives that meet are of different kinds."""
     found = []
     for item in row:
         at = int(np.searchsorted(first, item, side="right")) - 1

@@ -1,23 +1,23 @@
 """Simulation of plans in time: every rank, stream and host, in integer nanoseconds. This module is the specification.
 
 An *op instance* (`item` in names) is one `(operation, micro-batch)` of one rank. The host of a rank issues its op instances in
-order, each at its host cost; after a blocking one it waits until that one has ended, and where the plan says so (`Job.host_waits`)
-until an earlier one has. A stream runs its op instances one at a time, in issue order. An op instance is *ready* once it is
-issued, the earlier ones of its stream have ended, and those that it depends on have ended. It starts when it is ready and, at a
-rendezvous (a collective, a send with its receive), all its mates are. Mates run together: for the longest of their durations, at
-the pace of the slowest of them, and they end together.
+order, each at its host cost. After a blocking op instance the host waits until it has ended; where the plan requires it
+(`Job.host_waits`), the host waits until an earlier one has ended. A stream runs its op instances one at a time, in issue order. An op
+instance is *ready* once it is issued and the earlier ones of its stream and those that it depends on have ended. At a rendezvous (a
+collective, or a send with its receive) it has *mates*, the op instances of other ranks that take part. It starts when it and all its
+mates are ready. Mates run together: they take the longest of their durations, at the pace of the slowest of them, and end together.
 
-The overlap clock. Beside others on its rank an op instance takes longer: its stretch is 1 plus what each other op instance
-running there adds (`SimInput.excess`), its pace is 1 / stretch. What computation and anything else add to each other may depend on
-which of them began first: a communication that is ready while a product runs gets no multiprocessor before that has ended. It begins
-START_NS after it is ready, and what began by then was first. While any op instance of the rank is *blocked* (it is ready and its
-mates are not; its kernel occupies the device until they are), `SimInput.blocked_excess` is added to each computation. Work is counted
-in 1 / ONE ns. The pace is `ONE * ONE / stretch` units per nanosecond, rounded up; an end is rounded up to whole nanoseconds, so that an op
-instance that is due at a time stays due whatever else happens at that time; nothing else is rounded. Hence the result does not
-depend on the order of simultaneous events.
+The overlap clock. An op instance takes longer while others run on its rank: its stretch is 1 plus what each other op instance
+running there adds (`SimInput.excess`), and its pace is 1 / stretch. What computation and anything else add to each other may depend on
+which of them began first: a communication that becomes ready while a matrix product runs gets no multiprocessor until the product has
+ended. A communication counts as begun START_NS after it is ready, and computation that began by then was first. While any op instance of
+the rank is *blocked* (it is ready but its mates are not, and its kernel occupies the device until they are), `SimInput.blocked_excess` is
+added to the stretch of each computation. Work is counted in units of 1 / ONE ns. The pace is `ONE * ONE / stretch` units per nanosecond,
+rounded up. An end is rounded up to whole nanoseconds, so that an op instance that is due at some time stays due whatever else happens at
+that time. Nothing else is rounded, so the result does not depend on the order of simultaneous events.
 
-Where a device's limit of power is known, its clock follows what it draws (`simulate/power.py`), and time that follows the clock is
-stretched besides.
+If the device's power limit is known, its clock depends on the power drawn (`simulate/power.py`), and time that depends on the clock is
+stretched further.
 
 `simulate/compiled.py` implements this clock exactly; `interleave/clock.py` simplifies it for one rank, for planners.
 
@@ -25,14 +25,14 @@ The step of every rank lasts until the last op instance has ended and the last h
 belongs to one part (`split_rank`):
 
 - *compute*: a compute op runs on the rank.
-- *exposed*: none runs, and a communication or copy runs that the rank's next compute op waits for (through data, events,
-  streams, or a host that it blocks); after the last compute op, any communication or copy.
-- *host*: neither, nothing that the next compute op waits for is blocked at a rendezvous, and the host is busy on the way to
-  issuing that op (after the last one: to the next step).
+- *exposed*: no compute op runs, and a communication or copy runs that the rank's next compute op waits for (through data, events,
+  streams, or a host that it blocks). After the last compute op, any communication or copy is exposed.
+- *host*: neither of the above; nothing that the next compute op waits for is blocked at a rendezvous, and the host is busy on the way
+  to issuing that op (after the last compute op: to beginning the next step).
 - *bubble*: the rest: the rank waits for other ranks.
 
-Independent of these parts, *hidden* is the time in which a communication or copy runs beside a compute op, and *idle* the time
-in which nothing runs on the rank. What runs in a bubble is neither exposed nor hidden: nothing computes and nothing waits for it.
+Independently of these parts, *hidden* is the time in which a communication or copy runs beside a compute op, and *idle* the time
+in which nothing runs on the rank. A communication in a bubble is neither exposed nor hidden: nothing computes and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ from interlace.scheduler.simulate.power import TICK_NS, PowerInput, PowerTrace, 
 NEVER = 1 << 62
 """Later than any time."""
 WORTH_COMPILING = 5000
-"""Op instances, of all steps that may be simulated, from which on `auto` uses the compiled engine, if no other run has loaded it; below,
-the plain one ends before numba is imported (0.2 s)."""
+"""Least number of op instances, over all steps that may be simulated, for which `auto` loads the compiled engine. Below it, the plain
+engine finishes before numba is imported (0.2 s). Once the compiled engine is loaded, `auto` always uses it."""
 MOST_STEPS = 4
-"""Steps that are simulated at most, until one begins as warm as it ends."""
+"""Most steps that are simulated in search of a steady state: one that begins with the same power average, and the same copies still
+running, as it ends with."""
 CLOSE = 128
-"""Averages of power that differ by less than this part of the limit are taken as equal: by less than one clock and the next differ."""
+"""Power averages that differ by at most 1 / CLOSE of the limit count as equal: adjacent clock levels differ by more."""
 COMPILED = "interlace.scheduler.simulate.compiled"
 
 
@@ -90,7 +91,7 @@ class RankTime:
     """One rank's step; `step_ns == compute_ns + exposed_comm_ns + bubble_ns + host_ns`.
 
     Attributes:
-        slowed_ns: Duration of compute ops beside others, less their duration alone.
+        slowed_ns: Simulated duration of compute ops minus their duration alone.
         peak_bytes: Peak of live device memory, persistable memory included.
         pinned_bytes: Peak of live pinned host memory.
     """
@@ -113,9 +114,9 @@ class Result:
     """A simulated step.
 
     Attributes:
-        memory: Of each rank, if it was asked for.
+        memory: Memory profile of each rank; empty if it was not requested.
         host_end: When the host of each rank has issued all of its jobs and could begin the next step. `[num_ranks]`
-        power: Clock and energy of each rank; of use where `input.power` is known.
+        power: Clock and energy of each rank; meaningful only if `input.power` is known.
     """
 
     input: SimInput
@@ -132,18 +133,19 @@ class Result:
 
     @cached_property
     def ranks(self) -> list[RankTime]:
-        """What the step of each rank is made of."""
+        """The parts of each rank's step."""
         return _rank_times(self, self._split)
 
     @property
     def joules(self) -> list[float]:
-        """Energy of each rank in the step; empty where the device's power is not known."""
+        """Energy of each rank per step, in joules; empty if the device's power is not known."""
         power = self.input.power
         return [(power.static_mw * self.step_ns + int(spent)) / 1e12 for spent in self.power.spent] if power else []
 
     def mhz(self, at: int) -> tuple[Ints, Ints]:
-        """The clock of the rank with index `at`: when it changes, from the start of the step on, and to what. Raises PlanError where the
-        device's power is not known."""
+        """Clock of the rank with index `at`: times of its changes, in nanoseconds from the start of the step, and the new clocks, in MHz.
+
+        Raises PlanError if the device's power is not known."""
         if self.input.power is None:
             raise PlanError("the clock of a rank was asked for, but the step was simulated without a limit of power")
         when, ranks, levels = self.power.changes
@@ -151,14 +153,14 @@ class Result:
         return when[mine], self.input.power.clocks.mhz[levels[mine]]
 
     def mean_mhz(self, at: int) -> float:
-        """The same, averaged over the step."""
+        """Clock of the rank with index `at`, averaged over the step, in MHz. Raises PlanError as `mhz`."""
         when, mhz = self.mhz(at)
         spans = np.diff(when, append=self.step_ns)
         return float((spans * mhz).sum() / max(1, spans.sum()))
 
     @cached_property
     def compute_ns(self) -> list[int]:
-        """`RankTime.compute_ns` of each rank, without the rest."""
+        """`RankTime.compute_ns` of each rank, without the cost of the other parts."""
         return [_compute_ns(self.input, self.times, at) for at in range(len(self.input.ranks))]
 
 
@@ -174,17 +176,19 @@ def simulate(
     target: Target = IDEAL,
     with_memory: bool = True,
 ) -> Result:
-    """Simulate the plans of all ranks; `auto` uses the compiled engine for large plans if numba is installed; results are equal. `target`
-    says when memory is allocated and freed; the rest of its rules is in `options` (`Options.of`).
+    """Simulate the plans of all ranks.
 
-    Raises PlanError as `lower`; Stall where ranks wait for each other in a cycle, which the message prints, or for a communication that is
-    never issued.
+    The engine `auto` is the compiled one for large plans, if numba is installed, else the plain one; both give the same result. `target`
+    decides when memory is allocated and freed; its other rules must be passed as `options` (`Options.of`).
+
+    Raises PlanError as `lower`, or if the engine `fast` is requested without numba; Stall if ranks wait for each other in a cycle, which
+    the message prints, or for a communication that is never issued.
     """
     return run(lower(programs, cost, options), engine=engine, target=target, with_memory=with_memory)
 
 
 def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_memory: bool = True) -> Result:
-    """Simulate from arrays."""
+    """Simulate the arrays that `lower` returns; arguments and errors as for `simulate`."""
     compiled = _compiled(engine, sim.num_items * (MOST_STEPS if sim.power else 1))
     times, trace = _times(sim, compiled)
     split = compiled.split_rank if compiled else split_rank
@@ -193,24 +197,24 @@ def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_
 
 
 def device_memory(sim: SimInput, target: Target = IDEAL, placed: memory.Placed | None = None) -> tuple[Times, memory.Profile]:
-    """When the op instances of the only rank run, and its memory; as `run`, with `placed` as in `over_time`."""
+    """Times and memory of a simulation of a single rank; `placed` as in `over_time`. Raises Stall as `simulate`."""
     times, _ = _times(sim, _compiled("auto", sim.num_items))
     step = last_end(sim, times.end)
     return times, memory.over_time(sim.programs[0], times.issue, times.start, times.end, sim.stream, target, placed, step)
 
 
 def last_end(sim: SimInput, end: Ints) -> int:
-    """When the last op instance ends that the next step waits for."""
+    """End of the last op instance that the next step waits for, in nanoseconds."""
     return int((end if sim.tail is None else end[~sim.tail]).max(initial=0))
 
 
 def step_end(sim: SimInput, times: Times) -> int:
-    """When all hosts have issued their jobs, too."""
+    """End of the step, in nanoseconds: `last_end`, or when the last host could begin the next step if that is later."""
     return max(last_end(sim, times.end), int(host_ends(sim, times).max(initial=0)))
 
 
 def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
-    """Of a step behind another one, whose copies to the host are not done when it begins (`SimInput.tail`)."""
+    """Times of a step that follows another, whose copies to the host (`SimInput.tail`) may still run when it begins."""
     times, trace, mean = _times_alone(sim, compiled)
     if sim.tail is None or sim.mark is None:
         return times, trace
@@ -229,15 +233,17 @@ def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
 
 
 def _left(sim: SimInput, times: Times, at: int, step: int) -> int:
-    """How long copies of a rank run in the next step."""
+    """How far into the next step the `tail` copies of a rank run, in nanoseconds."""
     assert sim.tail is not None
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
     return max(0, int(times.end[mine][sim.tail[mine]].max(initial=0)) - step)
 
 
 def _times_alone(sim: SimInput, compiled: Any, mean: Ints | None = None) -> tuple[Times, PowerTrace, Ints | None]:
-    """Of a step; with a limit of power, of one that begins as it ends: its device is as warm as training makes it. It is looked for from an
-    average `mean` of what ranks draw on; returned is the one with which the next step would begin."""
+    """Times of one step. With a power limit, of a steady-state step, whose power averages are the same at its start and end.
+
+    The search begins with the averages `mean` (default: `_first_mean`). The averages with which the next step would begin are returned too.
+    """
     power, trace = sim.power, PowerTrace.begin(len(sim.ranks))
     following = PowerTrace.warm(power, _first_mean(sim, power) if mean is None else mean) if power else trace
     for _ in range(MOST_STEPS if power else 1):
@@ -256,7 +262,7 @@ def _times_alone(sim: SimInput, compiled: Any, mean: Ints | None = None) -> tupl
 
 
 def _first_mean(sim: SimInput, power: PowerInput) -> Ints:
-    """What ranks draw on average if the step takes no longer than its fullest stream: more than they do, as streams wait. `[num_ranks]`"""
+    """Average power of each rank if the step took no longer than its busiest stream; an overestimate, as streams wait. `[num_ranks]`"""
     least_ns = np.bincount(sim.stream, sim.dur, len(sim.stream_names)).max(initial=1)
     rank_of = np.repeat(np.arange(len(sim.ranks)), np.diff(sim.first))
     spent = np.bincount(rank_of, power.draw.astype(np.float64) * sim.dur, len(sim.ranks))
@@ -298,7 +304,7 @@ def _rank_times(result: Result, split: Any) -> list[RankTime]:
 
 
 def _compute_ns(sim: SimInput, times: Times, at: int) -> int:
-    """Time in which compute ops of a rank run, as `gaps` gives it."""
+    """Time in which compute ops of a rank run, as returned by `gaps`."""
     mine = int(sim.first[at]) + np.flatnonzero(~sim.side[sim.first[at] : sim.first[at + 1]])
     start, end = times.start[mine], times.end[mine]
     order = np.argsort(start, kind="stable")
@@ -449,7 +455,7 @@ class Simulation:
             self.host_at[at] = self._next_wait(at, item + 1)
 
     def _next_wait(self, at: int, item: int) -> int:
-        """The next op instance after which the host waits, from `item` on; the index after the rank's last one if there is none."""
+        """The first op instance, from `item` on, after which the host waits; the index after the rank's last one if there is none."""
         end = int(self.sim.first[at + 1])
         return next((k for k in range(item, end) if self.awaits[k] >= 0), end)
 
@@ -495,7 +501,7 @@ class Simulation:
     # -- power ------------------------------------------------------------------------------------------------------
 
     def _drop_stale(self) -> None:
-        """Take events from the front of the queue that will come to nothing, so that its first one will happen."""
+        """Remove obsolete events from the front of the queue."""
         while self.queue:
             _, item, due = self.queue[0]
             happens = self.ready[item] < 0 if due < 0 else self.end[item] < 0 and self.due[item] == due
@@ -504,35 +510,35 @@ class Simulation:
             heapq.heappop(self.queue)
 
     def _charge(self, item: int, done: int) -> None:
-        """Count the energy of work that was done since the last count, at the clock that it had."""
+        """Add the energy of the work done since the last count, at the clock during that time; `done` is all work done so far."""
         at = self.rank[item]
         highest = (((done - self.charged[item]) >> 10) * self.draw[item]) >> 10
         self.charge[at] += at_clock(highest, self.energy[max(self.own[item], self.level[at])])
         self.charged[item] = done
 
     def _count_both(self, at: int) -> None:
-        """Count the time since when a communication has run beside computation, and begin anew if one does."""
+        """Add the time for which a communication has run beside computation since the last count; restart the count if one still does."""
         if self.both_since[at] != NEVER:
             self.both_ns[at] += self.now - self.both_since[at]
         runs_both = any(self.moves[item] for item in self.running[at]) and not all(self.side[item] for item in self.running[at])
         self.both_since[at] = self.now if runs_both else NEVER
 
     def _charge_both(self, at: int) -> None:
-        """Count what that time has cost, at the clock that it had."""
+        """Add the energy of the time counted by `_count_both`, at the clock during that time."""
         assert self.power is not None
         self._count_both(at)
         self.charge[at] += at_clock(self.power.beside_mw * self.both_ns[at], self.energy[self.level[at]])
         self.both_ns[at] = 0
 
     def _spend(self, at: int) -> int:
-        """The energy above static that a rank spent since the last tick."""
+        """Return, and reset, the energy above static that a rank has spent since the last tick."""
         spent = self.charge[at]
         self.charge[at] = 0
         self.spent[at] += spent
         return spent
 
     def _tick(self) -> None:
-        """Let the limiter of each rank look at what was drawn."""
+        """Run the limiter of each rank on the energy spent since the last tick."""
         assert self.power is not None
         self.now = self.next_tick
         self.next_tick += TICK_NS
@@ -553,7 +559,7 @@ class Simulation:
                 self.changed.add(at)
 
     def _store_trace(self) -> None:
-        """Write what the limiters did into the trace."""
+        """Write the state of the limiters to the trace."""
         if self.power is None:
             return
         for at in range(len(self.sim.ranks)):
@@ -643,7 +649,7 @@ def split_rank(rank: RankColumns, step: int, host_end: int) -> tuple[int, int, i
             exposed += parts[0]
             host += parts[1]
     spans = np.empty((len(rank.start), 2), np.int64)
-    for item in range(len(rank.start)):  # whole columns at once take numba 2 s to compile
+    for item in range(len(rank.start)):  # numba needs 2 s to compile the assignment of whole columns
         spans[item, 0], spans[item, 1] = rank.start[item], rank.end[item]
     running = covered(spans)
     hidden = compute + covered(spans[rank.side]) - running
@@ -651,7 +657,7 @@ def split_rank(rank: RankColumns, step: int, host_end: int) -> tuple[int, int, i
 
 
 def waiters(rank: RankColumns) -> Ints:
-    """Start of the earliest compute op that waits for each op instance, NEVER without one."""
+    """Start of the earliest compute op that waits for each op instance; NEVER if there is none."""
     stream, side, awaits, start = rank.stream, rank.side, rank.awaits, rank.start
     dep_first, dep = rank.dep_first, rank.dep
     count, later = len(start), NEVER
@@ -671,7 +677,8 @@ def waiters(rank: RankColumns) -> Ints:
 
 
 def gaps(rank: RankColumns, step: int) -> tuple[Ints, Ints, Ints, int]:
-    """Gaps between compute ops: from, to, and the op that ends each (-1 for the last, up to the step's end); and the compute time."""
+    """Gaps between compute ops (start, end, and the op that ends the gap, or -1 for the gap at the end of the step); and the compute
+    time."""
     side, start, end = rank.side, rank.start, rank.end
     gap_from, gap_to, gap_next = np.empty((3, len(start) + 1), np.int64)
     num_gaps, free, compute = 0, 0, 0
@@ -689,9 +696,9 @@ def gaps(rank: RankColumns, step: int) -> tuple[Ints, Ints, Ints, int]:
 
 
 def waited_for(rank: RankColumns, waiter: Ints, gap_from: Ints, gap_to: Ints) -> tuple[Ints, Ints]:
-    """Communications and copies that the op after each gap waits for, those after the last compute op in the last gap.
+    """Communications and copies that the op after each gap waits for; the last gap has all that run after the last compute op.
 
-    Linked lists: first link of each gap, next link of each link; the op instance of a link is `link // 2`.
+    Returned as linked lists: the first link of each gap, and the next link of each link. The op instance of a link is `link // 2`.
     """
     side, end, last = rank.side, rank.end, len(gap_from) - 1
     begin = np.full(last + 1, -1, np.int64)
@@ -716,12 +723,13 @@ def _split_gap(rank: RankColumns, low: int, high: int, busy: int, link: int, cha
 
 
 def gap_spans(rank: RankColumns, low: int, high: int, busy: int, link: int, chain: Ints, syncs: Ints, synced_at: Ints) -> tuple[int, Any]:
-    """What happens in a gap of a rank from `low` to `high`, as a number `n` and intervals: n runs of what the op after the gap waits for,
-    then what counts before the host does, and last the time in which the host is busy: until `busy` it is on the way to issue the op after
-    the gap.
+    """What happens in the gap of a rank from `low` to `high`, as a number `n` and intervals `[2 n + host waits + 1, 2]`.
 
-    `link` and `chain` are the list of what that op waits for, as `waited_for` gives it; `syncs` and `synced_at` the op instances after
-    which the host waits, and when they are issued.
+    The first n intervals are the runs of what the op after the gap waits for, the next n its waits at a rendezvous; then follow the waits
+    of the host, and last the time in which the host is busy on the way to issuing that op, which lasts until `busy`.
+
+    `link` and `chain` are the linked list of what that op waits for, as returned by `waited_for`; `syncs` are the op instances after which
+    the host waits, and `synced_at` the times at which these are issued.
     """
     n, at = 0, link
     while at >= 0:
@@ -731,7 +739,7 @@ def gap_spans(rank: RankColumns, low: int, high: int, busy: int, link: int, chai
     if busy > low:
         first_sync = max(0, np.searchsorted(synced_at, low) - 1)
         last_sync = max(first_sync, np.searchsorted(synced_at, busy))
-    # Rows: n runs, n waits at a rendezvous, the waits of the host, the time in which the host is busy.
+    # Rows: n runs, n waits at a rendezvous, the waits of the host, the time for which the host is busy.
     spans = np.empty((2 * n + last_sync - first_sync + 1, 2), np.int64)
     k, at = 0, link
     while at >= 0:
@@ -758,4 +766,4 @@ def covered(spans: Any) -> int:
 
 
 SPLIT_HELPERS = (covered, waiters, gaps, waited_for, gap_spans, _split_gap)
-"""What `split_rank` calls; the compiled engine registers them with numba."""
+"""The functions that `split_rank` calls; the compiled engine registers them with numba."""
