@@ -1,10 +1,10 @@
 """Waits of the host for the device, so that memory is not allocated for work that the device reaches much later.
 
-On a GPU memory is allocated when an op is issued and freed when its last reader is issued; if that reader runs on another stream
+On a GPU, memory is allocated when an op is issued and freed when its last reader is issued; if that reader runs on another stream
 than the allocation, it is freed when the reader has completed (docs/gpu-place.md, rules 4 and 7). A host that runs ahead
-therefore keeps such blocks of all micro-batches alive at once. So it waits from time to time for an op that it issued a little
-earlier: the device still has work when the host goes on, and the waits cost no time. In jobs that are too short for that, the
-host waits at the end of the job for its last computation; then nothing is issued for a short time.
+therefore keeps such blocks of all micro-batches alive at once. So the host waits from time to time for an op that it issued a little
+earlier. The device still has work when the host continues, so these waits cost no time. In jobs that are too short for that, the
+host waits at the end of the job for its last computation; for a short time the device then has no work.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
 from interlace.scheduler.simulate.simulator import Times, device_memory
 
 LOOK_BACK = 50
-"""The awaited op lies back this many times the host's time for one wait (about 1.7 ms on an H200): enough to issue what follows."""
+"""Distance to the awaited op, in computation time, as a multiple of the host's time for one wait (about 1.7 ms on an H200): enough for the
+host to issue what follows."""
 SPACING = (16, 8, 4, 2, 1)
-"""Distances between waits that are tried, as multiples of that time; the widest under which the peak is low enough is used."""
+"""Spacings of waits that are tried, as multiples of that distance. The widest with which the peak is low enough is used."""
 NEAR = 4
-"""If there is no such distance: the widest whose peak is at most `run_ahead_bytes / NEAR` above the lowest peak."""
+"""If no spacing is wide enough, the widest is used whose peak is at most `run_ahead_bytes / NEAR` above the lowest."""
 PEAKS = 4
-"""Times at most that waits are added at the peak: each changes when all that follows is issued."""
+"""Most rounds in which waits are added at the peak; each round changes when everything after its waits is issued."""
 
 
 HostSync = tuple[OpInstance, OpInstance]
-"""After the first op instance the host waits for the second; both are in one job."""
+"""After it has issued the first op instance, the host waits for the second; both are in the same job."""
 Waits = dict[str, tuple[HostSync, ...]]
-"""By job."""
+"""Waits by name of the job."""
 Reason = Literal["", "no-side-work", "few-side-bytes", "run-ahead-allowed", "no-wait-helps", "not-simulated"]
 
 
@@ -56,12 +57,13 @@ class HostSyncs:
     """The chosen waits and their effect, simulated for this rank alone with its peers always ready.
 
     Attributes:
-        serial_bytes: Peak if every op completed before the next is issued.
-        free_bytes, throttled_bytes: Peak on a GPU without waits of the host, and with the chosen ones; the host issues in no time,
-            so that it runs ahead as far as it can.
-        reason: Why these waits, or none, were chosen; empty where waits lower the peak.
-        side_bytes: Of all blocks that side streams use, where these are few.
-        error: Why the rank cannot be simulated.
+        waits: The chosen waits.
+        serial_bytes: Peak if every op completed before the next one is issued.
+        free_bytes, throttled_bytes: Peak on a GPU without waits of the host, and with the chosen ones. The simulated host issues in no
+            time, so that it runs ahead as far as it can.
+        reason: Why no waits were chosen, or why these were chosen without a simulation; empty if waits lower the peak.
+        side_bytes: Bytes of all blocks that side streams use, if that is the reason for no waits.
+        error: Why the rank could not be simulated.
     """
 
     waits: Waits = field(default_factory=dict)
@@ -85,7 +87,7 @@ def jobs_with_side_work(program: Program) -> list[str]:
 
 
 def sync_at_outputs(program: Program) -> Waits:
-    """Waits at the end of each job that computes an output of the step, for the last one: there Paddle fetches it (a loss)."""
+    """Waits at the end of each job that computes an output of the step (a loss), for the last such computation: there Paddle fetches it."""
     graph = Graph(program)
     outputs = computing(program) & {graph.producer.get(op.operands[0]) for op in program.ops if op.name == SHADOW_OUTPUT}
     return {job.name: ((job.items[-1], item),) for job in program.jobs if (item := last_of(job, outputs)) is not None}
@@ -110,7 +112,7 @@ def _uses_memory_beside(graph: Graph, op: Op) -> bool:
 
 
 def with_host_syncs(program: Program, waits: Waits) -> Program:
-    """The program with these waits, and those that it has; of two behind one op instance the one that it has."""
+    """The program with these waits added to its own. If both have a wait after the same op instance, its own is kept."""
     jobs = tuple(
         msgspec.structs.replace(job, host_waits=tuple({**dict(waits.get(job.name, ())), **dict(job.host_waits)}.items()))
         for job in program.jobs
@@ -119,11 +121,14 @@ def with_host_syncs(program: Program, waits: Waits) -> Program:
 
 
 def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_limit: int | None = None) -> HostSyncs:
-    """The widest spacing of waits under which run-ahead raises the peak by no more than `run_ahead_bytes`.
+    """Waits with the widest spacing at which run-ahead raises the peak by at most `run_ahead_bytes`.
 
-    If none does, the widest whose peak is near the lowest. Where the peak is then above `memory_limit`, waits are added at the peak
-    (`scheduler/host_waits/waits_at_peaks.py`). Last, waits behind the last that the peak needs are left out. Cost: one pass over the
-    storages if these are small, otherwise a simulation of the rank for each spacing that is tried, and log2 of the waits more.
+    If no spacing achieves that, the widest is taken whose peak is near the lowest. If the peak is then above `memory_limit` (bytes), waits
+    are added at the peak (`scheduler/host_waits/waits_at_peaks.py`). Last, waits at the end of the step that do not lower the peak are
+    dropped. If the rank cannot be simulated, the host waits at the end of each job.
+
+    Cost: one pass over the storages if side streams use few bytes; otherwise one simulation of the rank per spacing and round, plus log2 of
+    the number of waits.
     """
     names = jobs_with_side_work(program)
     if not names:
@@ -138,12 +143,13 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_
 
 
 def gpu_peak(program: Program, cost: Costs, target: Target = GPU) -> int:
-    """Peak of live device bytes on a GPU whose host issues in no time; the rank's peers are always ready."""
+    """Peak of live device bytes on a GPU whose host issues in no time, with the rank's peers always ready. Raises PlanError if the rank
+    cannot be simulated."""
     return device_memory(_fast_host(_alone(program, cost, target)), target)[1].peak()
 
 
 def _most_side_bytes(program: Program) -> int:
-    """Bytes of all blocks that any op on a side stream reads or writes."""
+    """Device bytes of all blocks that any op on a side stream reads or writes, over all micro-batches."""
     table, count = lifetimes(program), max(1, program.pipeline.num_micro_batches)
     stream = {op.id: stream_of(op) for op in program.ops}
     away = np.array([stream[op_id] != "" for op_id in table.reader.tolist()], np.bool_)
@@ -156,8 +162,8 @@ class _Alone:
     """One rank whose host issues in no time and whose peers are always ready.
 
     Attributes:
-        program, sim, placed: Without further waits; where its blocks are.
-        blocking: Behind which op instances the host waits for these themselves. `[num_items]`
+        program, sim, placed: The rank without further waits, and the instances of its storages.
+        blocking: Whether the host waits for an op instance right after issuing it. `[num_items]`
     """
 
     program: Program
@@ -170,7 +176,7 @@ class _Alone:
         return self._run(waits)[1].peak("device")
 
     def with_waits_at_peaks(self, waits: Waits, peak: int, limit_bytes: int) -> tuple[int, Waits]:
-        """The peak, and waits with others at what is above the limit, as long as they lower it."""
+        """Add waits where memory is above the limit, as long as they lower the peak; returns the new peak and all waits."""
         can = np.isin(items_of(self.program)[:, 0], [*computing(self.program)])
         for _ in range(PEAKS):
             times, memory = self._run(waits)
@@ -185,10 +191,10 @@ class _Alone:
         return peak, waits
 
     def without_last_waits(self, waits: Waits, peak: int) -> tuple[int, Waits]:
-        """The peak, not above the one given, and the waits up to the last that it needs.
+        """Drop the last waits, as many as possible without a peak above the given one; returns the new peak and the remaining waits.
 
-        Behind that the host runs ahead, and prepares the next step while the device ends this one. What the next step allocates meanwhile
-        is not counted: a wait at a peak of it waits for the end of this one, too.
+        After the last wait the host runs ahead and prepares the next step while the device finishes this one. What the next step
+        allocates meanwhile is not counted, as a wait at a peak of the next step also waits for the end of this one.
         """
         every = [(job.name, wait) for job in self.program.jobs for wait in waits.get(job.name, ())]
         kept, found, fewest, most = waits, peak, 0, len(every)
@@ -208,7 +214,8 @@ class _Alone:
         return device_memory(dataclasses.replace(self.sim, awaits=there), GPU, self.placed)
 
     def _joined(self, waits: Waits, more: Mapping[int, int]) -> Waits:
-        """Waits, and others as indices in the issue order; of two behind one op instance that for the later one."""
+        """Merge waits with others given as indices in the issue order (after -> awaited). Of two after the same op instance, the one that
+        awaits the later op instance is kept."""
         found = {}
         for job, (first, end) in zip(self.program.jobs, pairwise(job_bounds(self.program)), strict=True):
             at = {item: k for k, item in enumerate(job.items)}
@@ -240,7 +247,7 @@ class _Search:
         return HostSyncs(found, serial, free, best, "" if found else reason)
 
     def _spaced(self, alone: _Alone, free_sim: SimInput, serial: int, free: int, run_ahead_bytes: int) -> tuple[int, Waits, Reason]:
-        """The peak with the widest spacing that will do, its waits, and why there are none."""
+        """Peak and waits with the widest sufficient spacing, and the reason if there are no waits."""
         if free <= serial + run_ahead_bytes:
             return free, {}, "run-ahead-allowed"
         tried: list[tuple[int, Waits]] = [(free, {})]
@@ -261,7 +268,8 @@ class _Search:
         yield sync_at_job_ends(self.program, self.names)
 
     def _targets(self, clock: Ints, back_ns: int) -> Ints:
-        """For each op instance of the jobs, the last computation of its job that lies `back_ns` of computation time back; -1 for none."""
+        """For each op instance, the last computation of its job that is at least `back_ns` of computation time earlier; -1 if there is
+        none, or if the job is not in `names`. `[num_items]`"""
         can = np.where(np.isin(items_of(self.program)[:, 0], [*computing(self.program)]), np.arange(len(clock)), -1)
         found = np.full(len(clock), -1, np.int64)
         for job, (at, end) in zip(self.program.jobs, pairwise(job_bounds(self.program)), strict=True):
@@ -272,7 +280,7 @@ class _Search:
         return found
 
     def _waits_looking_back(self, clock: Ints, targets: Ints, apart_ns: int) -> Waits:
-        """Waits for the targets, each at least `apart_ns` of computation time after the last."""
+        """Waits for the targets, each at least `apart_ns` of computation time after the previous one."""
         can = np.flatnonzero(targets >= 0)
         when, chosen, at = clock[can], [], int(np.searchsorted(clock[can], apart_ns))
         while at < len(can):
@@ -286,7 +294,8 @@ class _Search:
 
 
 def _alone(program: Program, cost: Costs, target: Target) -> SimInput:
-    """A rank whose peers are always ready; without the limit of power, as it does not have the clocks of the whole step then."""
+    """Simulation input of a rank whose peers are always ready, without the power limit: alone it would have other clocks than in the
+    step."""
     return lower([program], cost, Options.of(target, peers_ready=True, power=False))
 
 

@@ -1,8 +1,8 @@
-"""Waits of the host in front of what takes memory while side streams still hold blocks that nothing issued later needs.
+"""Waits of the host before allocations that are made while side streams still hold blocks that nothing issued later needs.
 
-Where waits stand at a distance, the peak of memory may lie between two of them: on the last stage of GPT-3 6.7B the head's gathered
-result (0.6 GiB) was still held when all of the loss had been issued. A wait there, for the first computation that ends after such blocks
-are given back, lowers the peak to what operations hold one after the other.
+With regularly spaced waits, the peak of memory may lie between two of them: on the last stage of GPT-3 6.7B, the gathered result of the
+head (0.6 GiB) was still held when the whole loss had been issued. A wait there, for the first computation that ends after such blocks
+are freed, lowers the peak to that of running the operations one after the other.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from interlace.scheduler.simulate.simulator import Times
 def waits_at_peaks(
     program: Program, times: Times, lives: Lives, ended: Ints, placed: Placed, can: Flags, limit_bytes: int
 ) -> dict[int, int]:
-    """Waits in front of allocations that pass a limit, as far as blocks are held that computation of the same job outlasts.
+    """Waits before allocations that exceed a limit, if blocks are held there that are freed before some earlier computation of the job
+    ends.
 
     Args:
-        program: Of one rank.
-        times: When its op instances were issued and ended, with the waits that there are.
-        lives: When its blocks were taken and given back then.
-        ended: When nothing used them any more.
+        program: Program of one rank.
+        times: Times of its op instances with the present waits.
+        lives: Lifetimes of its blocks at these times.
+        ended: When each block was last used, in nanoseconds. `[instances]`
         placed: The same blocks in the issue order.
-        can: Which op instances can be waited for. `[num_items]`
-        limit_bytes: Live device bytes.
+        can: Whether the host can wait for an op instance. `[num_items]`
+        limit_bytes: Limit of live device bytes.
 
     Returns:
-        Indices in the issue order: behind the first the host waits for the second, of the same job.
+        Indices in the issue order: after the first, the host waits for the second, which is in the same job.
     """
     bounds = job_bounds(program)
     job_first = np.repeat(bounds[:-1], np.diff(bounds))
@@ -58,7 +59,7 @@ def waits_at_peaks(
 
 
 def _above(lives: Lives, placed: Placed, limit_bytes: int) -> Ints:
-    """Op instances that take device memory above a limit, ascending."""
+    """Op instances whose allocations exceed a limit of live device bytes, ascending."""
     taken, mine = placed.first[~lives.pinned], lives.pool("device")
     order = in_time(mine)
     live = placed.base["device"] + np.cumsum(np.r_[mine.size, -mine.size][order])

@@ -1,1 +1,1 @@
-"""Device memory over a step: live bytes (`live`), and what Paddle's executor adds (`executor`)."""
+"""Device memory over a step: live bytes (`live`), and the effects of Paddle's executor on them (`executor`)."""

@@ -1,10 +1,11 @@
-"""Memory that Paddle's executor uses or saves besides what the program says; benchmarks/memory.py compares it with measurements.
+"""Memory that Paddle's executor uses or saves beyond what the program specifies; benchmarks/memory.py compares it with measurements.
 
 The executor's in-place pass lets an op overwrite an operand that no later op reads, some kernels allocate buffers of their own,
-and the fed batch stays. In Paddle's own jobs a tensor of a vector is never collected if another job reads only the vector's shape,
-nor what a job received if the next one reads it and a later one its shape; in jobs of our lowering both are collected after the last
-reader of their contents. Rules of the in-place pass:
-paddle/fluid/pir/transforms/general/inplace_pass.cc.
+and the fed batch stays allocated. In Paddle's own jobs, two kinds of tensors are never collected: a tensor of a vector if another job
+reads only the vector's shape, and a received tensor if the next job reads it and a later one reads its shape. In jobs of our lowering both
+are collected after the last reader of their contents.
+
+Rules of the in-place pass: paddle/fluid/pir/transforms/general/inplace_pass.cc.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ REUSING: Mapping[str, Pairs] = {
     ),
     "silu_grad": _THIRD,
 }
-"""Kind -> `(result, operand)` positions that share memory in its in-place form (Paddle 3.3's op definitions). `transpose` is not
-listed because the pass skips it, `add_grad` and `subtract_grad` because it skips them on the CPU."""
+"""Kind -> `(result, operand)` positions that share memory in its in-place form (from Paddle 3.3's op definitions). `transpose` is not
+listed because the pass skips it; `add_grad` and `subtract_grad` are not because it skips them on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,13 @@ class ExecutorVariant:
     """The program as the executor runs it for some of the micro-batches.
 
     Attributes:
-        program: In-place results share their operand's storage; tensors that are never collected are persistable.
-        absent: Copies of it that are skipped.
-        micro_batches: The micro-batches that run it so.
+        program: The program, in which in-place results share their operand's storage, and tensors that are never collected are
+            persistable.
+        micro_batches: The micro-batches that run this variant.
+        absent: Ids of its copies that are skipped.
         late: Ids of ops whose result is allocated by its first reader.
         workspace: Op id -> bytes that it allocates while it runs.
-        lasting_bytes: Bytes of the tensors that are never collected, for each micro-batch.
+        lasting_bytes: Bytes per micro-batch of the tensors that are never collected.
     """
 
     program: Program
@@ -84,13 +86,13 @@ def executor_variants(program: Program, target: Target) -> list[ExecutorVariant]
 
 
 _known_variants: Callable[[Program], dict[tuple[Any, ...], list[ExecutorVariant]]] = once_per_items(lambda program: {})
-"""By the rules of a target that decide on them."""
+"""Variants by the rules of the target that determine them."""
 
 
 def feed_bytes(program: Program, target: Target) -> int:
-    """Bytes of the copies of the fed batch that stay live, besides the inputs of each micro-batch.
+    """Bytes of the copies of the fed batch that stay live, apart from the inputs of each micro-batch.
 
-    A step of one micro-batch uses one of these copies as its input.
+    A step with a single micro-batch uses one of these copies as its input, which does not count here.
     """
     if not target.feed_copies:
         return 0
@@ -125,8 +127,8 @@ def _variants_of(variant: Variant, issued: Mapping[int, dict[int, tuple[int, int
 
 
 def _shape(step: Mapping[int, tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The ops of a micro-batch in issue order, each with its job; jobs are numbered among those of the micro-batch and the step's first, so
-    that micro-batches which run alike have one shape."""
+    """The ops of a micro-batch in issue order, each with its job. Jobs are numbered among those of the micro-batch and the step's first
+    job, so that micro-batches that run in the same way have equal shapes."""
     number = {job: k for k, job in enumerate(sorted({0, *(job for job, _ in step.values())}))}
     return tuple((op_id, number[job]) for op_id, (job, _) in step.items())
 
@@ -156,7 +158,7 @@ def _rewritten(graph: Graph, chosen: frozenset[int], lasting: frozenset[int]) ->
 
 
 class _Run:
-    """The ops of one micro-batch in the jobs of the plan; `step` is op id -> `(job, index in the issue order)`."""
+    """The ops of one micro-batch in the jobs of the plan; `step` maps an op id to `(job, index in the issue order)`."""
 
     def __init__(self, graph: Graph, step: Mapping[int, tuple[int, int]]) -> None:
         self.graph, self.step = graph, step
@@ -172,20 +174,20 @@ class _Run:
                     self._note(op, value, value not in op.reads)
 
     def lasting(self) -> frozenset[int]:
-        """Storages whose shape alone is read in the last job that names them: of tensors of a vector in any later job than their
-        producer's, of others where a job between the two reads the contents."""
+        """Storages that are never collected, as the last job that uses them is later than their producer's and reads only their shape. For
+        tensors other than those of a vector, a job between these two must also read the contents."""
         found = [v for v, job in self.shape_job.items() if job > max(self.content_job.get(v, -1), self._job_of_producer(v))]
         last = [v for v in found if v in self.elements or self.content_job.get(v, -1) > self._job_of_producer(v)]
         return frozenset(self.graph.values[v].storage for v in last if not self.graph.values[v].persistable)
 
     def late(self) -> frozenset[int]:
-        """Communications whose result is read in its own job only, or in other jobs only after another op has overwritten it."""
+        """Ids of communications whose result is read only in its own job, or in other jobs only after another op has overwritten it."""
         over = {op.operands[operand] for op in self.ops for _, operand in op.inplace}
         found = [op for op in self.ops if is_comm(op) and op.results and not op.inplace]
         return frozenset(op.id for op in found if op.results[0] not in self.crossing or op.results[0] in over)
 
     def in_place(self, lasting: frozenset[int]) -> frozenset[int]:
-        """Ops that the in-place pass changes, by its rules, in issue order."""
+        """Ids of ops that the in-place pass changes; its rules are applied in issue order."""
         before: dict[int, int] = {}
         chosen = set()
         for op in self.ops:
@@ -217,7 +219,7 @@ class _Run:
         return self.step.get(self.graph.producer.get(value, ABSENT), (0, 0))[0]
 
     def _leaves(self, op: Op, value: int) -> bool:
-        """Whether an op is in another job than the producer of a value."""
+        """Whether an op is in a different job than the producer of a value."""
         producer = self.graph.producer.get(value)
         return producer is not None and producer in self.step and self.step[producer][0] != self.step[op.id][0]
 

@@ -3,7 +3,8 @@
 An *instance* is one storage of one micro-batch. It is allocated by the op that produces it and freed after its last reader, through
 any alias; without a reader, after the op itself. Operands of which only the shape is read keep nothing alive. Persistable
 storages are always live and counted once (`base`). Inputs are live from the start of the step, outputs (`shadow_output`,
-`set_parameter`) to its end. A vector takes no memory beside its tensors. A tensor of unknown size counts as 0 bytes and is listed.
+`set_parameter`) until its end. A vector takes no memory besides its tensors. A tensor of unknown size counts as 0 bytes and is listed
+in `unknown`.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from interlace.ir.target import IDEAL, Target, with_paddles_jobs
 from interlace.scheduler.memory.executor import executor_variants, feed_bytes
 
 Order = Sequence[OpInstance] | Ints
-"""Op instances (`items` in names) one after the other."""
+"""A sequence of op instances (`items` in names); as an array `[n, 2]` of op id and micro-batch."""
 Pool = Literal["device", "pinned", "all"]
 """Kinds of memory; `all` is the sum, for targets whose device memory is the host's."""
 END = 1 << 61
-"""The end of the step as a time: later than any other."""
+"""The time at which outputs are freed: the end of the step, later than any other time."""
 TOGETHER = 16
-"""Micro-batches whose instances are found together."""
+"""Number of micro-batches whose instances are computed together."""
 NONE: frozenset[int] = frozenset()
 """No copies."""
 
 
 class LiveBytes(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Live bytes, and number, of the storages that one kind of op produces in one layer."""
+    """Live bytes and number of the storages that one kind of op produces in one layer."""
 
     layer: str
     kind: str
@@ -54,11 +55,11 @@ class Lifetimes:
 
     Attributes:
         producer: Id of the op that allocates it. `[rows]`
-        size, pinned: Bytes; whether in host memory. `[rows]`
-        output: Whether it is live to the end of the step. `[rows]`
-        reader_first, reader: Op ids that read it, the producer first, variable by variable. `[rows + 1]`
-        variable_first: Where each variable's readers begin in `reader`: a storage has one variable for itself and what is
-            written over it, and one for each view.
+        size, pinned: Its bytes, and whether it is in host memory. `[rows]`
+        output: Whether it is live until the end of the step. `[rows]`
+        reader_first, reader: Ids of the ops that read it, the producer first, grouped by variable. `[rows + 1]`, `[readers]`
+        variable_first: Offsets of each variable's readers in `reader`. A storage has one variable for itself and its in-place results, and
+            one for each view. `[variables + 1]`
         base: Bytes of persistable storages, by pool.
         unknown: Ids of values of unknown size.
     """
@@ -75,8 +76,8 @@ class Lifetimes:
 
 
 def lifetimes(program: Program, workspace: Mapping[int, int] | None = None, absent: frozenset[int] = NONE) -> Lifetimes:
-    """The lifetimes of a program without some of its copies, and a row for each op that takes a `workspace` (bytes) while it runs;
-    O(ops + operands)."""
+    """The lifetimes of a program without its copies `absent`, and a row for each op in `workspace` (op id -> bytes that it allocates while
+    it runs); O(ops + operands)."""
     return _lifetimes(_uses(program), renaming(program, absent), workspace) if workspace else _without_workspace(program, absent)
 
 
@@ -87,13 +88,13 @@ def _without_workspace(program: Program, absent: frozenset[int]) -> Lifetimes:
 
 @dataclass(frozen=True, slots=True)
 class _Uses:
-    """Which operation uses which storage by which variable, in program order, and what storages are.
+    """Uses of storages by operations, through variables, in program order; and the properties of the storages.
 
     Attributes:
-        op, storage, variable: Ids, and the number of the storage. `[uses]`
-        producer, size, value: Of each storage the id of the op that allocates it, bytes (-1: unknown), and the value it is named after.
-            `[storages]`
-        pinned, persistable, output: Whether it is in host memory, is always there, and is live to the end of the step. `[storages]`
+        op, storage, variable: Id of the op, number of the storage, and id of the variable. `[uses]`
+        producer, size, value: For each storage, the id of the op that allocates it, its bytes (-1 if unknown), and the value that it is
+            named after. `[storages]`
+        pinned, persistable, output: Whether it is in host memory, always live, and live until the end of the step. `[storages]`
     """
 
     op: Ints
@@ -131,7 +132,7 @@ def _lifetimes(uses: _Uses, renamed: Renaming, workspace: Mapping[int, int]) -> 
     there = np.flatnonzero(~renamed.is_gone[uses.op] & ~uses.persistable[storage])
     op, storage, variable = uses.op[there], storage[there], renamed.variable[uses.variable[there]]
     _, first, pair = np.unique(storage * len(renamed.variable) + variable, return_index=True, return_inverse=True)
-    first = first[pair]  # variables of a storage in the order in which they are used first
+    first = first[pair]  # variables of a storage in the order of their first uses
     order = np.lexsort((first, storage))
     op, storage, first = op[order], storage[order], first[order]
     again = np.r_[False, (first[1:] == first[:-1]) & (op[1:] == op[:-1])] if len(op) else np.empty(0, np.bool_)
@@ -158,13 +159,13 @@ def _lifetimes(uses: _Uses, renamed: Renaming, workspace: Mapping[int, int]) -> 
 
 @dataclass(slots=True)
 class Lives:
-    """Instances of one rank's step. All `[instances]`.
+    """Instances of one rank's step, as arrays `[instances]`.
 
     Attributes:
-        alloc_at, free_at: When the memory is allocated and freed: times, or indices in the issue order.
-        alloc_tie, free_tie: Order of what happens at the same moment: frees before allocations, then in issue order.
-        size, pinned: Bytes; whether in host memory.
-        producer, micro_batch: The op that allocates it, and the micro-batch.
+        alloc_at, free_at: When it is allocated and freed: times in nanoseconds, or indices in the issue order.
+        alloc_tie, free_tie: Sort keys for events at the same moment: frees before allocations, then in issue order.
+        size, pinned: Its bytes, and whether it is in host memory.
+        producer, micro_batch: Id of the op that allocates it, and its micro-batch.
     """
 
     alloc_at: Ints
@@ -181,7 +182,7 @@ class Lives:
         return self if pool == "all" else self.rows(self.pinned == (pool == "pinned"))
 
     def rows(self, chosen: Flags) -> Lives:
-        """Some of the instances."""
+        """The instances selected by a mask."""
         return Lives(*(column[chosen] for column in self.columns()))
 
     def columns(self) -> list[Any]:
@@ -189,7 +190,7 @@ class Lives:
         return [getattr(self, name) for name in Lives.__slots__]
 
     def along(self, count: int) -> Ints:
-        """Live bytes while each of so many op instances runs, and after the last; moments are indices in their order. `[count + 1]`"""
+        """Live bytes while each of `count` op instances runs, and after the last, if moments are indices in their order. `[count + 1]`"""
         change = np.zeros(count + 2, np.int64)
         np.add.at(change, self.alloc_at, self.size)
         np.add.at(change, np.minimum(self.free_at, count + 1), -self.size)
@@ -204,8 +205,8 @@ class Profile:
     Attributes:
         program, lives: The program and its instances.
         base: Bytes of persistable storages, by pool.
-        unknown: Ids of values of unknown size, counted as nothing.
-        carried: Instances of the step before that are still live when this one begins.
+        unknown: Ids of values of unknown size, which count as 0 bytes.
+        carried: Instances of the previous step that are still live when this one begins.
     """
 
     program: Program
@@ -215,7 +216,7 @@ class Profile:
     carried: Lives | None = None
 
     def curve(self, pool: Pool = "device") -> tuple[Ints, Ints]:
-        """Moments in order, and the live bytes from each on; outputs are never freed."""
+        """Moments in ascending order, and the live bytes from each on; outputs are never freed."""
         lives = self._every.pool(pool)
         order = in_time(lives)
         change = np.concatenate([lives.size, -lives.size])[order]
@@ -230,7 +231,7 @@ class Profile:
         return Lives(*map(np.concatenate, zip(self.lives.columns(), self.carried.columns(), strict=True)))
 
     def persistable_bytes(self, pool: Pool = "device") -> int:
-        """Bytes of persistable storages."""
+        """Bytes of the persistable storages in a pool."""
         return sum(self.base.values()) if pool == "all" else self.base[pool]
 
     def peak(self, pool: Pool = "device") -> int:
@@ -255,18 +256,18 @@ class Profile:
 
 
 def _carried(lives: Lives, step: int) -> Lives:
-    """What lives on into the next step, as that one has it."""
+    """Device instances that live into the next step, with their times relative to its start."""
     rows = lives.rows(~lives.pinned & (lives.free_at > step) & (lives.free_at < END))
     rows.free_at, rows.alloc_at = rows.free_at - step, np.zeros(len(rows.size), np.int64)
     return rows
 
 
 def in_time(lives: Lives) -> Ints:
-    """Allocations (the first half of the numbers) and frees (the second half) in the order in which they happen."""
+    """Allocations (numbers below `n`, for n instances) and frees (from `n` on) in the order in which they happen. `[2 n]`"""
     tie, when = np.concatenate([lives.alloc_tie, lives.free_tie]), np.concatenate([lives.alloc_at, lives.free_at])
     tie -= tie.min(initial=0)
     end, span = 1 + int(when[when < END].max(initial=0)), 1 + int(tie.max(initial=0))
-    if end * span < END:  # one key is sorted in a fifth of the time
+    if end * span < END:  # sorting by one key takes a fifth of the time
         return np.argsort(np.where(when < END, when, end) * span + tie, kind="stable")
     order: Ints = np.lexsort((tie, when))
     return order
@@ -282,10 +283,14 @@ def over_time(
     placed: Placed | None = None,
     step: int | None = None,
 ) -> Profile:
-    """Memory of a rank whose op instances were issued, started and ended at these times; arrays in the issue order of its jobs.
+    """Memory of a rank whose op instances were issued, started and ended at these times (ns); arrays in the issue order of its jobs.
 
-    Of what the executor does besides the program, only what it never collects is counted. `placed`: as `placed_on` gives it, where it
-    is known already. `step`: when the next step begins, to have the memory of a step behind another one.
+    Of the executor's own effects (`memory/executor.py`), only tensors that are never collected count.
+
+    Args:
+        stream: Stream number of each op instance.
+        placed: The result of `placed_on`, if already known.
+        step: Time at which the next step begins. If given, the profile is that of a step that follows another.
     """
     placed = placed or placed_on(program, stream, target)
     alloc = start if target.alloc == "start" else issue
@@ -296,15 +301,15 @@ def over_time(
 
 
 def placed_on(program: Program, stream: Ints, target: Target = IDEAL) -> Placed:
-    """The storages of a program whose op instances run on these streams; times say when each is there."""
+    """The instances of a program whose op instances run on these streams; `Placed.lives` gives them times."""
     planner = OrderMemory(program, with_paddles_jobs(IDEAL) if target.keeps_shapes else IDEAL)
     return planner.placed(items_of(program), stream if target.free == "issue" and target.records_streams else None)
 
 
 def in_order(program: Program, items: Order | None = None, target: Target = IDEAL) -> Profile:
-    """Memory of an executor that runs one op instance after the other, as Paddle's does on the CPU; moments are indices in the order.
+    """Memory if op instances run one after the other, as in Paddle's executor on the CPU; moments are indices in the order.
 
-    A target such as `CPU` adds what its executor does besides the program.
+    The default order is that of the program's jobs. A target such as `CPU` adds the effects of its executor.
     """
     planner = OrderMemory(program, target)
     order = items_of(program) if items is None else np.asarray(items, np.int64).reshape(-1, 2)
@@ -313,20 +318,20 @@ def in_order(program: Program, items: Order | None = None, target: Target = IDEA
 
 @once_per_items
 def order_peak(program: Program) -> int:
-    """Most live device bytes if the op instances of a program's jobs run one after the other."""
+    """Peak of live device bytes if the op instances of a program's jobs run one after the other."""
     return in_order(program).peak()
 
 
 def order_curve(program: Program) -> Ints:
-    """Live device bytes while each op instance of a program's jobs runs, if they run one after the other; before the first of a program
-    that has none. `[max(1, items)]`"""
+    """Live device bytes while each op instance of a program's jobs runs, if they run one after the other; for a program without any, one
+    entry with the bytes at the start. `[max(1, items)]`"""
     profile, count = in_order(program), len(items_of(program))
     return profile.base["device"] + profile.lives.pool("device").along(count)[: max(1, count)]
 
 
 def needed_at_once(program: Program) -> int:
-    """Device bytes without which a program cannot run, in whatever order and wherever its values wait: those of persistable storages, and
-    of what the operation that needs most reads and computes; O(ops + operands)."""
+    """Device bytes that any plan of a program needs, whatever its order and offload: the persistable storages, and the largest sum of
+    operands and results of one operation; O(ops + operands)."""
     table, most = storages_of(program), 0
     for op in program.ops:
         sizes: dict[int, int] = {}
@@ -340,7 +345,7 @@ def needed_at_once(program: Program) -> int:
 
 
 def saved_bytes(program: Program) -> int:
-    """Device bytes of a micro-batch that forward computes and backward reads. O(operations)."""
+    """Device bytes per micro-batch that forward computes and backward reads; O(ops)."""
     table = storages_of(program)
     forward = {value for op in program.ops if op.role == "forward" for value in op.results}
     read = {value for op in program.ops if op.role == "backward" for value in op.reads if value in forward}
@@ -350,20 +355,21 @@ def saved_bytes(program: Program) -> int:
 
 @dataclass(slots=True)
 class Placed:
-    """The instances of an order of op instances, whenever these run. All `[instances]` unless said otherwise; op instances are indices in
-    the order.
+    """The instances of an order of op instances, independent of when these run. Arrays are `[instances]` unless stated otherwise; op
+    instances are indices in the order.
 
     Attributes:
-        first, last_read: The op instance that allocates it, and the last reader.
-        is_input, output: Whether it is there from the start of the step, and to its end.
+        first, last_read: The op instance that allocates it, and its last reader.
+        is_input, output: Whether it is live from the start of the step, and until its end.
         size, pinned, producer, micro_batch: As in `Lives`.
-        read_first, reads: All readers, -1 for those that are not there. `[instances + 1]`, `[readers]`
-        away_row, away: Last readers of a variable on another stream than the producer, which need it until they have completed; and
-            whose. None where that makes no difference. `[away]`
-        stream: Of each op instance; empty where that makes no difference. `[items]`
+        read_first, reads: All readers, with -1 for op instances that do not exist. `[instances + 1]`, `[readers]`
+        away_row, away: Instances whose variable is last read on another stream than that of the producer, and those readers, which need
+            the instance until they have completed. `[away]` `away` is None if streams make no difference.
+        stream: Stream of each op instance; empty if streams make no difference. `[items]`
         base, unknown: As in `Profile`.
-        looks: Instances that another stream needs last, by the stream that takes their memory: their numbers; the op instances that take
-            memory on that stream, ascending; and of each instance the first of these behind its last reader. Found when first needed.
+        looks: For each stream whose instances are last needed by another stream: these instances; the op instances that allocate memory
+            on the stream, ascending; and for each of the instances the index of the first of these op instances after its last reader.
+            Computed on first use.
     """
 
     first: Ints
@@ -384,14 +390,14 @@ class Placed:
     looks: list[tuple[Ints, Ints, Ints]] | None = None
 
     def lives(self, alloc: Ints, free: Ints, complete: Ints | None = None, step: int | None = None) -> Lives:
-        """The instances of op instances that run at given times.
+        """The instances if the op instances run at given times. Arrays are `[items]`.
 
         Args:
-            alloc: When the results of each are allocated.
+            alloc: When the results of each op instance are allocated.
             free: When each no longer needs its operands: an instance is freed at the latest `free` of its readers.
             complete: When each has completed.
-            step: When the next step begins. If given, a block that another stream reads last is given back when its own stream takes
-                memory after that reader has completed, be it in the next step: only then does the allocator look.
+            step: When the next step begins. If given, a block that another stream reads last is only freed when its own stream next
+                allocates after that reader has completed, possibly in the next step, as the allocator does not check earlier.
         """
         by_issue = np.zeros(len(self.first), np.bool_)
         free_at = self._latest(free)
@@ -408,7 +414,7 @@ class Placed:
         return Lives(alloc_at, free_at, 2 * self.first + 1, tie, self.size, self.pinned, self.producer, self.micro_batch)
 
     def _looked_at(self, alloc: Ints, step: int, free_at: Ints, tie: Ints) -> None:
-        """Put off when blocks are given back to when their own stream takes memory."""
+        """Delay the free of blocks until their own stream next allocates, in place (`free_at` and `tie`)."""
         if self.looks is None:
             self.looks = [*self._looks()]
         for mine, looks, behind in self.looks:
@@ -421,7 +427,7 @@ class Placed:
             free_at[rows], tie[rows] = alloc[which] + np.where(is_next, step, 0), 2 * which
 
     def _looks(self) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """See `looks`."""
+        """Compute `looks`."""
         away = np.zeros(len(self.first), np.bool_)
         away[self.away_row] = True
         takes = ~self.is_input & ~self.pinned
@@ -432,7 +438,7 @@ class Placed:
             yield mine, looks, np.searchsorted(looks, self.last_read[mine], side="right")
 
     def _latest(self, free: Ints) -> Ints:
-        """The latest of the readers' times; that of the last reader where times rise with the order."""
+        """The latest `free` of each instance's readers, which is that of the last reader if times ascend with the order."""
         if (free[1:] >= free[:-1]).all():
             found: Ints = np.where(self.last_read >= 0, free[self.last_read], 0)
             return found
@@ -441,9 +447,9 @@ class Placed:
 
 
 class OrderMemory:
-    """A program's tables, built once, for computing the memory of many orders of its op instances.
+    """A program's tables, built once to compute the memory of many orders of its op instances.
 
-    Which copies each micro-batch skips, and what an executor writes in place, is taken from the program's jobs; all orders must
+    The copies that each micro-batch skips, and the executor's in-place results, are taken from the program's jobs, so all orders must
     have the same op instances as the jobs.
     """
 
@@ -461,13 +467,13 @@ class OrderMemory:
         self.num_ids = 1 + max((op.id for op in program.ops), default=-1)
 
     def order_lives(self, order: Ints) -> Lives:
-        """Instances of an order; moments are indices in it."""
+        """Instances of an order `[n, 2]`; moments are indices in it."""
         count = np.arange(len(order), dtype=np.int64)
         return self.placed(order).lives(count, count + 1)
 
     def placed(self, items: Ints, stream: Ints | None = None) -> Placed:
-        """The instances of an order of op instances `[n, 2]`. If the stream of each is given, the last reader of a variable needs its
-        operand until it has completed, if it runs on another stream than the producer."""
+        """The instances of an order of op instances `[n, 2]`. If their streams are given, a last reader on another stream than that of the
+        producer needs its operand until it has completed; otherwise streams make no difference."""
         found = [
             self._instances(table, late, mine, items, stream) for table, late, micro_batches in self.tables for mine in _some(micro_batches)
         ]
@@ -488,7 +494,8 @@ class OrderMemory:
         )
 
     def _instances(self, table: Lifetimes, late: Ints, micro_batches: Sequence[int], items: Ints, stream: Ints | None) -> dict[str, Any]:
-        """The instances of some micro-batches; tables are `[micro-batches, rows]` before those that are not there are left out."""
+        """The instances of some micro-batches. Intermediate tables are `[micro-batches, rows]`, from which nonexistent instances are then
+        dropped."""
         index = self._index(items, micro_batches)
         at = index[:, table.producer]
         reads = index[:, table.reader]
@@ -519,7 +526,7 @@ class OrderMemory:
         }
 
     def _index(self, items: Ints, micro_batches: Sequence[int]) -> Ints:
-        """Op id -> index of its op instance of each micro-batch, -1 if there is none. `[micro-batches, ids]`"""
+        """Index of each op's instance in each micro-batch, -1 if there is none. `[micro-batches, ids]`"""
         place = np.full(1 + max(*micro_batches, int(items[:, 1].max(initial=0))), -1, np.int64)
         place[micro_batches] = np.arange(len(micro_batches))
         mine = np.flatnonzero(place[items[:, 1]] >= 0)
@@ -541,12 +548,12 @@ class OrderMemory:
 
 
 def _some(micro_batches: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Micro-batches, so many at a time that tables of them stay small."""
+    """Micro-batches in chunks of `TOGETHER`, so that tables stay small."""
     return (micro_batches[k : k + TOGETHER] for k in range(0, len(micro_batches), TOGETHER))
 
 
 def _most(columns: npt.NDArray[Any], first: Ints) -> Ints:
-    """The greatest entry of each row of a table, for each micro-batch; every row has one. `[micro-batches, rows]`"""
+    """Maximum of each row of a ragged table, for each micro-batch; no row may be empty. `[micro-batches, rows]`"""
     if len(first) < 2:
         return np.empty((len(columns), 0), np.int64)
     return np.maximum.reduceat(columns, first[:-1], axis=1).astype(np.int64)
