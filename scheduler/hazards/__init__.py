@@ -12,12 +12,12 @@
 >>> check([parse(text + chr(10) + "event e 1@0 -> 2@0")])
 []
 
-What is proved, for one target (`interlace.ir.target`): every access finds the contents that it has in the sequential step;
-memory is allocated again, and host buffers are written again, only after their last use, in the next step too; all ranks of a
-group issue the same collectives in the same order, sends match receives, and no ranks wait for each other in a cycle.
+The proof holds for one target (`interlace.ir.target`): every access finds the contents that it has in the sequential step; memory is
+reused, and host buffers are overwritten, only after their last use, in the next step too; all ranks of a group issue the same
+collectives in the same order; sends match receives; and no ranks wait for each other in a cycle.
 
-Orders that hold only because another rank waits in between do not count, except in the search for deadlocks: a plan must not
-depend on them.
+Orders that hold only because another rank waits in between do not count, as a plan must not depend on them; only the search for deadlocks
+takes them into account.
 """
 
 from interlace.scheduler.hazards.all_ranks import check_together

@@ -15,8 +15,8 @@ from interlace.scheduler.hazards.skeleton import RankComm
 def check_together(comms: Sequence[RankComm], target: Target, ask: AnswerQueries) -> list[Finding]:
     """Findings about several ranks.
 
-    Where something is wrong, `ask` gets the calls that the findings name. Ranks with the same `comms` ask for the same calls and
-    get the same findings.
+    If something is wrong, `ask` is called with requests for the names of the calls involved. Ranks with the same `comms` make the same
+    requests and get the same findings.
     """
     world = World(comms)
     doubt = unclear(world)

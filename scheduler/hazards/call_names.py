@@ -14,7 +14,7 @@ from interlace.scheduler.hazards.skeleton import call_items
 
 
 class CallQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A request for the name of a rank's call, by number, and of an earlier call that it waits for (`NO_ITEM`: none)."""
+    """A request for the names of a rank's call, given by number, and of an earlier call that it waits for (`NO_ITEM`: none)."""
 
     rank: int
     call: int
@@ -34,7 +34,7 @@ AnswerQueries = Callable[[Sequence[CallQuery]], list[CallAnswer]]
 
 
 def answer_queries(trace: Trace, rank: int, queries: Sequence[CallQuery]) -> list[CallAnswer]:
-    """Answers to the requests that are put to one rank."""
+    """Answers to those requests that concern this rank."""
     items = call_items(trace.plan) if queries else []
     return [_answer(trace, rank, items, ask) for ask in queries]
 
@@ -63,7 +63,7 @@ def _reason(trace: Trace, earlier: int, item: int) -> str:
 
 
 def _path(trace: Trace, earlier: int, item: int) -> list[str]:
-    """The op instances and reasons that order one stream after another, from the later one back."""
+    """The op instances and reasons that order one stream after another, from the later one backwards."""
     plan = trace.plan
     previous: list[int] = [NO_ITEM] * len(plan.streams)
     before: dict[int, int] = {}

@@ -1,5 +1,5 @@
-"""Which captured calls the calls of a plan stand for: the plan itself does not hold what passes left out, or gave another group or peer,
-or other operands."""
+"""Matching of the calls of a plan to captured calls. The plan alone does not show which calls passes removed, or gave another group, peer
+or operands."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from interlace.ir.signatures import signature
 from interlace.scheduler.hazards.skeleton import Channel, places_of_calls, way_of
 
 Place = tuple[str, int]
-"""Part of the step, and which call of its channel there it is, see `places_of_calls`."""
+"""Part of the step, and index of the call among those of its channel in that part (see `places_of_calls`)."""
 Kind = tuple[int, int, str]
 """Channel and part of the step of a call."""
 ALONE, LIKE_OTHERS, SAME_FLOW = range(3)
-"""Whether a call is the only one of its signature that stands for a captured call, and if not, whether others carry the same but for
-attributes (two slices of one gradient)."""
+"""Whether a call is the only one with its signature that is matched to its captured call; if not, whether others carry the same up to
+attributes of operations (as two slices of one gradient do)."""
 
 
 class Stray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A call of a plan that is not the captured call of its own channel and place, or not the only one.
+    """A call of a plan that does not correspond to the captured call at its own channel and place, is not the only one that does, or
+    carries something else.
 
     Attributes:
-        channel, place: Of the call in the plan.
-        captured: Channel and place of the captured call that it stands for; None where that is not known.
-        text: The operation by name.
-        flow: What it carries, and how that comes from captured values through new operations, as a digest; empty where it is just what the
-            captured call carried.
-        exact: The same with the attributes of these operations, in which ranks may differ (a slice by rank).
+        channel, place: Channel and place of the call in the plan.
+        captured: Channel and place of the captured call that it is matched to; None if that is not known.
+        text: Name of the operation, for messages.
+        flow: Digest of the values it carries and how new operations compute them from captured values; empty if it carries the same as
+            the captured call.
+        exact: As `flow`, but with the attributes of these operations, which may differ between ranks (a slice by rank).
         others: `ALONE`, `LIKE_OTHERS` or `SAME_FLOW`.
     """
 
@@ -47,12 +48,13 @@ class Stray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 def strays(captured: Program, planned: Program) -> tuple[Stray, ...]:
-    """Calls of a plan that stand for other captured calls than places in the plan say, are not alone in it, or carry something else.
-    O(operations).
+    """Calls of a plan that are matched to other captured calls than their places suggest, are not the only match, or carry something
+    else. O(ops).
 
-    A call stands for the captured one of its number or origin. It stands for another one of its channel if it carries what that one
-    carried, and that one does no longer: a pass replaced it, or exchanged what two calls carry. What a call carries may come from there
-    through new operations, or go through them to where the other one's result was read. Repetitions go with what they repeat.
+    A call is matched to the captured call with its id or origin. It is matched to another one of its channel instead if it carries what
+    that one carried and no longer carries: a pass replaced that call, or exchanged what two calls carry. New operations may lie between
+    the captured value and what the call carries, or between the call's result and the readers of the captured call's result. Repetitions
+    of a call are not looked at.
     """
     match = _Match(captured, planned)
     then, now = places_of_calls(captured), places_of_calls(planned)
@@ -61,7 +63,7 @@ def strays(captured: Program, planned: Program) -> tuple[Stray, ...]:
     stand = [(op, match.representative(op)) for op in calls]
     found = [(op, old, *match.flow_of(op, old)) for op, old in stand]
     signed = {op.id: signature(op, values) for op in calls}
-    vague = {_kind(op) for op in calls if signed[op.id][1] < 0}  # a size that is unknown until run time may be any
+    vague = {_kind(op) for op in calls if signed[op.id][1] < 0}  # a size unknown until run time matches any other
     kinds = [
         (_kind(op), -1 if old is None else old.id, *(part for k, part in enumerate(signed[op.id]) if k != 1 or _kind(op) not in vague))
         for op, old in stand
@@ -82,12 +84,12 @@ def _kind(op: Op) -> Kind:
 
 
 def _carried(op: Op) -> tuple[int, ...]:
-    """Values that are sent; of a receive what it gives."""
+    """The values that a call sends; for a receive, those that it receives."""
     return op.operands or op.results
 
 
 class _Match:
-    """Which captured call each call of a plan stands for."""
+    """Matches the calls of a plan to captured calls."""
 
     def __init__(self, captured: Program, planned: Program) -> None:
         self._captured, self._planned = captured, planned
@@ -101,7 +103,7 @@ class _Match:
             self._lost_of[_kind(op)].append(op)
 
     def representative(self, op: Op) -> Op | None:
-        """The captured call; None where that is not known."""
+        """The captured call that a call of the plan is matched to; None if there is none."""
         own = self._before.get(op.id) or self._before.get(op.origin)
         if own is not None and _carried(own) == _carried(op):
             return own
@@ -118,7 +120,7 @@ class _Match:
         return own
 
     def flow_of(self, op: Op, old: Op | None) -> tuple[str, str]:
-        """`Stray.flow` and `Stray.exact` of a call that stands for a captured one."""
+        """`Stray.flow` and `Stray.exact` of a call that is matched to `old`."""
         if old is not None and _carried(old) == _carried(op):
             return "", ""
         flow, exact = ([table.get(value, str(value)) for value in op.operands] for table in self._digests)
@@ -126,7 +128,7 @@ class _Match:
 
     @cached_property
     def _sources(self) -> dict[int, frozenset[int]]:
-        """New value -> captured values from which it is computed through new ones."""
+        """New value -> captured values from which new operations compute it."""
         found: dict[int, frozenset[int]] = {}
         for op in self._planned.ops:
             new = [value for value in op.results if value not in self._known]
@@ -137,8 +139,8 @@ class _Match:
 
     @cached_property
     def _uses(self) -> dict[int, frozenset[int]]:
-        """New value -> captured values in whose place captured operations read it, or what is computed from it through new ones, and those
-        that new ones give."""
+        """New value -> captured values in whose place captured operations read it or a value that new operations compute from it, and
+        captured values that new operations compute from it."""
         read = {op.id: op.operands for op in self._captured.ops}
         found: dict[int, frozenset[int]] = defaultdict(frozenset)
         for op in reversed(self._planned.ops):
@@ -151,7 +153,7 @@ class _Match:
 
     @cached_property
     def _digests(self) -> tuple[dict[int, str], dict[int, str]]:
-        """New value -> how it is computed from captured ones: without the attributes of operations, and with them."""
+        """New value -> digest of how it is computed from captured ones: first without the attributes of operations, then with them."""
         flow, exact = dict[int, str](), dict[int, str]()
         for op in self._planned.ops:
             new = [(place, value) for place, value in enumerate(op.results) if value not in self._known]

@@ -1,4 +1,4 @@
-"""The communication calls of all ranks: which ranks share which channel, and where partners issue different calls."""
+"""The communication calls of all ranks: the ranks that share a channel, and the first calls in which partners differ."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from interlace.scheduler.hazards.skeleton import COLLECTIVE, NO_RING, ROLES, Cha
 
 NOBODY = -1
 Line = tuple[RingName, int, int]
-"""What partners share: a ring, and for messages the sending and the receiving rank (`NOBODY` for collectives)."""
+"""A channel in terms that are the same on all its ranks: a ring and, for messages, the sending and the receiving rank (`NOBODY` for
+collectives)."""
 
 
 class World:
     """The communication of several ranks.
 
     Attributes:
-        skeletons: The different skeletons, each once.
+        skeletons: The distinct skeletons.
         kind: Rank -> index of its skeleton.
-        lines: Line -> rank -> the rank's own name of that channel.
+        lines: Line -> rank -> the rank's own `Channel` for it.
     """
 
     def __init__(self, comms: Sequence[RankComm]) -> None:
@@ -45,7 +46,7 @@ class World:
         listed = {group.id for group in comm.groups}
         for number, group in enumerate(comm.rings):
             if group not in listed:
-                continue  # a finding of the rank by itself
+                continue  # a finding of the rank's own check
             name = self.names.name(comm.rank, group)
             if comm.rank in name[0]:
                 rings[number] = name, name[0].index(comm.rank)
@@ -57,7 +58,7 @@ class World:
                     self.lines[line][comm.rank] = channel
 
     def present(self, line: Line) -> list[int]:
-        """The known ranks that take part."""
+        """The known ranks that share a line."""
         return present(line, self.comms)
 
 
@@ -68,7 +69,7 @@ def present(line: Line, known: Container[int]) -> list[int]:
 
 
 def line_of(name: RingName, index: int, way: int) -> Line | None:
-    """The line of a channel of the rank with this index in a ring; None if that has no such peer."""
+    """The line of a channel (direction `way`) of the rank with this index in a ring; None if the ring has no such peer."""
     ranks, peer = name[0], abs(way) - 1
     if way == COLLECTIVE:
         return name, NOBODY, NOBODY
@@ -82,7 +83,8 @@ class Difference:
     """The first call of a line in which two ranks differ.
 
     Attributes:
-        index: Index of the call among those of the line, and those that name no group.
+        ranks: The two ranks.
+        index: Index of the call among those of the line and those that name no group.
         calls: Number of the call on each of the two ranks; `NOBODY` for a rank with fewer calls.
     """
 
@@ -102,8 +104,8 @@ Side = tuple[Skeleton, Channel | None]
 def differences(world: World) -> list[Difference]:
     """For each line the first difference between the known ranks; O(lines x ranks + different calls).
 
-    A call that names no group may be one of any group of collectives: ranks that issue the same such calls issue them in the same place
-    among the collectives that they share. Ranks that issue different ones (stages of a pipeline) are not compared in this.
+    A call that names no group may belong to any group of collectives, so ranks that issue the same such calls must issue them at the same
+    place among the collectives that they share. For ranks that issue different ones (stages of a pipeline) this is not checked.
     """
     known: dict[object, tuple[int, tuple[int, int]] | None] = {}
     found = []
@@ -132,7 +134,7 @@ def _calls(left: Side, right: Side) -> list[list[int]]:
 
 
 def _first_difference(left: Side, right: Side) -> tuple[int, tuple[int, int]] | None:
-    """Index and calls of a `Difference`."""
+    """Index and calls of a `Difference`; None if there is no difference."""
     if left[0] is right[0] and left[1] == right[1]:
         return None
     fits = [[agree(x, y) for y in right[0].signatures] for x in left[0].signatures]
@@ -173,13 +175,13 @@ def difference_text(world: World, found: Difference, answers: Sequence[CallAnswe
 
 
 def line_text(line: Line, group: int) -> str:
-    """A line as messages name it."""
+    """Text of a line for messages."""
     way = f", {line[1]} to {line[2]}" if line[1] != NOBODY else ""
     return f"group {group} of ranks {list(line[0][0])}{way}"
 
 
 def _number(world: World, name: RingName) -> int:
-    """The number that the first rank that lists a ring has for it."""
+    """The group number of a ring on the first rank that lists it."""
     for rank in name[0]:
         for group in world.comms[rank].groups if rank in world.comms else ():
             if world.names.name(rank, group.id) == name:
@@ -195,7 +197,7 @@ def _call_text(skeleton: Skeleton, call: int) -> str:
 
 
 def unclear(world: World) -> list[Finding]:
-    """Findings for ranks that number several groups of the same ranks so differently that it is unclear which are the same group."""
+    """Findings for ranks whose numbers for several groups of the same ranks differ so much that the groups cannot be matched."""
     found = []
     for ranks, by_rank in sorted(world.names.unclear.items()):
         lists = ", ".join(f"rank {rank} has {', '.join(map(str, numbers))}" for rank, numbers in sorted(by_rank.items()))

@@ -1,4 +1,4 @@
-"""The check of a whole world: every rank by itself, then all together."""
+"""The check of a whole world: every rank on its own, then all together."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from interlace.scheduler.hazards.skeleton import RankComm, Skeleton, comm_of, sk
 
 
 def check(programs: Sequence[Program], target: Target = GPU) -> list[Finding]:
-    """Find what is unsafe in the plans of a world; an empty list is a proof under the target's rules.
+    """Find what is unsafe in the plans of a world; an empty list proves them safe under the target's rules.
 
-    Ranks may be missing; then what depends on them is not checked. O(op instances x operands) for each different plan; ranks with equal
-    plans are walked once. Raises PlanError: two programs of one rank, programs of different worlds, or p2p without a peer.
+    If ranks are missing, what depends on them is not checked. O(op instances x operands) for each distinct plan, as ranks with equal
+    plans are checked once. Raises PlanError for two programs of one rank, programs of different worlds, or p2p without a peer.
     """
     return prove(programs, target).findings
 
 
 @dataclass(slots=True)
 class Proof:
-    """What is unsafe in some plans, and the communication of each rank, for the proof with other ranks."""
+    """Findings of some plans, and the communication of each rank, which the proof with other ranks needs."""
 
     findings: list[Finding]
     comms: list[RankComm]
 
 
-@rarely_collected()  # Python's collector takes a quarter of the time else, and finds nothing
+@rarely_collected()  # otherwise Python's garbage collector takes a quarter of the time, and finds nothing
 def prove(programs: Sequence[Program], target: Target) -> Proof:
     """Check as `check` does; returns the communication of each rank as well."""
     _same_world(programs)
@@ -76,8 +76,8 @@ def trace_of(program: Program, target: Target) -> Trace:
 
 
 def require_safe(programs: Sequence[Program], target: Target = GPU) -> list[RankComm]:
-    """Refuse an unsafe plan; returns the communication of each rank, for `check_together` with the other ranks. Raises PlanError with the
-    findings; many are summarized by class."""
+    """Check plans; returns the communication of each rank, for `check_together` with the other ranks. Raises PlanError with the findings if
+    there are any; many are summarized by class."""
     proof = prove(programs, target)
     refuse(proof.findings, f"the plan is not safe on {target.name}")
     return proof.comms
@@ -101,7 +101,7 @@ def _same_world(programs: Sequence[Program]) -> None:
 
 
 def _content(program: Program) -> bytes:
-    """Equal for programs that differ in rank and in the ranks of their groups only."""
+    """Encoded content, equal for programs that differ only in their rank and the ranks of their groups."""
     parts = (program.ops, program.values, program.jobs, program.events, program.pipeline)
     return hashlib.sha256(msgspec.msgpack.encode(parts)).digest()
 

@@ -1,4 +1,4 @@
-"""Communication of one rank: what is wrong whatever the other ranks do."""
+"""Communication of one rank: faults that do not depend on other ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from interlace.ir.schedule import interleaved
 from interlace.scheduler.hazards.finding import Finding, where
 
 SHARES_NO_CONTEXT = frozenset({"send_v2", "recv_v2", "c_allreduce_sum"})
-"""Kinds that find their communicator by ring id at every call, so that several rings may share a stream."""
+"""Kinds that look up their communicator by ring id at every call, so that several rings may share a stream."""
 USES_COMPUTE_CONTEXT = frozenset({"p_send", "p_recv", "reduce"})
 """Kinds that, without a stream of their own, use the communicator stored in the context of the compute stream."""
 VPP_CROSSES = (
@@ -26,7 +26,7 @@ VPP_CROSSES = (
 
 
 def wrong_groups(program: Program) -> list[Finding]:
-    """Findings for calls on a group that the rank is not in, or that the program does not list, and for messages to the rank itself."""
+    """Findings for calls on a group that the program does not list or that lacks the rank, and for messages to the rank itself."""
     groups = {group.id: group.ranks for group in program.groups}
     found = []
     for op in program.ops:
@@ -58,8 +58,7 @@ def _wrong(op: Op, rank: int, ranks: tuple[int, ...]) -> str:
 
 
 def require_straight(pipeline: Pipeline) -> None:
-    """Refuse a pipeline in which Paddle's baseline order sends messages in one order and receives them in another. Raises PlanError with
-    the cause, and what to do.
+    """Raise PlanError for a pipeline in which Paddle's baseline order sends messages in one order and receives them in another.
 
     >>> require_straight(Pipeline(num_stages=2, num_micro_batches=6, num_chunks=2, schedule="VPP"))
     >>> require_straight(Pipeline(num_stages=2, num_micro_batches=5, num_chunks=2, schedule="VPP"))  # doctest: +ELLIPSIS

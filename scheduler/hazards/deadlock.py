@@ -1,9 +1,9 @@
 """Deadlocks: cycles of waits over all ranks.
 
-Only communication can wait for another rank, so the graph has communication calls only: the partners of a call are one node,
-and the skeleton of a rank says which of its earlier calls each call waits for. Ranks with the same skeleton are first merged into
-one actor. Every cycle of the world is a cycle of the merged graph too, so if that has none, the proof is complete, at the cost of
-one rank for each stage. A cycle of the merged graph need not be one of the world; then its calls are checked rank by rank.
+Only communication can wait for another rank, so the graph consists of communication calls: the matching calls of partners form one node,
+and the skeleton of a rank lists the earlier calls that each call waits for. Ranks with the same skeleton are first merged into one
+actor. Every cycle of the world is also a cycle of the merged graph, so if that has none, the proof is complete, at the cost of one rank
+per stage. A cycle of the merged graph need not be one of the world; if there is one, its calls are checked rank by rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Endpoint = tuple[int, Channel]
 
 
 class Edge(NamedTuple):
-    """A wait: because of `call`, which its actor issues after `earlier` (`NO_ITEM`: a receive waits for its send), for a node."""
+    """A wait for a node, because of `call`, which its actor issues after `earlier` (`NO_ITEM` if a receive waits for its send)."""
 
     node: Node
     actor: int
@@ -37,7 +37,7 @@ class Edge(NamedTuple):
 
 @dataclass(slots=True)
 class Waits:
-    """The graph of waits: by node its calls `(actor, call)`, and what it waits for."""
+    """The graph of waits: for each node its calls `(actor, call)`, and the edges to nodes that it waits for."""
 
     nodes: dict[Node, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     edges: dict[Node, list[Edge]] = field(default_factory=lambda: defaultdict(list))
@@ -45,14 +45,14 @@ class Waits:
 
 @dataclass(slots=True, frozen=True)
 class Circle:
-    """A cycle of waits, each for the call of the next one, and the number of communications that never start."""
+    """A cycle, in which each wait is for the call of the next one, and the number of communications that never start."""
 
     waits: list[CallQuery]
     stuck: int
 
 
 def circle(world: World, target: Target) -> Circle | None:
-    """A cycle of waits, None if every communication can start. Partners must issue matching calls."""
+    """A cycle of waits; None if every communication can start. Partners must issue matching calls."""
     folded = _waits(world.skeletons, world, world.kind, target, None)
     stuck = _stuck(folded)
     if not stuck:
@@ -69,7 +69,7 @@ def circle(world: World, target: Target) -> Circle | None:
 def _waits(
     skeletons: Sequence[Skeleton], world: World, actor: Mapping[int, int], target: Target, allowed: Sequence[set[int]] | None
 ) -> Waits:
-    """The graph over the calls of some actors: over all of them, or over those in `allowed`, by actor."""
+    """The graph over all calls of some actors, or only over those in `allowed`, which is indexed by actor."""
     first = [0, *accumulate(len(skeleton.calls.ring) for skeleton in skeletons)]
     node = list(range(first[-1]))
     sent: list[tuple[tuple[int, int], tuple[int, int]]] = []
@@ -100,7 +100,7 @@ def _waits(
 
 
 def _meetings(world: World, actor: Mapping[int, int]) -> list[tuple[list[Endpoint], bool]]:
-    """Channels whose calls start together, each once, and whether they are a send and its receive (in this order)."""
+    """Sets of channels whose calls start together, and whether they are a send and its receive (in this order)."""
     found: dict[tuple[Endpoint, ...], bool] = {}
     for (_, source, target), by_rank in world.lines.items():
         p2p = source != NOBODY
@@ -144,7 +144,7 @@ def _stuck(waits: Waits) -> set[Node]:
 
 
 def _cycle(waits: Waits, stuck: set[Node]) -> list[tuple[int, int, int]]:
-    """A cycle of waits `(actor, earlier call, call)`, each for the call of the next one; it stays on one rank where possible."""
+    """A cycle of waits `(actor, earlier call, call)`, each for the call of the next one; it stays on one actor as long as possible."""
     walk: dict[Node, int] = {}
     steps: list[tuple[int, int, int]] = []
     node, rank = min(stuck), NOBODY

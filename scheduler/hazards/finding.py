@@ -13,20 +13,20 @@ from interlace.ir.kinds import COMPUTE_STREAMS, is_boundary
 from interlace.units import ranks_text
 
 Kind = Literal[
-    "read-before-write",  # the read's producer comes later in host order, or in no job
-    "wrong-version",  # another write than in the sequential step is the last before it
+    "read-before-write",  # the read's producer comes later in host order, or is in no job
+    "wrong-version",  # the last write before an access is not the same as in the sequential step
     "race",  # nothing orders a read and a write, or two writes, of one storage
-    "copy-read-early",  # a host buffer is read, and the copy out may not have completed
+    "copy-read-early",  # a host buffer is read when the copy into it may not have completed
     "buffer-reused",  # a host buffer is written while a copy may still use it
-    "freed-in-use",  # memory may be allocated again while a reader still uses it
-    "draw-order",  # random numbers are drawn, or the world is acted on, in another order than in Paddle's own schedule
+    "freed-in-use",  # memory may be reused while a reader still uses it
+    "draw-order",  # random draws or operations with other side effects are in another order than in Paddle's own schedule
     "event-order",  # an event is waited for before it is recorded, is never recorded, or names an op instance that no job runs
     "collective-order",  # ranks of a group issue different collectives, or in different orders
     "p2p-mismatch",  # sends and receives between two ranks do not match
     "deadlock",  # ranks wait for each other in a cycle
     "wrong-group",  # a call on a group that the rank is not in, to the rank itself, or on a group that cannot be identified
     "shared-stream",  # two rings share a stream, which keeps the communicator of the first
-    "host-in-graph",  # inside a captured step the host would wait, read or decide
+    "host-in-graph",  # inside a captured step, the host would have to wait, read a value or decide
     "draw-in-graph",  # a captured step would draw the same random numbers at each launch
 ]
 
@@ -50,9 +50,11 @@ class Finding(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
     """One fault of a plan.
 
     Attributes:
-        items: The op instances that show it: a pair, or a cycle.
+        kind: Class of the fault.
+        ranks: The ranks concerned.
+        items: The op instances involved: a pair, or a cycle.
         message, remedy: What is wrong, and what would correct it.
-        count: Faults of this kind between these operations, over all micro-batches; the first is shown.
+        count: Number of faults of this kind between these operations, over all micro-batches; the first is shown.
     """
 
     kind: Kind
@@ -72,8 +74,8 @@ IN_FULL = 5
 
 
 def findings_text(findings: Sequence[Finding], in_full: bool = False) -> list[str]:
-    """Findings as lines, in the order found: many are summarized in a line for each class, with their number, ranks and first finding;
-    `in_full` each has its line, however many there are."""
+    """Findings as lines of text, in their order. More than `IN_FULL` are summarized in one line per class, with their number, ranks and
+    first finding, unless `in_full`."""
     if in_full or len(findings) <= IN_FULL:
         return [str(finding) for finding in findings]
     return [_class_text(found) for found in grouped((finding.kind, finding) for finding in findings).values()]
@@ -85,17 +87,17 @@ def _class_text(found: Sequence[Finding]) -> str:
 
 
 def where(rank: int, op: Op, micro_batch: int) -> Where:
-    """An op instance of a rank as findings name it."""
+    """Description of an op instance of a rank for findings."""
     return Where(rank, op.id, micro_batch, op.name, op.layer, op.stream)
 
 
 def stream_text(stream: str) -> str:
-    """A stream as messages name it."""
+    """Text of a stream for messages."""
     return "the compute stream" if stream in COMPUTE_STREAMS else f"stream '{stream}'"
 
 
 def item_text(op: Op, micro_batch: int) -> str:
-    """An op instance inside a message that names the rank already."""
+    """Text of an op instance for a message that already names the rank."""
     if is_boundary(op):
         job = "the job that cuts the batch" if op.results else "the job that collects the outputs"
         return f"{job} ({describe(op)} of micro-batch {micro_batch})"
@@ -103,7 +105,7 @@ def item_text(op: Op, micro_batch: int) -> str:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge findings about the same operations of several micro-batches into one with their count; the order is kept."""
+    """Merge findings about the same operations in several micro-batches into one with their count; keeps the order."""
     first: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
         key = (finding.kind, finding.ranks, tuple(item.op for item in finding.items))

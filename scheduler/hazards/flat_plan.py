@@ -1,6 +1,6 @@
-"""A rank's plan as flat lists: op instances (`item` in names) in host order, and what each operation reads and writes, by storage.
+"""A rank's plan as flat lists: op instances (`item` in names) in host order, and the storages that each operation reads and writes.
 
-The job that cuts the batch at the start of the step and the job that collects its outputs at the end are included.
+The job that splits the batch at the start of the step and the job that collects its outputs at the end are included.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Version(Enum):
 PIPELINES = frozenset({"1F1B", "FThenB", "VPP"})
 """Schedules that run forward of a later micro-batch before backward of an earlier one."""
 HOST = -1
-"""Stream of operations that launch nothing: they are complete when they are issued."""
+"""Stream of operations that launch nothing; they are complete as soon as they are issued."""
 
 
 @dataclass(slots=True)
@@ -43,10 +43,10 @@ class Access:
 
     Attributes:
         base, stride: The storage's key for micro-batch m is `base + stride * m`.
-        writer, version: Position of the operation whose write must be the last one, and of which micro-batch.
+        writer, version: Position of the operation whose write must be the last one before the access, and the micro-batch of that write.
         value: The tensor that the operation names, `ABSENT` for an element of a vector.
-        variable, own: The key of the executor's variable that the operation names is `variable + own * m`.
-        root: The value whose contents are accessed (for views and in-place results their operand's root).
+        variable, own: The key of the executor's variable that the operation names is `variable + own * m` for micro-batch m.
+        root: The value whose contents are accessed (for views and in-place results, the root of their operand).
     """
 
     base: int
@@ -67,15 +67,15 @@ class FlatPlan:
         op, micro_batch, job, stream: Columns over op instances in host order; `op` is the position in `program.ops`, `stream` an
             index into `streams`, or `HOST`.
         reads, writes: Accesses of each operation, by position.
-        views: For each operation the variables that it defines without writing: views of its operands.
+        views: For each operation, the variables that it defines without writing: views of its operands.
         omitted: `(value, micro-batch)` of an omitted copy's result -> the copy, the access of its operand, and the key of the result's
             variable.
         viewed: Keys of storages to which results of omitted copies add the variables of their views.
-        num_fed: Number of op instances, the first ones, that cut the batch.
+        num_fed: Number of op instances, at the start, that split the batch.
         index: Op instance -> index in host order.
-        baseline: `(operation, key base, micro-batch)` of an access with `Version.BASELINE` -> position and micro-batch of the operation
-            that writes before it in Paddle's own schedule; without an entry it finds what the step starts with.
-        tables: What a walk needs of each operation; plans of the same operations share it.
+        baseline: `(operation, key base, micro-batch)` of an access with `Version.BASELINE` -> position and micro-batch of the last
+            operation that writes before it in Paddle's own schedule; without an entry, the access finds the contents from before the step.
+        tables: Tables over operations that the walk needs; plans of the same operations share them.
     """
 
     program: Program
@@ -97,7 +97,7 @@ class FlatPlan:
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of a step."""
+        """Number of micro-batches per step."""
         return self.program.pipeline.num_micro_batches
 
     def op_of(self, index: int) -> Op:
@@ -113,7 +113,8 @@ class FlatPlan:
 
 
 def flatten(program: Program, serial: bool = False) -> FlatPlan:
-    """Flatten a plan; O(ops + operands + op instances). A program without jobs runs one micro-batch after the other."""
+    """Flatten a plan; O(ops + operands + op instances). A program without jobs runs one micro-batch after the other. With `serial`, all
+    operations are on one stream."""
     same = _known_accesses(program, program.pipeline)
     shared = {name: getattr(same, name) for name in ("reads", "writes", "views", "storages", "baseline", "tables")}
     plan = FlatPlan(program, **shared)
@@ -124,12 +125,13 @@ def flatten(program: Program, serial: bool = False) -> FlatPlan:
 
 @once_per_ops_and
 def _known_accesses(program: Program, pipeline: Pipeline) -> FlatPlan:
-    """By pipeline: plans of the same operations differ in jobs and events."""
+    """Accesses, computed once per pipeline: plans of the same operations differ only in jobs and events."""
     return _accesses_of(program)
 
 
 def writers_of(plan: FlatPlan, item: OpInstance) -> list[OpInstance] | None:
-    """Op instances of the same micro-batch, or that run once a step, whose writes an op instance reads; None where it reads others' too."""
+    """Op instances whose writes an op instance reads, in the same micro-batch or once per step; None if it also reads writes of other
+    micro-batches or steps."""
     ops, found = plan.program.ops, []
     for access in plan.reads[plan.op[plan.index[item]]]:
         if access.version not in (Version.SAME, Version.ONCE):
@@ -139,8 +141,8 @@ def writers_of(plan: FlatPlan, item: OpInstance) -> list[OpInstance] | None:
 
 
 def is_used_beside(plan: FlatPlan, item: OpInstance) -> bool:
-    """Whether memory that an op instance reads is used on another stream than compute by others than what writes it for that, in any
-    micro-batch."""
+    """Whether, in any micro-batch, operations on side streams use the memory that an op instance reads, apart from its writers
+    (`writers_of`)."""
     bases = {access.base for access in plan.reads[plan.op[plan.index[item]]]}
     writers = {op_id for op_id, _ in writers_of(plan, item) or ()}
     return any(
@@ -150,7 +152,7 @@ def is_used_beside(plan: FlatPlan, item: OpInstance) -> bool:
 
 
 def _accesses_of(program: Program) -> FlatPlan:
-    """What each operation reads and writes; the columns over op instances stay empty."""
+    """A plan with the accesses of each operation, whose columns over op instances are empty."""
     plan, writers = FlatPlan(program), _Writers(program)
     plan.storages = writers.storages.storages
     for position, op in enumerate(program.ops):
@@ -164,7 +166,7 @@ def _accesses_of(program: Program) -> FlatPlan:
 
 
 class _Writers:
-    """The last writer of each storage so far, while walking the program."""
+    """The last writer of each value so far, during a walk over the program."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -176,11 +178,11 @@ class _Writers:
         self.fed = {op_id for op_id, _ in feed_items(program)}
 
     def reads(self, op: Op) -> list[int]:
-        """Values whose contents the operation reads; of an output that a job collects, the value."""
+        """Values whose contents the operation reads, including an output that a job collects."""
         return [op.operands[0]] if self.storages.is_collected(op) else self.storages.reads(op)
 
     def writes(self, op: Op) -> list[int]:
-        """Values that the operation writes; of an input that a job cuts, the value."""
+        """Values that the operation writes, including an input that a job splits off the batch."""
         return list(op.results) if op.id in self.fed else self.storages.writes(op)
 
     def accesses(self, position: int, values: Iterable[int], writes: bool = False) -> list[Access]:
@@ -208,11 +210,11 @@ class _Writers:
         return Access(part.storage * count, stride, writer, version, part.value, part.variable * count, own, part.root)
 
     def _expected(self, op: Op, part: Part) -> tuple[int, Version]:
-        """The last write before an operation to the contents of one value; other values in the same storage do not count."""
+        """The last write, before an operation, to the contents of one value; other values in the same storage do not count."""
         name = (part.storage, part.root)
         if not self.storages.storages[part.storage].persistable:
             writer = self.once.get(name, self.body.get(name, -1)) if op.role == "optimize" else self.body.get(name, -1)
-            if op.name == SHADOW_OUTPUT:  # an output may be computed in any part of the step, once or for each micro-batch
+            if op.name == SHADOW_OUTPUT:  # an output may be computed in any part of the step, once or per micro-batch
                 writer = self.once.get(name, self.body.get(name, -1))
             return (writer, Version.SAME) if writer >= 0 else (-1, Version.INITIAL)
         if op.role == "optimize":
@@ -225,17 +227,17 @@ class _Writers:
             (self.once if op.role == "optimize" else self.body)[access.base // count, access.root] = position
 
     def close(self) -> None:
-        """Fill in the writers in the micro-batch before, or in the last one, now that the whole program is known."""
+        """Fill in the writers of the previous or the last micro-batch, now that the whole program is known."""
         for access, name in self.last_in_body:
             access.writer = self.body.get(name, -1)
             access.version = access.version if access.writer >= 0 else Version.INITIAL
 
 
 def _take_baseline_order(plan: FlatPlan) -> None:
-    """Take the version of accesses to state shared by parts of the step from Paddle's own schedule.
+    """Derive the version of accesses to state that several parts of the step share from Paddle's own schedule.
 
-    Such state is persistable, written in one part (forward or backward of a model chunk) and used in another (a buffer that forward
-    updates and backward reads). Only Paddle's order of jobs says which write each access finds, and with it the bits that a plan must keep.
+    Such state is persistable, written in one part (forward or backward of a model chunk) and used in another, as a buffer that forward
+    updates and backward reads. Paddle's order of jobs determines which write each access finds, and so the bits that a plan must preserve.
     """
     program = plan.program
     if program.pipeline.schedule not in PIPELINES:
@@ -259,9 +261,9 @@ def _take_baseline_order(plan: FlatPlan) -> None:
 
 
 def _shared_by_parts(plan: FlatPlan) -> dict[int, list[int]]:
-    """Base of a persistable storage -> operations of forward and backward that use it, if those of several parts do and one writes it.
+    """Base of a persistable storage -> operations of forward and backward that use it, if several parts use it and one writes it.
 
-    Storages that several values use in turn are left out.
+    Storages that several values use in turn are excluded.
     """
     users: dict[int, list[int]] = defaultdict(list)
     written: set[int] = set()
@@ -302,7 +304,7 @@ def _add_items(plan: FlatPlan, serial: bool) -> None:
 
 
 def item_lists(program: Program) -> list[list[OpInstance]]:
-    """Op instances of each job; without jobs, a list for each micro-batch and one for what runs once."""
+    """Op instances of each job; without jobs, a list for each micro-batch and one for operations that run once per step."""
     if program.jobs:
         return [list(job.items) for job in program.jobs]
     inner = [op for op in program.ops if not is_boundary(op)]
@@ -311,7 +313,7 @@ def item_lists(program: Program) -> list[list[OpInstance]]:
 
 
 def _find_omitted(plan: FlatPlan) -> None:
-    """Record the copies that the plan omits for a micro-batch: there a result is its operand."""
+    """Record the copies that the plan omits for a micro-batch; their results are replaced by their operands."""
     positions = {op.id: k for k, op in enumerate(plan.program.ops)}
     for op_id, micro_batch in sorted(omitted_copies(plan.program), key=lambda item: positions[item[0]]):
         position = positions[op_id]

@@ -1,4 +1,4 @@
-"""Memory that is allocated again, or written again in the next step, while an operation may still use it."""
+"""Memory that is reused, or written in the next step, while an operation may still use it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from interlace.scheduler.hazards.happens_before import NO_ITEM, Fault, Trace
 
 
 def freed_in_use(trace: Trace, target: Target) -> list[Fault]:
-    """Uses of a block that may still run when the block is allocated again.
+    """Uses of a block that may still run when the block is reused.
 
-    A storage is freed after the last reader of each of its variables. The collector waits for these last readers, and for nothing
-    issued on their streams later. A use on another stream is safe if it is one of them, if it has completed before one of them
-    starts, or if it has completed when the stream that owns the block issues its next operation: each stream has a memory pool
-    of its own, so only that stream gets the block again.
+    A storage is freed after the last reader of each of its variables. The collector waits for these last readers, but not for anything
+    issued later on their streams. A use on another stream is safe if it is one of them, if it has completed before one of them
+    starts, or if it has completed when the stream that owns the block issues its next operation: each stream has its own memory pool,
+    so only that stream can reuse the block.
     """
     if target.serial:
         return []
@@ -53,7 +53,8 @@ def _uncovered(trace: Trace, target: Target, key: int, users: dict[int, int], la
 
 
 def overlapping_steps(trace: Trace, target: Target) -> list[Fault]:
-    """Accesses of parameters and host buffers in the next step that nothing orders after this step's; events end with the step."""
+    """Accesses to parameters and host buffers in the next step that nothing orders after this step's accesses; events do not reach beyond
+    their step."""
     faults = []
     for key, write in trace.first_write.items():
         last = trace.writer[key]
@@ -65,15 +66,15 @@ def overlapping_steps(trace: Trace, target: Target) -> list[Fault]:
 
 
 def _across(trace: Trace, target: Target, use: int, item: int, key: int) -> bool:
-    """Whether a use of one step has completed when an access of the next step starts; a job waits for its own last use of a variable,
-    if that is in memory by which the executor orders streams."""
+    """Whether a use in one step has completed when an access in the next step starts. A job waits for its own last use of a variable if the
+    executor orders streams by that memory."""
     plan, storage = trace.plan, trace.plan.storage(key)
     waits = len(storage.variables) == 1 and (target.host_memory_edges or storage.memory == "device")
     return (waits and plan.job[use] == plan.job[item]) or _reaches_next_step(trace, use, item)
 
 
 def _reaches_next_step(trace: Trace, use: int, item: int) -> bool:
-    """Whether an item of one step has completed when another starts in the next step, ordered by any stream or by the host."""
+    """Whether an item of one step has completed when another starts in the next step, through the order of any stream or the host."""
     streams = trace.plan.stream
     stream = streams[use]
     if stream in (HOST, streams[item]) or trace.host[stream] >= use:

@@ -1,7 +1,7 @@
-"""Memory inside a captured step: a block that another stream reads last is used again when its own stream is behind that reader.
+"""Memory inside a captured step: a block that another stream reads last is reused once its own stream is ordered after that reader.
 
-No host sees there that a reader is done, so nothing but the order of the graph gives memory back; what no wait on the own stream follows
-is held to the end of the step.
+No host can observe there that a reader has completed, so only the order of the graph frees memory. A block whose own stream never waits
+for the reader is held until the end of the step.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def _hold(lives: Lives, first: np.ndarray, rows: list[int], readers: list[int], 
 
 
 def _behind(trace: Trace, place: list[int], mine: list[int], reader: int) -> int:
-    """The first of a stream's op instances that runs when the reader is done; the end of the step where there is none.
+    """The first op instance in `mine`, those of one stream, that is ordered after the reader; `END` if there is none.
 
-    Once a stream is behind a reader, all that comes on it is, so the first is found by halving.
+    All later op instances of the stream are then after the reader too, so the first is found by bisection.
     """
     first = bisect_left(mine, True, bisect_right(mine, reader), key=lambda index: trace.before(place[reader], place[index]))
     return mine[first] if first < len(mine) else END

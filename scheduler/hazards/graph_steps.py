@@ -1,9 +1,9 @@
-"""What a captured step must not contain: whatever needs the host while it runs, and whatever should be another in each launch.
+"""Operations that a captured step must not contain: those that need the host while it runs, and those that must differ between launches.
 
-All else that a captured step could break is given by its making. Its streams begin behind the first and end before the last, so that each
-step is behind all of the one before, and a plan that is free of races eagerly is so in any number of launches. A block of memory is used
-again only in the order of the graph, behind the last reader that the allocator knows; that this one is behind all others is
-`freed-in-use`, as in a step that runs eagerly.
+Everything else is safe by construction. In the graph all streams start after the first one and end before its end, so each step comes
+after the whole previous step, and a plan without races in eager execution has none in any number of launches. A block of memory is reused
+only in the order of the graph, after the last reader that the allocator knows. That this reader comes after all others is checked as
+`freed-in-use`, as for eager execution.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from interlace.scheduler.hazards.finding import Finding, Kind, where
 
 
 def kept_from_graph(program: Program, target: Target) -> list[Finding]:
-    """Findings for what keeps the plan's step from being captured; one for each operation."""
+    """Findings for operations and host waits that prevent the plan's step from being captured; empty if the target runs no graph."""
     if not target.is_graph:
         return []
     ops = {op.id: op for op in program.ops}

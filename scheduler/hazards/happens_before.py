@@ -1,6 +1,6 @@
 """Happens-before of one rank by vector clocks, and the accesses that it leaves unordered.
 
-The clock of an op instance (`item` in names) gives, for each stream, the last op instance that has completed when it starts.
+The clock of an op instance (`item` in names) holds, for each stream, the last op instance that has completed when it starts.
 Streams are first in, first out, so "a has completed when b starts" is one comparison. Op instances share a clock until one of
 them waits for another stream: cost O(items x operands + waits x streams).
 """
@@ -19,7 +19,7 @@ from interlace.scheduler.hazards.flat_plan import HOST, Access, FlatPlan, Versio
 Clock = tuple[int, ...]
 Table = TypeVar("Table")
 NO_ITEM = -1
-"""In the place of the index of an op instance: nothing of a stream is known to have run, or nothing wrote."""
+"""Used instead of the index of an op instance: nothing on a stream is known to have run, or nothing has written."""
 
 
 @dataclass(slots=True)
@@ -38,18 +38,20 @@ class Trace:
     """The result of walking a rank's plan. An item is the index of an op instance in host order.
 
     Attributes:
-        clock: Clock of each item; it says nothing about the item's own stream, whose earlier items have always completed.
+        plan: The plan.
+        faults: Accesses out of order.
+        clock: Clock of each item; its entry for the item's own stream is unused, as earlier items there have always completed.
         tip: Clock at the end of each stream.
-        host: What the host knows to have completed.
+        host: Clock of what the host knows to have completed.
         last: Last item of each stream.
         joins: Item -> `(earlier item, reason)` for each item of another stream that it waits for.
         writer, readers: Last writer, and readers since then, by key, at the end of the step.
-        users: Key of a storage that several streams use -> stream -> its last item that uses it, from the moment the second one does;
-            first the stream that wrote it.
+        users: Key of a storage that several streams use -> stream -> its last item that uses it, recorded from the second stream's first
+            use on; the first entry is the stream that wrote it.
         last_of_variable: For storages with several variables: `(key, variable)` -> last item that uses the variable.
-        wanted: Missing orders `(earlier item, item)`, if the walk was asked to supply them.
-        first_reads, first_write: For storages that outlive the step, by key: first read of each stream before any write; first
-            write.
+        wanted: Missing orders `(earlier item, item)`, if the walk supplies them.
+        first_reads, first_write: For storages that outlive the step, by key: the first read on each stream before any write, and the
+            first write.
     """
 
     plan: FlatPlan
@@ -74,12 +76,13 @@ class Trace:
 
 
 class Row(NamedTuple):
-    """One access of an operation, with what the inner loop of the walk needs of it.
+    """One access of an operation, reduced to what the inner loop of the walk needs.
 
     Attributes:
         base, stride, writer: As in `Access`.
-        plain: A storage of one micro-batch with one variable, read as this micro-batch wrote it, or newly written.
-        constant: A read of what the step starts with.
+        plain: Whether its storage belongs to one micro-batch and has one variable, and is read as written by this micro-batch or newly
+            written.
+        constant: Whether it reads the contents from before the step.
     """
 
     base: int
@@ -92,7 +95,7 @@ class Row(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What the walk asks of a storage at every access.
+    """Properties of a storage that the walk needs at every access.
 
     Attributes:
         several: Whether several variables name it.
@@ -129,7 +132,7 @@ class Tracer:
         self.views_read = self._once("views read", self._views_read)
 
     def _once(self, key: Any, make: Callable[[], Table]) -> Table:
-        """A table over operations, made for the first of the plans that share it."""
+        """A table over operations, computed once for all plans that share it."""
         tables = self.plan.tables
         if key not in tables:
             tables[key] = make()
@@ -152,7 +155,7 @@ class Tracer:
         return rows
 
     def _views_read(self) -> list[list[tuple[int, Access]]]:
-        """For each operation the operations that define the views which it reads, and how it reads them. `share_data_` defines none: its
+        """For each operation, the operations that define the views that it reads, and the accesses. `share_data_` defines none, as its
         result has its operand's variable."""
         plan = self.plan
         ops = plan.program.ops
@@ -164,7 +167,7 @@ class Tracer:
         ]
 
     def _blocking(self) -> list[bool]:
-        """Whether the host waits for each operation."""
+        """For each operation, whether the host waits for it."""
         on_host = {value.id for value in self.plan.program.values if value.memory == "host"}
         return [
             is_copy(op) and ((op.origin >= 0 and op.kind in self.target.blocking) or any(value in on_host for value in op.results))
@@ -177,7 +180,7 @@ class Tracer:
         return {index[after]: index[item] for job in jobs for after, item in job.host_waits} if self.target.host_runs_ahead else {}
 
     def _waits(self) -> dict[int, list[tuple[int, str]]]:
-        """Waiting item -> the events that it waits for; an event that is not recorded, or not recorded before, is a fault."""
+        """Waiting item -> the items and events that it waits for. An event that is never recorded, or recorded too late, is a fault."""
         plan, waits = self.plan, defaultdict(list)
         takes = self._once("takes events", lambda: [takes_events(op) for op in plan.program.ops])
         for event in plan.program.events:
@@ -216,7 +219,7 @@ class Tracer:
             trace.host = self._joined(trace.host, trace.last[0])
 
     def _joined(self, clock: Clock, item: int) -> Clock:
-        """A clock with an item, and with everything that had completed when that item started."""
+        """The clock extended by an item and by everything that had completed when that item started."""
         stream = self.plan.stream[item]
         merged = list(map(max, clock, self.trace.clock[item]))
         merged[stream] = max(merged[stream], item)
@@ -265,7 +268,7 @@ class Tracer:
             trace.host = self._joined(trace.host, item)
 
     def _settled(self, item: int, stream: int, clock: Clock, late: list[tuple[str, int, int]]) -> Clock:
-        """Report the orders that are still missing after all operands as faults, or supply them."""
+        """Report the orders that are still missing after all accesses of an item as faults, or supply them."""
         trace = self.trace
         for kind, first, key in sorted(late, key=lambda each: -each[1]) if self.supply else late:
             if clock[self.plan.stream[first]] >= first:
@@ -296,9 +299,9 @@ class Tracer:
     def _access(
         self, item: int, stream: int, access: Access, key: int, writes: bool, clock: Clock, late: list[tuple[str, int, int]]
     ) -> Clock:
-        """Follow one read or write of one storage; returns the item's clock after the orders that the executor keeps by itself.
+        """Process one read or write of one storage; returns the item's clock, extended by the orders that the executor ensures itself.
 
-        Orders that it does not keep go into `late`.
+        Orders that it does not ensure are added to `late`.
         """
         trace, streams, jobs = self.trace, self.plan.stream, self.plan.job
         expected, version, micro_batch = access.writer, access.version, self.plan.micro_batch[item]
@@ -309,7 +312,7 @@ class Tracer:
             key = access.base + access.stride * micro_batch
             name = key, access.variable + access.own * micro_batch
         writer = trace.writer.get(key, NO_ITEM)
-        if writer == item:  # of another of its operands in the same storage, behind all that it reads
+        if writer == item:  # it wrote the storage itself, through another operand, after all its reads
             pass
         elif version == Version.BASELINE:
             wanted = self._baseline_writer(item, access)
@@ -332,7 +335,7 @@ class Tracer:
         return clock
 
     def _known_by_variable(self, item: int, stream: int, name: tuple[int, int], defines: bool, clock: Clock) -> Clock:
-        """Add what the executor orders inside a job if several variables name one storage: users of the same variable."""
+        """Extend the clock by what the executor orders inside a job if several variables name one storage: users of the same variable."""
         jobs, streams = self.plan.job, self.plan.stream
         producer = self.defined_by.get(name, NO_ITEM)
         for other in (producer, *self.used.get(name, {}).values()) if defines else (producer,):
@@ -346,14 +349,14 @@ class Tracer:
         return clock
 
     def _has_several(self, key: int) -> bool:
-        """Whether several variables name one storage; an omitted copy adds those of views of its result to its operand's storage."""
+        """Whether several variables name one storage. An omitted copy adds the variables of its result's views to its operand's storage."""
         return self.stored[key // self.count].several or key in self.plan.viewed
 
     def _ordered_in_job(self, key: int) -> bool:
         return self.target.host_memory_edges or self.stored[key // self.count].on_device
 
     def _place(self, access: Access, micro_batch: int) -> tuple[int, tuple[int, int]]:
-        """The key of an access's storage, and its variable with that key, where results of omitted copies are their operands."""
+        """The key of an access's storage, and this key with its variable; results of omitted copies are replaced by their operands."""
         key, variable = access.base + access.stride * micro_batch, access.variable + access.own * micro_batch
         while self.plan.omitted and (found := self.plan.omitted.get((access.root, micro_batch))) is not None:
             _, source, copied = found
@@ -364,7 +367,7 @@ class Tracer:
         return key, (key, variable)
 
     def _resolved(self, access: Access, item: int) -> tuple[Access, int, Version]:
-        """Follow results of omitted copies to their operands: access, expected writer and version there."""
+        """Follow results of omitted copies to their operands; returns the access, expected writer and version there."""
         expected, version = access.writer, access.version
         micro_batch = self.plan.micro_batch[item]
         while (found := self.plan.omitted.get((access.root, micro_batch))) is not None:
@@ -374,7 +377,7 @@ class Tracer:
         return access, expected, version
 
     def _baseline_writer(self, item: int, access: Access) -> int:
-        """The item that writes before an access in Paddle's own schedule."""
+        """The last item that writes before an access in Paddle's own schedule."""
         plan = self.plan
         found = plan.baseline.get((plan.op[item], access.base, plan.micro_batch[item]))
         return NO_ITEM if found is None else plan.index.get((plan.program.ops[found[0]].id, found[1]), NO_ITEM)
@@ -429,7 +432,7 @@ class Tracer:
             trace.readers[key] = [r for r in readers if streams[r] != stream] + [item]
 
     def _note_user(self, item: int, stream: int, key: int, writer: int) -> None:
-        """Record users by stream from the moment a second stream uses a storage."""
+        """Record users by stream, from the second stream's first use of a storage on."""
         trace, streams = self.trace, self.plan.stream
         users = trace.users.get(key)
         if users is not None:

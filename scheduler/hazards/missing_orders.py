@@ -1,4 +1,4 @@
-"""Orders that a plan still needs to be safe: the checker's walk over the plan, which here supplies missing orders.
+"""Orders that a plan still needs to be safe, found by the checker's walk, which here supplies them instead of reporting faults.
 
 `passes/insert_events.py` turns them into events.
 """
@@ -17,20 +17,20 @@ from interlace.scheduler.hazards.freed_memory import freed_in_use, overlapping_s
 from interlace.scheduler.hazards.happens_before import Fault, Trace, Tracer
 
 STRICT = Target("any", free=GPU.free, host_memory_edges=False)
-"""No target does less by itself: what is safe here is safe wherever the last readers of freed memory are known."""
+"""The target that orders least by itself: a plan that is safe here is safe on every target that knows the last readers of freed memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a plan lacks.
+    """The orders that a plan lacks.
 
     Attributes:
         trace: The walk, with all missing orders supplied.
         orders: Missing orders `(earlier op instance, op instance that must wait)`; none of them follows from the others.
-        frees: Uses of memory that may still run when the memory is allocated again: `first` is the use, `second` the op instance
-            after which the memory is free.
-        carried: Uses that an access of the next step may overtake, as orders within each step: the last op instance on the stream
-            of that access waits for the use; or, if the use is issued last, the access waits for the first op instance on the
+        frees: Uses of memory that may still run when the memory is reused: `first` is the use, `second` the op instance after which the
+            memory is free.
+        carried: Orders within each step that keep accesses in the next step after uses in this one. Either the last op instance on the
+            stream of the access waits for the use, or, if the use is issued last, the access waits for the first op instance on the
             stream of the use, which in the next step runs after the use.
     """
 
@@ -41,11 +41,11 @@ class Needs:
 
 
 def needs_of(program: Program, memo: dict[Any, Any] | None = None) -> Needs:
-    """Walk a plan and collect what it lacks; cost as of `check` for one rank. In `memo` the last walk stays, for the same plan's next."""
+    """Walk a plan and collect the orders that it lacks; cost as `check` for one rank. `memo` keeps the last result, for the same plan."""
     if memo is None:
         return _needs_of(program)
     parts = (program.ops, program.values, program.pipeline, program.jobs, program.events)
-    known = memo.pop("needs", None)  # one walk alone is kept, and it is large
+    known = memo.pop("needs", None)  # only one walk is kept, as it is large
     needs: Needs = known[1] if known and all(map(operator.is_, known[0], parts)) else _needs_of(program)
     memo["needs"] = (parts, needs)
     return needs
@@ -63,14 +63,15 @@ def _needs_of(program: Program) -> Needs:
 
 
 def _is_kept_on_host(trace: Trace, fault: Fault) -> bool:
-    """Whether a fault is about a value that stays in host memory from step to step."""
+    """Whether a fault concerns a value that stays in host memory from step to step."""
     storage = trace.plan.storage(fault.key)
     return storage.persistable and storage.memory != "device"
 
 
 def _behind_start(trace: Trace, faults: Sequence[Fault]) -> list[tuple[int, int]]:
-    """Orders that make accesses wait for the first op instance on the stream of the use, which in the next step runs after the use. The
-    first access of each stream that can wait is enough. A copy of the step before may then run until its value is needed again."""
+    """Orders that make accesses wait for the first op instance on the stream of the use, which in the next step runs after the use. It
+    suffices that the first access on each stream that can wait does so. A copy of the previous step may then run until its value is needed
+    again."""
     stream = trace.plan.stream
     start = {number: stream.index(number) for number in {stream[fault.first] for fault in faults}}
     found: dict[tuple[int, int], int] = {}
@@ -81,11 +82,11 @@ def _behind_start(trace: Trace, faults: Sequence[Fault]) -> list[tuple[int, int]
 
 
 def _carried(trace: Trace, fault: Fault) -> tuple[int, int]:
-    """An order within a step that makes an access of the next step wait for a use of this one."""
+    """An order within a step that makes an access in the next step wait for a use in this one."""
     stream = trace.plan.stream
     end = trace.last[stream[fault.second]]
     if fault.first < end:
         return fault.first, end
     start = stream.index(stream[fault.first])
-    cut = trace.plan.num_fed - 1  # the job that cuts the batch records one event, behind its last piece
+    cut = trace.plan.num_fed - 1  # the job that splits the batch records one event, after its last piece
     return (cut if start <= cut else start), fault.second

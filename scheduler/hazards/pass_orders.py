@@ -1,4 +1,5 @@
-"""Which pass gave partners different orders of calls: each rank notes the orders after every pass, and ranks compare them."""
+"""Search for the pass that gave partners different orders of calls. Each rank records the orders after every pass, and ranks compare
+them."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from interlace.scheduler.hazards.flat_plan import item_lists
 from interlace.scheduler.hazards.skeleton import ROLES, Channel, place_text, places_of_calls, way_of
 
 Orders = dict[Channel, str]
-"""Ring and direction -> digest of the order of the calls there, equal on partners with the same order; without calls no entry, or "".
-The ring is the rank's own number of the group."""
+"""Ring (the rank's own number of the group) and direction -> digest of the order of the calls there, equal on partners with the same order.
+Channels without calls have no entry, or ""."""
 
 REMEDY = "let the pass keep the order of communication inside each group, or change it on all ranks alike"
 EXCHANGED = (
@@ -36,11 +37,11 @@ UNKNOWN = (
     "let the pass keep captured calls and change what they carry, or give a new call of the same kind the number of the captured one as "
     "`origin`; several calls in place of one need different sizes, or ranks with equal programs on which they carry the same"
 )
-"""What to do where it cannot be told which calls are the same."""
+"""Remedy if it cannot be determined which calls are the same."""
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The order of calls on one channel of a rank, where it is another one than before; see `Orders`."""
+    """A new order of calls on one channel of a rank, as a digest; see `Orders`."""
 
     group: int
     way: int
@@ -53,10 +54,10 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         seat: The rank and its groups: its program without operations.
         captured: The orders in the captured program.
-        steps: Of each pass the name, and what it changed.
-        own: Names of those passes that are a user's.
-        strays: Calls of the plan that are not the captured ones of their places, or carry something else.
-        equivalence_key: Of the captured program, equal on ranks with equal ones; empty where there are no strays.
+        steps: Name of each pass, and the orders that it changed.
+        own: Names of the passes that the user added.
+        strays: Calls of the plan that do not correspond to the captured calls at their places, or carry something else.
+        equivalence_key: A key of the captured program, equal on ranks with equal programs; empty if there are no strays.
     """
 
     seat: Program
@@ -67,15 +68,15 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     equivalence_key: bytes = b""
 
     def names(self) -> list[str]:
-        """Of the passes."""
+        """Names of the passes."""
         return [name for name, _ in self.steps]
 
     def channels(self) -> set[Channel]:
-        """Those on which it ever calls."""
+        """Channels on which the rank has calls before or after some pass."""
         return {(each.group, each.way) for found in (self.captured, *(found for _, found in self.steps)) for each in found}
 
     def digests(self, channel: Channel | None) -> list[str]:
-        """Of one channel, before the first pass and after each."""
+        """Digests of one channel before the first pass and after each pass."""
         found = [""]
         for changes in (self.captured, *(changes for _, changes in self.steps)):
             found.append(next((each.digest for each in changes if (each.group, each.way) == channel), found[-1]))
@@ -83,7 +84,7 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A call as partners compare it (part of the step, place, micro-batch), and its operation by name."""
+    """A call: what partners compare (part of the step, place, micro-batch), and a text for messages."""
 
     same: tuple[str, int, int]
     text: str
@@ -91,14 +92,15 @@ class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 @dataclass(slots=True, frozen=True)
 class Break:
-    """A pass after which two ranks no longer have one order of calls.
+    """A pass after which two ranks no longer have the same order of calls.
 
     Attributes:
-        name: Of the pass.
-        line: What they share.
-        channels: Each one's own name of the line; None for a rank that never calls there.
-        calls: Where only the captured calls differ that calls stand for: what they are on each rank, in words.
-        is_unclear: It cannot be told whether they differ.
+        name: Name of the pass.
+        line: The channel that the ranks share.
+        ranks: The two ranks.
+        channels: The line as `Channel` of each rank; None for a rank that never has calls there.
+        calls: If only the captured calls differ that calls are matched to: a description of these on each rank.
+        is_unclear: Whether it cannot be determined if they differ.
     """
 
     name: str
@@ -110,11 +112,11 @@ class Break:
 
     @property
     def remedy(self) -> str:
-        """What to do."""
+        """Text of what to do."""
         return UNKNOWN if self.is_unclear else EXCHANGED if self.calls else REMEDY
 
     def message(self) -> str:
-        """In one sentence."""
+        """Description in one sentence."""
         number = next(channel[0] for channel in self.channels if channel is not None)
         what = "issue the same collectives" if self.line[1] == NOBODY else "send and receive the same messages"
         pair = f"ranks {self.ranks[0]} and {self.ranks[1]}"
@@ -122,20 +124,20 @@ class Break:
         return f"{line_text(self.line, number)}: after pass {self.name!r} {said} in one order{self.calls and '; '}{self.calls}"
 
     def finding(self) -> Finding:
-        """For the report of a check."""
+        """The finding for the report of a check."""
         kind: Kind = "collective-order" if self.line[1] == NOBODY else "p2p-mismatch"
         return Finding(kind, self.ranks, (), self.message(), self.remedy)
 
 
 def calls_on(program: Program, channel: Channel | None) -> tuple[Call, ...]:
-    """The calls of a plan on one channel in its order; without jobs those of its operations."""
+    """The calls of a plan on one channel, in issue order; without jobs, in the order of `item_lists`."""
     places, ops = places_of_calls(program), {op.id: op for op in program.ops if is_comm(op) and (op.group, way_of(op)) == channel}
     items = [item for each in item_lists(program) for item in each if item[0] in ops]
     return tuple(Call((ops[number].role, places[number], m), f"{describe(ops[number])} of micro-batch {m}") for number, m in items)
 
 
 def first_difference(told: Sequence[Sequence[Call]], ranks: Sequence[int]) -> str:
-    """Where the calls of two ranks differ first, by name; empty where they do not."""
+    """Description of the first difference between the calls of two ranks; empty if there is none."""
     for index, pair in enumerate(zip_longest(*told)):
         if len({None if each is None else each.same for each in pair}) > 1:
             words = (f"{each.text if each else 'none'} on rank {rank}" for each, rank in zip(pair, ranks, strict=True))
@@ -145,7 +147,7 @@ def first_difference(told: Sequence[Sequence[Call]], ranks: Sequence[int]) -> st
 
 @once_per_items
 def orders_of(program: Program) -> Orders:
-    """The orders of a program's calls; without jobs those of its operations. O(op instances). Nobody may change it."""
+    """The orders of a program's calls; without jobs, those of its operations. O(op instances). The result is shared: do not modify it."""
     calls, places = [op for op in program.ops if is_comm(op)], places_of_calls(program)
     channels = list(dict.fromkeys((op.group, way_of(op)) for op in calls))
     table = np.full((1 + max((op.id for op in program.ops), default=-1), 3), -1, np.int64)
@@ -158,14 +160,15 @@ def orders_of(program: Program) -> Orders:
 
 
 def changes(before: Orders, after: Orders) -> tuple[Change, ...]:
-    """What is different now."""
+    """The orders that differ between `before` and `after`."""
     return tuple(Change(*channel, after.get(channel, "")) for channel in {**before, **after} if before.get(channel) != after.get(channel))
 
 
 def breaks(histories: Sequence[History]) -> list[Break]:
-    """For each line on which two known ranks end in different orders the last pass before which they had the same one.
+    """For each line on which two known ranks end with different orders, the pass that followed the last state with equal orders.
 
-    Nothing is found between ranks that other passes ran on, nor where the captured programs differ already.
+    Ranks are not compared if different passes ran on them, or if their captured programs already differ. Lines with equal orders, but whose
+    calls are matched to different captured calls, are found too.
     """
     by_rank = {each.seat.rank: each for each in histories}
     seats = with_given_partners([each.seat for each in by_rank.values()])
@@ -182,14 +185,14 @@ def breaks(histories: Sequence[History]) -> list[Break]:
 
 
 class _Lines:
-    """What channels of several ranks are."""
+    """The lines of the channels of several ranks."""
 
     def __init__(self, seats: Mapping[int, Program]) -> None:
         self._members = {rank: {group.id: group.ranks for group in seat.groups} for rank, seat in seats.items()}
         self._names = RingNames({rank: seat.groups for rank, seat in seats.items()})
 
     def of(self, rank: int, channel: Channel) -> Line | None:
-        """None where no other rank is known to share it."""
+        """The line of a rank's channel; None if the rank is not in the group, or the group cannot be identified on other ranks."""
         group, way = channel
         ranks = self._members[rank].get(group, ())
         if rank not in ranks or ranks in self._names.unclear:
@@ -202,7 +205,7 @@ Captured = tuple[Line | None, Place]
 
 @dataclass(slots=True, frozen=True)
 class _Stand:
-    """What a call of a plan stands for and carries, as `Stray` has it; `captured` is None where that is not known."""
+    """The captured call that a call of a plan is matched to, and what it carries, as in `Stray`; `captured` is None if not known."""
 
     captured: Captured | None
     text: str = ""
@@ -212,7 +215,7 @@ class _Stand:
 
 
 def _by_line(found: Sequence[Stray], rank: int, lines: _Lines) -> dict[Captured, _Stand]:
-    """By line and place in the plan."""
+    """Strays of a rank by line and place in the plan."""
     return {
         (lines.of(rank, each.channel), each.place): _Stand(
             each.captured and (lines.of(rank, each.captured[0]), each.captured[1]), each.text, each.flow, each.exact, each.others
@@ -224,8 +227,8 @@ def _by_line(found: Sequence[Stray], rank: int, lines: _Lines) -> dict[Captured,
 def _exchanged(
     line: Line, channels: dict[int, Channel], histories: dict[int, History], strays: Mapping[int, Mapping[Captured, _Stand]]
 ) -> Break | None:
-    """Calls of one place that stand for different captured calls, though all orders are alike: each rank left out another one, or gave one
-    another partner, or other operands; or calls of which that cannot be told."""
+    """The first calls at one place that are matched to different captured calls although all orders are equal, as the ranks removed
+    different calls or gave a call another partner or other operands; or for which this cannot be determined."""
     first, *others = present(line, histories)
     for other in others:
         mine, theirs, pair = strays[first], strays[other], (first, other)
@@ -243,8 +246,8 @@ def _exchanged(
 
 
 def _are_same(one: _Stand, two: _Stand, alike: bool) -> bool:
-    """Whether two calls of one place, which stand for one captured call or for none that is known, are the same. `alike`: the ranks have
-    equal captured programs, and issue this call both, so that what they carry can be compared."""
+    """Whether two calls at one place, both matched to the same captured call or to none, are the same. `alike`: the ranks have equal
+    captured programs and both issue this call, so that what the calls carry can be compared."""
     others = max(one.others, two.others)
     if (one.captured is None) != (two.captured is None):
         return False
@@ -264,7 +267,7 @@ def _captured_text(line: Line, stand: _Stand) -> str:
 
 
 def _who(histories: Mapping[int, History], channels: Mapping[int, Channel], ranks: tuple[int, int]) -> str:
-    """The last pass of a user that changed these calls on one of the ranks; all of a user's, where orders do not tell."""
+    """Name of the user's last pass that changed the order of these calls on one of the ranks; if none did, of all the user's passes."""
     own = [(name, found, rank) for rank in ranks for name, found in histories[rank].steps if name in histories[rank].own]
     touched = [name for name, found, rank in own if any((each.group, each.way) == channels.get(rank) for each in found)]
     return "' or '".join(touched[-1:] or dict.fromkeys([name for name, _, _ in own] or histories[ranks[0]].names()))

@@ -1,4 +1,5 @@
-"""Random draws: a device has one generator, so the order of draws decides the numbers. What acts on the world keeps its order too."""
+"""Random draws: a device has one generator, so the order of draws determines the numbers. Operations with other side effects keep their
+order too."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from interlace.scheduler.hazards.happens_before import Fault
 
 
 def draws_out_of_order(plan: FlatPlan) -> list[Fault]:
-    """The first draw of a step that Paddle's own schedule makes at another position, if there is one. Raises PlanError where the plan does
-    not make each draw of Paddle's own schedule once, so there is no order to compare."""
+    """The first draw of a step that has another position in Paddle's own schedule, if there is one. Raises PlanError if the plan does not
+    make each draw of Paddle's own schedule exactly once."""
     drawing = {position for position, op in enumerate(plan.program.ops) if is_ordered(op)}
     if not drawing:
         return []
@@ -27,7 +28,7 @@ def draws_out_of_order(plan: FlatPlan) -> list[Fault]:
 
 
 def _require_all(plan: FlatPlan, found: Sequence[int], baseline: Sequence[OpInstance]) -> None:
-    """Refuse a plan that leaves a draw out, or makes one that Paddle's own schedule does not make."""
+    """Raise PlanError for a plan that omits a draw, or makes one that is not in Paddle's own schedule."""
     program = plan.program
     made = Counter(map(plan.item, found))
     expected = Counter(baseline)
@@ -43,7 +44,7 @@ def _require_all(plan: FlatPlan, found: Sequence[int], baseline: Sequence[OpInst
 
 
 def baseline_draws(program: Program) -> list[OpInstance]:
-    """Every draw of a step in the order of Paddle's own schedule."""
+    """All draws of a step in the order of Paddle's own schedule."""
     parts: dict[tuple[str, int], list[int]] = defaultdict(list)
     for op in program.ops:
         if is_ordered(op):

@@ -1,4 +1,4 @@
-"""Faults of one rank as findings: the operations by name, what is wrong, and what would correct it."""
+"""Findings from the faults of one rank: the operations, what is wrong, and what would correct it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Words:
         plan, count = self.trace.plan, self.trace.plan.num_micro_batches
         ops = [plan.op[k] for k in (self.fault.second, self.fault.first) if k != NO_ITEM]
         accesses = [access for op in ops for access in (*plan.reads[op], *plan.writes[op])]
-        named = (t.root if t.value == ABSENT else t.value for t in accesses)  # an element that no operation takes out: its vector
+        named = (t.root if t.value == ABSENT else t.value for t in accesses)  # an element that no operation extracts: its vector
         value = next((v for t, v in zip(accesses, named, strict=True) if t.base // count == self.fault.key // count), None)
         return "a storage" if value is None else _value_text(plan.program, value)
 
@@ -90,7 +90,7 @@ def _race_write(w: Words) -> Text:
 
 
 def _lost_wait(w: Words) -> str:
-    """The remedy if there is an event, but operations of the waiting kind lose it."""
+    """The remedy if there is an event, but operations of the waiting kind ignore it."""
     plan, second = w.trace.plan, w.fault.second
     if plan.op_of(second).kind == "memcpy_d2h" and any(plan.item(second) in event.waits for event in plan.program.events):
         return "memcpy_d2h loses its waits if no operand is computed in its job: use memcpy, or put an operation that waits before it"

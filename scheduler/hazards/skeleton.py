@@ -1,8 +1,8 @@
-"""What other ranks must know of a rank's communication to prove the absence of deadlocks.
+"""What other ranks must know about a rank's communication to prove the absence of deadlocks.
 
-A skeleton has no rank, group number or operation in it, so ranks that do the same at other positions of the mesh have equal
-skeletons: a world of thousands of ranks has one for each stage. Together with the groups of each rank (`RankComm`) it is all that the
-proof needs (`all_ranks.check_together`).
+A skeleton contains no rank, group number or operation, so ranks that do the same at different positions of the mesh have equal
+skeletons: a world of thousands of ranks has one per stage. The proof (`all_ranks.check_together`) needs only skeletons and the groups of
+each rank (`RankComm`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from interlace.scheduler.hazards.happens_before import NO_ITEM, Trace
 ROLES = ("forward", "backward", "optimize")
 COLLECTIVE = 0
 NO_RING = -1
-"""In the place of a ring, of a call that names no group (`operation_kinds.WITHOUT_GROUP`)."""
+"""Used instead of a ring for a call that names no group (`operation_kinds.WITHOUT_GROUP`)."""
 MAX_BYTES = 1 << 28
-"""What a skeleton of another rank may unpack to; one call takes about ten bytes."""
+"""Most bytes that another rank's skeleton may have when unpacked; one call takes about ten bytes."""
 Channel = tuple[int, int]
 """A rank's ring, and the direction: `COLLECTIVE`, `1 + k` for sends to the ring's k-th rank, `-1 - k` for receives from it."""
 
@@ -44,9 +44,9 @@ class Calls(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         signature: Index in the skeleton's `signatures`.
         role: Index in `ROLES`.
         micro_batch: As in the plan.
-        place: Which call of the captured program it is, see `places_of_calls`.
+        place: Index of the call among those of the captured program, see `places_of_calls`.
         num_waits: Number of earlier calls of the same rank that the call waits for.
-        waits: For each of these, how many calls earlier it is.
+        waits: For each of these, its distance in number of calls.
     """
 
     ring: list[int]
@@ -63,8 +63,9 @@ class Skeleton(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """The communication of one rank, without its number.
 
     Attributes:
-        stage, schedule: Of the pipeline.
-        signatures: What partners must agree on: kind, bytes, dtype, root.
+        stage, schedule: Pipeline stage and schedule.
+        signatures: Properties of calls that partners must agree on: kind, bytes, dtype, root.
+        calls: The calls.
     """
 
     stage: int
@@ -82,20 +83,20 @@ class Skeleton(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @cached_property
     def without_group(self) -> Counter[tuple[Signature, int, int, int]]:
-        """Calls that name no group: signature, role, micro-batch and place."""
+        """Number of calls that name no group, by signature, role, micro-batch and place."""
         calls = self.calls
         numbers = self.channels.get((NO_RING, COLLECTIVE), [])
         return Counter((self.signatures[calls.signature[k]], calls.role[k], calls.micro_batch[k], calls.place[k]) for k in numbers)
 
     @cached_property
     def waits(self) -> list[list[int]]:
-        """For each call the numbers of the earlier calls that it waits for."""
+        """For each call, the numbers of the earlier calls that it waits for."""
         back = iter(self.calls.waits)
         return [[number - next(back) for _ in range(count)] for number, count in enumerate(self.calls.num_waits)]
 
     @cached_property
     def packed(self) -> bytes:
-        """Compressed bytes for other ranks; about two bytes for each call."""
+        """Compressed encoding for other ranks; about two bytes per call."""
         return zlib.compress(msgspec.msgpack.encode(self), 6)
 
     @cached_property
@@ -105,7 +106,7 @@ class Skeleton(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 def unpacked(packed: bytes) -> Skeleton:
-    """The skeleton that another rank packed. Raises PlanError where it is truncated or altered, or its columns are inconsistent."""
+    """The skeleton that another rank packed. Raises PlanError if it is truncated or altered, or if its columns are inconsistent."""
     try:
         opened = zlib.decompressobj()
         skeleton = msgspec.msgpack.decode(opened.decompress(packed, MAX_BYTES), type=Skeleton)
@@ -125,7 +126,7 @@ def _not_whole(why: str) -> str:
 
 
 def _misfit(skeleton: Skeleton) -> str:
-    """What is inconsistent in the columns of calls; empty for a skeleton that `skeleton_of` could have made."""
+    """Description of an inconsistency in the columns of calls; empty for a skeleton that `skeleton_of` could have made."""
     calls = skeleton.calls
     columns = {name: len(getattr(calls, name)) for name in calls.__struct_fields__ if name != "waits"}
     if len(set(columns.values())) > 1:
@@ -142,7 +143,7 @@ def _misfit(skeleton: Skeleton) -> str:
 
 @dataclass(slots=True, frozen=True)
 class RankComm:
-    """The communication of one rank: its number, its groups, the groups of its skeleton's rings, and the skeleton."""
+    """The communication of one rank: its rank, its groups, the group numbers of its skeleton's rings, and the skeleton."""
 
     rank: int
     groups: tuple[Group, ...]
@@ -151,13 +152,13 @@ class RankComm:
 
 
 def comm_of(program: Program, skeleton: Skeleton) -> RankComm:
-    """The communication of a program's rank; the skeleton may be that of another rank with the same operations and jobs."""
+    """The communication of a program's rank. The skeleton may come from another rank with the same operations and jobs."""
     used = dict.fromkeys(op.group for op in program.ops if is_comm(op))
     return RankComm(program.rank, program.groups, tuple(used), skeleton)
 
 
 def call_items(plan: FlatPlan) -> list[int]:
-    """Indices in host order of the op instances that wait for other ranks; the number of a call is its index in this list."""
+    """Indices, in host order, of the op instances that wait for other ranks. The number of a call is its index in this list."""
     meets = [meets_others(op) for op in plan.program.ops]
     return [item for item, position in enumerate(plan.op) if meets[position]]
 
@@ -184,11 +185,11 @@ def skeleton_of(trace: Trace, target: Target) -> Skeleton:
 
 
 def places_of_calls(program: Program) -> dict[int, int]:
-    """Operation -> which call it is of its channel and part of the step in the captured program, from 0; a repetition of a call that is
-    still there is below 0, another number for each place and part of the step of that one.
+    """Op id -> place: index of the call, from 0, among those of its channel and part of the step in the captured program. A repetition of a
+    call that is still in the program has a negative place, unique for the place and part of the step of that call.
 
-    Programs of partners differ, and so do the numbers of their operations, which ascend as captured. Which call of a channel comes first,
-    second, ... they share: so Paddle's baseline pairs them. A call that a pass made of none comes behind the captured ones.
+    Partners have different programs and op ids, but the same order of captured calls on a channel, by which Paddle's baseline pairs them.
+    Op ids ascend in captured order. A call that a pass added without an `origin` comes after the captured ones.
     """
     calls = {op.id: op for op in program.ops if meets_others(op)}
     again = [op for op in calls.values() if op.origin != op.id and op.origin in calls]
@@ -203,7 +204,7 @@ def places_of_calls(program: Program) -> dict[int, int]:
 
 
 def place_text(place: int) -> str:
-    """Which call it is, as messages say it.
+    """Text of a place for messages.
 
     >>> place_text(2), place_text(-1), place_text(-8)
     ('call 2', 'repetition of forward call 0', 'repetition of backward call 2')
@@ -221,7 +222,7 @@ def way_of(op: Op) -> int:
 
 
 def _waits(trace: Trace, items: Sequence[int], target: Target) -> list[list[int]]:
-    """Earlier calls of the rank that each call waits for: the last completed one of each stream, and the last one of its ring."""
+    """For each call, the earlier calls of the rank that it waits for: the last completed one of each stream, and the last of its ring."""
     plan = trace.plan
     number = {item: k for k, item in enumerate(items)}
     by_stream: list[list[int]] = [[] for _ in plan.streams]
