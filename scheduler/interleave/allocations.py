@@ -89,7 +89,7 @@ class PairMemory:
         return self.start + int(np.cumsum(comes - goes)[: len(order)].max(initial=0))
 
     def _temporary(self, part: PartOps) -> set[int]:
-        """Storages that the optimizer allocates and frees; it writes parameters and states into others."""
+        """Storages that the optimizer allocates and frees, apart from parameters and states, which it writes."""
         inside = {op.id for op in part.ops}
         return {n for n, storage in enumerate(self.storages.storages) if storage.producer in inside and not storage.persistable}
 
@@ -110,11 +110,11 @@ class PairMemory:
 
 
 class _Table:
-    """What the operations of a pair allocate and read, as arrays.
+    """The storages that the operations of a pair allocate and read, as arrays.
 
     Attributes:
-        number: Of each operation.
-        size, live_before, live_after: Of each storage, once for each part. `[parts * storages]`
+        number: Operation -> its number.
+        size, live_before, live_after: Properties of each storage, once per part. `[parts * storages]`
         allocs, reads: Operations and storages of accesses. `[accesses]` each
     """
 
@@ -130,14 +130,14 @@ class _Table:
 
 
 def _flat(accesses: Mapping[PairOp, Sequence[int]], base: Ints) -> tuple[Ints, Ints]:
-    """Numbers of operations and of storages, `base` being the number of the first storage of each operation's part."""
+    """Accesses as numbers of operations and of storages; `base` is the number of the first storage of each operation's part."""
     ops = np.repeat(np.arange(len(base)), np.array([len(each) for each in accesses.values()], np.int64))
     return ops, base[ops] + np.fromiter(chain.from_iterable(accesses.values()), np.int64)
 
 
 @once_per_ops
 def _accesses(program: Program) -> dict[int, tuple[list[int], list[int]]]:
-    """By operation the storages with bytes that it allocates, and that it allocates or reads; nobody may change the lists."""
+    """Op id -> storages of nonzero size that it allocates, and that it allocates or reads. The lists are shared: do not modify them."""
     graph, size = Graph(program), _sizes(program)
 
     def storages(values: Sequence[int]) -> list[int]:

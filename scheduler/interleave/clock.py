@@ -2,16 +2,16 @@
 
 `scheduler/simulate/simulator.py` is the specification of the overlap clock. This one simplifies it: peers are always ready, the
 host issues in no time, times are floating-point, communications that run at once share bandwidth equally, and a computation is
-stretched by the largest factor beside it. A product that began before a communication could holds it up, as there. Planners run it
-thousands of times.
+stretched by the largest factor beside it. As there, a matrix product that began before a communication was ready delays it. Planners run
+this clock thousands of times.
 
-It exists twice, in two modules that do not import each other's arithmetic. Here a complete order runs node by node, for the list
+There are two implementations, in modules that share no arithmetic. The one here runs a complete order node by node, for the list
 scheduler, which decides while the clock runs, and for the duration of a finished order. `local_search._Run` starts at any index of an
-order from stored communications in flight and stops where they are as before, which makes a move of the search much cheaper than
-a complete run; it looks factors up in tables, and starts communication as soon as its data are there, wherever it is listed. The two
-round differently in the last bits, so replacing one by the other could change plans.
+order from stored communications in flight and stops where these are as before, so a move of the search costs much less than a complete
+run; it looks up factors in tables, and starts communication as soon as its data are ready, wherever it is listed. The two round
+differently in the last bits, so replacing one with the other could change plans.
 
-The functions over columns (`columns.py`) run as they are, on lists, or compiled, on arrays (`compiled.py`): with the same results.
+The functions over columns (`columns.py`) run as plain Python on lists, or compiled on arrays (`compiled.py`), with the same results.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Node:
         stream: Empty for compute, otherwise the communication stream.
         deps: Indices of nodes that it comes after; dependencies through operations that cost nothing are included.
         filler: Whether only weight gradients and their sums depend on it.
-        forward: Whether its part is a forward.
-        leaves: Number of sends to other stages that start when it has ended.
+        forward: Whether it belongs to a forward.
+        leaves: Number of sends to other stages that start when it ends.
         send_ns: Duration of the longest of these sends.
         receive: Whether it is a receive from another stage.
     """
@@ -58,7 +58,7 @@ class Node:
 
 Factors = tuple[float, float, bool]
 Stretch = Callable[[str, str], Factors]
-"""Categories of two nodes that run together -> the factors on both times, and whether the first holds up the second where it began first
+"""Categories of two nodes that run together -> the factors on both times, and whether the first delays the second if it began first
 (`cost_model.interference.Stretch`)."""
 
 
@@ -137,7 +137,7 @@ def is_blocked(whole: Whole, times: Times, at: Places, node: int) -> bool:
 
 
 def find_heads(whole: Whole, times: Times, at: Places) -> int:
-    """Put the communications that run now into `heads`: the first of each stream, if it waits for none in flight; says how many."""
+    """Put the communications that run now into `heads`: the first of each stream, if it waits for none in flight. Returns their number."""
     found = 0
     for k in range(whole[at.num_used] if whole[at.num_flying] else 0):
         head = whole[at.front + whole[at.used + k]]
@@ -200,7 +200,7 @@ def _advance(whole: Whole, times: Times, at: Places, count: int, step: float) ->
 
 
 def run_order(whole: Whole, times: Times, at: Places, order: Sequence[int]) -> tuple[float, float]:
-    """Time of an order, and the sum of the times at which its sends to other stages start, in nanoseconds."""
+    """Duration of an order, and the sum of the times at which its sends to other stages start, in nanoseconds."""
     sent = 0.0
     for node in order:
         run_node(whole, times, at, node)
@@ -209,7 +209,7 @@ def run_order(whole: Whole, times: Times, at: Places, order: Sequence[int]) -> t
 
 
 def run_stamped(whole: Whole, times: Times, at: Places, order: Sequence[int], after: Times) -> float:
-    """Time of an order, in nanoseconds; `after` gets the time of the compute stream after each of its nodes. `[order]`"""
+    """Duration of an order, in nanoseconds; writes the time of the compute stream after each of its nodes to `after`. `[order]`"""
     for k in range(len(order)):
         run_node(whole, times, at, order[k])
         after[k] = times[at.now]
@@ -221,7 +221,7 @@ HELPERS = (run_node, wait_for, finish, is_blocked, find_heads, _take_off, _compu
 
 
 class Clock:
-    """Runs nodes in the order they are given and keeps the time."""
+    """A clock that runs nodes one by one, in the order of the calls."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns.copy()

@@ -1,7 +1,7 @@
-"""A pair's nodes, and the state of an order of them, in two flat columns: one of whole numbers, one of times and factors.
+"""A pair's nodes, and the state of an order of them, in two flat columns: one of integers, one of times and factors.
 
-The clock (`clock.py`) and the list scheduler (`list_schedule.py`) run over them as they are, on lists, or compiled, on arrays. Compiled
-code counts references of every array that a function is given, so two of them are several times as fast as one for each kind of entry.
+The clock (`clock.py`) and the list scheduler (`list_schedule.py`) run over them, as plain Python on lists or compiled on arrays. Compiled
+code counts references to every array argument, so two arrays are several times as fast as one per kind of entry.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ Times = MutableSequence[float]
 
 
 class Places(NamedTuple):
-    """Where each part of the columns begins, and how long some are; flags are 0 or 1, and -1 stands for nothing.
+    """Offsets of the parts of the columns, and a few scalars. In the columns, flags are 0 or 1, and -1 means none.
 
     Attributes:
-        num_nodes, num_categories, num_lines, num_storages: How many there are; lines are parts' nodes other than fillers.
+        num_nodes, num_categories, num_lines, num_storages: Counts. A line is the sequence of a part's nodes other than fillers.
         start_bytes, largest_bytes: Live bytes before the pair, and the most that a filler allocates.
-        is_mixed: Whether parts are mixed; else a part waits for the end of those before it.
-        dur, left, distance, hides, ranks: Times: of each node alone, of communication what is left of it, of computation to the next
-            communication of its part; the largest share of a communication beside it that it hides; by what choices are ranked. `[nodes]`
-        slow, other, holds: Factors on computation of one category, and on communication of another beside it; whether it holds that up,
-            1.0 or 0.0. `[categories * categories]`
-        began: Times: when each communication first ran, below 0 before. `[nodes]`
-        now, rates: The time of the compute stream, `[1]`, and how fast each head runs, `[streams]`.
-        leaves, forward, filler, stream, category: As in `Node`, by number; computation has no stream. `[nodes]`
-        dep_first, dep, user_first, user: What each node comes after, each once, and what comes after it. `[nodes + 1]`, `[dependencies]`
-        flies, behind: Whether it is in flight, and the next one of its stream. `[nodes]`
-        front, back, used, heads: First and last in flight of each stream; streams in the order in which they were first used; what runs
-            now. `[streams]`
-        num_flying, num_used: How many communications are in flight, and how many streams had any. `[1]`
-        line_first, line, line_at, is_backward: Nodes of each line, where it is, and whether it is a backward's; backward before forward.
-        size, num_readers, live_before, live_after, born, waiting: As in `PairBytes`; how many nodes read a storage; whether it is there,
-            and how many nodes still read it. `[storages]`
+        is_mixed: Whether parts are mixed; if not, a part waits for the end of those before it.
+        dur, left, distance, hides, ranks: Duration of each node alone; remaining time of communication; compute time to the next
+            communication of its part; the largest share of a communication beside it that it hides; rank of a choice. `[nodes]`
+        slow, other, holds: Factors on computation of one category, and on communication of another beside it; whether the computation
+            delays the communication, 1.0 or 0.0. `[categories * categories]`
+        began: Time at which each communication first ran, negative before. `[nodes]`
+        now, rates: Time of the compute stream, `[1]`, and the speed of each head, `[streams]`.
+        leaves, forward, filler, stream, category: As in `Node`, by number; the stream of computation is -1. `[nodes]`
+        dep_first, dep, user_first, user: Distinct predecessors and successors of each node. `[nodes + 1]`, `[dependencies]`
+        flies, behind: Whether it is in flight, and the next node in flight on its stream. `[nodes]`
+        front, back, used, heads: First and last node in flight on each stream; streams in the order of their first use; communications
+            that run now. `[streams]`
+        num_flying, num_used: Number of communications in flight, and of streams used so far. `[1]`
+        line_first, line, line_at, is_backward: Nodes of each line, its current position, and whether it belongs to a backward; backward
+            lines come before forward lines.
+        size, num_readers, live_before, live_after, born, waiting: As in `PairBytes`; number of nodes that read a storage; whether it is
+            allocated, and how many nodes have yet to read it. `[storages]`
         alloc_first, alloc, read_first, read: Storages that a node allocates, and that it allocates or reads.
         backward_peak: For each node of backward, and after the last, the peak of live memory from it on in program order. `[nodes + 1]`
         live, live_forward: Live bytes now, and those of forward. `[1]`
-        pending, issued: On how many nodes that are not issued each depends; whether it is issued itself. `[nodes]`
-        fillers, nexts, choices, order: Fillers that could be issued, next nodes of the lines, nodes to choose from, nodes issued; all at
-            the front of `[nodes]`, the number of each in `num_...`, `[1]`.
+        pending, issued: Number of a node's predecessors that are not yet issued, and whether it is issued itself. `[nodes]`
+        fillers, nexts, choices, order: Fillers that could be issued, next nodes of the lines, nodes to choose from, nodes issued; each a
+            list at the front of `[nodes]`, with its length in `num_...`, `[1]`.
     """
 
     num_nodes: int = 0
@@ -109,24 +110,24 @@ class Places(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The two columns, lists or arrays, and what lies where; the same names are used in all functions over them."""
+    """The two columns, as lists or arrays, and their layout. All functions over them use these names."""
 
     whole: Any
     times: Any
     at: Places
 
     def copy(self) -> Columns:
-        """The same entries, to be changed."""
+        """A copy whose entries may be modified."""
         return Columns(self.whole.copy(), self.times.copy(), self.at)
 
     def part(self, name: str, count: int) -> list[Any]:
-        """The first entries of a part of whole numbers."""
+        """The first `count` entries of a part of the integer column."""
         first = getattr(self.at, name)
         entries = self.whole[first : first + count]
         return entries if isinstance(entries, list) else entries.tolist()
 
     def with_parts(self, whole: Mapping[str, Sequence[int]], times: Mapping[str, Sequence[float]], **numbers: int) -> Columns:
-        """Lists with more parts behind, and with numbers that are no parts."""
+        """Lists with these parts appended, and with these scalars set in `at`."""
         places = dict(numbers)
         columns: tuple[list[Any], list[Any]] = (list(self.whole), list(self.times))
         for column, parts in zip(columns, (whole, times), strict=True):
@@ -137,7 +138,7 @@ class Columns(NamedTuple):
 
 
 def rows(listed: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """Rows of a table one after another: where each begins, and the entries. `[rows + 1]`, `[entries]`"""
+    """A ragged table as offsets and concatenated entries. `[rows + 1]`, `[entries]`"""
     first = [0]
     for row in listed:
         first.append(first[-1] + len(row))
@@ -145,7 +146,7 @@ def rows(listed: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
 
 
 def inverted(listed: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """For each of so many entries the rows that hold it."""
+    """For each entry below `count`, the rows that contain it."""
     found: list[list[int]] = [[] for _ in range(count)]
     for k, row in enumerate(listed):
         for entry in row:

@@ -1,4 +1,4 @@
-"""Which engine makes first orders and times orders: the functions of `clock.py` and `list_schedule.py` as they are, or compiled."""
+"""Choice of the engine that makes first orders and times orders: the functions of `clock.py` and `list_schedule.py`, plain or compiled."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from interlace.scheduler.interleave.list_schedule import TRIES, Weights
 from interlace.scheduler.interleave.local_search import Form
 
 WORTH_COMPILING = 2000
-"""Nodes of all pairs of this process from which on the compiled engine is used: orders of fewer are there before it is loaded, which
-takes half a second."""
+"""Number of nodes, over all pairs of this process, from which on the compiled engine is used. Fewer are ordered faster than it is loaded
+(half a second)."""
 COMPILED = "interlace.scheduler.interleave.compiled"
 
 
 class Engine(NamedTuple):
-    """Functions over columns, and how it wants these.
+    """Functions over columns, and conversions to the types that they take.
 
     Attributes:
-        whole, times: Make its columns, of whole numbers and of times, from lists.
+        whole, times: Convert lists to this engine's columns of integers and of times.
         find_order, run_order, run_stamped: As in `list_schedule.py` and `clock.py`.
-        made: Makes of another function over columns what it calls.
+        join: Concatenates columns.
+        made: Converts another function over columns to one of this engine.
     """
 
     whole: Callable[[Sequence[int]], Any]
@@ -36,11 +37,11 @@ class Engine(NamedTuple):
     made: Callable[[Callable[..., Any]], Callable[..., Any]]
 
     def pack(self, columns: Columns) -> Columns:
-        """Columns that are lists, as it wants them."""
+        """Convert columns from lists to this engine's types."""
         return Columns(self.whole(columns.whole), self.times(columns.times), columns.at)
 
     def orders(self, task: Columns, form: Form, cap_bytes: int, tries: Sequence[Weights] = TRIES) -> list[list[int]]:
-        """The list scheduler's order with each of these weights, of a task that it has packed."""
+        """The list scheduler's order of a packed task with each of these weights."""
         task, found = task._replace(at=task.at._replace(is_mixed=int(form == "mixed"))), []
         for each in tries:
             made = task.copy()
@@ -49,12 +50,12 @@ class Engine(NamedTuple):
         return found
 
     def duration_and_sends(self, packed: Columns, order: Sequence[int]) -> tuple[float, float]:
-        """Time of an order of nodes that it has packed, and the sum of the times at which its sends to other stages start."""
+        """Duration of an order of packed nodes, and the sum of the times at which its sends to other stages start, in nanoseconds."""
         took, sent = self.run_order(*packed.copy(), self.whole(order))
         return float(took), float(sent)
 
     def duration_and_times(self, packed: Columns, order: Sequence[int]) -> tuple[float, list[float]]:
-        """Time of an order of nodes that it has packed, and the time of the compute stream after each of them."""
+        """Duration of an order of packed nodes, and the time of the compute stream after each of them, in nanoseconds."""
         after = self.times([0.0] * len(order))
         took = self.run_stamped(*packed.copy(), self.whole(order), after)
         return float(took), [float(each) for each in after]
@@ -70,11 +71,11 @@ PLAIN = Engine(
     lambda function: function,
 )
 _met = [0]
-"""Nodes of all pairs so far."""
+"""Number of nodes of all pairs so far, in a list so that it can be changed."""
 
 
 def engine_for(num_nodes: int) -> Engine:
-    """The engine for pairs of so many nodes: compiled where that is worth it and numba is installed. Results are equal."""
+    """The engine for a pair of this many nodes: the compiled one if that is worthwhile and numba is installed. Results are equal."""
     _met[0] += num_nodes
     if _met[0] < WORTH_COMPILING and COMPILED not in sys.modules:
         return PLAIN

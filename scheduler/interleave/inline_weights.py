@@ -1,8 +1,8 @@
-"""Which weight gradients are computed with their own input gradients, where the others trail: those whose operands cost most to keep.
+"""Selection of the weight gradients that are computed with their own input gradients while the others are delayed: those whose operands
+take the most memory for their time.
 
-A weight gradient that trails keeps its operands live. By the time that it takes, a square product keeps twice the memory of one into a
-wide layer, so a stage that can put off half of the time in the memory that it has puts off the wide ones, and computes the others in
-the collectives of their own job.
+A delayed weight gradient keeps its operands live. Per unit of time, a square product keeps twice the memory of one into a wide layer. So
+a stage with memory to delay half of the time delays the wide ones, and computes the others during the collectives of their own job.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from interlace.ir.graph import written_operands
 
 
 def inline_weights(graph: Graph, weights: Sequence[Op], cost: Costs, part: float) -> frozenset[int]:
-    """Ids of those weight gradients of a micro-batch that do not trail: about `part` of their time (0 to less than 1), those first that
-    keep most memory for it, in program order where that is equal. `weights` are the operations of all weight gradients of a chunk, in
-    program order.
+    """Ids of the weight gradients of a micro-batch that are not delayed, about `part` (0 <= part < 1) of their total time. Those that keep
+    the most memory for their time come first; ties are broken by program order. `weights` are the operations of all weight gradients of a
+    chunk, in program order.
 
-    Operations stay together where one reads what another makes, where both read an activation that nothing else needs any more, and where
-    both write one buffer, whose sum would change its order. O(operations log operations).
+    Operations stay together if one reads a result of another, if both read an activation that nothing else needs any more, or if both
+    write the same buffer, as the order of its sum would change. O(ops log ops).
     """
     units = units_of(graph, weights, cost)
     left, found = part * sum(unit.dur_ns for unit in units), set[int]()
@@ -37,7 +37,7 @@ def inline_weights(graph: Graph, weights: Sequence[Op], cost: Costs, part: float
 
 
 class Unit(NamedTuple):
-    """Weight gradients that stay together: operations, their time, and the bytes of what they read and do not make themselves."""
+    """Weight gradients that stay together: operations, their time in nanoseconds, and the bytes that they read but do not produce."""
 
     ops: Sequence[Op]
     dur_ns: int
@@ -45,7 +45,7 @@ class Unit(NamedTuple):
 
 
 def units_of(graph: Graph, weights: Sequence[Op], cost: Costs) -> list[Unit]:
-    """The units of a micro-batch's weight gradients, those first that keep most memory for their time."""
+    """The units of a micro-batch's weight gradients, in descending order of memory kept per time."""
     tables = tables_of(graph.program)
     units = [Unit(ops, sum(cost.op_time(op, *tables).dur_ns for op in ops), _held_bytes(graph, ops)) for ops in _units(graph, weights)]
     return sorted(units, key=lambda unit: (-unit.held_bytes / max(unit.dur_ns, 1), unit.ops[0].id))
@@ -62,14 +62,14 @@ def _units(graph: Graph, weights: Sequence[Op]) -> list[list[Op]]:
 
 
 def _shared(graph: Graph, op: Op) -> set[int]:
-    """Storages that tie an operation to others: what it reads or makes for this micro-batch, and buffers that it writes."""
+    """Storages that tie an operation to others: those that it reads or produces for this micro-batch, and buffers that it writes."""
     table = graph.storages
     used = {n for n in table.numbers_of((*graph.reads(op), *op.results)) if not table.storages[n].persistable}
     return used | table.numbers_of(written_operands(op))
 
 
 def _held_bytes(graph: Graph, unit: Sequence[Op]) -> int:
-    """Bytes that the operations of a unit read and do not make themselves."""
+    """Bytes that the operations of a unit read but do not produce."""
     table, inside = graph.storages, {op.id for op in unit}
     held = table.numbers_of(value for op in unit for value in graph.reads(op))
     return sum(table.storages[n].size_bytes for n in held if not table.storages[n].persistable and table.storages[n].producer not in inside)

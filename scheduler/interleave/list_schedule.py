@@ -1,9 +1,9 @@
 """A first order for a pair: a list scheduler that prefers the node that hides most of the communication in flight, under a memory cap.
 
-It postpones fillers only while the rest still fits: after every choice there is memory left to run the postponed fillers, then
-backward in program order, then forward. So its order is within the cap if the plain order is.
+It postpones fillers only while the rest still fits: after every choice enough memory is left to run the postponed fillers, then
+backward in program order, then forward. So its order stays within the cap if the plain order does.
 
-As in `clock.py`, the functions over columns run as they are, on lists, or compiled, on arrays, with the same results.
+As in `clock.py`, the functions over columns run as plain Python on lists, or compiled on arrays, with the same results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
 CANDIDATES = 6
 """Number of fillers that each decision considers."""
 FAR = 1e18
-"""Compute time to the next communication where none follows."""
+"""Compute time to the next communication if none follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ TRIES = (Weights(), Weights(0.3), Weights(0.0, 0.2), Weights(0.1, 0.2, 0.1), Wei
 
 
 def task_of(columns: Columns, sides: Sequence[str], table: PairBytes, hides: Sequence[float]) -> Columns:
-    """The columns of nodes, of parts `sides`, with those of the task of ordering them: lists. `hides`: as in `Places`."""
+    """The columns of nodes extended by the state of the list scheduler, as lists. `sides` are the labels of the parts; `hides` as in
+    `Places`."""
     count = range(columns.at.num_nodes)
     dep_first, dep = columns.part("dep_first", len(count) + 1), columns.whole[columns.at.dep :]
     users = inverted([dep[first:end] for first, end in pairwise(dep_first)], len(count))
@@ -82,7 +83,7 @@ def _rows(first: str, entries: str, listed: Sequence[Sequence[int]]) -> dict[str
 
 
 def _plain_backward(forward: Sequence[int], filler: Sequence[int], table: PairBytes) -> tuple[list[int], int]:
-    """For each node of backward the peak of live memory from it on in program order; and the most that a filler allocates."""
+    """For each node of backward, the peak of live memory from it on in program order; and the most bytes that a filler allocates."""
     walk = Walk(table)
     peaks = [0] * (len(forward) + 1)
     line, largest = [k for k, each in enumerate(forward) if not each], 0
@@ -111,7 +112,7 @@ def _comm_distance(columns: Columns, lines: Iterable[Sequence[int]]) -> list[flo
 
 
 def find_order(whole: Whole, times: Times, at: Places, cap_bytes: int, lead: float, save: float, backward: float, keep: bool) -> None:
-    """Issue all nodes, within a cap; weights as in `Weights`."""
+    """Issue all nodes within a memory cap; weights as in `Weights`. The result is the part `order`."""
     whole[at.live] = at.start_bytes
     for s in range(at.num_storages):
         whole[at.born + s] = whole[at.live_before + s]
@@ -178,7 +179,7 @@ def _first_that_fits(whole: Whole, times: Times, at: Places, cap_bytes: int) -> 
 
 
 def _first_ready_that_fits(whole: Whole, times: Times, at: Places, cap_bytes: int) -> int:
-    """The first of the heads that could be issued and fits, or -1."""
+    """The first of the lines' next nodes that could be issued and fits, or -1."""
     for h in range(whole[at.num_nexts]):
         k = whole[at.nexts + h]
         if not whole[at.pending + k] and _fits(whole, times, at, k, cap_bytes):
@@ -187,7 +188,7 @@ def _first_ready_that_fits(whole: Whole, times: Times, at: Places, cap_bytes: in
 
 
 def _add_free_fillers(whole: Whole, times: Times, at: Places) -> None:
-    """Make choices of the first fillers that wait for no communication in flight."""
+    """Add the first fillers that wait for no communication in flight to the choices."""
     for k in range(min(CANDIDATES, whole[at.num_fillers])):
         if not is_blocked(whole, times, at, whole[at.fillers + k]):
             whole[at.choices + whole[at.num_choices]] = whole[at.fillers + k]
@@ -195,8 +196,8 @@ def _add_free_fillers(whole: Whole, times: Times, at: Places) -> None:
 
 
 def _rank(whole: Whole, times: Times, at: Places, flying: bool, lead: float, save: float, backward: float) -> None:
-    """Say how good each choice is: what it hides, or, with nothing in flight, minus the compute time to the next communication; nodes that
-    hide communication well then count as further away."""
+    """Rank each choice by the communication that it hides or, with nothing in flight, by minus the compute time to the next communication;
+    in the latter case nodes that hide communication well count as further away."""
     running = find_heads(whole, times, at)
     for c in range(whole[at.num_choices]):
         k = whole[at.choices + c]
@@ -207,7 +208,7 @@ def _rank(whole: Whole, times: Times, at: Places, flying: bool, lead: float, sav
 
 
 def _gain(whole: Whole, times: Times, at: Places, node: int, running: int, lead: float, backward: float) -> float:
-    """Communication time that a node hides, less its slow-down, as a share of its own duration."""
+    """Communication time that a node hides, minus its slow-down, as a share of its own duration."""
     if not times[at.dur + node]:
         return 2.0
     gain, row = 0.0, whole[at.category + node] * at.num_categories
@@ -226,7 +227,7 @@ def _gain(whole: Whole, times: Times, at: Places, node: int, running: int, lead:
 
 
 def _sort_choices(whole: Whole, times: Times, at: Places) -> None:
-    """The best choices first, of equal ones the first node."""
+    """Sort choices, best first; ties are broken by node number."""
     for c in range(1, whole[at.num_choices]):
         k, rank, to = whole[at.choices + c], times[at.ranks + c], c
         while to and (times[at.ranks + to - 1] < rank or (times[at.ranks + to - 1] == rank and whole[at.choices + to - 1] > k)):
@@ -236,7 +237,7 @@ def _sort_choices(whole: Whole, times: Times, at: Places) -> None:
 
 
 def _fits(whole: Whole, times: Times, at: Places, node: int, cap_bytes: int) -> bool:
-    """Whether all remaining nodes still fit into the memory after a node."""
+    """Whether all remaining nodes would still fit into memory after this node."""
     live, forward = whole[at.live], whole[at.live_forward]
     need, frees = 0, 0
     for k in range(whole[at.alloc_first + node], whole[at.alloc_first + node + 1]):
@@ -270,8 +271,8 @@ def _backward_ahead(whole: Whole, at: Places) -> int:
 
 
 def _find_heads(whole: Whole, at: Places) -> None:
-    """The next operation of each part; where parts are not mixed one waits for the end of those before it, except for receives that a
-    send must follow."""
+    """Collect the next node of each part. If parts are not mixed, a part waits for the end of those before it, except for receives that
+    must come before a send."""
     count = 0
     for part in range(at.num_lines):
         head = _head(whole, at, part)
@@ -289,7 +290,7 @@ def _find_heads(whole: Whole, at: Places) -> None:
 
 
 def _head(whole: Whole, at: Places, part: int) -> int:
-    """The next node of a part, -1 after the last."""
+    """The next node of a part; -1 after the last."""
     first, count = at.line + whole[at.line_first + part], whole[at.line_first + part + 1] - whole[at.line_first + part]
     here = whole[at.line_at + part]
     while here < count and whole[at.issued + whole[first + here]]:
@@ -314,7 +315,7 @@ def _issue(whole: Whole, times: Times, at: Places, node: int) -> None:
 
 
 def _hold(whole: Whole, at: Places, node: int) -> None:
-    """Allocate what a node allocates, then free what nothing reads any more."""
+    """Allocate a node's storages, then free those that nothing reads any more."""
     change = 0
     for k in range(whole[at.alloc_first + node], whole[at.alloc_first + node + 1]):
         s = whole[at.alloc + k]
@@ -367,4 +368,4 @@ HELPERS = (
     _drop_filler,
     _add_filler,
 )
-"""What `find_order` calls; the compiled engine registers them with numba."""
+"""The functions that `find_order` calls; the compiled engine registers them with numba."""

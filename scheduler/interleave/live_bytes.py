@@ -1,9 +1,9 @@
 """Live memory of a pair in terms of the nodes that planners order.
 
-`PairMemory` is exact for a finished order. Here an operation that launches nothing belongs to every node that needs it, so that
-what it reads is live as long as the readers of its result need it.
+`PairMemory` is exact for a finished order. Here an operation that launches nothing belongs to every node that needs it, so its operands
+stay live as long as the readers of its result need them.
 
-`Walk` runs a complete order; `local_search.Search` works out the same for the part of an order that a move changes, which is what makes
+`Walk` runs a complete order; `local_search.Search` computes the same for only the part of an order that a move changes, which makes
 a move cheap (`test_local_search.py` compares them at every index).
 """
 
@@ -16,7 +16,7 @@ from interlace.scheduler.interleave.columns import inverted
 
 
 class PairBytes:
-    """Storages by number, and which nodes give and read them.
+    """Storages by number, and the nodes that allocate and read them.
 
     Attributes:
         size: Bytes of each storage.

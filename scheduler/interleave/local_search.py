@@ -1,9 +1,9 @@
 """Local search over the order of a pair: seeded random moves, for which only the changed part of the order is simulated.
 
-Orders here contain computation, and communication that waits for nothing. A communication that waits for computation starts as
-soon as it can wherever it is listed, because the executor lets it wait for its data only; so it follows the last node that it waits
-for. For every index of the current order the search stores what is in flight there. A move is simulated from the first index that
-it changes to the index where the same communications are in flight as before; from there on only the time differs.
+Orders here list only computation, and communication that waits for nothing. A communication that waits for computation starts as soon
+as it can, wherever it is listed, because it waits only for its data; so it simply follows the last node that it waits for. For every
+index of the current order the search stores the communications in flight. A move is simulated from the first index that it changes to
+the index where the same communications are in flight as before; from there on only the time differs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from interlace.scheduler.interleave.live_bytes import PairBytes
 
 Form = Literal["dx-first", "mixed"]
 Flights = list[tuple[int, float, float]]
-"""Of each communication in flight: its node, what is left of it, and since when it has run (`Flight.since`)."""
+"""For each communication in flight: its node, its remaining time, and since when it has run (`Flight.since`)."""
 NEAR = 0.5
-"""Nanoseconds within which communications in flight count as equal, and a time as no better."""
+"""Tolerance in nanoseconds: communications in flight that differ by less count as equal, and a gain below it does not count."""
 STEPS = (-16, -8, -4, -2, -1, 1, 2, 4, 8, 16)
 UNIT_STEPS = (-96, -48, -24, -12, -6, -3, 3, 6, 12, 24, 48, 96)
 UNIT_SHARE = 0.35
 """Share of moves that move a filler with the fillers that depend on it."""
 INITIAL_TEMPERATURE, COOLING = 0.09, 0.8
-"""Simulated annealing: at first an order is accepted if it is slower by up to this share of a mean communication; the limit falls to 0
-over this share of the work. A plain descent gives orders that are 1 % slower."""
+"""Simulated annealing: at first an order may be accepted if it is slower by about the first share of a mean communication; this limit
+falls to 0 over the second share of the work. Orders from plain descent are 1 % slower."""
 EPS = 1e-6
 
 
@@ -60,7 +60,7 @@ class Rules:
                     self.succ[dep].add(k)
 
     def listed(self, order: Iterable[int]) -> list[int]:
-        """The listed nodes of an order: without communication that starts when its data are there."""
+        """The listed nodes of an order: all except communication that starts when its data are ready."""
         return [k for k in order if not self.follows[k]]
 
     def full(self, listed: Sequence[int]) -> list[int]:
@@ -162,12 +162,12 @@ class Search:
         return self.rules.full(best)
 
     def _initial_temperature(self) -> float:
-        """By how many nanoseconds an accepted order may be slower at first."""
+        """The initial temperature, in nanoseconds."""
         comm = [node.dur for node in self.nodes if node.stream]
         return INITIAL_TEMPERATURE * sum(comm) / len(comm) if comm else 0.0
 
     def _below(self, count: int) -> int:
-        """A random number below `count`, as `Random.randrange` and `Random.choice` draw it, in a third of their time."""
+        """A random number below `count`, the same as `Random.randrange` and `Random.choice` would draw, in a third of their time."""
         bits = count.bit_length()
         drawn = self.rng.getrandbits(bits)
         while drawn >= count:
@@ -175,7 +175,7 @@ class Search:
         return drawn
 
     def _move(self) -> tuple[int, list[int]] | None:
-        """Move one node a few places: the first index that changes, and the nodes from there on."""
+        """Move one node by a few places; returns the first changed index, and the changed nodes from there on."""
         order, rules = self.order, self.rules
         start = self._below(len(order))
         target = max(0, min(len(order) - 1, start + STEPS[self._below(len(STEPS))]))
@@ -190,7 +190,7 @@ class Search:
         return (target, [node, *passed]) if target < start else (start, [*passed, node])
 
     def _unit_move(self) -> tuple[int, list[int]] | None:
-        """Move a filler and the fillers that depend on it (a weight gradient with its sum) further."""
+        """Move a filler, with the fillers that depend on it (a weight gradient with its sum), by a larger distance; returns as `_move`."""
         order, rules = self.order, self.rules
         start = self._below(len(order))
         if not self.nodes[order[start]].filler:
@@ -220,7 +220,7 @@ class Search:
         return first, [*rest, *unit]
 
     def _try(self, first: int, window: list[int], least: float) -> bool:
-        """Accept a changed window if it gains at least `least` nanoseconds and fits the memory."""
+        """Accept a changed window if it gains at least `least` nanoseconds (negative: may lose) and fits into memory."""
         order, before, took = self.order, self.before, self.took
         run = _Run(self, first, window, before[first])
         gain, at, end = 0.0, first, first + len(window)
@@ -266,8 +266,8 @@ class Search:
         return found[::-1]
 
     def _live(self, first: int, window: Sequence[int], live: int) -> tuple[list[int], bool]:
-        """Live bytes before each index of a window and after it, and whether its peak is within the cap; as `live_bytes.Walk` finds them
-        for the whole order."""
+        """Live bytes before each index of a window and after it, and whether its peak is within the cap; the same as `live_bytes.Walk`
+        computes for the whole order."""
         table, place = self.table, self.position
         size, live_after = table.size, table.live_after
         live_bytes, fits = [], True
@@ -315,8 +315,9 @@ class Flight:
     """A communication in flight.
 
     Attributes:
-        left: How much of its duration alone is left.
-        since: When it first ran, in nanoseconds after the start of the node that runs now; NOT_YET before, LONG for all that is longer ago.
+        left: Remaining part of its duration alone, in nanoseconds.
+        since: When it first ran, in nanoseconds relative to the start of the current node; NOT_YET before that, LONG if longer ago than
+            matters.
     """
 
     node: int
@@ -339,11 +340,11 @@ class _Run:
         self.started: list[int] = []
 
     def flights(self) -> Flights:
-        """What is in flight, in the order of starts."""
+        """The communications in flight, in the order of their starts."""
         return [(flight.node, flight.left, flight.since) for flight in self.left]
 
     def same(self, flights: Flights) -> bool:
-        """Whether exactly these are in flight, with as much left, and begun as long ago."""
+        """Whether exactly these are in flight, with the same remaining time and the same start."""
         if len(flights) != len(self.left):
             return False
         for mine, (node, left, since) in zip(self.left, flights, strict=True):
@@ -352,7 +353,7 @@ class _Run:
         return True
 
     def step(self, node: int) -> float:
-        """Run a node and start the communication that follows it; returns the time."""
+        """Run a node and start the communication that follows it; returns the time it took, in nanoseconds."""
         search = self.search
         nodes, mark, stamp = search.nodes, search.mark, self.stamp
         now = 0.0
@@ -405,7 +406,7 @@ class _Run:
         return False
 
     def _trigger(self, node: int) -> None:
-        """Start the communication that has waited for this node last, and what has waited for that."""
+        """Start the communication for which this node was the last predecessor, and then that which was waiting only for it."""
         search = self.search
         place, mark, first, stamp = search.position, search.mark, self.first, self.stamp
         for comm in search.rules.triggers[node]:

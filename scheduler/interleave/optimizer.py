@@ -1,4 +1,5 @@
-"""The optimizer in one job with the last gradients: what it must wait for, and the order in which it reduces them."""
+"""The optimizer in the same job as the last gradients: the operations that it must wait for, and the order in which it reduces
+gradients."""
 
 from __future__ import annotations
 
@@ -28,17 +29,17 @@ def updates_after(graph: Graph, before: Sequence[Op], optimizer: Sequence[Op]) -
 
 
 def across_stages(graph: Graph, optimizer: Sequence[Op]) -> list[int]:
-    """Ids of the communication that reaches into other stages, such as that of a global norm. It keeps its order, through all groups."""
+    """Ids of communication with other stages, such as that of a global norm. It keeps its order, across all groups."""
     inside = groups_within_stage(graph.program)
     return [op.id for op in optimizer if is_comm(op) and op.group not in inside]
 
 
 def reductions_first(graph: Graph, before: Sequence[Op], optimizer: Sequence[Op]) -> list[Op]:
-    """The optimizer's operations in the order in which `before` completes the gradients that they need; collectives that reduce gradients,
-    which need no other collective of the optimizer, come first.
+    """The optimizer's operations in the order in which `before` completes the gradients that they need. Collectives that reduce gradients,
+    and so need no other collective of the optimizer, come first.
 
-    Collectives of a group that reaches into another stage keep their order; ranks of one stage all find the same. Every dependency
-    holds in the result. O(operations log operations).
+    Collectives of a group with ranks of another stage keep their order; all ranks of a stage get the same result. Every dependency
+    holds. O(ops log ops).
     """
     ops = {op.id: op for op in optimizer}
     inside = groups_within_stage(graph.program)
@@ -64,9 +65,10 @@ def _completed(graph: Graph, before: Sequence[Op], optimizer: Sequence[Op]) -> d
 def _ranks(
     optimizer: Sequence[Op], after: dict[int, set[int]], complete: dict[int, int], inside: set[int]
 ) -> dict[int, tuple[int, int, int]]:
-    """Place of each operation: 0 for reductions and what they need, else 1; when the gradients that it needs are complete; its index.
+    """Sort key of each operation: 0 for reductions and what they need, else 1; the index at which the gradients that it needs are complete;
+    its own index.
 
-    What needs no gradient takes the place of the first operation that needs it.
+    An operation that needs no gradient gets the key of the first operation that needs it.
     """
     ready: dict[int, int] = {}
     communicated: set[int] = set()
@@ -86,7 +88,7 @@ def _ranks(
 
 
 def _sorted(after: dict[int, set[int]], rank: dict[int, tuple[int, int, int]]) -> list[int]:
-    """Ids in the order of their ranks, as far as `after` lets them."""
+    """Ids sorted by rank, as far as the dependencies `after` allow."""
     order: nx.DiGraph[int] = nx.DiGraph()
     order.add_nodes_from(after)
     order.add_edges_from((other, op_id) for op_id, needs in after.items() for other in needs)
@@ -94,7 +96,7 @@ def _sorted(after: dict[int, set[int]], rank: dict[int, tuple[int, int, int]]) -
 
 
 def _only_in_turn(graph: Graph, before: Op, op: Op) -> bool:
-    """Whether two collectives of one group come one after the other for no other reason: none reads or overwrites what the other has."""
+    """Whether two collectives are ordered only because they share a group: neither reads or overwrites data of the other."""
     if not (is_collective(before) and is_collective(op) and before.group == op.group):
         return False
     touched, touches = (graph.storages.numbers_of((*each.operands, *each.results)) for each in (before, op))

@@ -1,8 +1,8 @@
-"""The order of operations inside one part: collectives start as early as they can, and what does not need them runs meanwhile.
+"""The order of operations inside one part: collectives start as early as they can, and operations that do not need them run meanwhile.
 
-Program order is that of the layers' source text. What a layer computes before it sends tokens to their experts, and reads only after
-they are back (the weights with which they are added up), runs best while they are on their way; so does what its backward computes
-for the gate. A parameter that is gathered for one product (sharding stage 3) can be gathered during the product before.
+Program order follows the source text of the layers. A layer may compute values (such as the weights of experts) before it sends tokens to
+their experts, and read them only after the tokens are back; this computation is best done while the tokens are under way. The same holds
+for the backward of the gate. A parameter that is gathered for one product (sharding stage 3) can be gathered during the previous one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from interlace.scheduler.interleave.clock import Clock
 from interlace.scheduler.interleave.planner import SMALL_SHARE, Pair
 
 WINDOWS = (1 << 30, 96, 32)
-"""By how many operations one may be issued ahead of its turn in program order, in tries: with less of it less is kept in memory."""
+"""Numbers of operations by which one may be issued ahead of program order, tried in turn: smaller numbers keep less in memory."""
 LEADS = (2.0, 4.0)
-"""How long before its first reader a gathered parameter is due, against its time alone, in tries: beside computation it takes longer."""
+"""How long before its first reader a gathered parameter is due, as multiples of the gather's time alone, tried in turn: beside computation
+it takes longer."""
 
 
 class EarlyCollectives:
-    """Orders of the operations of one part in which collectives start early; found once, whatever sends weigh. O(operations x tries)."""
+    """Orders of the operations of one part in which collectives start early; computed once for all weights of sends. O(ops x tries)."""
 
     def __init__(self, program: Program, part: PartOps, cost: Costs, extra_bytes: int = 0) -> None:
         self.part = part
@@ -49,11 +50,11 @@ class EarlyCollectives:
                 break
 
     def fastest(self, early: float) -> list[Op]:
-        """The fastest by the planner's clock, where sends weigh as they do with `send_latency_weight`; program order where nothing is
-        gained.
+        """The fastest order by the planner's clock, with `early` as the weight of sends (`send_latency_weight`); program order if none is
+        faster.
 
-        Every dependency of the part holds, and the order of each group's communication; live memory exceeds that of program order by
-        `extra_bytes` at most. Weight gradients of a whole backward keep their places.
+        It keeps every dependency of the part and the order of each group's communication, and its live memory exceeds that of program
+        order by at most `extra_bytes`. Weight gradients of a whole backward keep their places.
         """
         best = list(self.part.ops)
         if self.pair is None:
@@ -67,7 +68,8 @@ class EarlyCollectives:
 
 
 def _gathers_alone(pair: Pair) -> list[bool]:
-    """For each node, whether it is a collective that may start at any time: it waits for none that may not, nor for longer computation."""
+    """For each node, whether it is a collective that may start at any time: it waits only for such collectives, and for computation that
+    takes less time than it does."""
     before: list[frozenset[int]] = []
     found: list[bool] = []
     for node in pair.nodes:
@@ -82,7 +84,7 @@ def _gathers_alone(pair: Pair) -> list[bool]:
 
 
 def _turns(pair: Pair, alone: Sequence[bool], lead: float) -> list[int]:
-    """Nodes in the order in which they are due: what the first collective needs comes first, then what the second needs, and so on.
+    """Nodes in the order in which they are due: first those that the first collective needs, then those that the second needs, and so on.
 
     A collective that may start at any time is due `lead` times its duration before its first reader.
     """
@@ -112,7 +114,7 @@ def _turns(pair: Pair, alone: Sequence[bool], lead: float) -> list[int]:
 
 
 def _after_needs(pair: Pair, order: Sequence[int]) -> list[int]:
-    """The same order, each node with what it needs before it."""
+    """The order, with each node preceded by what it needs."""
     made: list[int] = []
     seen: set[int] = set()
     for node in order:
@@ -127,7 +129,8 @@ def _after_needs(pair: Pair, order: Sequence[int]) -> list[int]:
 
 
 def _issued(pair: Pair, alone: Sequence[bool], turns: Sequence[int], window: int) -> list[int]:
-    """The nodes as they are issued: each collective as soon as it can start, else what is due first of what waits for none in flight."""
+    """Nodes in issue order: each collective as soon as it can start, otherwise the node due first among those that wait for no collective
+    in flight."""
     nodes, clock = pair.nodes, Clock(pair.columns)
     turn = {k: position for position, k in enumerate(turns)}
     pending = {k: len(nodes[k].deps) for k in turns}
@@ -160,7 +163,7 @@ def _issued(pair: Pair, alone: Sequence[bool], turns: Sequence[int], window: int
 
 
 def _with_fillers(pair: Pair, firm: Sequence[int]) -> list[int]:
-    """The order with all weight gradients: each follows what it needs, and what comes before it in program order."""
+    """The order with all weight gradients inserted, each after what it needs and after its predecessor in program order."""
     fillers = [k for k, node in enumerate(pair.nodes) if node.filler]
     made: list[int] = []
     seen: set[int] = set()

@@ -43,17 +43,18 @@ from interlace.scheduler.interleave.local_search import Rules, Search
 from interlace.scheduler.interleave.optimizer import across_stages, updates_after
 
 SEARCH_WORK = 150_000
-"""Node visits the local search may spend; about half a second of host time."""
+"""Node visits that the local search may spend; about half a second of host time."""
 EARLY = 0.5
 """Weight of the time until a send against the time of the whole job: the neighbouring stage waits for the send
 (docs/decisions/002)."""
 SMALL_SHARE = 1000
-"""An order may exceed its memory by one part in so many: it does not matter when a scalar is freed."""
+"""An order may exceed its memory by 1 / SMALL_SHARE, as it does not matter when a scalar is freed."""
 FREE_SHARE = 100
-"""The same where no memory budget is given: as much as a plan may exceed Paddle's own. The list scheduler does not take back what stands in
-the way of a gradient that it wants early: a tenth of that keeps 53 MB of 9 GB from an order that is 12 % faster."""
+"""`SMALL_SHARE` if there is no memory budget: the share by which a plan may exceed Paddle's own memory. The list scheduler does not
+backtrack when memory is short for a gradient that it wants early: with a tenth of this share, for want of 53 MB in 9 GB, it misses an
+order that is 12 % faster."""
 MOST_ORDERS = 256
-"""Orders that are remembered for equal ranks."""
+"""Number of orders that are kept for equal ranks."""
 GRADIENT_SINKS = names("""
     cast add scale assign reshape share_data concat split split_with_num combine slice clip full_int_array full
 """)
@@ -64,13 +65,13 @@ class PairPlan(msgspec.Struct, frozen=True):
     """The order of a pair's operations and its gain, simulated on one rank.
 
     Attributes:
-        order: `(label, op id)`, the label being that of the operation's part.
+        order: `(label of the part, op id)` of each operation.
         serial_ns: Time of all parts one after another, with communication exposed.
         planned_ns: Time of this order.
-        plain_peak_bytes, peak_bytes: Peak of live memory, without what is live throughout the job: parts one after another, and in
+        plain_peak_bytes, peak_bytes: Peak of live memory, without what is live throughout the job, with parts one after another and in
             this order.
-        why_plain: Why the order is plain, if it is.
-        most_ops: The limit that `too-large` is about.
+        why_plain: Why the order is plain; empty if it is not.
+        most_ops: The limit that `too-large` refers to.
     """
 
     order: tuple[PairOp, ...]
@@ -82,7 +83,7 @@ class PairPlan(msgspec.Struct, frozen=True):
     most_ops: int = 0
 
     def remark(self, job: str, **when: str) -> Remark:
-        """What was found for this kind of job."""
+        """The result for this kind of job, as a remark."""
         at = Place(job=job)
         if self.why_plain == "too-large":
             return remark("declined", "job-too-large", at, operations=len(self.order), most_operations=self.most_ops, **when)
@@ -103,12 +104,12 @@ class PairPlan(msgspec.Struct, frozen=True):
 
 
 def plan_pair(pair: Pair, form: Form, extra_bytes: int = 0, max_ops: int = 4000, small_share: int = SMALL_SHARE) -> PairPlan:
-    """Find an order for the operations of one job, whose parts, given in the order in which they would run one after another, are
-    independent of each other. With more than `max_ops` operations they stay one after another. Live bytes may exceed the peak of the parts
-    one after another by `extra_bytes`, and by one part in `small_share` of it.
+    """Find an order for the operations of one job. Its parts are independent of each other, and given in the order in which they would run
+    one after another; with more than `max_ops` operations they keep that order. Live bytes may exceed the peak of that order by
+    `extra_bytes` and by 1 / `small_share` of it.
 
-    The order is legal: it keeps every dependency of each part, the order of each group's collectives within a part, writes of lasting state
-    by micro-batch, receives of forward before sends of backward (the neighbour sends in that order too).
+    The order is legal: it keeps every dependency of each part, the order of each group's collectives within a part, the order of writes to
+    persistable state by micro-batch, and receives of forward before sends of backward (the neighbour sends in that order too).
     """
     plain = pair.plain()
     if len(plain) > max_ops:
@@ -137,7 +138,7 @@ def _order_of(pair: Pair, form: Form, cap_bytes: int) -> list[PairOp]:
 
 @dataclass
 class _Known:
-    """What is found out about a pair, once for all weights of sends."""
+    """Results about a pair that do not depend on the weight of sends."""
 
     stretches: dict[tuple[str, str], Factors] = field(default_factory=dict)
     listed: dict[tuple[Form, int], list[list[int]]] = field(default_factory=dict)
@@ -182,7 +183,7 @@ class Pair:
 
     @property
     def node_bytes(self) -> PairBytes:
-        """Its live memory in terms of nodes."""
+        """The pair's live memory in terms of nodes."""
         if self._known.node_bytes is None:
             self._known.node_bytes = PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
         return self._known.node_bytes
@@ -208,7 +209,7 @@ class Pair:
     def _updates(self, parts: Sequence[PartOps]) -> Iterable[tuple[str, int, int]]:
         """`(label, later, before)`: an operation of the optimizer, and one of another part that it must come after.
 
-        Neighbours rely on the messages of backward: what the optimizer tells other stages comes after them.
+        Neighbours rely on the order of messages: what the optimizer sends to other stages comes after the messages of backward.
         """
         *others, optimizer = _by_age(parts)
         across = across_stages(self.graph, optimizer.ops)
@@ -305,19 +306,19 @@ class Pair:
         return best
 
     def _found(self, rules: Rules, form: Form, cap_bytes: int) -> list[int]:
-        """The best first order, improved by local search."""
+        """The best first order, improved by the local search."""
         best = min(self._firsts(rules, form, cap_bytes), key=self.time)
         return Search(rules, self.stretch, self.node_bytes, cap_bytes, best, early=self.early).run(self.work) if self.work else best
 
     def _firsts(self, rules: Rules, form: Form, cap_bytes: int) -> list[list[int]]:
-        """Orders of the list scheduler, whatever sends weigh."""
+        """Orders of the list scheduler, which do not depend on the weight of sends."""
         if (form, cap_bytes) not in self._known.listed:
             orders = dict.fromkeys(tuple(rules.full(rules.listed(order))) for order in self.engine.orders(self._task(), form, cap_bytes))
             self._known.listed[form, cap_bytes] = [list(order) for order in orders]
         return self._known.listed[form, cap_bytes]
 
     def _task(self) -> Columns:
-        """The task of ordering the nodes, as the engine wants it."""
+        """The list scheduler's input, packed for the engine."""
         if self._known.task is None:
             beside = sorted({node.category for node in self.nodes if node.stream})
             by_category = {category: self._hides(category, beside) for category in {node.category for node in self.nodes}}
@@ -326,12 +327,12 @@ class Pair:
         return self._known.task
 
     def _hides(self, category: str, beside: Sequence[str]) -> float:
-        """The largest share of a communication beside computation of a category that this hides, of those of these categories."""
+        """The largest share of a communication that computation of a category hides, over communication of the categories `beside`."""
         factors = [self.stretch(category, other) for other in beside]
         return max((1 / other - (1 - 1 / slow) for slow, other, _ in factors), default=0.0)
 
     def time(self, order: Sequence[int]) -> float:
-        """Time of nodes in this order, and of each send until it starts by its weight."""
+        """Objective of an order of nodes: its duration, plus the start time of each send times its weight, in nanoseconds."""
         took, sent = self._duration_and_sends(order)
         return took + self.early * sent
 
@@ -342,11 +343,11 @@ class Pair:
         return self._known.took[key]
 
     def duration_and_times(self, order: Sequence[int]) -> tuple[float, list[float]]:
-        """Time of nodes in this order, and of the compute stream after each, in nanoseconds."""
+        """Duration of nodes in this order, and the time of the compute stream after each, in nanoseconds."""
         return self.engine.duration_and_times(self._packed, order)
 
     def with_early(self, early: float) -> Pair:
-        """The same parts with another weight of sends; first orders are found once for all weights."""
+        """The same parts with another weight of sends; first orders are shared by all weights."""
         if early == self.early:
             return self
         other = copy.copy(self)
@@ -390,13 +391,14 @@ def _by_age(parts: Sequence[PartOps]) -> list[PartOps]:
 
 
 def _ordered_in_turn(first: Sequence[Op], second: Sequence[Op]) -> list[tuple[int, int]]:
-    """Random draws, and what acts on the world: the second part's first comes after the first's last (those of recomputation too)."""
+    """Random draws and other ordered operations (`is_ordered`): the first of the second part comes after the last of the first part, those
+    of recomputation included."""
     later, before = (next((op.id for op in ops if is_ordered(op)), None) for ops in (second, reversed(first)))
     return [(later, before)] if later is not None and before is not None else []
 
 
 def _needs(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
-    """`dependencies`, once for the same part of a program; nobody may change what it gives."""
+    """`dependencies`, computed once for the same part of a program. The result is shared: do not modify it."""
     return _needs_of_part(graph.program, tuple(op.id for op in ops))
 
 
@@ -407,8 +409,8 @@ def _needs_of_part(program: Program, part: tuple[int, ...]) -> dict[int, set[int
 
 
 class _Durations(dict[int, tuple[float, str]]):
-    """Duration and interference category of each operation, found when it is asked for. A receive takes no time: whether its sender is late
-    is not known here."""
+    """Duration (ns) and interference category of each operation, computed on first use. A receive takes no time, as it is not known here
+    whether its sender is late."""
 
     def __init__(self, program: Program, cost: Costs) -> None:
         super().__init__()
@@ -423,17 +425,17 @@ class _Durations(dict[int, tuple[float, str]]):
 
 @once_per_ops_and
 def _durations(program: Program, by: tuple[Costs, tuple[Group, ...]]) -> _Durations:
-    """The same ones for the same operations, cost model and groups of ranks."""
+    """Durations, shared for the same operations, cost model and groups."""
     return _Durations(program, by[0])
 
 
 _graph = once_per_ops(Graph)
-"""The graph of a program, whose jobs are not asked for."""
+"""The graph of a program, which does not depend on its jobs."""
 
 
 @once_per_ops
 def _states(program: Program) -> dict[int, dict[int, bool]]:
-    """By operation the persistable storages whose contents it accesses, and whether it writes them."""
+    """Op id -> the persistable storages whose contents it accesses, and whether it writes them."""
     graph, found = _graph(program), dict[int, dict[int, bool]]()
     table = graph.storages
     for op in program.ops:
@@ -444,11 +446,11 @@ def _states(program: Program) -> dict[int, dict[int, bool]]:
 
 
 def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:
-    """Backward operations that a send or a tensor-parallel collective waits for, and what keeps its order as random draws do: the
-    chain of input gradients.
+    """Ids of the chain of input gradients: backward operations that a send or a tensor-parallel collective waits for, and those that keep
+    their order, as random draws.
 
-    Where chunks receive through one group, receives belong to it too: what comes first is the neighbour's choice. A collective whose
-    result only goes into gradient buffers reduces gradients and is no seed.
+    If chunks receive through the same group, receives belong to it too, as the neighbour decides which comes first. A collective whose
+    result only goes into gradient buffers reduces gradients, and the chain does not start from it.
     """
     inside = {op.id: op for op in backward}
     receives = Counter(op.group for op in backward if is_receive(op))
@@ -491,10 +493,11 @@ def _reduces_gradient(graph: Graph, op: Op, inside: dict[int, Op]) -> bool:
 
 
 def _sent_together(part: PartOps, after: dict[PairOp, set[PairOp]]) -> list[tuple[PairOp, set[PairOp]]]:
-    """Messages of a part to one neighbour leave together: those before the last one, and what they have to come after for that.
+    """Constraints by which a part's messages to one neighbour leave together: each message before the last one, and the operations that it
+    must come after.
 
-    The neighbour's part begins when it has all of them, and one that leaves early makes forward's receives, which it has to come after,
-    wait for longer.
+    The neighbour's part begins only when it has all of them, while a message that leaves early makes the receives of forward, which it
+    must come after, wait longer.
     """
     sends = grouped((op.group, (part.label, op.id)) for op in part.ops if is_send(op))
     return [(send, after[last] - set(earlier)) for *earlier, last in sends.values() for send in earlier]
@@ -503,8 +506,8 @@ def _sent_together(part: PartOps, after: dict[PairOp, set[PairOp]]) -> list[tupl
 def _p2p_order(parts: Sequence[PartOps]) -> Iterable[tuple[PairOp, PairOp]]:
     """The order of messages that neighbours rely on: backward's receives, forward's receives, backward's sends, forward's sends.
 
-    Forward's receives come before backward's sends because the neighbour sends first if sends wait for their receivers; where one
-    group carries both directions of the pipeline (two stages with chunks), its messages keep that order.
+    Forward's receives come before backward's sends because the neighbour sends first if sends wait for their receivers. If one group
+    carries both directions of the pipeline (two stages with chunks), its messages keep that order.
     """
     transfers = [(part, op) for part in _by_age(parts) if part.kind != "O" for op in part.ops if is_p2p(op)]
     last: dict[int, PairOp] = {}

@@ -1,4 +1,4 @@
-"""What one kind of job costs on a stage: time, when it needs and sends messages, and memory."""
+"""Costs of one kind of job on a stage: its time, when it needs and sends messages, and its memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from interlace.scheduler.interleave.allocations import PairOp
 from interlace.scheduler.interleave.planner import Form, Pair
 
 NO_MESSAGE = -1.0
-"""Where a part needs none, or sends none."""
+"""Time of a message that a part does not need or send."""
 
 
 class PartTimes(msgspec.Struct, frozen=True):
@@ -23,10 +23,10 @@ class SlotTimes(msgspec.Struct, frozen=True):
     """One kind of job in the order that was planned for it.
 
     Attributes:
-        duration_ns: From its first operation to its last, if no message is late.
-        parts: In the order of the slot.
-        rise_bytes: Live memory at its peak, beyond what is live before it.
-        net_bytes: Live memory after it, less what is live before it.
+        duration_ns: Time from the start of its first operation to the end of its last, if no message is late.
+        parts: Times of its parts, in the order of the slot.
+        rise_bytes: Peak of live memory, minus what is live before it.
+        net_bytes: Live memory after it, minus what is live before it.
     """
 
     duration_ns: float
@@ -39,8 +39,8 @@ class StageOrder(msgspec.Struct, frozen=True):
     """One way to order the jobs of a stage.
 
     Attributes:
-        early: Whether sends leave early, or jobs are as short as they can be.
-        inline_share: Part of weight gradients that are computed with their own input gradients where the others trail.
+        early: Whether sends leave early; if not, jobs are as short as possible.
+        inline_share: Share of weight gradients that are computed with their own input gradients while the others are delayed.
         slots: Kind of job (`I+F+W`) -> its times.
     """
 
@@ -51,12 +51,11 @@ class StageOrder(msgspec.Struct, frozen=True):
 
 
 class StageTimes(msgspec.Struct, frozen=True):
-    """What all ranks have to know of one stage.
+    """What all ranks must know about one stage.
 
     Attributes:
-        orders: Ways to order its jobs; the same on every stage, with each form and both values of `early` for each `inline_share`, 0 among
-            them.
-        peak_bytes: Device memory of Paddle's baseline at its peak.
+        orders: Ways to order its jobs, the same on every stage: each form and both values of `early` for each `inline_share`, including 0.
+        peak_bytes: Peak of live device memory of Paddle's baseline.
     """
 
     stage: int
@@ -65,7 +64,7 @@ class StageTimes(msgspec.Struct, frozen=True):
 
 
 def changed_by(base: SlotTimes, before: SlotTimes, after: SlotTimes) -> SlotTimes:
-    """The times of a job, changed as those of another order of its parts changed. All three have the same parts."""
+    """The times `base` plus the difference between `after` and `before`. All three have the same parts."""
     parts = tuple(
         PartTimes(part.kind, _moved(part.need_ns, old.need_ns, new.need_ns), _moved(part.sent_ns, old.sent_ns, new.sent_ns))
         for part, old, new in zip(base.parts, before.parts, after.parts, strict=True)
