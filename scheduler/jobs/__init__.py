@@ -1,1 +1,1 @@
-"""From a schedule to the jobs of a stage: options, legal rows, operations of each kind of part, and their order inside jobs."""
+"""Jobs of a stage from a schedule: options, legality of rows, operations of each kind of part, and their order inside jobs."""

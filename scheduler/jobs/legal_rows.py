@@ -1,4 +1,4 @@
-"""Whether rows of slots can be run: every part once, in the order that keeps sums and messages, and no stage waits for ever."""
+"""Legality of rows of slots: every part occurs once, the order keeps sums and messages, and no stage waits forever."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from interlace.ir.schedule import OPTIMIZER, Part, Slot
 
 
 def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
-    """Where stages would wait for each other for ever, if a slot needs its inputs at its start and has its outputs at its end: the grid of
-    stages with `<-- here` at the slots that are blocked; empty if every stage can finish.
+    """Text of the grid of stages, with `<-- here` at the blocked slots, if stages would wait for each other forever; empty if every stage
+    can finish. A slot is assumed to need its inputs at its start and to have its outputs at its end.
 
-    A slot of receives (`R`) waits for its messages, as it does on the CPU place; where streams go on past it, what is behind it could not
-    use them earlier anyway. A pair counts as mixed: it needs the activation and the gradient at its start and has both outputs at its end.
+    A slot of receives (`R`) waits for its messages, as on the CPU place. On places where streams continue past it, later slots could not
+    use the messages earlier anyway. A pair counts as mixed: it needs the activation and the gradient at its start and has both outputs at
+    its end.
 
     >>> from interlace.ir.schedule import joined
     >>> stall([joined(s, 2, 4, weight_delay=0, warmup=1) for s in range(2)]).count("<-- here")
@@ -31,13 +32,13 @@ def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
 
 
 Output = tuple[int, str, int, int]
-"""What other slots wait for: stage, kind, micro-batch, chunk; the output of a backward (`B`) is its input gradients."""
+"""An output that other slots wait for: stage, kind, micro-batch, chunk. The output of a backward (`B`) is its input gradients."""
 Links = tuple[list[Output], list[Output]]
-"""What a slot needs, and its outputs."""
+"""The outputs that a slot needs, and its own outputs."""
 
 
 def reached(rows: Sequence[Sequence[Links]]) -> list[int]:
-    """How many slots of each stage can run before the stage waits for ever: all of them, if none does. Rules as of `stall`."""
+    """Number of slots of each stage that can run before the stage waits forever; all if it does not. Rules as in `stall`."""
     done: set[Output] = set()
     at = [0] * len(rows)
     moved = True
@@ -52,8 +53,8 @@ def reached(rows: Sequence[Sequence[Links]]) -> list[int]:
 
 
 def links(slot: Slot, stage: int, senders: Sequence[str], chunks: int) -> Links:
-    """What a slot of a stage needs and gives. `senders` says for each stage what sends a gradient: its backward (`B`), or a slot of its own
-    (`S`)."""
+    """The links of a slot of a stage. `senders` holds, for each stage, the kind of slot that sends a gradient: its backward (`B`), or a
+    separate slot of sends (`S`)."""
     outputs = [(stage, "B" if part.kind == "I" else part.kind, part.micro_batch, part.chunk) for part in slot.parts]
     return _needs(slot, stage, senders, chunks), outputs
 
@@ -86,8 +87,8 @@ def _stalled_row(stage: int, row: Sequence[Slot], at: int) -> str:
 def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: int, num_chunks: int, where: str) -> None:
     """Check a schedule against the number of stages, micro-batches and chunks.
 
-    Raises PlanError: a stage is missing or unknown; a part is missing, occurs twice or is unknown; backward is both whole and in parts; a
-    slot has parts that need each other; micro-batches of a chunk change their order; receives stand behind their forward; stages would wait
+    Raises PlanError if a stage is missing or unknown; a part is missing, occurs twice or is unknown; backward is both whole and in parts; a
+    slot has parts that need each other; micro-batches of a chunk are out of order; receives come after their forward; stages would wait
     for each other (shown as a grid); or messages are received in another order than sent.
     """
     if sorted(rows) != list(range(num_stages)):
@@ -106,7 +107,7 @@ def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: 
 
 
 def _check_parts(row: list[Slot], num_micro_batches: int, num_chunks: int, place: str) -> None:
-    """Each part once; receives and sends of their own are there for all micro-batches or for none."""
+    """Raise PlanError unless each part occurs once, and separate receives and sends exist for all micro-batches or none."""
     found = [(part.kind, part.micro_batch, part.chunk) for each in row for part in each.parts]
     given = {kind for kind, _, _ in found}
     kinds = ({"F", "I", "W"} if given & {"I", "W"} else {"F", "B"}) | given & {"R", "S"}
@@ -128,7 +129,7 @@ def _check_parts(row: list[Slot], num_micro_batches: int, num_chunks: int, place
 
 
 def _check_slots(row: list[Slot], place: str) -> None:
-    """Parts of a slot need nothing of each other."""
+    """Raise PlanError if parts of a slot need each other."""
     for each in row:
         needy = next((pair for pair in combinations(each.parts, 2) if _need_each_other(*pair)), None)
         if needy is not None:
@@ -139,7 +140,8 @@ def _check_slots(row: list[Slot], place: str) -> None:
 
 
 def _check_order(row: list[Slot], place: str) -> None:
-    """Each kind of work takes a chunk's micro-batches in order: sums over micro-batches, random draws and messages count on it."""
+    """Raise PlanError unless each kind of part takes a chunk's micro-batches in order; sums over micro-batches, random draws and messages
+    depend on that."""
     last: dict[tuple[str, int], Part] = {}
     for each in row:
         for part in each.parts:
@@ -153,7 +155,7 @@ def _check_order(row: list[Slot], place: str) -> None:
 
 
 def _check_receives(row: list[Slot], place: str) -> None:
-    """Receives of their own stand before their forward."""
+    """Raise PlanError if separate receives come after their forward."""
     at = {part: k for k, each in enumerate(row) for part in each.parts}
     for part in _parts(row, "R"):
         forward = Part("F", part.micro_batch, part.chunk)
@@ -162,7 +164,8 @@ def _check_receives(row: list[Slot], place: str) -> None:
 
 
 def _check_messages(rows: Sequence[Sequence[Slot]], num_chunks: int, where: str) -> None:
-    """A stage receives in the order in which its neighbour sends. Only chunks can differ: of one, all micro-batches are in order."""
+    """Raise PlanError unless a stage receives in the order in which its neighbour sends. Only the order of chunks can differ, as the
+    micro-batches of each chunk are in order."""
     if num_chunks == 1:
         return
     for stage in range(len(rows)):

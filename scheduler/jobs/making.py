@@ -1,4 +1,4 @@
-"""The jobs of a stage's slots: which operations each has, and in which order."""
+"""The jobs of a stage's slots: the operations of each, and their order."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from interlace.scheduler.jobs.options import ScheduleOptions, of_stage
 from interlace.scheduler.jobs.parts import Parts, job_of
 
 Kinds = tuple[tuple[str, str, int], ...]
-"""`(label, kind, chunk)` of each part of a slot: slots with the same parts, in any micro-batches, get the same order."""
+"""`(label, kind, chunk)` of each part of a slot. Slots that differ only in micro-batches get the same order."""
 _pairs: Callable[[Program], dict[Any, Pair]] = once_per_ops(lambda program: {}, FEW)
-"""Pairs hold what depends on what between all their operations, and are asked for in all forms one after another: a search that kept them
-for all the programs that it compares would hold more of them than of anything else."""
+"""Pairs, of few programs only: each holds the dependencies between all its operations, so those of all programs that a search compares
+would take more memory than anything else. All forms of a program are requested one after another."""
 
 
 class Jobs:
-    """Makes the jobs of one program by some options; what is found is kept for the same program in `memo`.
+    """Makes the jobs of one program with given options.
 
     Args:
-        program: Whose operations.
-        memo: Results for the same programs, whatever the options.
-        has_budget: Whether a memory budget is given: orders then exceed their memory by less.
-        extra_bytes: Bytes by which orders may exceed it.
+        program: The program.
+        memo: Keeps results for the same programs, for all options.
+        has_budget: Whether there is a memory budget; orders then may exceed their memory by less.
+        extra_bytes: Bytes by which orders may exceed their memory besides.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Jobs:
         self.early, self.inline_share = of_stage(options.send_latency_weight, stage), of_stage(options.inline_share, stage)
 
     def plans(self, slots: Sequence[Slot], parts: Parts, form: Form, joins: bool) -> dict[Kinds, PairPlan]:
-        """The order of each kind of slot that has a choice: slots of several parts, and where the stage `joins` any whole backwards too."""
+        """The order of each kind of slot that has a choice: slots with several parts and, if the stage `joins` any, whole backwards."""
         mixed = {kinds_of(slot) for slot in slots if len(slot.parts) > 1}
         choice = {"B", "I"} if parts.early else {"B"}
         whole = {kinds_of(slot) for slot in slots if slot.parts[0].kind in choice} if joins or parts.early else set()
@@ -55,7 +55,7 @@ class Jobs:
 
     def parts(self, kinds: set[str]) -> Parts:
         """The operations of each kind of part, with collectives as early as they can start; `off` keeps program order. Weight gradients
-        that do not trail go with the input gradients."""
+        that are not delayed belong to the input gradients."""
         program, options = self.program, self.options
         if options.interleave == "off":
             return Parts(program, kinds)
@@ -76,7 +76,7 @@ class Jobs:
         return frozenset().union(*(inline_weights(graph, ops, self.cost, part) for (kind, _), ops in halves.ops.items() if kind == "W"))
 
     def _early_collectives(self, part: PartOps) -> list[Op]:
-        """Orders are found once for a part of the same program, whatever the other parts are."""
+        """The operations of a part with early collectives; orders are computed once per part of a program."""
         key = ("part", id(self.program.ops), part.kind, tuple(op.id for op in part.ops), self.extra_bytes)
         found = remembered(self.memo, key, self.program.ops, lambda: EarlyCollectives(self.program, part, self.cost, self.extra_bytes))
         return found.fastest(self.early)
@@ -100,7 +100,7 @@ class Jobs:
         return remembered(self.memo, key, self.program.ops, make)
 
     def _ops(self, parts: Parts, kinds: Kinds) -> list[PartOps]:
-        """The operations of each part; the optimizer beside gradients reduces them in the order in which they are complete."""
+        """The operations of each part. An optimizer in the same job as gradients reduces these in the order of their completion."""
         found = [parts.part(label, kind, chunk) for label, kind, chunk in kinds]
         if len(found) > 1 and found[-1].kind == "O":
             before = [op for part in found[:-1] for op in part.ops]

@@ -25,8 +25,8 @@ class Parts:
     """The program's operations by slot kind and chunk, in program order.
 
     Args:
-        program: Whose operations.
-        kinds: Of slots in its schedule.
+        program: The program.
+        kinds: Kinds of slots in its schedule.
         early: Ids of weight gradients that belong to the input gradients' part (`inline_share`).
     """
 
@@ -76,7 +76,7 @@ def baseline_jobs(program: Program) -> tuple[Job, ...]:
 
 
 def slot_text(name: str) -> str:
-    """A job's name as schedules and reasons write it.
+    """A job's name in the notation of schedules and reasons.
 
     >>> [slot_text(name) for name in ("forward_3", "forward1_3", "pair_0B_2F", "pair_0Bc1_2F", "optimizer")]
     ['3F', '3F.1', '0B+2F', '0B.1+2F', 'O']

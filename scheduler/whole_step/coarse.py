@@ -1,4 +1,4 @@
-"""A step of all stages run job by job: milliseconds of host time where the simulator of operations takes seconds."""
+"""Coarse simulation of a step of all stages, job by job: it takes milliseconds where the simulator of operations takes seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from interlace.scheduler.interleave.slot_times import NO_MESSAGE, SlotTimes
 SLOTS = 1 << 14
 """Slots of which the kind is remembered: schedules that are compared hold the same ones."""
 NOT_SENT = float("-inf")
-"""When a message arrives that nobody has sent yet."""
+"""Arrival time of a message that has not been sent yet; also the result if stages wait for each other forever."""
 
 
 @lru_cache(maxsize=SLOTS)
@@ -29,13 +29,13 @@ def kind_of(slot: Slot) -> str:
 
 
 class Row(NamedTuple):
-    """The jobs of a stage, as columns of an engine; moments are nanoseconds from the start of a job.
+    """The jobs of a stage, as columns of an engine. Moments are nanoseconds from the start of a job.
 
     Attributes:
-        durations: Of each job.
-        ends: Where its messages end among all of the stage.
-        moments: Of each message, those of one job in turn.
-        messages: Which one it is where the stage waits for it; less than zero, `~number`, where it sends it.
+        durations: Duration of each job, in nanoseconds.
+        ends: End of each job's messages among those of the stage.
+        moments: Moment of each message, in ascending order within a job.
+        messages: Number of the message if the stage waits for it; negative, `~number`, if the stage sends it.
     """
 
     durations: Any
@@ -45,10 +45,10 @@ class Row(NamedTuple):
 
 
 def run_jobs(rows: Sequence[Row], engine: Engine = PLAIN) -> float | None:
-    """Time of a step of the jobs of each stage, columns of this engine; None where stages would wait for each other for ever. O(jobs).
+    """Time of a step in nanoseconds, from the jobs of each stage; None if stages would wait for each other forever. O(jobs).
 
-    A job runs at its planned pace; where a message that it needs is late, what is left of it moves back by as much. Messages of one
-    stage do not wait for each other, as on streams of their own; where ranks run in turn they do (`legal_rows.stall`).
+    A job runs as planned; if a message that it needs is late, the rest of the job is delayed by that time. Messages of one stage do not
+    wait for each other, as if on separate streams; on targets that run everything in order they do (`legal_rows.stall`).
     """
     took = engine.made(run_rows)(*_joined(rows, engine))
     return None if took == NOT_SENT else float(took)
@@ -62,7 +62,7 @@ def _joined(rows: Sequence[Row], engine: Engine) -> Iterator[Any]:
 
 
 def run_rows(job_first: Any, message_first: Any, durations: Any, ends: Any, moments: Any, messages: Any) -> float:
-    """Time of the jobs of all stages, row by row; `NOT_SENT` where stages would wait for each other for ever. Compiled, too."""
+    """Time of the jobs of all stages, in nanoseconds; `NOT_SENT` if stages would wait for each other forever. Also runs compiled."""
     num_stages, most = len(job_first) - 1, 0
     for message in messages:
         most = max(most, message, ~message)
@@ -98,7 +98,7 @@ def run_rows(job_first: Any, message_first: Any, durations: Any, ends: Any, mome
 
 
 def costs_of(row: Sequence[Slot], times: Mapping[str, SlotTimes], at_end: Mapping[str, SlotTimes] | None = None) -> list[SlotTimes]:
-    """What each slot costs, by kind of slot; `at_end`: those from the last forward on, where they differ."""
+    """The costs of each slot, from those of its kind; `at_end`: costs from the last forward on, if they differ."""
     return Kinds.of(row).costs(times, at_end)
 
 
@@ -110,7 +110,7 @@ class Kinds(NamedTuple):
 
     @classmethod
     def of(cls, row: Sequence[Slot]) -> Kinds:
-        """Of a stage."""
+        """The kinds of slots of a stage's row."""
         kinds, end = [kind_of(slot) for slot in row], last_forward(row)
         return cls(kinds[:end], kinds[end:])
 
@@ -129,11 +129,11 @@ def jobs_of(row: Sequence[Slot], costs: Sequence[SlotTimes], number: int, num_st
 
 
 def _messages(slot: Slot, times: SlotTimes, number: int, num_stages: int, num_chunks: int) -> list[tuple[float, bool, int]]:
-    """The messages of a job in turn: the moment of each, whether it is sent, and its number, by which its receiver waits for it."""
+    """The messages of a job in ascending order: the moment of each, whether it is sent, and its number, which sender and receiver share."""
     found = []
     for part, each in zip(slot.parts, times.parts, strict=True):
         forward = part.kind == "F"
-        place = 1 + part.chunk * num_stages + number + part.micro_batch * (num_chunks * num_stages + 2)  # of what is sent past an end, too
+        place = 1 + part.chunk * num_stages + number + part.micro_batch * (num_chunks * num_stages + 2)  # includes what is sent past an end
         if each.need_ns != NO_MESSAGE:
             found.append((each.need_ns, False, 2 * place + forward))
         if each.sent_ns != NO_MESSAGE:
@@ -142,7 +142,7 @@ def _messages(slot: Slot, times: SlotTimes, number: int, num_stages: int, num_ch
 
 
 def peak_bytes(costs: Sequence[SlotTimes]) -> int:
-    """Live memory of a stage at its peak, without what is there all the time, from what each of its slots costs."""
+    """Peak of live memory of a stage in bytes, without what is always live, from the costs of its slots."""
     live = peak = 0
     for each in costs:
         peak = max(peak, live + each.rise_bytes)

@@ -1,4 +1,4 @@
-"""Stages that do the same work: what their jobs cost is worked out on one of them."""
+"""Stages that do the same work, so that the costs of their jobs need to be computed on only one of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from interlace.scheduler.recompute.copies import COPY, ORIGINAL
 
 
 def work_key(program: Program, cost: Costs) -> str:
-    """Equal for programs whose jobs cost the same: the same operations in order, on values of the same types in the same places of memory,
-    with communication that takes as long. How values, layers, parameters, streams and groups are called or numbered does not count.
-    O(operations)."""
+    """A key that is equal for programs whose jobs cost the same: the same operations in order, on values with the same types and the same
+    sharing of memory, with communication that takes the same time. Names and numbers of values, layers, parameters, streams and groups do
+    not matter. O(ops)."""
     values, groups = tables_of(program)
     seen: dict[tuple[str, Any], int] = {}
 

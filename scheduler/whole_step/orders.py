@@ -1,9 +1,9 @@
 """Orders between op instances that are decided for all ranks at once, from a simulation of the whole step.
 
-A send and its receive are kernels that wait for each other on the device, and a kernel that waits occupies multiprocessors: products
+A send and its receive are kernels that wait for each other on the device, and a waiting kernel occupies multiprocessors: matrix products
 beside one take 1.2 to 1.9 times as long on an H200. The one that is ready first is therefore made to wait for a compute op of its own
-rank that ends shortly before the other is ready, and is issued behind it where that is issued later in its job. A receive that would keep
-a busier sender waiting, because it is issued late, is issued behind an earlier one. Nothing else is ordered anew.
+rank that ends shortly before the other is ready; if that compute op is issued later in the job, the transfer is issued right after it. A
+receive that is issued so late that a busier sender waits for it is issued after an earlier compute op. No other order changes.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from interlace.scheduler.simulate.simulator import Result, simulate
 Order = tuple[OpInstance, OpInstance]
 """The second one, a transfer, waits for the first, a compute op of its rank."""
 ROUNDS = 8
-"""Times that orders are looked for at most: transfers start earlier once computation is not slowed."""
+"""Most rounds of the search: once computation is no longer slowed, transfers start earlier and need other orders."""
 LEAST_GAIN = 0.001
-"""Share of the step that two rounds of orders must bring."""
+"""Share of the step that two rounds must gain for the search to continue."""
 Simulation = Callable[[Sequence[Program]], Result]
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What was decided.
+    """The chosen orders and their effect.
 
     Attributes:
-        before_ns, step_ns: Simulated step without and with them.
-        joules: Energy of the step with them, of the simulated ranks; 0 where it is not known.
+        before_ns, step_ns: Simulated step without and with the orders.
+        joules: Energy per step of the simulated ranks with the orders; 0 if it is not known.
     """
 
     of_plans: tuple[tuple[Order, ...], ...] = ()
@@ -53,14 +53,15 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 def simulation(cost: Costs, representative: dict[int, int], host_waits: bool = True) -> Simulation:
-    """Simulates plans of one rank of each stage; a rank that is alone finds its peers ready. `host_waits` as in `Options`."""
+    """A function that simulates plans of one rank of each stage. The peers of a single rank are always ready. `host_waits` as in
+    `Options`."""
     options = Options(peers_ready=not representative, representative=representative, host_waits=host_waits)
     return lambda programs: simulate(programs, cost, options, with_memory=False)
 
 
 def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Orders:
-    """Orders that post each transfer `margin_ns` before its peer is ready, as far as they make the simulated step shorter. Raises PlanError
-    where the step without them cannot be simulated."""
+    """Orders by which each transfer is posted `margin_ns` before its peer is ready, as long as they shorten the simulated step. Raises
+    PlanError if the step without them cannot be simulated."""
     result, transfers = run(plans), transfers_of(plans)
     best = Orders(tuple(() for _ in plans), result.step_ns, result.step_ns, sum(result.joules))
     found: list[dict[OpInstance, OpInstance]] = [{} for _ in plans]
@@ -99,15 +100,15 @@ def transfers_of(plans: Sequence[Program]) -> list[Transfers]:
 
 
 class Span(NamedTuple):
-    """Where a transfer is issued and where it may be, as places in the order in which a plan issues its op instances.
+    """The range in which a transfer may be issued, as indices into the plan's issue order.
 
     Attributes:
-        begin, end: Of the first of its job, and behind its job's last.
-        at: Of itself.
-        after: Of the last before it in its job that it needs, or that is a collective it may not pass; `begin` if there is none.
-        waits_for: Of what an event lets it wait for; -1 if there is none.
-        before: Of the first behind it in its job that needs it, or that is such a collective; `end` if there is none. `at` if an event
-            is recorded behind it.
+        begin, end: First index of its job, and the index after its last.
+        at: Index of the transfer.
+        after: Last earlier op instance of its job that it needs, or a collective that it may not pass; `begin` if there is none.
+        waits_for: Op instance that an event makes it wait for; -1 if there is none.
+        before: First later op instance of its job that needs it, or a collective that it may not pass; `end` if there is none, and `at` if
+            an event is recorded after the transfer.
     """
 
     begin: int
@@ -119,16 +120,16 @@ class Span(NamedTuple):
 
 
 class Transfers:
-    """The transfers of a plan, and what of the plan bounds when they may be issued: the same in every round.
+    """The transfers of a plan and the bounds on when they may be issued, which are the same in every round.
 
     Attributes:
-        spans: Of each transfer; of those of a job, the last comes first.
-        places: Where they are issued. `[transfers]`
-        receives: Operations that receive.
+        spans: Span of each transfer; within a job, the last transfer comes first.
+        places: Indices of the transfers in the issue order. `[transfers]`
+        receives: Ids of the operations that receive.
     """
 
     def __init__(self, program: Program, alone: bool) -> None:
-        """`alone`: the plan is the only one of its stage."""
+        """`alone`: whether the plan is the only one of its stage."""
         self._program, collectives = program, _not_passed(program, alone)
         recorded = _places(program, [event.record for event in program.events])
         waits_for = {item: recorded[event.record] for event in program.events for item in event.waits}
@@ -144,20 +145,20 @@ class Transfers:
         self.records[list(_recorders(program))] = True
 
     def issued(self, op: Ints, micro_batch: Ints) -> Ints:
-        """Places of op instances; -1 for those of no job."""
+        """Indices of op instances in the issue order; -1 for those that no job runs."""
         return places_of(self._program, op, micro_batch)
 
     def spans_among(self, places: Ints) -> list[Span]:
-        """Of each transfer, as if only the op instances of these places, ascending, were counted."""
+        """Spans with indices that count only the op instances at these places, which must be ascending."""
         return [Span(*each) for each in np.searchsorted(places, self._spans).tolist()]
 
 
 class _Rank:
-    """When op instances of one rank ran.
+    """Times of the op instances of one rank.
 
     Attributes:
-        places, ends: Where the plan issues those that took time on the compute stream and after which an event can be recorded, and when
-            they ended; in the order they ran in.
+        places, ends: Indices in the issue order, and end times, of those that took time on the compute stream and after which an event can
+            be recorded; in the order in which they ran.
         transfers: Items of the plan's transfers in the simulator's arrays.
     """
 
@@ -176,11 +177,11 @@ class _Rank:
         self.transfers = item_at[plan.places]
 
     def compute(self, k: int) -> OpInstance:
-        """The k-th of those that computed."""
+        """The k-th compute op instance of `places`."""
         return int(self._op[k]), int(self._micro_batch[k])
 
     def numbers(self, plan: Transfers, items: Sequence[OpInstance]) -> dict[OpInstance, int]:
-        """Which ones of those that computed these are, as far as they are among them."""
+        """Op instance -> its index in `places`, for those of `items` that are there."""
         places = plan.issued(*pairs_of(items).T)
         found = np.searchsorted(self.places, places)
         there = np.append(self.places, -1)[found] == places
@@ -192,7 +193,7 @@ class _Rank:
         return zip(*(column[self.transfers].tolist() for column in (times.issue, times.ready, times.start)), strict=True)
 
     def peers(self) -> list[list[int]]:
-        """Of each transfer, items of other ranks that it meets; none if they are not simulated."""
+        """For each transfer, the items of other ranks that it meets; empty if these are not simulated."""
         sim = self.result.input
         return [
             [mate for mate in sim.mates_at(meet) if mate != item] if meet >= 0 else []
@@ -245,7 +246,7 @@ def _between(program: Program, job: Job, collectives: frozenset[int]) -> list[tu
 
 _Between = dict[tuple[tuple[int, ...], frozenset[int]], list[tuple[int, int, int]]]
 _known_between: Callable[[Program], _Between] = once_per_ops(lambda program: {})
-"""By the operations of a job, whatever their micro-batches: most jobs of a step run those of another one. And by the collectives."""
+"""Results by the operations of a job, without micro-batches, as most jobs of a step run the same operations; and by the collectives."""
 
 
 def _between_ops(program: Program, ops: Sequence[int], collectives: frozenset[int]) -> Iterator[tuple[int, int, int]]:
@@ -262,7 +263,7 @@ def _between_ops(program: Program, ops: Sequence[int], collectives: frozenset[in
 
 @once_per_ops
 def _around(program: Program) -> dict[int, tuple[set[int], set[int]]]:
-    """Transfers -> operations that come directly before and after them, but for other transfers, whose order is kept."""
+    """Transfer -> its direct predecessors and successors other than transfers, whose order is kept anyway."""
     found: dict[int, tuple[set[int], set[int]]] = {op.id: (set(), set()) for op in program.ops if is_p2p(op)}
     for op_id, needs in dependencies(Graph(program), program.ops).items():
         if op_id in found:
@@ -282,7 +283,7 @@ def _not_passed(program: Program, are_equivalent: bool) -> frozenset[int]:
 
 @once_per_ops
 def _recorders(program: Program) -> set[int]:
-    """Operations that compute from tensors, after which an event can be recorded: constants are folded away."""
+    """Ids of operations that compute from tensors, after which an event can be recorded; constants are excluded as they are folded."""
     tensors = {value.id for value in program.values if value.dtype not in ("vector", "null")}
     kernels = (op for op in program.ops if takes_events(op) and op.operands and not is_comm(op) and not is_copy(op))
     return {op.id for op in kernels if not tensors.isdisjoint(op.results)}
@@ -294,8 +295,8 @@ def _receives(program: Program) -> set[int]:
 
 
 def with_orders(program: Program, orders: Iterable[Order]) -> Program:
-    """The plan with an event for each order besides its own. A transfer that was issued before what it waits for is issued right behind
-    it, and so is a receive in any case, if both are of one job. Transfers of a job keep their order."""
+    """The plan with an event added for each order. A transfer that was issued before the op that it waits for is issued right after it, and
+    so is every receive if both are in the same job. Transfers of a job keep their order."""
     after = {transfer: record for record, transfer in orders}
     issued, bounds, jobs = _reissued(program, after), job_bounds(program), [*program.jobs]
     elsewhere = np.flatnonzero(issued != np.arange(len(issued)))
@@ -309,7 +310,7 @@ def with_orders(program: Program, orders: Iterable[Order]) -> Program:
 
 
 def _reissued(program: Program, after: Mapping[OpInstance, OpInstance]) -> Ints:
-    """Places in a plan of its op instances, in the order in which they are issued where transfers wait for these. `[items]`"""
+    """The new issue order if transfers wait for these op instances, as indices into the old one. `[items]`"""
     transfers, begin, end = _transfers_of_jobs(program)
     mine, awaited = (places_of(program, *pairs_of(items).T) for items in ([*after], [*after.values()]))
     which = np.searchsorted(transfers, mine)
@@ -327,13 +328,13 @@ def _reissued(program: Program, after: Mapping[OpInstance, OpInstance]) -> Ints:
 
 
 def _places(program: Program, items: Sequence[OpInstance]) -> dict[OpInstance, int]:
-    """Where the jobs of a program issue op instances; -1 for those of no job."""
+    """Indices of op instances in the issue order of a program's jobs; -1 for those that no job runs."""
     return dict(zip(items, places_of(program, *pairs_of(items).T).tolist(), strict=True))
 
 
 @once_per_items
 def _transfers_of_jobs(program: Program) -> tuple[Ints, Ints, Ints]:
-    """Places of all transfers, and of each where the op instances of its job begin and where those of the next one do."""
+    """Indices of all transfers, and for each the first index of its job and of the next job."""
     transfers = np.flatnonzero(np.isin(items_of(program)[:, 0], [op.id for op in program.ops if is_p2p(op)]))
     bounds = np.array(job_bounds(program), np.int64)
     of = np.searchsorted(bounds, transfers, side="right")

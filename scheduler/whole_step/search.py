@@ -1,5 +1,5 @@
-"""Which schedules are worth planning in full: form, weight-gradient delay, depth and orders of each stage, which weight gradients do not
-trail, and how much is recomputed, ranked by the coarse model, within the memory."""
+"""Search for schedules that are worth planning in full: form, weight-gradient delay, depth, orders, share of weight gradients that are not
+delayed, and recomputation of each stage, ranked by the coarse model, within the memory limit."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from interlace.scheduler.whole_step.coarse import Kinds, Row, costs_of, jobs_of,
 
 Numbers = tuple[int, ...]
 INLINE_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5)
-"""Parts of weight gradients, by their time, that are tried in the place of trailing ones (`interleave/inline_weights.py`): every second
-one at first, and all from the best schedules on. With all from the start a climb stops at a part that is too small to be worth its
-memory."""
+"""Shares of weight gradients, by time, that are tried as not delayed (`interleave/inline_weights.py`): every second one at first, and all
+once the best schedules are known. With all from the start, a climb stops at a share that is too small to be worth its memory."""
 JOBS = 240_000
-"""Jobs of all schedules that the first climbs may look at; up to three seconds of host time."""
+"""Number of jobs, over all schedules, that the first climbs may evaluate; up to three seconds of host time."""
 FINER = 2
-"""So many times fewer are looked at from each of the best schedules on."""
+"""The finer climb from each of the best schedules may evaluate this many times fewer."""
 SAME = 0.001
-"""Part of a step within which times count as the same: the schedule that holds less comes first."""
+"""Share of a step within which times count as equal; of equal schedules the one that takes less memory comes first."""
 MICRO_BATCHES = 16
-"""A step with more is ranked by one with so many: the steady state repeats."""
+"""A step with more micro-batches is ranked by one with this many, as the steady state repeats."""
 
 
 class CoarseSchedule(msgspec.Struct, frozen=True, order=True):
@@ -45,16 +44,16 @@ class CoarseSchedule(msgspec.Struct, frozen=True, order=True):
 
 
 class StageSchedule(NamedTuple):
-    """What a schedule is on one stage.
+    """A schedule's choices for one stage.
 
     Attributes:
-        weight_delay: Of weight gradients, in micro-batches.
+        weight_delay: Delay of weight gradients, in micro-batches.
         depth: Micro-batches in flight.
         early: Whether jobs are ordered for early sends.
-        inline_share: The part of weight gradients that do not trail.
-        level: Which of the stage's `StageTimes`.
+        inline_share: Share of weight gradients that are not delayed.
+        level: Index into the stage's `StageTimes` (recomputation).
         early_at_end: As `early`, for the jobs from the last forward on.
-        more_weight_delay_at_end: By how much weight gradients that trail do so further from there on.
+        more_weight_delay_at_end: Additional delay of delayed weight gradients from the last forward on, in micro-batches.
     """
 
     weight_delay: int
@@ -68,7 +67,7 @@ class StageSchedule(NamedTuple):
 
 
 class Ranked(msgspec.Struct, frozen=True):
-    """A schedule, and the time and the memory of its fullest stage that the coarse model gives it."""
+    """A schedule with its time, and the memory of its fullest stage, according to the coarse model."""
 
     schedule: CoarseSchedule
     step_ns: float
@@ -80,14 +79,14 @@ _RowKey = tuple[int, int, int, int, int]
 
 @dataclass(slots=True)
 class Known:
-    """What searches within other limits found out about the same stages.
+    """Results of searches with other memory limits for the same stages.
 
     Attributes:
         rows, kinds: The slots of a stage and their kinds, by stage, micro-batches, depth, and delays of weight gradients.
-        peaks, jobs: What a stage holds, and its jobs.
-        steps: Times of schedules that end.
-        stuck: Whether stages wait for each other for ever, by depth.
-        links: What the slots of a stage of a depth wait for.
+        peaks, jobs: Memory and jobs of a stage.
+        steps: Times of schedules that complete.
+        stuck: Whether stages wait for each other forever, by depth.
+        links: Links of the slots of a stage, by depth.
     """
 
     rows: dict[_RowKey, list[Slot]] = field(default_factory=dict)
@@ -108,19 +107,18 @@ def find_schedules(
     num_chunks: int = 1,
     known: Known | None = None,
 ) -> list[Ranked]:
-    """The best schedules, `count` at most, of different depth, orders and time that the coarse model finds, the fastest first; the same on
-    every machine. Schedules that only differ in the weight-gradient delay of a stage that waits anyway have one time: one of them is
-    enough.
+    """The best schedules by the coarse model, at most `count`, with different depths, orders and times, fastest first; the same on every
+    machine. Of schedules with the same time, which differ only in the weight-gradient delay of a stage that waits anyway, one is returned.
 
-    `stages` has one for each stage, or several that differ in what is recomputed: those that recompute least first. With `fixed_depth` each
-    stage must hold as many micro-batches as in 1F1B (random draws would change their order); with more than one chunk a stage the depth is
-    fixed. `known` is of these stages and micro-batches, and learns what is found out now.
+    `stages` has one entry per stage, or several per stage that differ in recomputation, least recomputation first. With `fixed_depth` each
+    stage must hold as many micro-batches as in 1F1B (otherwise random draws would change their order); with more than one chunk per stage
+    the depth is always fixed. `known` must belong to the same stages and micro-batches; new results are added to it.
     """
     return _Search(stages, num_micro_batches, limit_bytes, fixed_depth, num_chunks, known or Known()).run(count)
 
 
 def ranked_micro_batches(num_micro_batches: int, num_stages: int, num_chunks: int) -> int:
-    """Micro-batches of the step that is ranked in place of a longer one; with chunks in multiples of the stages, where the step has them.
+    """Number of micro-batches of the step that is ranked in place of a longer one; with chunks, a multiple of the stages if the step's is.
 
     >>> [ranked_micro_batches(48, stages, 2) for stages in (2, 6, 24)]
     [16, 12, 24]
@@ -173,7 +171,7 @@ class _Search:
         return self._best(count)
 
     def _best(self, count: int) -> list[Ranked]:
-        """Of the schedules that were looked at."""
+        """The best of the schedules evaluated so far."""
         known = [(took, each) for each, took in self.seen.items() if took is not None]
         unit = SAME * min((took for took, _ in known), default=1.0)
         known.sort(
@@ -217,8 +215,8 @@ class _Search:
         return min(found)
 
     def _fitted(self, stage: int, each: StageSchedule, more: bool = False) -> StageSchedule:
-        """What fits on a stage: before weight-gradient delay is given up no more is recomputed than is needed where nothing trails, or as
-        much `more` as can be."""
+        """The choices for a stage adapted to its memory. Before the weight-gradient delay is reduced, recomputation is raised only as far
+        as it is needed without delay, or with `more` as far as possible."""
         last = len(self.stages[stage]) - 1
         plain = (each._replace(weight_delay=0, depth=self.plain[stage], inline_share=0.0, level=level) for level in range(each.level, last))
         most = last if more else next((found.level for found in plain if self._jobs(stage, found) is not None), last)
@@ -236,7 +234,7 @@ class _Search:
         return each
 
     def _jobs(self, stage: int, each: StageSchedule) -> Row | None:
-        """The jobs of a stage; None where they do not fit into its memory."""
+        """The jobs of a stage; None if they do not fit into its memory."""
         key, known = (stage, each), self.known
         if known.peaks.get(key, 0) > self.limit:
             return None
@@ -278,7 +276,7 @@ class _Search:
         return {**table[each.form, early, 0], **table[each.form, early, each.inline_share]}
 
     def _step(self, schedule: CoarseSchedule) -> float | None:
-        """Time of a schedule that fits, by the coarse model; None of one that does not, or never ends."""
+        """Time of a schedule by the coarse model; None if it does not fit into memory or never completes."""
         if schedule not in self.seen:
             jobs = [found for s, each in enumerate(_choices(schedule)) if (found := self._jobs(s, each)) is not None]
             runs = len(jobs) == len(self.stages) and not self._stuck(schedule.depth)
@@ -288,7 +286,7 @@ class _Search:
         return self.seen[schedule]
 
     def _stuck(self, depth: Numbers) -> bool:
-        """Whether stages would wait for each other for ever; weight gradients, however far they trail, keep nobody waiting."""
+        """Whether stages would wait for each other forever at this depth; the delay of weight gradients does not matter for that."""
         if depth not in self.known.stuck:
             rows = [self._links(*each) for each in enumerate(depth)]
             self.known.stuck[depth] = reached(rows) != [len(row) for row in rows]
@@ -301,7 +299,8 @@ class _Search:
         return self.known.links[stage, depth]
 
     def _climb(self, start: tuple[float, CoarseSchedule], evaluations: int, finer: bool = False) -> None:
-        """To the best neighbour that differs on one stage, until so many schedules are known. `finer`: see `_near`."""
+        """Move to the best neighbour, which differs on one stage, while it is faster and fewer than `evaluations` schedules are known.
+        `finer`: see `_near`."""
         took, here = start
         while len(self.seen) < evaluations:
             near = sorted((found, each) for each in self._near(here, finer) if (found := self._step(each)) is not None)
@@ -310,9 +309,9 @@ class _Search:
             took, here = near[0]
 
     def _near(self, schedule: CoarseSchedule, finer: bool) -> list[CoarseSchedule]:
-        """One micro-batch of delay or depth, another order, another level, or another part of weight gradients that do not trail; with
-        the last three what trails does so as before, or by as much as the memory allows. `finer`: every part, and on one stage another
-        form, or at the end alone another order or delay."""
+        """Neighbours: one micro-batch more or less of delay or depth, another order, another level, or another share of weight gradients
+        that are not delayed; for the last three with the same delay, or with as much as the memory allows. `finer`: also every share, and
+        on one stage another form, or another order or delay only at the end."""
         choices, step = _choices(schedule), 1 if finer else 2
         found = []
         for s, here in enumerate(choices):
@@ -348,14 +347,14 @@ def _choices(schedule: CoarseSchedule) -> list[StageSchedule]:
 
 
 def _schedule(choices: Sequence[StageSchedule]) -> CoarseSchedule:
-    """Where nothing trails, everything is computed at once."""
+    """The schedule of these choices, with `inline_share` and `more_weight_delay_at_end` reset on stages that delay no weight gradients."""
     return CoarseSchedule(
         *zip(*(each if each.weight_delay else each._replace(inline_share=0.0, more_weight_delay_at_end=0) for each in choices), strict=True)
     )
 
 
 def kinds_of(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[str]:
-    """All kinds of slots that the schedules looked at may hold on a stage, Paddle's own among them."""
+    """All kinds of slots that the searched schedules, including Paddle's own, may have on a stage."""
     if num_chunks == 1:
         rows = [
             joined(0, 1, 4, weight_delay=weight_delay, warmup=depth, weight_delay_at_end=weight_delay + more)
@@ -375,6 +374,6 @@ def kinds_of(stage: int, num_stages: int, num_micro_batches: int, num_chunks: in
 
 
 def _plain_row(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[Slot]:
-    """Paddle's own row, without receives and sends of their own."""
+    """Paddle's own row, without separate receives and sends."""
     row = (interleaved if num_chunks > 1 else one_f_one_b)(stage, num_stages, num_micro_batches, num_chunks)
     return [slot for slot in row if slot.parts[0].kind not in "RS"]
