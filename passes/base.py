@@ -21,9 +21,11 @@ Decides = Literal["", "recomputation", "schedule", "states", "offload", "transfe
 
 @dataclass(slots=True)
 class Context:
-    """What a pass may ask and where it reports.
+    """What a pass may use, and where it reports.
 
     Attributes:
+        cost: The cost model.
+        remarks: The reports of the pass.
         facts: Results of `Pass.facts`, indexed by rank; only this rank's if the others are unknown; empty if the pass gathers none.
         is_whole: Whether `facts` covers every rank of the world.
         memo: Cache of results for the same programs, shared by the plans that are compared.

@@ -126,7 +126,7 @@ def _only_reader(graph: Graph, op: Op) -> Op | None:
 
 
 def _own_part(graph: Graph, op: Op, number: int, count: int) -> int | None:
-    """The dim along which a slice takes part `number` of `count` equal ones; None where it takes anything else."""
+    """The dim along which a slice takes part `number` of `count` equal parts; None if it takes anything else."""
     whole, part = (graph.values[value].shape for value in (op.operands[0], op.results[0]))
     axes, bounds = op.attrs.get("axes"), [_numbers(graph, value) for value in op.operands[1:]]
     if op.attrs.get("decrease_axis") or not isinstance(axes, (list, tuple)) or len(axes) != 1 or len(whole) != len(part) or min(whole) < 0:

@@ -76,7 +76,7 @@ class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
 
     def run(self, program: Program, context: Context) -> Program:
         told: Sequence[OffloadFacts] = context.facts
-        everyone = {id(each): each for each in told}.values()  # equivalent ranks have one
+        everyone = {id(each): each for each in told}.values()  # equivalent ranks share one object
         mine = told[program.rank if context.is_whole else 0]
         alike = [each.measured for each in everyone if each.stage == mine.stage and _times_the_same(each, mine)]
         names = [each.names for each in everyone] if context.is_whole else None

@@ -150,7 +150,7 @@ class _Lowering:
         self.events = _EventTable(() if device.target.serial else program.events, feed_items(program))
         self.collected = collect_items(program)
         self.writers = self._writers_of_outputs() if is_graph or device.target.host_runs_ahead else None
-        # Outputs that are collected early are read at the end, beside computation: what was stacked, or each for itself.
+        # Outputs that are collected early are read at the end, beside computation: their stacks, or each output by itself.
         is_stacked = len(self.collected) > len({op_id for op_id, _ in self.collected})
         self.stacks_are_read = self.writers is not None and not is_graph and is_stacked
         self.each_is_read = self.writers is not None and not is_graph and not is_stacked

@@ -70,7 +70,7 @@ class Coarse:
         )
 
     def _looked_for(self, levels: Sequence[Numbers | None], baseline_peaks: Sequence[int], limit: int) -> Found:
-        """What is found from what the first rank of each stage says of its jobs."""
+        """What is found from the costs of jobs that the first rank of each stage reports."""
         made = [self.drafts.before(level) for level in levels]
         speaker = {facts.stage: rank for rank, facts in reversed([*enumerate(self.drafts.world.facts)])}
         programs = tuple(each.programs for each in made)

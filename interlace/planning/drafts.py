@@ -95,8 +95,8 @@ class Drafts:
         """Simulated step of the fastest draft so far that keeps the memory, and no more than leaves something to win (`Making.beaten`)."""
 
     def draft(self, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float = 1.0) -> Judged:
-        """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back, and where it is
-        not slower already than what keeps the budget. It starts from a part of the room."""
+        """Make a draft. With a budget, it is made again with limits lowered by its excess, as long as passes can free that, and it is not
+        slower already than a draft that keeps the budget. `part` scales the limits to start from."""
         found = _end_of(_drafting(self, recomputed, form, later, limit, part))
         if found.judged.step_ns is not None and found.judged.peak_bytes <= limit:
             self.fastest_ns = min(found.judged.step_ns, self.fastest_ns or found.judged.step_ns)

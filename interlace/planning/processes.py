@@ -66,7 +66,7 @@ class _Others:
         asked = [(other, order) for order in orders for other in self.others if other.places & {*order.asked}]
         self.asked = [other for other, _ in asked]
         for other, order in asked:
-            with suppress(OSError):  # it has ended: where it should answer that is told
+            with suppress(OSError):  # it has ended, which `heard` reports
                 other.link.send_bytes(msgspec.msgpack.encode(order))
 
     def answers(self) -> dict[int, Answer]:

@@ -29,7 +29,8 @@ LITTLE = 0.01
 """A form that exceeds the budget by at most this share is drafted again with limits lowered by small multiples of the excess (`SOONER`):
 offload moves whole values, and lowering the limits by a twentieth may cost more than the form gains."""
 CLOSER, NEARLY = 2, 1.05
-"""Without a budget: times that schedules are looked for in less memory, and so many times what they may hold is nearly that."""
+"""Without a budget: how often schedules are searched again in less memory, for forms whose peak exceeds the limit by at most this
+factor."""
 LESS = (0.03, 0.015)
 """Shares of the budget that recomputation leaves to offload, on one stage after the other: the first of these that offload can free. Trying
 0.06 as well makes three of nine plans faster, by 0.1 % at most, and planning takes a fifth longer."""
@@ -168,8 +169,8 @@ def _with(recomputed: Numbers, stage: int, levels: Numbers) -> Numbers:
 
 
 def in_less_memory(tried: Tried) -> list[Judged]:
-    """Without a budget, schedules that are looked for in less memory: where what the coarse model found holds more than it says, and more
-    than it may, though it would be faster than all that fits. They leave free by how much it holds more than expected."""
+    """Without a budget, schedules that the coarse model finds in less memory. Needed if a schedule of the model would be faster than all
+    that fit, but holds more than the model expected, and more than the limit; the search then leaves this difference free."""
     drafts, coarse, limit = tried.drafts, tried.coarse, tried.limit
     if drafts.given or not tried.by_name:
         return []

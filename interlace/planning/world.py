@@ -379,8 +379,8 @@ class World:
         return [max(0, peak - budget) if peak is not None else 0 for peak in self.gpu_peaks(made)]
 
     def bytes_over_in_step(self, made: Made, budget: int) -> list[int]:
-        """By how much each rank exceeds the budget on a GPU, by itself or in the step of all: what a send reads is held for longer where
-        the receiver is late."""
+        """Bytes by which each rank exceeds the budget on a GPU, simulated alone or in the step of all ranks, where memory that a send reads
+        is held longer if the receiver is late."""
         alone, programs = self.bytes_over(made, budget), tuple(made.programs[rank] for rank in self.firsts)
         if programs not in self._step_peaks:
             self._step_peaks[programs] = self._peaks_in_step(made)
