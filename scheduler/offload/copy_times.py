@@ -28,7 +28,7 @@ class Timeline:
         index: Op instance -> index in `items`.
         job: Index of the job of each op instance.
         job_start: Index of the first op instance of each job, and the number of op instances.
-        at_ns: Computation time before each op instance, and in all. `[num_items + 1]`
+        at_ns: Computation time before each op instance, and the total, in nanoseconds. `[num_items + 1]`
     """
 
     items: list[OpInstance]
@@ -107,7 +107,7 @@ class OpenTransfer(msgspec.Struct, eq=False, gc=False):
         return True
 
     def copied_out(self, line: Timeline, out: int, done_ns: int) -> None:
-        """The copy out is issued after index `out`, and ends at `done_ns`."""
+        """Set the copy out to be issued after index `out` and to end at `done_ns`."""
         self.out, self.done_ns = out, done_ns
         self.free = max(out + 1, line.first_from(done_ns)) if self.out_ns else out + 1
 
@@ -123,8 +123,8 @@ class Placement:
     """The result of placing transfers.
 
     Attributes:
-        transfers: Those that found time in both queues, in the order of their sources.
-        refused: Those that did not, with the reason.
+        transfers: Transfers that fit into both queues, in the order of their sources.
+        refused: Transfers that did not, with the reason.
         stall_ns: Time for which readers wait for copies back.
     """
 

@@ -1,4 +1,4 @@
-"""The result of offload planning, and what reports tell of it."""
+"""The result of offload planning, and its remarks for reports."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pinned_peak_bytes: Peak of live pinned host bytes; a buffer is live from the start of the copy out to the first reader.
         out_bytes: Bytes that are copied to the host, and back, in a step.
         stall_ns: Estimated time for which readers wait for copies back in a step.
-        notes: What else reports are to tell.
+        notes: Further remarks for reports.
     """
 
     moves: tuple[Move, ...] = ()

@@ -1,4 +1,4 @@
-"""The durations and limits that planning needs, and their merging over ranks that must decide alike."""
+"""The durations and limits that planning needs, merged over ranks that must make the same decision."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         op_ns: Operation id -> duration.
         out_ns, back_ns: Bytes -> duration of a copy to and from the host; None where copies were not measured: copies back are then
             issued immediately before their readers.
-        memory_limit: Of this rank's live device bytes, None without one.
+        memory_limit: Limit of this rank's live device bytes; None without one.
     """
 
     op_ns: dict[int, int]
@@ -49,7 +49,7 @@ def durations(program: Program, cost: Costs, moved: Iterable[Value], memory_limi
 
 
 def _copy_times(moved: Mapping[int, Value], cost: Costs, name: str) -> dict[int, int] | None:
-    """Durations of copies of these sizes, one way; None where one was not measured."""
+    """Bytes -> duration of a copy in one direction, in nanoseconds; None if one of the sizes was not measured."""
     found = {}
     for size_bytes, value in sorted(moved.items()):
         host = msgspec.structs.replace(value, id=value.id + 1, storage=value.id + 1, memory="pinned")

@@ -1,9 +1,9 @@
-"""Planning of optimizer-state offload: which values that only the optimizer part uses stay in host memory between updates, and when each is
-copied in before its update.
+"""Planning of optimizer-state offload: the values, used only by the optimizer part, that stay in host memory between updates, and when each
+is copied in before its update.
 
 Times are computation time, as in `planner.py`. Copies in of one step run one after another, in the order of the updates. A value is copied
-out right after its last use. Its device memory is of the stream of copies in, and is given back to it in the order in which operations
-are issued: what that stream does next waits for the copy out. So what a rank holds does not depend on how long copies take.
+out right after its last use. Its device memory belongs to the stream of copies in and returns to that stream in issue order: the next
+operation there waits for the copy out. So the memory of a rank does not depend on the duration of copies.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class State(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
     Attributes:
         value: The value that names it at the start of the step.
-        size_bytes: Of its tensor.
+        size_bytes: Bytes of its tensor.
         users: Operations that read or write it, in program order.
         is_written: Whether one of them writes it, so that it must be copied out again.
-        layer: That of the parameter which it belongs to; empty where unknown.
+        layer: Layer of the parameter that it belongs to; empty if unknown.
     """
 
     value: int
@@ -209,8 +209,8 @@ def measure_states(program: Program, cost: Costs, memory_limit: int | None = Non
 
 
 def plan_states(program: Program, facts: Measured, options: StateOptions) -> StatePlan:
-    """Decide what is moved, and where each copy in is issued: what the options say, or the least with which a memory limit is kept, or all
-    that can be where that does not suffice. O(values x op instances)."""
+    """Decide which values are moved, and where each copy in is issued: those that the options select, or the fewest that keep a memory
+    limit, or all that can be moved if that does not suffice. O(values x op instances)."""
     states, kept = find_states(program)
     chosen, more = _chosen(states, options)
     return _Planner(program, facts, options).run(chosen, (*kept, *more))
@@ -246,7 +246,8 @@ def _chosen(states: Sequence[State], options: StateOptions) -> tuple[list[State]
 
 
 def _largest_first(states: Sequence[State]) -> list[State]:
-    """Few large copies are faster than many small ones; of equal ones those that are updated last, whose copies in have most time."""
+    """States, largest first, as few large copies are faster than many small ones; of equal ones those updated last, whose copies in have
+    the most time."""
     return [state for _, state in sorted(enumerate(states), key=lambda each: (-each[1].size_bytes, -each[0]))]
 
 
@@ -288,11 +289,11 @@ class _Planner:
         return StatePlan(moves, tuple(kept), is_measured, before, peak, self._stall_ns(groups, places))
 
     def _limit(self, states: Sequence[State]) -> int:
-        """What copies in may not pass: the limit, or without one the peak with copies in right before their users."""
+        """The limit of live bytes for copies in; without one, the peak with copies in right before their users."""
         return self._peak(states, states, 0) if self.facts.memory_limit is None else self.facts.memory_limit
 
     def _least(self, states: Sequence[State], limit: int) -> list[State]:
-        """The fewest of the largest with which the limit is kept; all where none keeps it."""
+        """The fewest of the largest states that keep the limit; all if that is impossible."""
         ordered = _largest_first(states)
         few, many = 0, len(ordered)
         while few < many:
@@ -342,7 +343,7 @@ class _Planner:
         return [_Place(*each) for each in zip(starts, stops, strict=True)], live
 
     def _stall_ns(self, groups: Sequence[_Group], places: Sequence[_Place]) -> int:
-        """For how long updates wait for copies: each copy in for those before it, and for copies out whose memory it takes."""
+        """Time for which updates wait for copies, as each copy in waits for those before it and for copies out whose memory it takes."""
         if self.facts.back_ns is None or self.facts.out_ns is None:
             return 0
         link = out = update = before = 0

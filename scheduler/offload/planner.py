@@ -20,9 +20,9 @@ from interlace.scheduler.offload.saved_values import Reason, Saved, Skipped, fin
 from interlace.scheduler.offload.selection import Names, OffloadOptions, names_layer, names_op, unknown_names
 
 MOST_LOST_SAVING = 4
-"""`prefetch_slack` may cost one part in this many of the saved bytes."""
+"""`prefetch_slack` may cost at most 1 / MOST_LOST_SAVING of the saved bytes."""
 SLACK_PARTS = (1.0, 0.5, 0.25)
-"""Parts of `prefetch_slack` that are tried in turn."""
+"""Shares of `prefetch_slack` that are tried in turn."""
 
 
 def plan_offload(program: Program, measured: Measured, choice: OffloadOptions, everyone: Sequence[Names] | None = None) -> OffloadPlan:

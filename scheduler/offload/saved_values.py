@@ -137,7 +137,7 @@ class _Finder:
         )
 
     def _pinned_down(self, storage: Storage, made: list[Value]) -> Reason | None:
-        """What else keeps the storage alive, so that a copy to the host would free nothing."""
+        """The reason if something else keeps the storage alive, so that a copy to the host would free nothing."""
         makers = [self.graph.ops[self.graph.producer[v.id]] for v in made]
         users = [op for v in made for op in self.graph.user_ops(v.id)]
         checks: tuple[tuple[bool, Reason], ...] = (

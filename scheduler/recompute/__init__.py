@@ -1,1 +1,1 @@
-"""Recomputation: what a program repeats, what it could repeat, and the cheapest choice of what is kept."""
+"""Recomputation: what a program repeats, what it could repeat, and the cheapest choice of values to keep."""

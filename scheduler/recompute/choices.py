@@ -1,7 +1,7 @@
-"""Which values are recomputed for how much memory: a greedy choice, cleared of what the peak does not need.
+"""Choice of the values to recompute for a given peak of memory: greedy, then without values that the peak does not require.
 
-Memory counts where Paddle's own schedule has its peak. Backward needs at once what its first layer reads, so recomputing that frees
-nothing on the last stage, and on others one micro-batch less than recomputing another layer.
+Only memory at the peak of Paddle's own schedule counts. Backward needs the operands of its first layer at once, so recomputing these frees
+nothing on the last stage, and on other stages one micro-batch less than recomputing another layer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from interlace.scheduler.recompute.copies import Recomputation
 Span = tuple[int, int, int]
 """First and last index in the order of op instances, and bytes."""
 LEVELS = 1000
-"""Recomputation in parts: at level 0 nothing is, at the last everything, and between them as much as frees this many thousandths of what
-it can free at the peak."""
+"""Number of the last level: at level 0 nothing is recomputed, at the last everything, and at level n enough to free n / LEVELS of the
+memory that recomputation can free at the peak."""
 
 BANNED, ROUNDS = 4, 4
 """The most expensive groups of a choice that are tried to be done without, and how often. Repetitions of a micro-batch of the first stage
@@ -133,7 +133,7 @@ class RecomputeLevels:
         return within
 
     def took_ns(self, chosen: frozenset[int]) -> int:
-        """Time of all repetitions that a choice needs, of one micro-batch."""
+        """Time of all repetitions that a choice needs, per micro-batch."""
         again = [value for k in sorted(chosen) for value in self.found.groups[k]]
         return self.found.require(again, self.held - set(again), set())
 
@@ -165,7 +165,7 @@ class RecomputeLevels:
         return self.took_ns(chosen), sorted(chosen)
 
     def _cleared(self, found: list[int], limit: int) -> frozenset[int]:
-        """A choice without groups, the most expensive first, that can be kept within the limit."""
+        """A choice without the groups, tried most expensive first, that can be kept within the limit."""
         chosen, curve = set(found), self.memory.curve(found)
         for k in sorted(found, key=lambda k: (-self.alone[k], k)):
             if (curve + self.memory.kept[k]).max() <= limit:

@@ -1,4 +1,4 @@
-"""Recomputation in a program: which operations of backward repeat operations of forward, and what it costs to do without them.
+"""Recomputation in a program: the operations of backward that repeat operations of forward, and the cost of doing without them.
 
 Paddle's recompute pass repeats a segment of forward in backward and marks originals (`fwd_recompute_id`) and copies
 (`bwd_recompute_id`); collectives that are inserted later have no mark. Where a copy repeats its original exactly, backward can read the
@@ -54,7 +54,7 @@ class Recomputation:
         return found
 
     def without(self, kept: Iterable[Group]) -> Program:
-        """The program in which backward reads the originals of these groups, and without the copies that nothing reads then."""
+        """The program in which backward reads the originals of these groups, without the copies that nothing reads any more."""
         kept = list(kept)
         held, run = {value for group in kept for value in group}, self.needed(kept)
         edit = Edit(self.program)
@@ -75,7 +75,7 @@ class Recomputation:
         return self.original[value]
 
     def require(self, values: Iterable[int], held: set[int], found: set[int]) -> int:
-        """Add the copies that give these values, and what they need, to those found; returns the nanoseconds that are added."""
+        """Add the copies that compute these values, and the copies that these need, to `found`; returns their total time in nanoseconds."""
         took, stack = 0, [v for v in values if v in self.producer]
         while stack:
             op = self.producer[stack.pop()]
@@ -118,9 +118,9 @@ def recomputes(program: Program) -> bool:
 def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, int]]:
     """Copies that repeat their original exactly, by id, and the original of each of their results.
 
-    An operation of backward is a copy where it has the mark, or reads a copy's result as its original reads the original's. Nothing is
-    repeated by what gives another result each time (`is_repeatable`), by what reads memory that is written in place within forward and
-    backward, or by what gives a result that is written over later.
+    An operation of backward is a copy if it has the mark, or if it reads a copy's result as its original reads the original's. An operation
+    is no exact repetition if its results differ each time (`is_repeatable`), if it reads memory that is written in place within forward and
+    backward, or if its result is overwritten later.
     """
     if not recomputes(program):
         return {}, {}
@@ -155,7 +155,7 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
 
 
 def aliased(program: Program) -> Program:
-    """The program with views, and what is written in place, in the storage of what they are now made from."""
+    """The program with views and in-place results in the storage of their present operands."""
     storage = {value.id: value.storage for value in program.values}
     for op in program.ops:
         storage.update((op.results[result], storage[op.operands[operand]]) for result, operand in (*op.views, *op.inplace))

@@ -1,4 +1,5 @@
-"""Recomputation before the gradient arrives: backward of a stage that waits for its neighbour starts with what needs no gradient."""
+"""Recomputation before the gradient arrives: backward of a stage that waits for its neighbour starts with repetitions that need no
+gradient."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from interlace.scheduler.memory.live import OrderMemory
 
 
 def with_early_repeats(program: Program, repeats: set[int]) -> Program:
-    """The captured program with the first of these repetitions of each chunk's backward before everything else of it, where it receives a
-    gradient: as many as do not raise the most that a micro-batch holds there.
+    """The captured program with the first of these repetitions moved to the start of each chunk's backward that receives a gradient: as
+    many as do not raise the peak memory of one micro-batch there.
 
-    What one layer of backward reads is so computed before its gradient is there, and what the next one reads beside it as before.
+    So the operands of one layer of backward are recomputed before its gradient arrives, and those of the next layers beside it as before.
     """
     for chunk in range(program.pipeline.num_chunks):
         backward = [op for op in program.ops if op.role == "backward" and op.chunk == chunk and not is_boundary(op)]
@@ -32,7 +33,7 @@ def with_early_repeats(program: Program, repeats: set[int]) -> Program:
 
 
 def _that_can_start(backward: list[Op], repeats: set[int]) -> list[Op]:
-    """Repetitions that need no more of backward than each other, and communicate nothing."""
+    """Repetitions that depend on nothing in backward but each other, and do not communicate."""
     made = {value for op in backward for value in op.results}
     found: list[Op] = []
     for op in backward:
@@ -43,7 +44,7 @@ def _that_can_start(backward: list[Op], repeats: set[int]) -> list[Op]:
 
 
 def _moved(ops: Sequence[Op], backward: list[Op], first: list[Op]) -> tuple[Op, ...]:
-    """Operations with some of backward before the others."""
+    """The operations, with `first` moved before the rest of `backward`."""
     ids = {op.id for op in first}
     others = [op for op in ops if op.id not in ids]
     inside = {op.id for op in backward}
@@ -52,14 +53,14 @@ def _moved(ops: Sequence[Op], backward: list[Op], first: list[Op]) -> tuple[Op, 
 
 
 class _Peak:
-    """The most live bytes of one micro-batch within backward, for orders of one program's operations."""
+    """Peak of live bytes of one micro-batch within backward, for different orders of a program's operations."""
 
     def __init__(self, program: Program, backward: list[Op]) -> None:
         self.memory = OrderMemory(msgspec.structs.replace(program, jobs=baseline_jobs(program)))
         self.inside = {op.id for op in backward}
 
     def of(self, ops: Sequence[Op]) -> int:
-        """In an order of the operations."""
+        """The peak for an order of the operations."""
         items = np.array([(op.id, 0) for op in ops if op.role != "optimize" and not is_boundary(op)], np.int64)
         live = self.memory.order_lives(items).pool("device").along(len(items))[:-1]
         return int(live[[op_id in self.inside for op_id, _ in items.tolist()]].max(initial=0))

@@ -1,9 +1,9 @@
-"""Recomputation that could be added: the program as if backward computed again whatever it reads of forward and can compute.
+"""Recomputation that could be added: the program as if backward recomputed all values of forward that it reads and can recompute.
 
-What is to be kept is then left out again (`copies.py`). Nothing is repeated that draws random numbers, acts on more than its
-results or works in place, and collectives only where that is asked for, those of groups whose ranks are all of one stage: they decide
-alike. A repetition starts at the nearest values that backward reads anyway, and at what passes from layer to layer (the residual sum),
-which stays: were it computed again too, the first layer of backward would want all of forward again, and hold all of it.
+Repetitions of values that are to be kept are then removed again (`copies.py`). Operations that draw random numbers, have side effects or
+work in place are not repeated. Collectives are repeated only on request, and only in groups within one stage, whose ranks decide alike. A
+repetition starts from the nearest values that backward reads anyway, and from those that pass from layer to layer (the residual sum), which
+are kept: if these were recomputed too, the first layer of backward would need all of forward again, and hold all of it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ADDED = -2
 
 
 def with_repeats(program: Program, collectives: bool = False) -> Program:
-    """The captured program with a repetition, marked as Paddle's recompute pass marks its own, of every value of forward that backward
-    reads and can compute again; each stands before its first reader. With `collectives` those within the stage are repeated too. The same
-    program where there is none, or where nested blocks may read what is not known."""
+    """The captured program with a repetition, marked as by Paddle's recompute pass, of every value of forward that backward reads and can
+    recompute; each comes before its first reader. With `collectives`, those within the stage are repeated too. Returns the same program if
+    there is nothing to repeat, or if nested blocks may read unknown values."""
     nested = any(op.num_blocks for op in program.ops if op.role != "optimize")
     return program if nested else _Adding(program, collectives).run()
 
@@ -72,7 +72,7 @@ class _Adding:
         return producer.role if producer is not None else ""
 
     def _is_steady(self, value: int) -> bool:
-        """Whether forward and backward never write over its memory."""
+        """Whether forward and backward never overwrite its memory."""
         return self.changing.isdisjoint(self.graph.storages.numbers(value))
 
     def _again(self) -> dict[int, Op]:
