@@ -1,8 +1,9 @@
 """The order of operations inside one part: collectives start as early as they can, and operations that do not need them run meanwhile.
 
-Program order follows the source text of the layers. A layer may compute values (such as the weights of experts) before it sends tokens to
-their experts, and read them only after the tokens are back; this computation is best done while the tokens are under way. The same holds
-for the backward of the gate. A parameter that is gathered for one product (sharding stage 3) can be gathered during the previous one.
+Program order follows the source text of the layers. A layer may compute values (such as the weights of its sum over experts) before it
+sends tokens to their experts, and read them only after the tokens are back; this computation is best done while the tokens are under
+way. The same holds for the backward of the gate. A parameter that is gathered for one product (sharding stage 3) can be gathered during
+the previous one.
 """
 
 from __future__ import annotations
