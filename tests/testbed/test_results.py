@@ -387,7 +387,7 @@ def test_a_trace_is_data_and_nothing_else(tmp_path: Path) -> None:
 class FakeNvml:
     """A GPU that draws 500 W at 1,700 MHz, and whose counter of energy moves every 10 ms."""
 
-    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU, NVMLError = 1, 0, RuntimeError
 
     def nvmlInit(self) -> None:
         self.begin = time.perf_counter()
