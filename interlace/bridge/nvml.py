@@ -34,8 +34,11 @@ class Gpu:
         """Clock of the multiprocessors. Tried again if the driver refuses, as one driver did occasionally."""
         for _ in range(TRIES - 1):
             with suppress(self.nvml.NVMLError):
-                return int(self.nvml.nvmlDeviceGetClockInfo(self.gpu, self.nvml.NVML_CLOCK_SM))
+                return self._mhz()
             time.sleep(PAUSE_S)
+        return self._mhz()
+
+    def _mhz(self) -> int:
         return int(self.nvml.nvmlDeviceGetClockInfo(self.gpu, self.nvml.NVML_CLOCK_SM))
 
     def highest_mhz(self) -> int:

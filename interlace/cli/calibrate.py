@@ -8,7 +8,7 @@ import sys
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from interlace.cli.devices import add_target, paddle_on
+from interlace.cli.devices import add_target, paddle_on, started_ranks
 
 if TYPE_CHECKING:
     from interlace.cost_model.profile import DeviceProfile, Power
@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.progress import Alive
     from interlace.errors import ConfigError
 
-    base, rank = _checked(args), int(os.environ.get("PADDLE_TRAINER_ID", "0"))
+    base, (rank, world) = _checked(args), started_ranks()
     with paddle_on(args.target) as target, Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
         from interlace.bridge.calibrate.communication import communication_of_run
         from interlace.bridge.calibrate.measure import calibrate, completed
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
             communication = communication_of_run(bench, args.quick)
         if rank:
             return 0
-        found = calibrate(bench, communication, args.quick, args.date, _command(args))
+        found = calibrate(bench, communication, args.quick, args.date, _command(args, world))
     measured = found.profile
     profile = completed(measured, base, args.base) if base else measured
     path = save_profile(profile, args.output)
@@ -97,11 +97,10 @@ def _taken(measured: DeviceProfile, profile: DeviceProfile) -> str:
     return ", ".join(f"{count} {said}" for said, count in more.items() if count) or "nothing that is counted"
 
 
-def _command(args: argparse.Namespace) -> str:
+def _command(args: argparse.Namespace, world: int) -> str:
     """As it was given, but for files and the date; with how many ranks."""
     given = [f"--{name} {value}" for name in ("target", "base") if (value := getattr(args, name))] + ["--quick"] * args.quick
-    ranks = os.environ.get("PADDLE_TRAINERS_NUM", "1")
-    return " ".join(["interlace calibrate", *given, *([f"on {ranks} ranks"] if ranks != "1" else [])])
+    return " ".join(["interlace calibrate", *given, *([f"on {world} ranks"] if world > 1 else [])])
 
 
 def _beside_bars(line: str) -> None:

@@ -29,6 +29,11 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="T", default="", help=said)
 
 
+def started_ranks() -> tuple[int, int]:
+    """This rank, and how many ranks a launcher started: 0 and 1 without one."""
+    return int(os.environ.get("PADDLE_TRAINER_ID", "0")), int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+
+
 @contextlib.contextmanager
 def paddle_on(target: str) -> Iterator[str]:
     """Paddle, imported with the device that was asked for; gives its kind. Raises ConfigError where a device of the user's own is not
@@ -39,7 +44,7 @@ def paddle_on(target: str) -> Iterator[str]:
     own = _own(target)
     if own is not None:
         own.require()
-        rank, world = (int(os.environ.get(name, default)) for name, default in (("PADDLE_TRAINER_ID", "0"), ("PADDLE_TRAINERS_NUM", "1")))
+        rank, world = started_ranks()
         with _folder(rank, world) as folder, contextlib.closing(own.install(rank, world, str(folder), START_S)):
             yield "custom"
         return

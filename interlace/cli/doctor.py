@@ -8,7 +8,7 @@ import io
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlace.cli.devices import add_target, paddle_on
+from interlace.cli.devices import add_target, paddle_on, started_ranks
 
 if TYPE_CHECKING:
     from interlace.ir import Program
@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.progress import Alive
     from interlace.report.checks import table
 
-    rank, world = (int(os.environ.get(name, default)) for name, default in (("PADDLE_TRAINER_ID", "0"), ("PADDLE_TRAINERS_NUM", "1")))
+    rank, world = started_ranks()
     if args.json and rank:
         args.json = f"{args.json}.rank{rank}"
     check_file("--json", args.json)

@@ -346,17 +346,18 @@ class World:
     def simulate(self, drafts: Iterable[Draft]) -> None:
         """Find the steps of some drafts, in several processes at once, which `step_ns` and `joules` then know."""
         new = {key: draft for draft in drafts if (key := self._step_key(*draft)[0]) not in self._steps}
-        if self.link is None or not self.link.helpers or len(new) < 2:
+        link = self.link
+        if link is None or not link.helpers or len(new) < 2:
             return
         every = [(key, Plans(tuple(map(Sent, self.plans(draft.made))), key[1])) for key, draft in new.items()]
-        mine, *theirs = (every[k :: 1 + len(self.link.helpers)] for k in range(1 + len(self.link.helpers)))
-        shares = {place: share for place, share in zip(self.link.helpers, theirs, strict=True) if share}
-        orders = {place: packed((tuple(plans for _, plans in share), self.representative)) for place, share in shares.items()}
-        self.link.ask(*(Order(simulated_steps.__name__, given, (place,)) for place, given in orders.items()))
+        mine, *theirs = (every[k :: 1 + len(link.helpers)] for k in range(1 + len(link.helpers)))
+        shares = {place: share for place, share in zip(link.helpers, theirs, strict=True) if share}
+        given = {place: packed((tuple(plans for _, plans in share), self.representative)) for place, share in shares.items()}
+        link.ask(*(Order(simulated_steps.__name__, each, (place,)) for place, each in given.items()))
         try:
             found = simulated_steps(self.workers[min(self.workers)], tuple(plans for _, plans in mine), self.representative)
         finally:
-            answers = self.link.answers()  # nobody else may find them
+            answers = link.answers()  # nobody else may find them
         self._steps |= zip((key for key, _ in mine), found, strict=True)
         for place, answer in answers.items():
             if (fault := answer.fault) is not None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LEAD_S = 0.01
 """How long the work takes that comes first: longer than the host needs to issue `MOST_OPS` operations."""
 MOST_OPS = 200
+"""Number of operations in a row."""
 LEAST_PRODUCT_S = 0.001
 """How long one matrix product of it takes at least: far longer than the host needs to issue one."""
 ROWS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -31,8 +32,6 @@ FAST_ROWS = 1024
 SCATTER = ((78.233, 12.9898), (41.417, 93.751), (27.619, 63.137))
 """Radians between neighbours in a column and in a row. A product of such sines has no pattern, and its exponents are spread as those of
 normal numbers: they decide what a matrix product draws."""
-
-
 SET = ("FLAGS_new_executor_sequential_run", "FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode")
 """Flags that runs set by themselves."""
 
