@@ -25,8 +25,10 @@ SHARE, EXPONENT = 0.6, 1.2
 """Of the played product's time, and of all energy."""
 
 
-HOST_S, ROW, ONCE_S, RESPONSE_S, TICK_S = 0.002, 50, 200e-6, 0.04, 0.0001
+HOST_S, ROW, ONCE_S, RESPONSE_S, TICK_S = 0.0005, 50, 200e-6, 0.04, 0.0001
 """The host's start of programs; kernels in a row, and what one takes at the highest clock; how fast the limiter reacts."""
+COUNT_S, SAMPLED_S = 0.1, 0.025
+"""How often the driver counts energy, and from which part of that time it takes the power of the whole."""
 
 
 @dataclass
@@ -63,9 +65,13 @@ class Machine:
             self.pending_s -= TICK_S / slower
             watts += self.watts * ratio**EXPONENT / slower
         self.now += TICK_S
-        self.joules += watts * TICK_S
-        self.mean_w += (watts - self.mean_w) * TICK_S / RESPONSE_S
-        self.ratio = min(1.0, max(0.4, self.ratio + 0.004 * (1 - self.mean_w / LIMIT_W)))
+        if (self.now - TICK_S) % COUNT_S < SAMPLED_S:
+            self.joules += watts * TICK_S * COUNT_S / SAMPLED_S
+        if self.now >= self.count_at:
+            self.counted, self.count_at = int(1000 * self.joules), self.now + COUNT_S
+        change_w = (watts - self.mean_w) * TICK_S / RESPONSE_S
+        self.mean_w += change_w
+        self.ratio = min(1.0, max(0.4, self.ratio + 0.002 * (1 - self.mean_w / LIMIT_W) - 0.1 * change_w / LIMIT_W))
 
     def run(self, times: int, meanwhile: Callable[[], object], watts: float, share: float, top: float) -> float:
         """Rows of kernels; their energy and time at the highest clock are known. Above `top` of it they do not run, whatever is told."""
@@ -76,12 +82,6 @@ class Machine:
         while self.pending_s > 0:
             self.tick()
         return self.now - begin
-
-    def counted_mj(self) -> int:
-        """As the driver tells it, which counts every 50 ms."""
-        if self.now >= self.count_at:
-            self.counted, self.count_at = int(1000 * self.joules), self.now + 0.05
-        return self.counted
 
     def clock(self) -> int:
         """As the driver tells it; it refuses now and then."""
@@ -98,7 +98,7 @@ class Machine:
             nvmlInit=lambda: None,
             nvmlDeviceGetHandleByIndex=lambda index: self.asked.append(index) or index,
             nvmlDeviceGetHandleByUUID=lambda name: self.asked.append(name) or name,
-            nvmlDeviceGetTotalEnergyConsumption=lambda gpu: self.counted_mj(),
+            nvmlDeviceGetTotalEnergyConsumption=lambda gpu: self.counted,
             nvmlDeviceGetClockInfo=lambda gpu, kind: self.clock(),
             nvmlDeviceGetMaxClockInfo=lambda gpu, kind: HIGHEST,
             nvmlDeviceGetEnforcedPowerLimit=lambda gpu: 1000 * LIMIT_W,
@@ -135,14 +135,16 @@ def test_calibration_finds_limit_watts_share_and_exponent(
         load(machine, "gemm", 1000.0, SHARE, top),
     ]
     found = power_part(loads, gpu, lambda: machine.now, machine.sleep)
-    assert found.limit_w == pytest.approx(LIMIT_W, rel=0.015)
+    assert found.limit_w == pytest.approx(LIMIT_W, rel=0.02)
     assert found.highest_mhz == HIGHEST
-    assert found.static_w == pytest.approx(STATIC_W, abs=0.5)
-    assert found.energy_exponent == pytest.approx(EXPONENT, abs=0.15)
+    assert found.static_w == pytest.approx(STATIC_W, abs=1.0)
+    assert found.energy_exponent == pytest.approx(EXPONENT, abs=0.2)
     assert [each.kind for each in found.samples] == [each.kind for each in loads]
-    assert [each.watts for each in found.samples] == pytest.approx([380, 800, 790, 300, 1000], rel=0.04)
-    assert [each.clock_share for each in found.samples] == pytest.approx([0, 0.9, 0.9, share, SHARE], abs=0.12)
-    assert found.samples[-1].own_mhz == (0 if top == 1 else pytest.approx(top * HIGHEST, rel=0.03))
+    assert [each.watts for each in found.samples[:4]] == pytest.approx([380, 800, 790, 300], rel=0.05)
+    assert found.samples[4].watts == pytest.approx(1000, rel=0.1)  # from a clock that follows from its energy
+    assert [each.clock_share for each in found.samples[:4]] == pytest.approx([0, 0.9, 0.9, share], abs=0.12)
+    assert found.samples[4].clock_share == pytest.approx(SHARE, abs=0.12 if top == 1 else 0.25)  # the two clocks lie close to each other
+    assert found.samples[-1].own_mhz == (0 if top == 1 else pytest.approx(top * HIGHEST, rel=0.05))
 
 
 def test_where_no_kernel_reaches_the_limit_calibration_says_so(machine: Machine) -> None:
@@ -189,7 +191,7 @@ class Steps:
     def wait(self) -> None:
         self.waits.append(self.count)
         if self.gpu is not None:
-            self.gpu.joules, self.gpu.count_at = 150.0 * self.count, 0.0
+            self.gpu.counted = 150_000 * self.count
 
     def run(self, measured: Measured, fails: bool = False) -> None:
         program = SimpleNamespace(pipeline=SimpleNamespace(num_micro_batches=1))

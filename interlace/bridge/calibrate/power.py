@@ -1,9 +1,9 @@
 """The power part of a device profile, from kernels that run for some seconds each while NVML counts the energy and tells the clock.
 
-In a row, a kernel that draws much is held at the limit, at a low clock; with pauses as long as itself it runs at a high one: what it draws,
-and how that and its time follow the clock. The high clock of such a kernel is found from its energy: in short rows NVML tells the highest,
-also of products, which never run at it. Of all other kernels the time is told by short rows after a rest, and right after a large product,
-behind which the clock is still low.
+In a row, a kernel that draws much is held at the limit, at a low clock; with pauses as long as itself it runs at a high one. The two say
+what it draws, and how that and its time follow the clock. In short rows NVML tells the highest clock of products too, which never run at
+it: their high clock is found from their energy. How the time of any other kernel follows the clock is told by short rows after a rest, and
+right after a large product, behind which the clock is still low.
 """
 
 from __future__ import annotations
@@ -12,21 +12,26 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import pairwise
+from statistics import linear_regression, median
 from typing import NamedTuple, Protocol
 
 from interlace.cost_model.profile import Power, PowerSample
 
-WINDOW_S, SETTLE_S = 1.6, 0.3
-"""How long a kernel runs while its energy is counted; and before, so that the clock settles."""
-AHEAD_S = 0.25
-"""How much work the host gives the device before it waits: so much that the wait does not count."""
-REST_S = 0.4
-"""How long the draw at rest is counted behind each kernel, at the temperature that this has left."""
+WINDOW_S, PAUSED_S, SETTLE_S = 1.6, 4.8, 0.3
+"""How long a kernel runs while its energy is counted, without pauses and with; and before, so that the clock settles."""
+AHEAD_S, MOST_AHEAD = 0.25, 400
+"""How much work the host gives the device before it waits: so much that the wait does not count, and at most so many kernels; CUDA queues
+about a thousand, behind which the host would wait and then read the clock of a device that is done."""
+REST_S, BEHIND_S = 0.4, 0.15
+"""How long the draw at rest is counted after each kernel, at the temperature that this has left; and what the counter may be late by."""
 HEAVY_S, RECOVERY_S, TIMES = 0.08, 0.02, 8
 """A large product runs so long that the clock falls; a pause lets it rise; how often a kernel is timed behind each."""
-POLL_S, MOST_POLLS = 0.002, 100
-"""How often a device at rest is asked whether its counter has changed, which it does every 20 to 100 ms; then it is read as it is."""
+POLL_S, BUSY, BUSY_POLL_S = 0.002, 0.7, 0.02
+"""How often a resting device's counter is read, which changes every 20 to 100 ms; in which part of a run a busy one's is, and how often."""
+GOLDEN = 0.618034
+"""Pauses differ, as multiples of this do in their fractions: a driver counts energy by samples of power, an H100's of 25 ms in every 100
+(arXiv:2312.02741), and equal pauses would keep step with them."""
 APART = 0.05
 """Share by which two clocks differ at least that say how time and energy follow it."""
 RESPONSE_NS, STEP_MHZ, LOWEST = 40_000_000, 15, 6
@@ -73,24 +78,25 @@ class Load:
 
 
 class Window(NamedTuple):
-    """A kernel's time, its clock, its energy above what the device draws at rest behind it, and that draw."""
+    """A kernel's time, its clock, its energy above what the device draws at rest, and what the device draws with it and at rest."""
 
     took_s: float
     mhz: float
     joules: float
+    watts: float
     rest_w: float
 
-    @property
-    def watts(self) -> float:
-        """What the device draws meanwhile."""
-        return self.rest_w + self.joules / self.took_s
+    def drawing(self, watts: float) -> Window:
+        """The same in the same time, drawing this: all kernels at the limit draw it, and are measured 2 % apart."""
+        return self._replace(watts=watts, joules=self.joules * (watts - self.rest_w) / (self.watts - self.rest_w))
 
 
 class Pace(NamedTuple):
-    """A kernel's time at a high clock, and the part of it that is inversely proportional to the clock."""
+    """A kernel's time at a high clock, the part of it that is inversely proportional to the clock, and the host's time to start a run."""
 
     took_s: float
     clock_share: float
+    start_s: float
 
 
 class Found(NamedTuple):
@@ -116,18 +122,20 @@ def power_part(
     heavy = max((load for load in loads if load.kind == HEAVY), key=lambda load: load.size, default=None)
     lower = _rows(heavy, HEAVY_S) if heavy else None
     measured = [meter.found(load, lower) for load in loads]
-    held = [(each.full, each.paused) for each in measured if each.paused]
+    held = [each.full for each in measured if each.paused]
+    limit_w = median([full.watts for full in held] or [gpu.limit_w()])
+    measured = [each._replace(full=each.full.drawing(limit_w)) if each.paused else each for each in measured]
     exponents = [
         math.log(full.joules / paused.joules) / math.log(full.mhz / paused.mhz)
-        for full, paused in held
-        if paused.mhz > (1 + APART) * full.mhz and full.joules > 0 < paused.joules
+        for load, full, paused, _ in measured
+        if load.kind != HEAVY and paused and paused.mhz > (1 + APART) * full.mhz and full.joules > 0 < paused.joules
     ]
     exponent = min(4.0, max(0.0, median(exponents))) if exponents else EXPONENT
     highest = gpu.highest_mhz()
     samples = [_sample(each, exponent, highest) for each in measured]
     return Power(
-        limit_w=round(max((full.watts for full, _ in held), default=gpu.limit_w()), 1),
-        static_w=round(median([full.rest_w for full, _ in held] or [each.full.rest_w for each in measured]), 1),
+        limit_w=round(limit_w, 1),
+        static_w=round(median([full.rest_w for full in held] or [each.full.rest_w for each in measured]), 1),
         waiting_w=0.0,
         highest_mhz=highest,
         lowest_mhz=max(STEP_MHZ, highest // LOWEST),
@@ -156,6 +164,12 @@ def _sample(found: Found, exponent: float, highest_mhz: int) -> PowerSample:
     return PowerSample(load.kind, load.size, round(joules / took_s, 1), round(min(1.5, share), 2), round(mhz) if ratio < 1 - APART else 0)
 
 
+def _watts(readings: Sequence[tuple[float, int]]) -> float:
+    """The slope of millijoules over seconds, from those readings at which the counter has changed."""
+    changes = [later for earlier, later in pairwise(readings) if later[1] != earlier[1]]
+    return linear_regression(*zip(*(changes if len(changes) > 1 else readings), strict=True)).slope / 1e3
+
+
 def _rows(load: Load, seconds: float) -> Callable[[], float]:
     """Runs a load for about so long."""
     run, times = load.start(), max(1, round(seconds / load.row_s))
@@ -170,30 +184,55 @@ class _Meter:
 
     def found(self, load: Load, lower: Callable[[], float] | None) -> Found:
         """Energy and time of a kernel; `lower` runs something by which the clock falls."""
-        run = load.start()
-        full = self._window(run, load, max(1, round(AHEAD_S / load.row_s)), pauses=False)
+        run, rows = load.start(), max(1, min(round(AHEAD_S / load.row_s), MOST_AHEAD // load.count))
+        full = self._window(run, load, rows, pauses=False)
         is_held = full.mhz < (1 - APART) * self.gpu.highest_mhz()
-        return Found(load, full, self._window(run, load, 1, pauses=True) if is_held else None, self._pace(run, load, lower))
+        paused = self._window(run, load, 1, pauses=True) if is_held else None
+        pace = self._pace(run, load, lower)
+        return Found(load, full._replace(took_s=max(pace.took_s, full.took_s - pace.start_s / (rows * load.count))), paused, pace)
 
     def _window(self, run: Run, load: Load, rows: int, *, pauses: bool) -> Window:
-        """So many rows, again and again, with pauses as long or without; the counter is read while the device rests before and behind."""
-        clocks, took_s = list[int](), list[float]()
+        """So many rows, again and again, with pauses about as long or without, while the counter is read; then the draw at rest."""
+        clocks, took_s, readings = list[int](), list[float](), list[tuple[float, int]]()
+
+        def poll() -> None:
+            until = self.now() + BUSY * rows * load.row_s
+            while self.now() < until:
+                self.sleep(BUSY_POLL_S)
+                clocks.append(self.gpu.mhz())
+                readings.append(self._reading())
 
         def cycle() -> None:
-            took_s.append(run(rows, lambda: clocks.append(self._mhz_amid(load))))
-            if pauses:
-                self.sleep(took_s[-1])
+            took_s.append(run(rows, poll))
 
-        self._while(SETTLE_S, cycle)
-        clocks.clear()
-        took_s.clear()
-        begin_mj, begin = self._tick()
-        self._while(WINDOW_S, cycle)
-        end_mj, end = self._tick()
-        self.sleep(REST_S)
-        last_mj, last = self._tick()
-        rest_w, kernels = (last_mj - end_mj) / 1e3 / (last - end), len(took_s) * rows * load.count
-        return Window(sum(took_s) / kernels, median(clocks), ((end_mj - begin_mj) / 1e3 - rest_w * (end - begin)) / kernels, rest_w)
+        def paused() -> None:
+            took_s.append(run(rows, lambda: clocks.append(self._mhz_amid(load))))
+            self.sleep(took_s[-1] * (0.5 + GOLDEN * len(took_s) % 1))
+            readings.append(self._reading())
+
+        self._while(SETTLE_S, paused if pauses else cycle)
+        for each in (clocks, took_s, readings):
+            each.clear()
+        begin = self.now()
+        self._while(PAUSED_S if pauses else WINDOW_S, paused if pauses else cycle)
+        seconds = self.now() - begin
+        kernels, watts, rest_w = len(took_s) * rows * load.count, _watts(readings), self._rest()
+        return Window(sum(took_s) / kernels, median(clocks), (watts - rest_w) * seconds / kernels, watts, rest_w)
+
+    def _rest(self) -> float:
+        """What the device draws at rest, now."""
+        self.sleep(BEHIND_S)
+        readings = list[tuple[float, int]]()
+
+        def poll() -> None:
+            self.sleep(POLL_S)
+            readings.append(self._reading())
+
+        self._while(REST_S, poll)
+        return _watts(readings)
+
+    def _reading(self) -> tuple[float, int]:
+        return self.now(), self.gpu.millijoules()
 
     def _while(self, for_s: float, work: Callable[[], object]) -> None:
         end = self.now() + for_s
@@ -204,15 +243,6 @@ class _Meter:
         """The clock while the device works: after a row it rises at once."""
         self.sleep(load.row_s / 3)
         return self.gpu.mhz()
-
-    def _tick(self) -> tuple[int, float]:
-        """The counter of energy once it has changed, and when."""
-        before = self.gpu.millijoules()
-        for _ in range(MOST_POLLS):
-            self.sleep(POLL_S)
-            if (found := self.gpu.millijoules()) != before:
-                break
-        return found, self.now()
 
     def _pace(self, run: Run, load: Load, lower: Callable[[], float] | None) -> Pace:
         """A second row tells what one takes without the host's start."""
@@ -234,4 +264,4 @@ class _Meter:
             after_s, low_mhz = timed(1, lower)
             if mhz > (1 + APART) * low_mhz:
                 share = min(1.0, max(0.0, (after_s - one_s) / row_s / (mhz / low_mhz - 1)))
-        return Pace(row_s / load.count, share)
+        return Pace(row_s / load.count, share, one_s - row_s)
