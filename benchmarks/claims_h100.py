@@ -124,23 +124,42 @@ def h200_at_clock() -> str:
 @claim
 def h100_calibrated_kinds() -> str:
     """Operations of traced steps on H100s against the shipped profile, and against times that `interlace calibrate` measured."""
-    shipped, calibrated = (_apart_at_clock(f"h100/{name}.json") for name in ("by_kind_at_clock", "by_kind_calibrated"))
+    return _kinds_with("h100", "calibrated")
+
+
+@claim
+def h200_carried_kinds() -> str:
+    """The same on H200s, against the H100's calibrated times carried to the H200."""
+    return _kinds_with("h200", "carried")
+
+
+def _kinds_with(device: str, other: str) -> str:
+    shipped, found = (_apart_at_clock(f"{device}/{name}.json") for name in ("by_kind_at_clock", f"by_kind_{other}"))
     rows = (
-        [name, str(len(found)), *(f"{100 * statistics.median(each):+.1f} % ({span(each)})" for each in (shipped[name], found))]
-        for name, found in calibrated.items()
+        [name, str(len(each)), *(f"{100 * statistics.median(apart):+.1f} % ({span(apart)})" for apart in (shipped[name], each))]
+        for name, each in found.items()
     )
-    return table(["kinds", "steps", "h100 against measured", "calibrated against measured"], rows)
+    return table(["kinds", "steps", f"{device} against measured", f"{other} against measured"], rows)
 
 
 @claim
 def h100_calibrated_steps() -> str:
     """Errors of steps and gains with both."""
-    devices = raw("h100/accuracy.json")["devices"]
+    return _steps_with("h100", "calibrated")
+
+
+@claim
+def h200_carried_steps() -> str:
+    """The same on H200s."""
+    return _steps_with("h200", "carried")
+
+
+def _steps_with(device: str, other: str) -> str:
+    devices = raw(f"{device}/accuracy.json")["devices"]
     rows = []
-    for name, found in (("h100", devices["h100"]), ("calibrated", devices[CALIBRATED])):
-        runs = found["runs"]
+    for name, found in zip((device, other), devices.values(), strict=True):
         for label, has_stages in (("all", None), ("one stage", False), ("several stages", True)):
-            own = [row for row in runs if has_stages is None or ("pp" in accuracy.place_of(row["case"])) == has_stages]
+            own = [row for row in found["runs"] if has_stages is None or ("pp" in accuracy.place_of(row["case"])) == has_stages]
             said = accuracy.errors(own, "limited")
             steps = f"{100 * said.step_bias:+.1f} %, {100 * said.step_worst:+.1f} %"
             gains = f"{said.gain_ratio:.2f}, {100 * said.gain_median:.0f} %"
@@ -148,9 +167,6 @@ def h100_calibrated_steps() -> str:
                 [name, label, str(said.steps), steps, gains, f"{said.right_sign} of {said.gains}", f"{said.right_order} of {said.pairs}"]
             )
     return table(["profile", "runs", "steps", "median, worst", "gains: ratio, off", "sign", "order of pairs"], rows)
-
-
-CALIBRATED = "benchmarks/results/h100/calibrated.json"
 
 
 def _apart_at_clock(name: str) -> dict[str, list[float]]:
