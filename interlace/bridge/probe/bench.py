@@ -31,7 +31,9 @@ ROWS = (128, 256, 512, 1024, 2048, 4096, 8192)
 FAST_ROWS = 1024
 SCATTER = ((78.233, 12.9898), (41.417, 93.751), (27.619, 63.137))
 """Radians between neighbours in a column and in a row. A product of such sines has no pattern, and its exponents are spread as those of
-normal numbers: they decide what a matrix product draws."""
+normal numbers: bits that change decide what a kernel draws."""
+LONGEST_ROW = 1 << 16
+"""Longer rows, whose places float32 no longer tells apart, are filled as several."""
 SET = ("FLAGS_new_executor_sequential_run", "FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode")
 """Flags that runs set by themselves."""
 
@@ -111,14 +113,14 @@ class Bench:
         return run
 
     def inputs(self, case: Case) -> Inputs:
-        """What an operation reads, made once: numbers without a pattern for products of a fast device, which runs those of constants at a
-        higher clock; else constants. Whole numbers, rows of tables or classes, count up."""
+        """What an operation reads, made once: on a fast device, which draws less for constants and runs products of them at a higher
+        clock, numbers without a pattern, positive but for products; else constants. Whole numbers, rows of tables or classes, count up."""
         found = Inputs(core.Scope(), [f"input{k}" for k in range(len(case.inputs))])
-        scattered = bool(case.part.flops) and self.is_fast
+        is_fast, signed = self.is_fast, bool(case.part.flops)
 
         def build() -> None:
             for name, (shape, dtype) in zip(found.names, case.inputs, strict=True):
-                made = _input(shape, dtype, scattered)
+                made = _input(shape, dtype, is_fast, signed)
                 made.persistable = True  # so that it stays in the scope
                 paddle._C_ops.set_persistable_value(made, name)
 
@@ -190,11 +192,14 @@ def fill(case: Case, count: int, lead: tuple[int, int] = (0, 0)) -> None:
         add()
 
 
-def _input(shape: tuple[int, ...], dtype: str, scattered: bool) -> Any:
+def _input(shape: tuple[int, ...], dtype: str, scattered: bool, signed: bool) -> Any:
     if dtype.startswith("int"):
         return paddle.arange(prod(shape), dtype=dtype).reshape(shape)
     if scattered:
-        made = reduce(paddle.multiply, (_sines(prod(shape[:-1]), prod(shape[-1:]), *each) for each in SCATTER)).reshape(shape)
+        size = prod(shape)
+        cols = shape[-1] if shape and shape[-1] <= LONGEST_ROW else min(LONGEST_ROW, size & -size)
+        made = reduce(paddle.multiply, (_sines(size // cols, cols, *each) for each in SCATTER)).reshape(shape)
+        made = made if signed else paddle.abs(made)
     else:
         made = paddle.full(shape, 0.5, "float32")
     return made if dtype == "float32" else made.astype(dtype)
