@@ -157,7 +157,7 @@ def test_plan_refuses_before_it_plans(dumps: Path, tmp_path: Path, capsys: Any) 
         (dumps, "--json", tmp_path): "is a folder; expected the name of a file",
         (dumps, "--points", "3"): "--points: is the number of budgets of --sweep; add --sweep, or leave it out",
         (dumps, "--sweep", "--points", "1"): "--points 1: expected 2 or more",
-        (dumps, dumps / "rank1.ilp"): "give one dump a rank, and one world at a time",
+        (dumps, dumps / "rank1.ilp"): "give one dump per rank, and one world at a time",
         (dumps, "--device", "abacus"): "no device profile 'abacus'",
         (dumps, "--config", "abacus"): "no such file, and no preset of that name",
         (tmp_path / "nothing",): "nothing: no such file or folder; expected a file, or a folder of files, that `interlace dump` or",

@@ -1,4 +1,4 @@
-"""Arrays of whole numbers and of flags."""
+"""Types of arrays of integers and flags, and helpers that make them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def offsets(counts: Sequence[int] | Ints) -> Ints:
-    """0 and the running sums. `[count + 1]`"""
+    """Running sums of `counts`, with a 0 in front. `[len(counts) + 1]`"""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))])
 
 

@@ -1,4 +1,4 @@
-"""The program as each micro-batch runs it: a copy that no job contains for a micro-batch is the identity there."""
+"""The program as each micro-batch runs it. If no job runs a copy for a micro-batch, the copy is the identity there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from interlace.ir.storage import storages_of
 
 
 def is_copy_into(op: Op) -> bool:
-    """Whether a copy writes into memory that is there already, its second operand, and not into memory of its own.
+    """Whether a copy writes into existing memory, that of its second operand, instead of new memory.
 
     >>> is_copy_into(Op(2, "pd_op.memcpy_d2h", (1, 0), (2,), "optimize", no_buffer=(1,), inplace=((0, 1),)))
     True
@@ -42,19 +42,20 @@ class Variant:
 
     @property
     def program(self) -> Program:
-        """Without those copies, every reader of a skipped copy reading its operand."""
+        """The program without those copies: readers of a skipped copy read its operand."""
         return without(self.whole, self.absent)
 
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """What takes the place of what goes with some copies: tables of a program turn into those of `without` it.
+    """Replacements for the values, variables and storages of some copies, with which tables of a program become those of the program
+    without these copies (`without`). What belongs to no such copy is replaced by itself.
 
     Attributes:
         is_gone: Whether an operation is one of the copies. `[1 + highest operation id]`
-        value: The value that is read in the place of one. `[1 + highest value id]`
-        variable: The executor's variable (the value that names it) in the place of one. `[1 + highest value id]`
-        storage: The storage, by number (`Storages`), in the place of one. `[storages]`
+        value: The value to read instead of each value. `[1 + highest value id]`
+        variable: The executor's variable (the value that names it) instead of each one. `[1 + highest value id]`
+        storage: The storage, by number (`Storages`), instead of each one. `[storages]`
     """
 
     is_gone: Flags
@@ -64,7 +65,7 @@ class Renaming:
 
 
 def renaming(program: Program, absent: frozenset[int]) -> Renaming:
-    """What takes the place of what goes with these copies, each of one tensor; O(ops + values)."""
+    """The replacements for these copies, each of a single tensor; O(ops + values)."""
     table, num_values = storages_of(program), 1 + max((value.id for value in program.values), default=-1)
     gone = np.zeros(1 + max((op.id for op in program.ops), default=-1), np.bool_)
     value, variable, storage = np.arange(num_values), np.arange(num_values), np.arange(len(table.storages))
@@ -79,9 +80,8 @@ def renaming(program: Program, absent: frozenset[int]) -> Renaming:
 
 @once_per_items
 def omitted_copies(program: Program) -> frozenset[OpInstance]:
-    """Op instances of copies that passes added and that no job runs: for that micro-batch the result is the operand.
-
-    A program without jobs has none. Cost O(op instances).
+    """Op instances of copies that passes added and that no job runs, so that for that micro-batch the result is the operand; none in a
+    program without jobs. Copies in the optimizer do not count. Cost O(op instances).
     """
     copies = {op.id for op in program.ops if is_copy(op) and op.role != "optimize" and op.origin < 0}
     if not copies or not program.jobs:
@@ -91,7 +91,7 @@ def omitted_copies(program: Program) -> frozenset[OpInstance]:
 
 
 def variants(program: Program) -> list[Variant]:
-    """The variants that micro-batches run, that of micro-batch 0 first; cost O(op instances + ops x variants)."""
+    """The variants that micro-batches run, that of micro-batch 0 first; cost O(op instances + copies x micro-batches)."""
     absent: dict[int, list[int]] = {m: [] for m in range(program.pipeline.num_micro_batches)}
     for op_id, micro_batch in omitted_copies(program):
         absent[micro_batch].append(op_id)
@@ -106,7 +106,7 @@ def without(program: Program, absent: frozenset[int]) -> Program:
 
 @once_per_ops_and
 def _without(program: Program, absent: frozenset[int]) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
-    """Operations and values of what is left, the same tuples each time."""
+    """Operations and values that are left; the same tuples for each call with the same arguments."""
     storage = {value.id: value.storage for value in program.values}
     renamed: dict[int, int] = {}
     moved: dict[int, int] = {}
@@ -130,7 +130,7 @@ def _moved(value: Value, moved: dict[int, int]) -> Value:
 
 @once_per_items
 def items_of(program: Program) -> Ints:
-    """The op instances of a program's jobs. `[n, 2]`; nobody may change it."""
+    """The op instances of a program's jobs. `[n, 2]`; read-only."""
     last = _last_items(program)
     known = {id(job): found for job, found in last}
     found = [(job.items, known[id(job.items)] if id(job.items) in known else _array_of(job.items)) for job in program.jobs]
@@ -139,7 +139,7 @@ def items_of(program: Program) -> Ints:
 
 
 def job_bounds(program: Program) -> list[int]:
-    """Where the op instances of each job begin in `items_of`, and where those of the last one end."""
+    """Index in `items_of` where each job begins, and the end of the last one. `[jobs + 1]`"""
     return [*accumulate((len(job.items) for job in program.jobs), initial=0)]
 
 
@@ -148,17 +148,17 @@ def _array_of(items: tuple[OpInstance, ...]) -> Ints:
 
 
 _last_items: Callable[[Program], list[tuple[tuple[OpInstance, ...], Ints]]] = once_per_ops(lambda program: [], FEW)
-"""Of the jobs that were looked at last: plans that are compared one after another often differ in few jobs."""
+"""The items of the last program's jobs, each with its array: plans that are compared one after another often differ in few jobs."""
 
 
 @once_per_items
 def index_of_items(program: Program) -> dict[OpInstance, int]:
-    """The place of each op instance in `items_of`; nobody may change it."""
+    """The index of each op instance in `items_of`; read-only."""
     return {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
 
 
 def places_of(program: Program, op: Ints, micro_batch: Ints) -> Ints:
-    """The places in `items_of` of op instances, given by arrays that broadcast; -1 for those of no job."""
+    """The indices in `items_of` of op instances, given by arrays that broadcast; -1 for those that no job runs."""
     table = _places(program)
     num_micro_batches, num_ops = table.shape
     known, there = (micro_batch >= 0) & (micro_batch < num_micro_batches), (op >= 0) & (op < num_ops)
@@ -167,7 +167,7 @@ def places_of(program: Program, op: Ints, micro_batch: Ints) -> Ints:
 
 @once_per_items
 def _places(program: Program) -> Ints:
-    """`places_of` for all. `[1 + highest micro-batch, 1 + highest operation id]`"""
+    """Index in `items_of` by micro-batch and operation, or -1. `[1 + highest micro-batch, 1 + highest operation id]`"""
     op, micro_batch = items_of(program).T
     table = np.full((1 + micro_batch.max(initial=0), 1 + op.max(initial=0)), -1, np.int64)
     table[micro_batch, op] = np.arange(len(op))

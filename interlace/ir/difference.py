@@ -1,4 +1,4 @@
-"""Where two captured programs of one rank differ first, in words."""
+"""The first difference between two captured programs of one rank, in words."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from interlace.ir.text import show_value
 from interlace.ir.verify import describe
 
 PLACE = "Place("
-"""How attributes that name a place begin: a dump is built without the device that the program runs on, so places are not compared."""
+"""Prefix of attributes that name a place. Places are not compared: a dump is built without the device that the program runs on."""
 
 
 def first_difference(found: Program, expected: Program) -> str:
-    """The first thing that differs, with what was found and what was expected; empty where both are the same work.
+    """The first difference, with what was found and what was expected; empty if both programs do the same work.
 
-    Places (`Place(gpu:0)`), refusals and the version of Paddle are not compared; schedules are not looked at. O(operations).
+    Places (`Place(gpu:0)`), refusals, schedules and the version of Paddle are not compared. O(operations).
 
     >>> first_difference(Program((), (), rank=1), Program((), ()))
     'rank: found 1, expected 0'
@@ -31,17 +31,17 @@ def first_difference(found: Program, expected: Program) -> str:
 
 
 def first_unlike(found: Program, expected: Program) -> str:
-    """The first thing in which ranks that should be equivalent differ; empty where one can stand for the other.
+    """The first difference between the programs of ranks that should be equivalent; empty if one can represent the other.
 
-    Compared are the pipeline, operations in order with their operands, layers and roles, shapes, dtypes and storage of values, and how many
-    ranks each communication joins. Not compared are attributes, which hold a rank's own place (`start_index` of its part of a table).
+    Compares the pipeline, operations in order with their operands, layers and roles, shapes, dtypes and storage of values, and the number
+    of ranks of each communication. Ignores attributes, because they can depend on the rank (`start_index` of its part of a table).
     """
     found, expected = without_place(found), without_place(expected)
     return _of_pipelines(found, expected) or _of_lasting(found, expected) or _of_ops(found, expected)
 
 
 def without_place(program: Program) -> Program:
-    """The program with the sizes of groups in the place of their numbers, and without attributes: equal for equivalent ranks."""
+    """The program with the sizes of groups instead of their numbers, and without attributes and streams: equal for equivalent ranks."""
     sizes = {group.id: len(group.ranks) for group in program.groups}
     return program.with_ops([msgspec.structs.replace(op, attrs={}, group=sizes.get(op.group, op.group), stream="") for op in program.ops])
 
@@ -71,7 +71,7 @@ def _ranks(ranks: tuple[int, ...] | None) -> str:
 
 
 def _of_lasting(found: Program, expected: Program) -> str:
-    """Of parameters and all else that lasts from step to step, by name: they are numbered before all operations."""
+    """The first difference between parameters and other persistable values, by name; they are numbered before all operations."""
     mine, theirs = (
         {v.name: f"{v.dtype}{list(v.shape)}" for v in program.values if v.persistable and v.name} for program in (found, expected)
     )

@@ -1,4 +1,4 @@
-"""Programs as files: one JSON document with schema and versions, gzip-compressed where the name ends in `.gz`."""
+"""Programs as files: one JSON document with schema and versions, gzip-compressed if the name ends in `.gz`."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from interlace.ir.program import Program
 from interlace.ir.verify import require_bounds, verify
 
 SCHEMA = 3
-"""Version of the layout of `Program`; raised with every change of it. 2 added `Job.host_waits`, 3 `Program.equivalent_ranks`."""
+"""Version of the fields of `Program`; raised with every change of them. 2 added `Job.host_waits`, 3 `Program.equivalent_ranks`."""
 READABLE = (1, 2, SCHEMA)
-"""Layouts that this version reads: fields that a layout lacks get their defaults."""
+"""Schemas that can be read; fields that a schema lacks get their defaults."""
 SUFFIX = ".ilp"
 MOST_BYTES = 256 << 20
-"""Limit of an uncompressed dump: a hundred times the size for a rank of a large model."""
+"""Limit of an uncompressed dump's size, a hundred times that of one rank of a large model."""
 
 
 class Header(msgspec.Struct, frozen=True):
-    """First fields of a dump, decoded alone to give a clear error for another layout."""
+    """First fields of a dump, decoded alone to give a clear error for an unknown schema."""
 
     interlace_schema: int
     interlace: str = ""
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a program was built from.
+    """The training script that a program was built from.
 
     Attributes:
-        name: Of the training script's file.
-        digest: Of its text.
+        name: Name of its file.
+        digest: Digest of its text.
+        arguments: Its command-line arguments.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, path: str | Path, arguments: Sequence[str]) -> Script:
-        """Of a script that is there."""
+        """The record of a script file and its arguments."""
         return cls(Path(path).name, hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16], tuple(arguments))
 
     def __str__(self) -> str:
@@ -57,13 +58,13 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Made(msgspec.Struct, frozen=True):
-    """The field of a dump that says what it was built from, decoded alone."""
+    """The script of a dump, decoded alone."""
 
     script: Script | None = None
 
 
 class Dump(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A dump file. `script` is known of what `interlace dump` wrote."""
+    """A dump file. `script` is set by `interlace dump`."""
 
     interlace_schema: int
     interlace: str
@@ -72,14 +73,14 @@ class Dump(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 def encode(program: Program, script: Script | None = None) -> bytes:
-    """The dump as bytes; equal programs give equal bytes."""
+    """The dump as bytes; equal programs and scripts give equal bytes."""
     from interlace.version import VERSION
 
     return msgspec.json.encode(Dump(SCHEMA, VERSION, program, script), order="deterministic")
 
 
 def decode(data: bytes, where: str = "dump") -> Program:
-    """The program of a dump. Raises ProgramError, which names `where`, for data that is truncated, no dump, or of another schema."""
+    """The program of a dump. Raises ProgramError, which names `where`, if the data is truncated, no dump, or of an unknown schema."""
     try:
         header = msgspec.json.decode(data, type=Header)
         if header.interlace_schema not in READABLE:
@@ -95,7 +96,7 @@ def decode(data: bytes, where: str = "dump") -> Program:
 
 
 def _what_it_is(where: str) -> str:
-    """Of a file that is none of ours."""
+    """What to say about a file that is no dump."""
     if where.endswith(".py"):
         return (
             f"is a script, not a dump or a plan; `interlace dump {where} --world N` makes dumps of it, and `interlace plan` plans of these"
@@ -104,7 +105,7 @@ def _what_it_is(where: str) -> str:
 
 
 def save(program: Program, path: str | Path, script: Script | None = None) -> Path:
-    """Write a dump, completely or not at all. Raises OutputError where it cannot be written."""
+    """Write a dump, completely or not at all; returns its path. Raises OutputError if it cannot be written."""
     path = Path(path)
     data = encode(program, script)
     write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
@@ -112,8 +113,8 @@ def save(program: Program, path: str | Path, script: Script | None = None) -> Pa
 
 
 def load(path: str | Path) -> Program:
-    """Read a dump and check that it is a program. Raises ProgramError: no such file, not a whole dump of this schema, or a program that
-    breaks a rule of the IR."""
+    """Read a dump and check its program. Raises ProgramError if there is no such file, it is not a complete dump of a readable schema, or
+    the program breaks a rule of the IR."""
     path = Path(path)
     program = decode(read_file(path, MOST_BYTES, "a dump that `interlace dump` wrote", ProgramError), str(path))
     try:
@@ -125,14 +126,14 @@ def load(path: str | Path) -> Program:
 
 
 def is_dump(path: str | Path) -> bool:
-    """Whether a file is a dump or a plan, whole or not, by its first bytes."""
+    """Whether a file is a dump or a plan, complete or not, judged by its first bytes."""
     with open(path, "rb") as file:
         start = file.read(64)
     return start.startswith(b'{"interlace_schema"') or (start.startswith(GZIP_MAGIC) and Path(path).name.endswith(f"{SUFFIX}.gz"))
 
 
 def script_of(path: str | Path) -> Script | None:
-    """What the program of a dump file was built from; None where that is not known."""
+    """The script that the program of a dump file was built from; None if not known. Raises ProgramError if the file cannot be read."""
     data = read_file(path, MOST_BYTES, "a dump that `interlace dump` wrote", ProgramError)
     try:
         return msgspec.json.decode(data, type=_Made).script
@@ -141,8 +142,8 @@ def script_of(path: str | Path) -> Script | None:
 
 
 def find_dumps(paths: Sequence[str | Path], *, one: bool = False) -> list[Path]:
-    """The dump files that names of files and folders refer to, in the order of the numbers in their names. Raises ProgramError where a name
-    refers to no dump, or with `one` to more than one."""
+    """The dump files at paths of files and folders, those of a folder in the order of the numbers in their names. Raises ProgramError if
+    there is no dump at a path, or, with `one`, more than one in all."""
     found: list[Path] = []
     for path in map(Path, paths):
         inside = [path] if path.is_file() else programs_in(path)
@@ -157,14 +158,14 @@ def find_dumps(paths: Sequence[str | Path], *, one: bool = False) -> list[Path]:
 
 
 def _what_is_there(path: Path) -> str:
-    """Where no dump is."""
+    """What is at a path that has no dump."""
     if path.is_dir():
         return f"a folder without *{SUFFIX} files"
     return not_a_file(path) or ("a link that leads to no file" if path.is_symlink() else "no such file or folder")
 
 
 def programs_in(folder: Path) -> list[Path]:
-    """The dump files of a folder; what a killed command left unfinished, under a hidden name, is none."""
+    """The dump files of a folder, without hidden ones, which a killed command left unfinished."""
     return sorted((p for p in folder.glob(f"*{SUFFIX}*") if p.is_file() and not p.name.startswith(".")), key=_number)
 
 
@@ -179,8 +180,8 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file through a temporary one beside it, so that an interruption leaves nothing half-written. Raises OutputError where it
-    cannot be written; what was there stays."""
+    """Write a file through a temporary one beside it, so that an interruption leaves no incomplete file. Raises OutputError if it cannot be
+    written; an existing file then stays as it was."""
     other = not_a_file(path)
     if other:
         raise OutputError(str(path), f"is {other}, which no file may replace")

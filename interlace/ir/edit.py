@@ -1,4 +1,4 @@
-"""A mutable copy of a program for rewriters: collects changes and gives a new program."""
+"""An editor for rewriters: collects changes to a program and builds a new one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Edit:
         role: Role | None = None,
         **fields: Any,
     ) -> Op:
-        """A new operation with the role, chunk and layer of `like`; a result that is given as a type becomes a new value."""
+        """A new operation with the chunk and layer of `like`, and its role unless another is given; a result that is given as a type
+        becomes a new value. It must be inserted with `before`, `after` or `replace`."""
         result_ids = tuple((r if isinstance(r, Value) else self.value(r)).id for r in results)
         made = Op(self._next_op, name, tuple(operands), result_ids, role or like.role, like.chunk, attrs or {}, like.layer)
         self._next_op += 1
@@ -71,24 +72,24 @@ class Edit:
         return self.op("pd_op.share_data", (value,), [self.value(kind, storage=storage)], like=like, views=((0, 0),), **fields)
 
     def before(self, op_id: int, ops: Sequence[Op]) -> None:
-        """Insert operations before one."""
+        """Insert operations right before operation `op_id`."""
         self._before.setdefault(op_id, []).extend(ops)
 
     def after(self, op_id: int, ops: Sequence[Op]) -> None:
-        """Insert operations after one."""
+        """Insert operations right after operation `op_id`."""
         self._after.setdefault(op_id, []).extend(ops)
 
     def replace(self, op_id: int, ops: Sequence[Op]) -> None:
-        """Replace an operation by others; an empty list removes it."""
+        """Replace an operation with others; an empty list removes it."""
         self._replaced[op_id] = list(ops)
 
     def rename(self, old: int, new: int) -> None:
-        """Let every reader of one value read another."""
+        """Let every reader of value `old` read `new`."""
         self._renamed[old] = new
 
     def build(self, order: Sequence[int] | None = None) -> Program:
-        """The new program; `order` gives op ids in their new order, the old one where not given. Raises ProgramError where a change is at
-        an operation that the program does not have, or `order` does not list each operation once."""
+        """The new program; `order` lists op ids in their new order, and without it the order stays. Raises ProgramError if a change is at
+        an operation that the program does not have, or `order` does not list each operation of the new program once."""
         lost = sorted({*self._before, *self._after, *self._replaced} - {op.id for op in self.program.ops})
         if lost:
             raise ProgramError(f"edit: changes at {lost}, which the program does not have; name operations of the given program")
@@ -111,7 +112,7 @@ class Edit:
 
 
 def with_items(jobs: Sequence[Job], before: Added, after: Added) -> tuple[Job, ...]:
-    """Jobs with op instances issued right before and after others."""
+    """The jobs with op instances inserted right before and after others."""
     every = ((job, (each for item in job.items for each in (*before.get(item, ()), item, *after.get(item, ())))) for job in jobs)
     return tuple(msgspec.structs.replace(job, items=tuple(items)) for job, items in every)
 

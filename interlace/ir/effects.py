@@ -1,7 +1,7 @@
-"""What an operation does beside computing its results: whether it may be repeated, left out, or run in another order.
+"""What an operation does besides computing its results, and so whether it may be repeated, left out, or run in another order.
 
-All that decides by this asks here. Of an operator that Paddle's wheel does not have (custom operators, Python's, those of another
-version) nothing is known: it counts as one that draws random numbers and acts on more than its results.
+Nothing is known of operators that Paddle's wheel does not have (custom ones, those written in Python, those of another version): they
+count as operators that draw random numbers and act on more than their results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from interlace.ir.kinds import BOUNDARY, INSIDE, OPAQUE, WHILE, is_boundary, is_
 from interlace.ir.program import ABSENT, Op, Program
 
 Effect = Literal["draws", "acts", "controls", "computes", "unknown"]
-"""`draws`: random numbers. `acts`: on more than its results, or depends on more than its operands. `controls`: as its blocks do."""
+"""`draws`: draws random numbers. `acts`: acts on more than its results, or depends on more than its operands. `controls`: does what its
+blocks do. `computes`: only computes its results. `unknown`: may do any of these."""
 ONLY_ABOVE_0 = {
     "flash_attn": "dropout",
     "flash_attn_qkvpacked": "dropout",
@@ -23,15 +24,15 @@ ONLY_ABOVE_0 = {
     "flashmask_attention": "dropout",
     "rnn": "dropout_prob",
 }
-"""Operators that draw only where this attribute is above 0 (phi/kernels/gpu/flash_attn_utils.h; kernels of `rnn` drop out nothing then)."""
+"""Operators that draw only if this attribute is above 0 (phi/kernels/gpu/flash_attn_utils.h; at 0 the kernels of `rnn` drop nothing)."""
 ONLY_AT_0 = {"fractional_max_pool2d": "random_u", "fractional_max_pool3d": "random_u"}
-"""Operators that draw only where this attribute is 0; any other value is the number that they would draw."""
+"""Operators that draw only if this attribute is 0; any other value is used instead of a random number."""
 DRAWS, ACTS = "draws random numbers", "acts on more than its results"
 UNKNOWN = "is unknown to Interlace, so that it may draw random numbers or act on more than its results"
 
 
 def effect_of(op: Op) -> Effect:
-    """What the operation does beside computing its results.
+    """What the operation does besides computing its results.
 
     >>> effect_of(Op(1, "pd_op.flash_attn", (), (), "forward", attrs={"dropout": 0.0}))
     'computes'
@@ -45,34 +46,36 @@ def effect_of(op: Op) -> Effect:
 
 
 def is_random(op: Op) -> bool:
-    """Whether the operation draws random numbers, or may: nobody can tell of an unknown one."""
+    """Whether the operation draws random numbers, or may because it is unknown."""
     return effect_of(op) in ("draws", "unknown")
 
 
 def is_ordered(op: Op) -> bool:
-    """Whether the order of such operations within a step must stay: they draw from the device's only generator, or act on the world."""
+    """Whether such operations must keep their order within a step: they draw from the device's only generator, or act on more than their
+    results."""
     return effect_of(op) in ("draws", "acts", "unknown")
 
 
 def why_ordered(op: Op) -> str:
-    """What an ordered operation does, as a verb and what follows; empty for any other."""
+    """What an ordered operation does, as a verb phrase for messages; empty for any other."""
     return {"draws": DRAWS, "acts": ACTS, "unknown": UNKNOWN}.get(effect_of(op), "")
 
 
 def is_constant(op: Op) -> bool:
-    """Whether the operation gives the same value each time without reading any."""
+    """Whether the operation reads no values and always gives the same results."""
     return not op.operands and op.group < 0 and is_repeatable(op)
 
 
 def is_repeatable(op: Op) -> bool:
-    """Whether the same operands and attributes always give the same results, and nothing else happens: the operation may run once more,
-    or not at all where nothing reads its results. A collective may be so, where all its ranks do the same."""
+    """Whether the same operands and attributes always give the same results, and nothing else happens, so that the operation may run once
+    more, or not at all if nothing reads its results. Collectives can be repeatable; all their ranks must then do the same."""
     known = effect_of(op) == "computes" and OPAQUE not in op.attrs.values()
     return known and bool(op.results) and not (written_positions(op) or op.inplace or op.num_blocks or is_p2p(op) or is_boundary(op))
 
 
 def written_positions(op: Op) -> tuple[int, ...]:
-    """Positions of operands that the operation writes over, or may: an unknown one any that it is given, and a loop its condition.
+    """Positions of operands that the operation overwrites, or may overwrite: all that are given for an unknown operation; for a loop also
+    the condition.
 
     >>> written_positions(Op(1, "pd_op.fused_linear_param_grad_add", (0, 1, 2), (3,), "backward", views=((0, 2),)))
     (2,)
@@ -93,8 +96,8 @@ def written_positions(op: Op) -> tuple[int, ...]:
 
 
 def may_lie_in(op: Op, result: int) -> tuple[int, ...]:
-    """Positions of operands in whose memory a result may be, or in memory of its own: of control flow what capture found, of an unknown
-    operation any. Where a result is for certain, `Op.inplace` and `Op.views` say.
+    """Positions of operands in whose memory a result may lie, if it is not in memory of its own: for control flow those that capture found,
+    for an unknown operation all. `Op.inplace` and `Op.views` say where a result certainly lies.
 
     >>> may_lie_in(Op(1, "pd_op.if", (0, 1, 2), (3,), "forward", views=((0, 1), (0, 2)), num_blocks=2), 0)
     (1, 2)
@@ -113,14 +116,14 @@ def may_lie_in(op: Op, result: int) -> tuple[int, ...]:
 
 
 def draws_twice(program: Program) -> bool:
-    """Whether forward and backward both draw random numbers, or act on the world: another number of micro-batches in flight would change
-    the order."""
+    """Whether forward and backward both have ordered operations (`is_ordered`), whose order another number of micro-batches in flight would
+    change."""
     return {"forward", "backward"} <= {op.role for op in program.ops if is_ordered(op)}
 
 
 class _Lists(NamedTuple):
-    """Results and operands of an operator: whose memory the result may take and write, whose it may take, and whether any operand's; and
-    whether that is known."""
+    """An operator's `(result, operand)` positions, where the result may overwrite the operand's memory (`writes`), or may lie in it
+    (`shares`, these included); whether a result may lie in any operand's memory (`shares_any`); and whether all this is known."""
 
     writes: tuple[tuple[int, int], ...]
     shares: tuple[tuple[int, int], ...]
@@ -137,7 +140,7 @@ def _lists_of(name: str) -> _Lists:
 
 
 def _given(op: Op, pairs: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    """Those of an operator's results and operands that an operation has."""
+    """The pairs of an operator's result and operand positions that an operation has, with the operand given."""
     return [(r, o) for r, o in pairs if r < len(op.results) and o < len(op.operands) and op.operands[o] != ABSENT]
 
 
@@ -154,7 +157,7 @@ def _of_operator(name: str) -> Effect:
 
 
 def _is_set_not_to_draw(op: Op) -> bool:
-    """Whether an attribute keeps an operator that draws from drawing; one that is missing or cannot be read does not."""
+    """Whether an attribute keeps an operator that can draw from drawing; not if the attribute is missing or unreadable."""
     key = operators.key(op.name)
     above, at = (op.attrs.get(names.get(key, "")) for names in (ONLY_ABOVE_0, ONLY_AT_0))
     return (isinstance(above, (int, float)) and above <= 0) or (isinstance(at, (int, float)) and at != 0)

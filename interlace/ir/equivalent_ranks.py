@@ -1,4 +1,4 @@
-"""Ranks of a stage that do the same: which of them are equivalent, and worlds of which one rank of each stage is given
+"""Equivalent ranks, which are ranks of a stage that do the same: which they are, and worlds in which one program represents several ranks
 (`Program.equivalent_ranks`)."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from interlace.ir.program import Group, Op, Program
 
 
 def stage_of(rank: int, program: Program) -> int:
-    """The stage on which Paddle 3.3.1 takes a rank to lie (`auto_parallel/static/utils.py`, get_pp_stage_by_rank)."""
+    """The stage to which Paddle 3.3.1 assigns a rank (`auto_parallel/static/utils.py`, get_pp_stage_by_rank)."""
     return rank // max(1, program.world // program.pipeline.num_stages)
 
 
@@ -32,36 +32,35 @@ def sends_within_stage(program: Program) -> Op | None:
 
 
 def equivalence_key(program: Program) -> bytes:
-    """Equal for ranks of which each can stand for the others: of one stage, with programs that differ in attributes and in the ranks of
-    groups only. A rank that sends within its stage is like no other. O(operations)."""
+    """A key that is equal for equivalent ranks: those of one stage whose programs differ only in attributes, streams and the ranks of
+    groups. A rank that sends or receives within its stage is equivalent to no other. O(operations)."""
     plain = without_place(program)
     alone = program.rank if sends_within_stage(program) is not None else -1
     return hashlib.sha256(msgspec.msgpack.encode((alone, plain.pipeline, plain.ops, plain.values))).digest()[:16]
 
 
 def representatives(programs: Sequence[Program]) -> dict[int, int]:
-    """Rank that is not given -> the rank whose program stands for it. Raises ProgramError where a rank has two programs, its own or one
-    that stands for it."""
+    """Rank without a program of its own -> the rank whose program represents it. Raises ProgramError if two programs cover one rank."""
     program_of: dict[int, int] = {}
     for program in programs:
         for rank in program.ranks:
             if rank in program_of:
                 raise ProgramError(
                     f"rank {rank} is given twice, in the dumps of ranks {program_of[rank]} and {program.rank}; give one "
-                    "dump a rank, and one world at a time"
+                    "dump per rank, and one world at a time"
                 )
             program_of[rank] = program.rank
     return {rank: other for rank, other in program_of.items() if rank != other}
 
 
 def missing_ranks(programs: Sequence[Program]) -> list[int]:
-    """Ranks of the world without a program of their own and without one that stands for them, in ascending order."""
+    """Ranks of the world that no program covers, in ascending order."""
     known = {rank for program in programs for rank in program.ranks}
     return [rank for rank in range(max((program.world for program in programs), default=0)) if rank not in known]
 
 
 def seats(programs: Sequence[Program]) -> list[int] | None:
-    """For each rank of a world the index of its program in `programs`; None if they are not the whole of one world."""
+    """For each rank of a world, the index of its program in `programs`; None if these are not all programs of one world."""
     if not programs or len({program.world for program in programs}) > 1 or missing_ranks(programs):
         return None
     stands = representatives(programs)
@@ -70,9 +69,9 @@ def seats(programs: Sequence[Program]) -> list[int] | None:
 
 
 def with_given_partners(programs: Sequence[Program]) -> list[Program]:
-    """The programs with groups in which partners of other stages that are not given are replaced by the ranks that stand for them.
+    """The programs, with groups in which ranks of other stages that have no program are replaced by the ranks that represent them.
 
-    Ranks of the same stage stay as they are: they issue what their stand-in issues, in the same order.
+    Ranks of the same stage are not replaced: they issue what their representative issues, in the same order.
     """
     stands = representatives(programs)
     if not stands:

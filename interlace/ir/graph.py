@@ -15,7 +15,7 @@ from interlace.ir.storage import Storages, storages_of
 
 @dataclass(slots=True)
 class Graph:
-    """Look-ups over a program, made once for the same operations and values in O(ops + operands); nobody may change them.
+    """Read-only look-ups over a program, computed once for the same operations and values in O(ops + operands).
 
     Attributes:
         ops: Operation by id.
@@ -53,9 +53,9 @@ class Graph:
         return None if op_id is None else self.ops[op_id]
 
     def reads(self, op: Op) -> list[int]:
-        """Value ids whose contents the operation reads; operands of which it needs only the shape are left out.
+        """Value ids whose contents the operation reads, without operands of which it reads only the shape.
 
-        An operation that combines tensors into a vector reads them if an operation reads the vector's contents.
+        An operation that combines tensors into a vector counts as reading them only if an operation reads the vector's contents.
         """
         if op.name == COMBINE and not self.readers(op.results[0]):
             return []
@@ -90,7 +90,7 @@ def _look_ups(program: Program) -> tuple[dict[int, Op], dict[int, Value], dict[i
 
 
 def written_operands(op: Op) -> set[int]:
-    """Value ids that the operation writes over, or may."""
+    """Ids of the values that the operation overwrites, or may overwrite."""
     return {op.operands[operand] for operand in written_positions(op)}
 
 
@@ -98,9 +98,10 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     """The order that must hold between `ops`, a sub-sequence of the program in program order: op id -> ids it comes after.
 
     Includes read after write, write after read and write after write, by storage (so through views, in-place writes and vectors, which
-    refer to their tensors), the order of pushes and pops of each stack, the order of communication within each group and around one with
-    ranks that no attribute names, and the order of random draws and of what acts on the world (`effects.is_ordered`). An operand of which
-    only the shape is read depends on the operation that defines the value, not on writes to its contents.
+    refer to their tensors); the order of pushes and pops of each stack; the order of communication within each group, and of all
+    communication relative to calls whose ranks no attribute names; and the order of random draws and side effects (`effects.is_ordered`).
+    An operand of which only the shape is read gives a dependency on the operation that defines the value, and on earlier writes to its
+    storage, but later writes need not wait for that read.
     Cost: O(ops + operands + write conflicts).
 
     >>> dependencies(Graph(Program((), ())), [])
@@ -147,8 +148,8 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
 
 @once_per_ops
 def overwritten(program: Program) -> dict[int, set[int]]:
-    """By operation, storages whose contents change, those that it makes itself left out: what it writes in place, stacks, storages of other
-    operations that it computes results into, or that `share_var` makes its operands share."""
+    """Operation id -> numbers of the storages whose contents it changes, without those that it allocates: what it writes in place, stacks,
+    storages of other operations into which it computes results, and those of the operands of `share_var`."""
     table = storages_of(program)
     on_stack = {value.id for value in program.values if value.dtype == "stack"}
     found: dict[int, set[int]] = {}
@@ -164,6 +165,6 @@ def overwritten(program: Program) -> dict[int, set[int]]:
 
 
 def is_topological(order: Iterable[int], after: dict[int, set[int]]) -> bool:
-    """Whether every id in `order` comes after all ids that it must come after (ids not in `order` are ignored)."""
+    """Whether every id in `order` comes after all ids in `after[id]`; ids that are not in `order` are ignored."""
     index = {op_id: k for k, op_id in enumerate(order)}
     return all(index.get(before, -1) < k for op_id, k in index.items() for before in after.get(op_id, ()))

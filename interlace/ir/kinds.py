@@ -1,4 +1,4 @@
-"""What passes, planning and lowering need to know of an operation, by its kind and its attributes.
+"""What passes, planning and lowering need to know about an operation, from its kind and its attributes.
 
 Source: names and attributes as PaddlePaddle 3.3.1 and older versions emit them; kinds are listed in `interlace.ir.operation_kinds`.
 """
@@ -18,28 +18,29 @@ SPLIT = "builtin.split"
 STACK_CREATE = "cf.stack_create"
 """Creates a stack and its two ends, through which control flow passes what its blocks computed to the blocks of its gradient."""
 SHARE_VAR = "pd_op.share_var"
-"""Lets two values share memory: a collective writes its result into a fused buffer."""
+"""Makes two values share memory, so that a collective writes its result into a fused buffer."""
 WHILE = "pd_op.while"
-"""Its results are its operands behind the condition until its block has run, and the condition's variable is the block's afterwards."""
+"""A loop. Operand 0 is the condition; each result starts as the operand one position further. After an iteration, condition and results
+are what the block yields."""
 INSIDE = "interlace_inside"
 """Attribute of control flow: names of the operators in its blocks that act on more than their results."""
 KEYWORD = "builtin.kwarg"
 """A block argument of the captured program; Paddle passes gradient-merge buffers this way."""
 BOUNDARY = frozenset({DATA, PARAMETER, KEYWORD, SHADOW_OUTPUT, SET_PARAMETER, "pd_op.fetch", "pd_op.feed"})
-"""Operations that name what enters and leaves a program; they cost nothing."""
+"""Operations that only name what enters and leaves a program; they cost nothing."""
 
 OPAQUE = "unreadable"
 """Placeholder in a captured program for an attribute that Paddle cannot return; lowering clones the operation with the attribute."""
 NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, SHARE_VAR, "pd_op.full_int_array"}
 """Names of operations that launch nothing on the device."""
 HOST_PLACE = "Place(cpu)"
-"""Attribute `place` of a constant that the host makes, for the attributes of operations (the factor of a `scale`)."""
+"""Attribute `place` of a constant that is computed on the host, such as the factor of a `scale`."""
 COMPUTE_STREAMS = frozenset({"", "DefaultStream"})
-"""Stream names of operations on the compute stream: none, and the executor's own name."""
+"""Stream names of operations on the compute stream: the empty name, and the executor's own."""
 
 
 def stream_of(op: Op) -> str:
-    """An operation's stream; empty for the compute stream, whatever its name. Control flow runs there, whatever stream it is given."""
+    """An operation's stream; empty for the compute stream under either name. Control flow runs there, whichever stream it names."""
     return "" if op.stream in COMPUTE_STREAMS or op.num_blocks else op.stream
 
 
@@ -55,7 +56,8 @@ def takes_events(op: Op) -> bool:
 def views_of(op: Op) -> tuple[tuple[int, int], ...]:
     """`(result, operand)` positions where the result shares the operand's memory and nothing is written: views, `share_data_`.
 
-    Of control flow none: there a view is a place where a result may be, beside memory of its own that it has written.
+    None for control flow, where a view only says that a result may lie in that operand's memory; the blocks may also have written it into
+    memory of its own.
 
     >>> views_of(Op(1, "pd_op.fused_linear_param_grad_add", (0, 1, 2), (3,), "backward", views=((0, 2),)))
     ()
@@ -89,7 +91,7 @@ def is_p2p(op: Op) -> bool:
 
 
 def is_collective(op: Op) -> bool:
-    """Whether all ranks of a group take part: the operation has a group and is no send or receive."""
+    """Whether all ranks of a group take part: the operation has a group and is neither a send nor a receive."""
     return op.group >= 0 and not is_p2p(op)
 
 
@@ -99,7 +101,7 @@ def is_comm(op: Op) -> bool:
 
 
 def meets_others(op: Op) -> bool:
-    """Whether the operation waits for other ranks: of its group, or of one that no attribute names."""
+    """Whether the operation waits for other ranks: those of its group, or of a group that no attribute names."""
     return is_comm(op) or op.kind in WITHOUT_GROUP
 
 
@@ -129,5 +131,5 @@ def is_copy(op: Op) -> bool:
 
 
 def layer_pattern(layer: str) -> str:
-    """`blocks.3.mlp` -> `blocks.*.mlp`: what layers of one sort have in common."""
+    """`blocks.3.mlp` -> `blocks.*.mlp`: the pattern that layers of one sort share."""
     return ".".join("*" if part.isdigit() else part for part in layer.split("."))

@@ -1,4 +1,4 @@
-"""Whether captured programs, or plans, are those of the ranks of one world: built by one script, with calls that fit each other."""
+"""Checks that captured programs, or plans, belong to the ranks of one world: built by one script, with calls that match."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from interlace.ir.verify import describe
 
 Call = tuple[Signature, Op]
 Line = tuple[RingName, int, int]
-"""Calls with one order: a ring, and of messages the sender and the receiver (-1 for collectives)."""
+"""Calls whose order ranks must share: those of a ring and, for messages, one sender and one receiver (-1 for collectives)."""
 TOGETHER = "give the dumps of one script with one set of arguments: `interlace dump` makes those of all ranks at once"
 
 
 def require_one_world(programs: Sequence[Program], paths: Sequence[Path], *, with_calls: bool = True) -> None:
-    """Refuse programs, read from these files, that cannot run together. O(operations). With `with_calls` the calls that ranks share are
-    compared too, where no program has a schedule; the proof does it for all.
+    """Check that programs, read from these files, can run together; O(operations). With `with_calls`, the calls that ranks share are
+    compared too if no program has a schedule; the proof compares them in any case.
 
-    Raises ProgramError with the first rank that is there twice, or differs from an earlier one, and in what.
+    Raises ProgramError with the first rank that is given twice, or that differs from another one, and the difference.
     """
     first: dict[int, Path] = {}
     for program, path in zip(programs, paths, strict=True):
         if program.rank in first:
             raise ProgramError(
-                f"rank {program.rank} is given twice, in {first[program.rank]} and {path}; give one dump a rank, and one world at a time"
+                f"rank {program.rank} is given twice, in {first[program.rank]} and {path}; give one dump per rank, and one world at a time"
             )
         first[program.rank] = path
     representatives(programs)
@@ -44,7 +44,7 @@ def require_one_world(programs: Sequence[Program], paths: Sequence[Path], *, wit
 
 
 def _of_settings(programs: Sequence[Program]) -> tuple[int, str] | None:
-    """Of what is the same on all ranks: the rank that differs, and how."""
+    """The first rank whose world, mode, pipeline or version of Paddle differs, and how; None if there is none."""
     one = programs[0]
     for other in programs[1:]:
         pairs = [(name, getattr(one, name), getattr(other, name)) for name in ("world", "mode")]
@@ -61,7 +61,7 @@ def _of_settings(programs: Sequence[Program]) -> tuple[int, str] | None:
 
 
 def _of_scripts(programs: Sequence[Program], paths: Sequence[Path]) -> tuple[int, str] | None:
-    """Of the scripts and their arguments, where they are known."""
+    """The first rank whose script or arguments differ, and how; None if there is none. Unknown scripts are skipped."""
     known: tuple[int, Script] | None = None
     for program, path in zip(programs, paths, strict=True):
         script = None if program.jobs else script_of(path)
@@ -75,7 +75,7 @@ def _of_scripts(programs: Sequence[Program], paths: Sequence[Path]) -> tuple[int
 
 
 def _of_calls(programs: Sequence[Program]) -> tuple[int, str] | None:
-    """Of the calls that ranks share, in the order of their programs."""
+    """A rank whose calls differ from those of another rank that shares them, and how; None if all match."""
     calls: dict[Line, dict[int, list[Call]]] = defaultdict(dict)
     given = sorted(with_given_partners(programs), key=lambda program: program.rank)
     ranks, names = {program.rank for program in given}, RingNames({program.rank: program.groups for program in given})
@@ -97,7 +97,7 @@ def _of_calls(programs: Sequence[Program]) -> tuple[int, str] | None:
 
 
 def _line(op: Op, rank: int, groups: dict[int, tuple[int, ...]], names: RingNames) -> Line | None:
-    """None for a call that no other rank can know of, or of a ring that the others cannot tell, which the proof refuses."""
+    """The line of a call; None if no other rank takes part in it, or if its ring cannot be identified, which the proof refuses."""
     ranks = groups.get(op.group, ())
     if rank not in ranks or ranks in names.unclear:
         return None

@@ -1,7 +1,7 @@
-"""What Interlace knows of Paddle's operations by their kind: whether they communicate, and what their time depends on.
+"""What Interlace knows about Paddle's operations from their kind: whether they communicate, and what their time depends on.
 
-Whoever teaches it an operation edits this file alone, and its test (docs/operation-kinds.md). What an operator does beside computing its
-results, and which memory its results share, `interlace.ir.operators` has from the wheel.
+To add an operation, edit only this file and its test (docs/operation-kinds.md). What an operator does besides computing its results, and
+which memory its results share, is in `interlace.ir.operators`, which is generated from the wheel.
 
 Source: names as PaddlePaddle 3.3.1 and older versions emit them, without dialect and in-place mark; messages of collectives as their
 kernels send them (phi/kernels/gpu, phi/kernels/fusion/gpu).
@@ -24,15 +24,16 @@ Carried = Literal["operands", "results", "first operand", "last operand", "rows"
 
 
 class Collective(NamedTuple):
-    """What a kind sends to all ranks of its ring, and what it computes besides.
+    """What operations of a kind send to all ranks of their ring, and what they compute besides.
 
     Attributes:
-        traffic: The collective whose traffic each of its messages has, in the words of device profiles.
-        messages: What each carries, in the order in which they follow one another: all `operands`, all `results`, the `first operand`,
-            the `last operand`, a number of 4 bytes for each of its `rows`, or a single `number`.
-        kernel: Kind of the kernel that runs besides; empty for none.
+        traffic: Name, as in device profiles, of the collective that each message is equivalent to.
+        messages: What each message contains, in order: all `operands`, all `results`, the `first operand`, the `last operand`, a number of
+            4 bytes for each of its `rows`, or a single `number` of 4 bytes.
+        kernel: Kind of the kernel that also runs; empty for none.
         even: Whether all ranks pass tensors of the same size.
-        uncounted: What it computes besides that has no rule: its time is a lower bound, listed as unknown. Empty for nothing.
+        uncounted: A note about computation that no rule covers; the time of the operation is then a lower bound, and reports list it as
+            unknown. Empty if everything is covered.
     """
 
     traffic: str
@@ -72,8 +73,8 @@ COLLECTIVES = dict.fromkeys(ALL_REDUCES, Collective("all_reduce")) | {
     "fused_feedforward": Collective("all_reduce", ("first operand",), uncounted=_LAYER),
     "fused_feedforward_grad": Collective("all_reduce", ("first operand",), uncounted=_LAYER),
 }
-"""Kinds that communicate with all ranks of their ring. Three numbers a row are the maximum, the sum and the target's logit of a softmax
-over classes that ranks share; a single number tells how many classes each has."""
+"""Kinds that communicate with all ranks of their ring. The three numbers per row are the maximum, the sum and the target's logit of a
+softmax whose classes are split over the ranks; a single number is the number of classes on each rank."""
 UNEVEN = frozenset(kind for kind, known in COLLECTIVES.items() if not known.even)
 """Kinds whose ranks may pass tensors of different sizes."""
 SILENT = names("""
@@ -89,8 +90,8 @@ NO_EVENTS = names("shape shape64 assert has_elements select_input select_output"
 """Kinds with a kernel on the host, or with an instruction of their own, after which the executor records no event."""
 
 # -- families: what the time depends on ----------------------------------------------------------------------------
-# A backward operation (`..._grad`) is in the family of its forward one unless it is named here itself. A kind that is in no family is
-# *unknown*: it is listed, and its time is a lower bound from the memory that it moves.
+# A backward operation (`..._grad`) is in the family of its forward one unless it is listed here itself. A kind that is in no family is
+# *unknown*: reports list it, and its time is a lower bound from the memory that it moves.
 
 GEMMS = names("""
     addmm baddbmm bmm fc fused_gemm_epilogue fused_linear_param_grad_add gemm_epilogue linear_v2 matmul matmul_with_flatten
@@ -118,7 +119,7 @@ MOVES = names("""
 PICKS = names("""
     c_embedding embedding gather gather_nd index_sample index_select slice strided_slice take_along_axis
 """)
-"""Read no more of their first operand than they write."""
+"""Kinds that read no more of their first operand than they write."""
 TRANSPOSES = names("""
     fused_transpose_split_quant transpose
 """)
@@ -141,12 +142,12 @@ VIEWS = names("""
     as_strided assign expand flatten reshape share_data slice split split_with_num squeeze transpose unbind unsqueeze view_dtype
     view_shape view_slice
 """)
-"""Free where the capture says that the result shares its operand's memory."""
+"""Kinds that cost nothing if, according to the captured program, the result shares its operand's memory."""
 FREE = names("""
     data full_int_array share_data share_var nop depend shape shape64 numel empty empty_like print kwarg fetch feed sync_calc_stream
     sync_comm_stream is_empty identity_loss builtin_combine builtin_split slice_array create_array array_length
 """)
-"""Launch nothing, or nothing but a bookkeeping of some bytes; all of Paddle's `builtin` and `cf` operations besides."""
+"""Kinds that launch nothing, or only bookkeeping on a few bytes. All of Paddle's `builtin` and `cf` operations are free too."""
 
 _FAMILIES = (
     ("elementwise", ELEMENTWISE),
@@ -160,7 +161,7 @@ _FAMILIES = (
 
 
 def is_free(op: Op) -> bool:
-    """Whether an operation never launches a kernel: `builtin.split` takes a vector apart, `pd_op.split` copies.
+    """Whether an operation is free: `builtin.split` only takes a vector apart, but `pd_op.split` copies.
 
     >>> [is_free(Op(0, name, (), (), "forward")) for name in ("builtin.split", "pd_op.split", "pd_op.shape")]
     [True, False, True]
@@ -169,7 +170,7 @@ def is_free(op: Op) -> bool:
 
 
 def memory_family(kind: str) -> str:
-    """Family of a kind whose time is that of its memory traffic; empty for all others.
+    """Family of a kind whose time is that of its memory traffic; empty for other kinds.
 
     >>> memory_family("gelu_grad"), memory_family("layer_norm_grad"), memory_family("conv2d")
     ('elementwise', 'norm_grad', '')

@@ -1,8 +1,8 @@
-"""What every operator of PaddlePaddle 3.3.1 does beside computing its results.
+"""What every operator of PaddlePaddle 3.3.1 does besides computing its results.
 
-Not to be edited by hand: the lists are derived from the installed wheel, from its definitions of operators and the machine code of their
-kernels, by `python -m tests.operators.table --write`; a test holds them to it. Names are without the in-place mark, and without `pd_op.`.
-What an operator writes in place, and says so, stands in the captured program, as Paddle says it of each operation (`Op.inplace`).
+Do not edit the lists by hand: `python -m tests.operators.table --write` derives them from the installed wheel, from its definitions of
+operators and the machine code of their kernels, and a test compares them with it. Names have neither the in-place mark nor `pd_op.`.
+In-place results that an operator declares are not listed here: capture reads them from Paddle for each operation (`Op.inplace`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DRAWS = names("""
     truncated_gaussian_random uniform uniform_inplace uniform_random_batch_size_like uniform_random_batch_size_like_sr
     weighted_sample_neighbors
 """)
-"""Draw random numbers, from a generator or seeded by a clock: they give other results each time, and their order decides them."""
+"""Operators that draw random numbers, from a generator or seeded by a clock. Their results differ each time and depend on their order."""
 
 ACTS = names("""
     accuracy_check ap_facade ap_trivial_fusion_begin ap_trivial_fusion_end ap_variadic assert barrier check_numerics comm_init_all
@@ -37,13 +37,13 @@ ACTS = names("""
     dist_op.moe_sub_mesh_tensors dist_op.reshard dist_op.shard_tensor enable_check_model_nan_inf fusion_group load_combine print
     read_file save_combine sync_batch_norm sync_batch_norm_grad sync_batch_norm_grad_sp sync_batch_norm_sp tensorrt_engine
 """)
-"""Act on more than their results, or depend on more than their operands: they print, raise errors, read and write files, set flags, run
-code that an attribute holds, or move data between ranks in a way that no attribute names."""
+"""Operators that act on more than their results, or depend on more than their operands: they print, raise errors, read and write files,
+set flags, run code that an attribute contains, or move data between ranks in a way that no attribute names."""
 
 CONTROLS = names("""
     cf.has_elements cf.stack_create cf.tuple_pop cf.tuple_push cf.yield cuda_graph if pylayer select_input select_output while
 """)
-"""Control flow: their blocks decide what they do, and stacks keep their order."""
+"""Control flow: what these operators do depends on their blocks, and stacks determine their order."""
 
 COMPUTES = names("""
     abs abs_coo_grad_sp abs_coo_sp abs_csr_grad_sp abs_csr_sp abs_double_grad abs_grad abs_triple_grad accuracy acos acos_coo_grad_sp
@@ -207,24 +207,25 @@ COMPUTES = names("""
     weight_quantize where where_double_grad where_grad write_to_array yolo_box yolo_box_head yolo_box_post yolo_box_xpu yolo_loss
     yolo_loss_grad zeros zeros_like
 """)
-"""Compute their results from operands and attributes, the same each time; collectives among them, from what their ranks give."""
+"""Operators that compute the same results each time from operands and attributes; for collectives, from the operands of all their ranks."""
 
 VIEWS = _pairs("""
     as_strided:0:0 index_select_strided:0:0 npu_identity:0:0 onednn_to_paddle_layout:0:0 shadow_feed:0:0 shadow_feed_tensors:0:0
     share_data:0:0 share_data_sr:0:0 view_dtype:0:0 view_dtype_grad:0:1 view_shape:0:0 view_shape_grad:0:1 view_slice:0:0
 """)
-"""Operators, each with a result and an operand whose memory it takes in the static executor, without writing it or saying so. Reshape
-and its like copy there unless made in place."""
+"""`operator:result:operand`, where in the static executor the result lies in the operand's memory although no definition says so, and
+nothing is written. Reshape and similar operators copy there unless they are in place."""
 
 WRITES = _pairs("""
     fused_linear_param_grad_add:0:2
 """)
-"""Operators, each with a result and an operand, if given, whose memory it takes and writes without saying so."""
+"""`operator:result:operand`, where the result lies in the operand's memory, if that operand is given, and overwrites it although no
+definition says so."""
 
 MAY_SHARE = _pairs("""
     set:0:1
 """)
-"""Operators, each with a result and an operand whose memory it may take, unwritten."""
+"""`operator:result:operand`, where the result may lie in the operand's memory, without writing it."""
 
 MAY_SHARE_ANY = names("""
     abs_coo_grad_sp abs_coo_sp abs_csr_grad_sp abs_csr_sp add_coo_coo_grad_sp add_coo_coo_sp add_coo_dense_grad_sp add_coo_dense_sp
@@ -251,8 +252,8 @@ MAY_SHARE_ANY = names("""
     tanh_coo_sp tanh_csr_grad_sp tanh_csr_sp tensor_to_array to_dense_grad_sp transpose_coo_grad_sp transpose_coo_sp
     transpose_csr_grad_sp transpose_csr_sp values_coo_sp values_csr_sp values_grad_sp warpctc
 """)
-"""Operators whose results may be in the memory of any operand, unwritten: their kernels let some tensor share another's, and nobody has
-judged which. Those of sparse tensors are among them, whose parts are tensors."""
+"""Operators whose results may lie in the memory of any operand, without writing it: in their kernels some tensor shares another's memory,
+and nobody has examined which. They include operators on sparse tensors, whose parts are tensors."""
 
 MAY_WRITE = _pairs("""
     add_group_norm_silu:1:1 block_multihead_attention_xpu:1:0 block_multihead_attention_xpu:2:1 block_multihead_attention_xpu:3:2
@@ -261,8 +262,8 @@ MAY_WRITE = _pairs("""
     moe_gate_dispatch_partial_nosoftmaxtopk:1:1 resnet_basic_block:10:9 resnet_basic_block:11:10 resnet_basic_block:15:14
     resnet_basic_block:16:15 resnet_basic_block:4:4 resnet_basic_block:5:5
 """)
-"""Operators, each with a result and an operand whose memory it may take and write: the wheel has no code of theirs, and the result is
-named like the operand."""
+"""`operator:result:operand`, where the result may lie in the operand's memory and overwrite it: the wheel has no code for these operators,
+and the result is named like the operand."""
 
 
 def key(name: str) -> str:

@@ -1,5 +1,5 @@
-"""Tables that follow from a program's operations and values alone, or from the items of its jobs besides: made once, however often
-events and waits of the host change."""
+"""Caches for tables that depend only on a program's operations and values, or also on the items of its jobs, and stay valid when events and
+host waits change."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from interlace.ir.program import Program
 Made = TypeVar("Made")
 Key = TypeVar("Key", bound=Hashable)
 KEPT = 8
-"""Results that one table keeps of each rank: forms of a plan are compared one after another, rank by rank in each of them."""
+"""Results that one table keeps per rank: forms of a plan are compared one after another, each for all ranks."""
 RANKS = 32
-"""Ranks of which a table keeps results: those that were asked for last."""
+"""Number of ranks for which a table keeps results: those used last."""
 FEW = 4
-"""Results that a large table keeps of each rank, one whose every result holds an entry for each micro-batch."""
+"""Results per rank for tables whose results are large, with an entry for each micro-batch."""
 
 
 def once_per_ops(make: Callable[[Program], Made], kept: int = KEPT) -> Once[Made]:
-    """`make`, called once for programs that hold the same tuples of operations and values; nobody may change what it gives. The last `kept`
-    results of each rank are kept.
+    """`make`, called once for programs with the same tuples (by identity) of operations and values. Results are read-only; the last `kept`
+    of each rank are kept.
 
     >>> count = once_per_ops(lambda program: [len(program.ops)])
     >>> program = Program((), ())
@@ -33,12 +33,12 @@ def once_per_ops(make: Callable[[Program], Made], kept: int = KEPT) -> Once[Made
 
 
 def once_per_items(make: Callable[[Program], Made]) -> Once[Made]:
-    """As `once_per_ops`, for programs whose jobs hold the same tuples of op instances besides."""
+    """As `once_per_ops`, for programs that also have the same pipeline and whose jobs have the same tuples of op instances."""
     return Once(make, lambda program: (program.ops, program.values, program.pipeline, *(job.items for job in program.jobs)), KEPT)
 
 
 def once_per_ops_and(make: Callable[[Program, Key], Made], kept: int = KEPT) -> Callable[[Program, Key], Made]:
-    """As `once_per_ops`, once for each second argument too."""
+    """As `once_per_ops`, called once for each second argument."""
     known = once_per_ops(lambda program: dict[Key, Made](), kept)
 
     def found(program: Program, key: Key) -> Made:
@@ -51,7 +51,8 @@ def once_per_ops_and(make: Callable[[Program, Key], Made], kept: int = KEPT) -> 
 
 
 def remembered(memo: dict[Any, Any], key: Hashable, of: object, make: Callable[[], Made]) -> Made:
-    """What `make` gives, kept in `memo` by a key while it is asked for with the same object `of`, which the key may have the id of."""
+    """The result of `make`, kept in `memo` under `key` for calls with the same object `of`. The key may contain the id of that object,
+    which stays alive as long as the entry."""
     known = memo.get(key)
     if known is None or known[1] is not of:
         known = memo[key] = make(), of
@@ -60,7 +61,7 @@ def remembered(memo: dict[Any, Any], key: Hashable, of: object, make: Callable[[
 
 
 class Once(Generic[Made]):
-    """A function of programs that is called once for equal `parts_of`; see `once_per_ops`."""
+    """A function of programs that is called once for the same objects in `parts_of`; see `once_per_ops`."""
 
     def __init__(self, make: Callable[[Program], Made], parts_of: Callable[[Program], tuple[Any, ...]], kept: int) -> None:
         self._make, self._parts_of, self._kept = make, parts_of, kept
@@ -78,7 +79,7 @@ class Once(Generic[Made]):
         return self._keep(mine, key, parts, self._make(program))
 
     def give(self, program: Program, made: Made) -> None:
-        """Tell it what it would make of a program, where that is known from elsewhere."""
+        """Store the result for a program, if it is known already."""
         parts = self._parts_of(program)
         with self._lock:
             mine = self._of_rank(program.rank)
@@ -93,7 +94,7 @@ class Once(Generic[Made]):
 
     def _keep(self, mine: OrderedDict[tuple[int, ...], tuple[Any, Made]], key: tuple[int, ...], parts: Any, found: Made) -> Made:
         with self._lock:
-            mine[key] = parts, found  # keeps the parts alive, so that no others get their ids
+            mine[key] = parts, found  # keeps the parts alive, so that no other objects get their ids
             if len(mine) > self._kept:
                 mine.popitem(last=False)
         return found

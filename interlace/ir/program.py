@@ -15,7 +15,8 @@ import msgspec
 Role = Literal["forward", "backward", "optimize"]
 Memory = Literal["device", "host", "pinned"]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
-"""Number of an operation, a value or a storage. This and the bounds below limit files: tables are as long as the largest number."""
+"""Number of an operation, a value or a storage. This bound and those below limit what files may contain: tables are as long as the largest
+number."""
 IdOrNone = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 24)]
 Ring = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 Dim = Annotated[int, msgspec.Meta(ge=-1, le=1 << 48)]
@@ -58,7 +59,7 @@ class TensorType(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the dense tensor; -1 where a dimension or the dtype is unknown."""
+        """Bytes of the dense tensor; -1 if a dimension or the dtype is unknown."""
         width = DTYPE_BYTES.get(self.dtype, -1)
         if width < 0:
             return -1
@@ -75,10 +76,10 @@ class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
 
     Attributes:
         id: Unique in the program.
-        shape, dtype: As in `TensorType`; a vector of tensors has dtype `"vector"`, an output that an operation leaves out
-            has dtype `"null"`, a stack of control flow or an end of it `"stack"`.
-        storage: Values with one storage share memory (views, in-place results); by default the value's own id.
-        name: Name in Paddle's scope: of a parameter, an input, or a named output; empty for all else.
+        shape, dtype: As in `TensorType`. A vector of tensors has dtype `"vector"`, an output that an operation leaves out
+            `"null"`, a stack of control flow, or one end of it, `"stack"`.
+        storage: Values with the same storage share memory (views, in-place results); by default the value's own id.
+        name: Name in Paddle's scope of a parameter, an input or a named output; otherwise empty.
         persistable: Lives across steps (parameters, optimizer state, gradient-merge buffers).
         elements: Types of a vector's tensors.
     """
@@ -99,7 +100,7 @@ class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the tensor, or of all tensors of a vector; 0 for a null output; -1 where unknown."""
+        """Bytes of the tensor, or of all tensors of a vector; 0 for a null output; -1 if unknown."""
         if self.dtype == "vector":
             sizes = [element.size_bytes for element in self.elements]
             return -1 if any(size < 0 for size in sizes) else sum(sizes)
@@ -117,15 +118,15 @@ class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_
         operands, results: Value ids; an absent optional operand is `ABSENT`.
         chunk: Model chunk under virtual pipeline stages, otherwise 0.
         attrs: Attributes as plain data (dtypes and Paddle's places as text).
-        layer: Dotted module path, such as `"layers.3.mlp.fc1"`; empty where unknown.
+        layer: Dotted module path, such as `"layers.3.mlp.fc1"`; empty if unknown.
         group: Id of the communication group (Paddle's ring) for collectives and p2p, else -1.
         stream: Name of the stream it runs on; empty is the compute stream.
         priority: Stream priority, 0 is normal, lower runs first.
-        origin: Id of the captured operation it stands for, -1 for a new one.
+        origin: Id of the captured operation that it stands for, -1 for a new one.
         no_buffer: Positions of operands of which only the shape is read.
         inplace: `(result, operand)` positions that share memory because the operation writes in place.
         views: `(result, operand)` positions that share memory because the result is a view.
-        num_blocks: Number of nested blocks (control flow); such operations are moved as one and never split.
+        num_blocks: Number of nested blocks (control flow). An operation with blocks is moved as a whole and never split.
     """
 
     id: Id
@@ -147,7 +148,7 @@ class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_
 
     @property
     def reads(self) -> list[int]:
-        """Ids of the operands whose contents it reads, each once: all except absent ones and those of which it needs only the shape."""
+        """Ids of the operands whose contents it reads, each once: all except absent ones and those of which it reads only the shape."""
         if not self.no_buffer:
             found = dict.fromkeys(self.operands)
             found.pop(ABSENT, None)
@@ -179,7 +180,7 @@ class Job(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
     Attributes:
         name: Unique in the plan; letters, digits and `_` only (Paddle's profiler reads no others).
         kind: `forward`, `backward`, `pair`, `optimizer`, ..., under VPP followed by the chunk (`forward1`).
-        micro_batch: The micro-batch that it is named after (of a pair: that of its backward).
+        micro_batch: The micro-batch that it is named after (for a pair, that of its backward).
         items: The op instances in issue order.
         host_waits: Pairs of op instances: after issuing the first the host waits for the second, a computation that was issued
             before it, or the first itself. They keep the host from running ahead of the device, which would allocate memory too
@@ -194,7 +195,7 @@ class Job(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An order between streams of several jobs: recorded after one op instance, waited for before others."""
+    """An event between streams, also of several jobs: recorded after one op instance, waited for before others."""
 
     name: str
     record: OpInstance
@@ -205,7 +206,7 @@ class Pipeline(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     """Pipeline stage and number of micro-batches of the step that a program belongs to.
 
     `schedule` is Paddle's name (`1F1B`, `FThenB`, `VPP`), `accumulate` for gradient accumulation without a pipeline, or
-    `none` for a program that runs once a step.
+    `none` for a program that runs once per step.
     """
 
     stage: Rank = 0
@@ -223,10 +224,10 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=T
         mode: `train`, `eval` or `predict`.
         passes: Names of the passes applied, in order.
         jobs, events: The schedule; empty before a schedule pass.
-        refusals: Why Paddle's own schedule refuses the program, though a plan of Interlace runs it; empty where it does not.
+        refusals: Why Paddle's own schedule refuses the program, although plans of Interlace can run it; empty if it does not.
         paddle: Version of Paddle that built it.
-        equivalent_ranks: Higher ranks that have no program of their own here: this one represents them, as theirs
-            differ in the ranks of groups only.
+        equivalent_ranks: Higher ranks that this program represents: theirs differ only in attributes and in the ranks of
+            groups (`equivalent_ranks.py`).
     """
 
     ops: tuple[Op, ...]
@@ -244,10 +245,10 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=T
     equivalent_ranks: tuple[Rank, ...] = msgspec.field(default=(), name="alike")
 
     def with_ops(self, ops: list[Op] | tuple[Op, ...], values: list[Value] | tuple[Value, ...] | None = None) -> Program:
-        """The same program with other operations, and other values where given."""
+        """The same program with other operations, and other values if given."""
         return msgspec.structs.replace(self, ops=tuple(ops), values=self.values if values is None else tuple(values))
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks whose program this is: its own, and those it stands for."""
+        """The ranks whose program this is: its own, and those that it represents."""
         return (self.rank, *self.equivalent_ranks)

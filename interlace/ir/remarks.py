@@ -11,7 +11,7 @@ import msgspec
 from interlace.ir.program import Op
 
 Kind = Literal["applied", "declined", "decided", "analysis"]
-"""Whether a pass changed the program, left it as it was, or the search chose among forms; `analysis` only tells of figures."""
+"""Whether a pass changed the program, left it as it was, or the search chose among forms; `analysis` only reports figures."""
 Number = int | float
 Fact = Number | str | Op | Sequence[Number] | Sequence[str] | Sequence[Op]
 
@@ -22,8 +22,8 @@ class Place(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
     Attributes:
         op, name, layer: Id of an operation, with its name and its layer.
         value: Id of a value.
-        job: Parts of a kind of job, as `B+F`; with chunks `B.1+F.0`.
-        stage: Of the pipeline.
+        job: A kind of job by its parts, such as `B+F`; with chunks `B.1+F.0`.
+        stage: Pipeline stage. Here and in `op` and `value`, -1 is none.
     """
 
     op: int = -1
@@ -35,7 +35,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
 
     @classmethod
     def of(cls, op: Op, value: int = -1) -> Place:
-        """An operation, and a value that it reads or gives."""
+        """The place of an operation, and of a value that it reads or gives."""
         return cls(op.id, op.name, op.layer, value)
 
 
@@ -46,11 +46,11 @@ class Remark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """One thing that was done, declined, decided or found.
 
     Attributes:
-        rule: What it is, in kebab-case: the same for all places and figures.
-        pass_name: The pass in whose report it stands; `pass` in JSON.
-        numbers: Figures by name. The end of the name is the unit: `_ns`, `_bytes`, else a count or a ratio.
-        names: Options, streams, forms and the like.
-        ops: Other operations that it speaks of.
+        rule: What happened, as a name in kebab-case that does not depend on place and figures.
+        pass_name: The pass whose report contains it; `pass` in JSON.
+        numbers: Figures by name. The name ends with the unit (`_ns`, `_bytes`); otherwise it is a count or a ratio.
+        names: Options, streams, forms and other words, by name.
+        ops: Other operations that are mentioned, by name.
     """
 
     rule: str
@@ -62,13 +62,13 @@ class Remark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     ops: dict[str, tuple[Place, ...]] = {}
 
     def of(self, pass_name: str) -> Remark:
-        """The same in the report of a pass; `Pipeline` does this with what passes report."""
+        """The same remark with the name of its pass, which `Pipeline` fills in."""
         return msgspec.structs.replace(self, pass_name=pass_name)
 
 
 def remark(kind: Kind, rule: str, at: Op | Place | None = None, /, **facts: Fact) -> Remark:
-    """A remark on a place; facts go where their types say: numbers, words and operations, or several of one of them. No sentences: these
-    stand in `interlace/report/remarks.py`."""
+    """A remark about a place. Each fact is a number, a word or an operation, or a sequence of one of them, and goes into the field for its
+    type. Facts are not sentences: these are in `interlace/report/remarks.py`. Raises TypeError for any other type."""
     numbers, names, ops = dict[str, Number | tuple[Number, ...]](), dict[str, str | tuple[str, ...]](), dict[str, tuple[Place, ...]]()
     for name, fact in facts.items():
         each = (fact,) if isinstance(fact, str | Op) or not isinstance(fact, Sequence) else tuple(fact)
@@ -86,7 +86,7 @@ def remark(kind: Kind, rule: str, at: Op | Place | None = None, /, **facts: Fact
 
 
 def _plain(name: str, figure: object) -> Number:
-    """A number of Python: arrays give others, which JSON has no form for."""
+    """A figure as Python's int or float; NumPy's numbers cannot be encoded as JSON."""
     if type(figure) in (int, float):
         return figure  # type: ignore[return-value]
     if isinstance(figure, Integral):

@@ -2,8 +2,8 @@
 
 A group is identified by its ranks, in the ring's order, and, if several groups have the same ranks, by its number. Paddle numbers
 rings in the order in which a process creates them, and names a communicator by its ranks and that number
-(`process_group.ProcessGroup.instantiate`), so equal numbers are the same ring. If programs share no number for these ranks, the order
-in which they list the groups identifies them.
+(`process_group.ProcessGroup.instantiate`), so equal numbers are the same ring. If programs share no number for the same ranks, groups
+are matched in ascending order of their numbers.
 
 >>> known = RingNames({0: (Group(7, (0, 1)), Group(8, (0, 1))), 1: (Group(8, (0, 1)),)})
 >>> known.name(0, 8) == known.name(1, 8), known.name(0, 7) == known.name(1, 8)
@@ -23,7 +23,12 @@ RingName = tuple[Ranks, int]
 
 
 class RingNames:
-    """Names of the groups in the programs of several ranks; groups with equal names are the same ring."""
+    """Names of the groups in the programs of several ranks; groups with equal names are the same ring.
+
+    Attributes:
+        unclear: Ranks of groups -> rank -> its numbers of these groups, where ranks share no number and have different counts of groups,
+            so that it is not known which are the same.
+    """
 
     def __init__(self, groups: Mapping[int, Sequence[Group]]) -> None:
         self._ranks = {rank: {group.id: group.ranks for group in listed} for rank, listed in groups.items()}
@@ -44,11 +49,11 @@ class RingNames:
                 self._index[ranks, rank] = {number: index for index, number in enumerate(each)}
 
     def name(self, rank: int, group: int) -> RingName:
-        """The common name of one rank's group."""
+        """The name of one rank's group, equal for all its ranks."""
         ranks = self._ranks[rank][group]
         return ranks, self._index.get((ranks, rank), {}).get(group, group)
 
 
 def _numbered_alike(numbers: Sequence[Sequence[int]]) -> bool:
-    """Whether ranks share any number, or there is but one rank."""
+    """Whether any two ranks share a number, or there is only one rank."""
     return len(numbers) < 2 or len(set(chain.from_iterable(numbers))) < sum(map(len, numbers))

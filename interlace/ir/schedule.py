@@ -1,11 +1,11 @@
-"""Pipeline schedules: a list of slots for each stage, printed and parsed as text.
+"""Pipeline schedules: a list of slots for each stage, which can be printed and parsed.
 
     0 | 0F 1F 0B 2F 1B 2B O
 
 A part is `<micro-batch><kind>`: `F` forward, `B` backward, `R` the receives of a forward, `S` the sends of a backward, `I` the
 input-gradient part of a backward, `W` its weight-gradient part, `O` the optimizer. A chunk other than 0 follows a dot (`3F.1`).
-A slot is one job: a part alone, or several that run mixed (`3I+5F+1W`: input gradients of micro-batch 3, forward of 5 and weight
-gradients of 1). The last one may hold the optimizer too (`3B+O`).
+A slot is one job: a single part, or several whose operations are mixed (`3I+5F+1W`: input gradients of micro-batch 3, forward of 5 and
+weight gradients of 1). The last slot may also contain the optimizer (`3B+O`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Schedule = Callable[[int, int, int, int], list[Slot]]
 
 
 def in_flight(stage: int, num_stages: int, num_micro_batches: int) -> int:
-    """Micro-batches that are in flight on a stage in 1F1B.
+    """Number of micro-batches in flight on a stage in 1F1B.
 
     >>> [in_flight(stage, 4, 3) for stage in range(4)]
     [3, 3, 2, 1]
@@ -64,7 +64,7 @@ def in_flight(stage: int, num_stages: int, num_micro_batches: int) -> int:
 
 
 def mixed_depth(stage: int, num_stages: int, num_micro_batches: int) -> int:
-    """Micro-batches in flight on a stage with which mixed pairs of neighbours do not wait for each other."""
+    """Number of micro-batches in flight on a stage with which mixed pairs of neighbouring stages do not wait for each other."""
     return min(2 * (num_stages - 1 - stage) + 1, num_micro_batches)
 
 
@@ -168,18 +168,18 @@ def _virtual_order(stages: int, micro_batches: int, chunks: int) -> tuple[list[t
 
 
 SCHEDULES: dict[str, Schedule] = {"FThenB": f_then_b, "1F1B": one_f_one_b, "VPP": interleaved, "accumulate": accumulate, "none": accumulate}
-"""Paddle's own schedules by the name its strategy gives them."""
+"""Paddle's own schedules by their names in its strategy."""
 
 
 def find_schedule(name: str) -> Schedule:
-    """The schedule of a name. Raises ConfigError, with the list of those there are, where it is not known."""
+    """The schedule with this name. Raises ConfigError, with the known names, if there is none."""
     if name not in SCHEDULES:
         raise ConfigError(f"schedule {name!r} is not known; there are {sorted(SCHEDULES)}")
     return SCHEDULES[name]
 
 
 def baseline_row(pipe: Pipeline) -> list[Slot]:
-    """The slots of Paddle's own schedule on the stage of a pipeline. Raises ConfigError as `find_schedule`."""
+    """The slots of Paddle's own schedule on a program's stage. Raises ConfigError as `find_schedule`."""
     return find_schedule(pipe.schedule)(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
 
 
@@ -199,11 +199,11 @@ def pair_up(slots: list[Slot]) -> list[Slot]:
 
 
 def trailing(slots: list[Slot], weight_delay: int, weight_delay_at_end: int | None = None) -> list[Slot]:
-    """The same schedule with the weight gradients of each backward computed `weight_delay` backwards later, in the same order, the rest
-    at its end.
+    """The same schedule with the weight gradients of each backward computed `weight_delay` backwards later, in the same order; the
+    remaining ones follow before the optimizer. From the last forward on, the delay is `weight_delay_at_end` if given.
 
-    Weight gradients of an earlier backward do not depend on their job, so they can run during its first collectives; the last ones
-    fill the end of the pipeline. What trails may do so by more from the last forward on.
+    Weight gradients of an earlier backward do not depend on the other work of their job, so they can run during its first collectives; the
+    last ones fill the end of the pipeline.
 
     >>> show_row(1, trailing(paired(1, 2, 4), 1)), show_row(1, trailing(paired(1, 2, 4), 1, weight_delay_at_end=2))
     ('1 | 0F 0I+1F 1I+2F+0W 2I+3F+1W 3I+2W 3W O', '1 | 0F 0I+1F 1I+2F+0W 2I+3F 3I+1W 2W 3W O')
@@ -231,7 +231,8 @@ def joined(
     warmup: int | None = None,
     weight_delay_at_end: int | None = None,
 ) -> list[Slot]:
-    """Slots of backward joined to forward whose weight gradients trail, with or without chunks; `warmup` counts without them only.
+    """Slots with each steady backward and the next forward in one job, and with delayed weight gradients; with or without chunks. `warmup`
+    has no effect with chunks.
 
     >>> show_row(1, joined(1, 2, 2, 2, weight_delay=3))
     '1 | 0F 1F 0F.1 1F.1 0I.1 1I.1 0I 1I+0W.1 1W.1 0W 1W O'
@@ -241,7 +242,8 @@ def joined(
 
 
 def with_optimizer(slots: list[Slot]) -> list[Slot]:
-    """The same schedule with the optimizer in the job of the last gradients, so that those which are complete are reduced during the rest.
+    """The same schedule with the optimizer in the job of the last gradients, so that gradients that are complete are reduced while the
+    others are computed. Unchanged if that job has several parts.
 
     >>> show_row(1, with_optimizer(joined(1, 2, 3, weight_delay=0)))
     '1 | 0F 0B+1F 1B+2F 2B+O'
@@ -253,7 +255,7 @@ def with_optimizer(slots: list[Slot]) -> list[Slot]:
 
 
 def last_forward(row: Sequence[Slot]) -> int:
-    """Where the last slot with a forward stands in a row, from which on the pipeline empties; behind all if there is none.
+    """Index of the last slot with a forward, after which the pipeline drains; `len(row)` if there is none.
 
     >>> last_forward(paired(1, 2, 3)), last_forward(paired(0, 2, 2)), last_forward([OPTIMIZER])
     (2, 1, 1)
@@ -262,8 +264,8 @@ def last_forward(row: Sequence[Slot]) -> int:
 
 
 def sent_before(row: Sequence[Slot], micro_batch: int) -> int:
-    """Number of forwards that a stage completes before it receives a micro-batch's gradient; the next stage must receive as many
-    activations before it sends that gradient.
+    """Number of forwards that a stage completes before the backward of a micro-batch; the next stage must receive as many activations
+    before it sends that micro-batch's gradient.
 
     >>> sent_before(one_f_one_b(0, 2, 4), 1)
     3
@@ -282,8 +284,8 @@ def show_row(stage: int, slots: list[Slot]) -> str:
 
 
 def parse_rows(text: str, where: str = "schedule") -> dict[int, list[Slot]]:
-    """Stages as text -> slots by stage; the inverse of `show_row`. Raises PlanError, with the line, where a token cannot be read, or a
-    stage occurs twice.
+    """Slots by stage, from text; the inverse of `show_row`. Raises PlanError, with the line, if a token cannot be read, or a stage occurs
+    twice.
 
     >>> [str(slot) for slot in parse_rows("0 | 0F 0B+1F 1B O")[0]]
     ['0F', '0B+1F', '1B', 'O']

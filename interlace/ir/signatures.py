@@ -1,4 +1,4 @@
-"""What the partners of a communication must agree on."""
+"""What ranks must agree on when they communicate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from interlace.ir.operation_kinds import UNEVEN
 from interlace.ir.program import Op, Value
 
 ROOTS = ("root", "root_id", "reduce_type")
-"""Attributes in which partners must agree."""
+"""Attributes that must be equal on all ranks of a call."""
 Signature = tuple[str, int, str, str]
 
 
 def signature(op: Op, values: Mapping[int, Value]) -> Signature:
     """Kind, bytes (-1: unknown until run time), dtype, root and reduction of a call.
 
-    In a plan partners must also agree on which call of the captured program it is, and on the micro-batch (`skeleton.Calls`).
+    In a plan, ranks must also agree on which call of the captured program it is, and on the micro-batch (`skeleton.Calls`).
     """
     data = values.get(op.operands[0] if op.operands else op.results[0] if op.results else -1)
     kind = op.kind if not is_p2p(op) else "partial_p2p" if op.kind.startswith("partial") else "p2p"

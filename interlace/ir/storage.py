@@ -26,7 +26,7 @@ from interlace.ir.per_ops import once_per_ops
 from interlace.ir.program import ABSENT, Op, OpInstance, Program, Value
 
 FETCH = "interlace_fetch"
-"""Attribute of an output that the user fetches by its value, beside the program's named ones."""
+"""Attribute of an output that the user fetches by value, in addition to the program's named outputs."""
 
 
 class Part(NamedTuple):
@@ -36,7 +36,7 @@ class Part(NamedTuple):
         storage: Number of its storage in `Storages.storages`.
         variable: The executor's variable, named by the first value of its in-place chain.
         root: The value whose contents it is: the first one, before views and in-place results.
-        value: The tensor's own value id; `ABSENT` for a vector's element that no operation takes out.
+        value: The tensor's own value id; `ABSENT` for a vector's element that no operation extracts.
     """
 
     storage: int
@@ -47,13 +47,13 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Storage:
-    """One piece of memory, of each micro-batch or (persistable) of all.
+    """One piece of memory: one per micro-batch or, if persistable, one for all.
 
     Attributes:
         producer: Id of the operation that allocates it.
-        value: The value whose type gives its size and memory: the one it is named after, otherwise its first one.
-        size_bytes: -1 where unknown.
-        persistable: One for all micro-batches, there before and after the step.
+        value: The value whose type gives its size and memory: the one whose id is the storage's, otherwise its first one.
+        size_bytes: -1 if unknown.
+        persistable: One for all micro-batches, which exists before and after the step.
         memory: `device`, `pinned` or `host`.
         kept: Never freed within the step: it holds an input, a parameter or an output of the program.
         variables: All variables that name it.
@@ -73,7 +73,7 @@ class Storage:
 
     @property
     def lasting(self) -> bool:
-        """Whether it is the same memory in the next step: what is persistable, and host buffers."""
+        """Whether it is the same memory in the next step: true of persistable storages and of host buffers."""
         return self.persistable or self.memory != "device"
 
 
@@ -81,8 +81,8 @@ class Storages:
     """Storages and variables of a program; O(ops + operands).
 
     Attributes:
-        storages: All, in the order of the program.
-        parts: Value id -> its tensors: one, or those of a vector; behind them those in whose memory they may be.
+        storages: All storages, in the order of the program.
+        parts: Value id -> its tensors (one, or those of a vector), followed by others in whose memory they may lie.
         values: Value by id.
     """
 
@@ -116,7 +116,7 @@ class Storages:
         return [self.storages[part.storage] for part in self.parts.get(value, ())]
 
     def numbers(self, value: int) -> tuple[int, ...]:
-        """The numbers of these storages."""
+        """The numbers of a value's storages."""
         found = self._numbers.get(value)
         if found is None:
             found = self._numbers[value] = tuple(part.storage for part in self.parts.get(value, ()))
@@ -127,7 +127,7 @@ class Storages:
         return {n for value in values for n in self.numbers(value)}
 
     def variable(self, value: int) -> int:
-        """The executor's variable of a value; a vector's own, beside those of its tensors."""
+        """The executor's variable of a value; a vector has one of its own, besides those of its tensors."""
         return value if self.values[value].dtype == "vector" else self.parts[value][0].variable
 
     def is_persistable(self, value: int) -> bool:
@@ -164,7 +164,7 @@ class Storages:
         return (*own, *(Part(storage, variable, root, value.id) for storage, root in places if storage not in known))
 
     def _of_operand(self, value: Value, shared: int, is_view: bool) -> tuple[Part, ...]:
-        """A result in an operand's memory, of which the executor has a variable of its own where it is a view."""
+        """A result in an operand's memory; if it is a view, the executor has a separate variable for it."""
         tensor = value.dtype != "vector"
         return tuple(
             Part(part.storage, value.id if is_view else part.variable, part.root, value.id if tensor else part.value)
@@ -176,12 +176,12 @@ class Storages:
             return self._elements(op, value)
         if value.storage not in self._number:
             self._number[value.storage] = self._new(op, self.values.get(value.storage, value))
-        # parts of a fused buffer that lasts are written one by one and are its contents together
+        # the parts of a persistable fused buffer are written one by one, and together are its contents
         root = self._first.setdefault(value.storage, value.id) if value.storage in self._persistable else value.id
         return (Part(self._number[value.storage], value.id, root, value.id),)
 
     def _elements(self, op: Op, vector: Value) -> tuple[Part, ...]:
-        """Tensors of a vector that a kernel gives; the variable of one is named after the value that is extracted from the vector."""
+        """Tensors of a vector that a kernel returns; the variable of each is named after the value that is extracted from the vector."""
         taken_out = self._taken_out.get(vector.id, ())
         tensors = [self.values[v] for v in taken_out] if len(taken_out) == len(vector.elements) else [vector] * len(vector.elements)
         return tuple(
@@ -195,13 +195,13 @@ class Storages:
         return len(self.storages) - 1
 
     def reads(self, op: Op) -> list[int]:
-        """Values whose contents an operation reads, each once; none where it launches nothing."""
+        """Values whose contents an operation reads, each once; none if it launches nothing."""
         return [] if op.name in NO_KERNEL else op.reads
 
     def writes(self, op: Op) -> list[int]:
-        """Results that the operation computes: all but views and results that are left out; the buffer into which `coalesce_tensor`
-        has put what it writes over; and what control flow writes over, or an unknown operation may. What lasts an unknown operation
-        writes only where it says so."""
+        """Values that the operation writes: its results, except views and results that are left out; fused buffers (`coalesce_tensor`)
+        in which it overwrites a tensor; and operands that control flow overwrites, or that an unknown operation may overwrite. An unknown
+        operation is taken to write persistable operands only if it declares that it does."""
         if is_boundary(op) or op.name in (COMBINE, SPLIT):
             return []
         viewed = {result for result, _ in views_of(op)}
@@ -209,7 +209,7 @@ class Storages:
         return [*own, *self._buffers.get(op.id, ()), *self._hidden_writes(op)]
 
     def _hidden_writes(self, op: Op) -> list[int]:
-        """Operands that are written over, or may be, without a result in their variable."""
+        """Operands that the operation overwrites, or may overwrite, without a result in their variable."""
         positions = written_positions(op)
         if not positions:
             return []
@@ -220,10 +220,11 @@ class Storages:
         return [value for value in written if value not in said and not all(storage.persistable for storage in self.of(value))]
 
     def written_parts(self, op: Op, value: int) -> tuple[Part, ...]:
-        """The tensors of one of an operation's `writes` that it writes: of a result that may be in memory of others, its own.
+        """The tensors of `value`, one of an operation's `writes`, that it writes; if a result may lie in the memory of other values, only
+        its own tensors.
 
-        An operand that is written without a result in its variable is written by the name of a result: the executor does not know of it,
-        and does not keep it behind others that read the operand's variable.
+        If an operand is written without a result in its variable, the write has the variable of the first result: the executor does not
+        know of it, and does not order it after readers of the operand's variable.
         """
         if op.results and value in self._hidden_writes(op):
             mine = (part for part in self.parts[value] if op.num_blocks or not self.storages[part.storage].persistable)
@@ -233,11 +234,11 @@ class Storages:
         return self.parts[value][:num_own] if unsure else self.parts[value]
 
     def cleared_buffers(self) -> set[int]:
-        """Numbers of the fused buffers of which an operation writes over a tensor."""
+        """Numbers of the storages of fused buffers in which an operation overwrites a tensor."""
         return self.numbers_of(value for buffers in self._buffers.values() for value in buffers)
 
     def _overwritten_buffers(self, program: Program) -> dict[int, list[int]]:
-        """Operation -> fused buffers that hold a tensor which it writes over; the tensors lie there from `coalesce_tensor` on."""
+        """Operation id -> fused buffers in which it overwrites a tensor; tensors lie in a buffer from its `coalesce_tensor` on."""
         buffer_of: dict[int, int] = {}
         found: dict[int, list[int]] = {}
         for op in program.ops:
@@ -254,14 +255,14 @@ class Storages:
         return [op.results[result] for result, _ in views_of(op)] if op.name not in NO_KERNEL else []
 
     def users(self) -> list[set[int]]:
-        """For each storage the ids of the operations that write or read it."""
+        """For each storage, the ids of the operations that write or read it."""
         found: list[set[int]] = [set() for _ in self.storages]
         for op_id, storage, _ in self.uses():
             found[storage].add(op_id)
         return found
 
     def uses(self) -> list[tuple[int, int, int]]:
-        """Ids of operations in program order, each with the number of a storage that it writes or reads, and by which variable."""
+        """`(operation id, storage number, variable)` for each storage that an operation writes or reads, in program order."""
         found: list[tuple[int, int, int]] = []
         for op in self.program.ops:
             given = () if op.name in (COMBINE, SPLIT) else op.results
@@ -269,15 +270,15 @@ class Storages:
         return found
 
     def is_once(self, value: int) -> bool:
-        """Whether a value exists once a step: a persistable value with a name, or a result of the optimizer part.
+        """Whether a value exists once per step: a persistable value with a name, or a result of the optimizer part.
 
-        Paddle also marks results without a name as persistable, to keep them from collection: each micro-batch has its own.
+        Paddle also marks results without a name as persistable, to keep them from being freed; each micro-batch has its own.
         """
         variables = [self.values[part.variable] for part in self.parts[value]]
         return value in self._once or any(each.persistable and each.name for each in variables)
 
     def is_collected(self, op: Op) -> bool:
-        """Whether this operation names an output, which a job of its own collects: the last of the step, as plans are proved."""
+        """Whether this operation names an output that a separate job collects; the proof takes this job as the last of the step."""
         return op.name == SHADOW_OUTPUT and (FETCH in op.attrs or not self.is_once(op.operands[0]))
 
 
@@ -286,7 +287,7 @@ storages_of = once_per_ops(Storages)
 
 
 def _taken_out(program: Program) -> dict[int, tuple[int, ...]]:
-    """Vector that a kernel gives -> the tensors that are extracted from it, also through a vector that shares its memory."""
+    """Vector that a kernel returns -> the tensors that are extracted from it, also through a vector that shares its memory."""
     source: dict[int, int] = {}
     found: dict[int, tuple[int, ...]] = {}
     for op in program.ops:
@@ -298,12 +299,12 @@ def _taken_out(program: Program) -> dict[int, tuple[int, ...]]:
 
 
 def is_fed(op: Op, values: dict[int, Value]) -> bool:
-    """Whether an operation names an input that comes with the batch: the first job of the step cuts it by micro-batch."""
+    """Whether an operation names an input from the batch, which the first job of the step cuts into micro-batches."""
     return op.name == DATA and not values[op.results[0]].persistable
 
 
 def feed_items(program: Program) -> list[OpInstance]:
-    """Op instances of the job at the start of the step, which cuts the batch: each input for each micro-batch, in its order."""
+    """Op instances of the job at the start of the step, which cuts the batch: one per input and micro-batch, in the job's order."""
     values = {value.id: value for value in program.values}
     read = {value for op in program.ops for value in op.operands}
     fed = [op.id for op in program.ops if is_fed(op, values) and op.results[0] in read]
@@ -311,7 +312,8 @@ def feed_items(program: Program) -> list[OpInstance]:
 
 
 def collect_items(program: Program) -> list[OpInstance]:
-    """Op instances of the job that collects the outputs, each for each micro-batch, or once. The proof has it at the end of the step."""
+    """Op instances of the job that collects the outputs: one per output and micro-batch, or one for an output that exists once per step.
+    The proof takes this job as the last of the step."""
     if not any(op.name == SHADOW_OUTPUT for op in program.ops):
         return []
     table = storages_of(program)

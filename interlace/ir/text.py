@@ -43,7 +43,7 @@ _NUMBERS = ("chunk", "group", "priority", "origin", "num_blocks")
 
 
 def show(program: Program) -> str:
-    """The program as text, one operation a line."""
+    """The program as text, one operation per line."""
     values = {value.id: value for value in program.values}
     pipe = program.pipeline
     lines = [
@@ -64,7 +64,7 @@ def show(program: Program) -> str:
 
 
 def show_op(op: Op, values: dict[int, Value]) -> str:
-    """One operation's line."""
+    """The line of one operation."""
     results = ", ".join(show_value(values[value]) for value in op.results)
     operands = ", ".join("_" if value == ABSENT else f"%{value}" for value in op.operands)
     text = f"#{op.id} " + (f"{results} = " if results else "") + f"{op.name}({operands}) {op.role}"
@@ -93,7 +93,7 @@ def show_value(value: Value) -> str:
 
 
 def show_job(job: Job) -> str:
-    """A job's line; runs of consecutive op ids of one micro-batch are printed as ranges."""
+    """The line of a job; consecutive op ids of one micro-batch are printed as ranges."""
     parts: list[str] = []
     run: list[int] = []
     for op_id, micro_batch in job.items:
@@ -109,7 +109,7 @@ def show_job(job: Job) -> str:
 
 def parse(text: str, where: str = "program text") -> Program:
     """Read the printed form; blank lines and lines that start with `//` are skipped. Raises ProgramError, which names `where` and the line,
-    where one cannot be read."""
+    if a line cannot be read."""
     ops: list[Op] = []
     values: dict[int, Value] = {}
     fields: dict[str, Any] = {"groups": [], "jobs": [], "events": [], "refusals": []}

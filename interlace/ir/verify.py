@@ -18,8 +18,8 @@ EVENT_NAME = re.compile(r"\S+")
 
 
 def verify(program: Program) -> None:
-    """Check a program; cost O(ops + operands + job items). Raises ProgramError with every broken rule (the first 20), each naming the
-    operation."""
+    """Check a program; cost O(ops + operands + job items). Raises ProgramError with the broken rules (the first 20), each with the
+    operation that breaks it."""
     faults = [
         *_ranks(program),
         *_values(program),
@@ -46,12 +46,12 @@ ATTRIBUTES: dict[str, tuple[type, ...]] = {
     "dropout": (int, float, type(None)),
     **dict.fromkeys(("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking"), (bool,)),
 }
-"""Attributes that Interlace reads -> their types."""
+"""Attributes that Interlace reads -> the types that they may have."""
 
 
 def require_bounds(program: Program) -> None:
-    """Check a program from a file against limits of size, and the types of attributes that Interlace reads; cost O(ops + values). Raises
-    ProgramError where it exceeds a limit, or an attribute has another type than its reader expects."""
+    """Check the size of a program from a file, and the types of the attributes that Interlace reads; cost O(ops + values). Raises
+    ProgramError if it exceeds a limit, or an attribute has a type that its reader does not expect."""
     batches = program.pipeline.num_micro_batches
     if max(len(program.ops), program.pipeline.num_chunks) * batches > MOST_ITEMS:
         raise ProgramError(
@@ -156,7 +156,7 @@ def _aliases(program: Program) -> list[str]:
 
 
 _of_rings = once_per_ops(lambda program: [op for op in program.ops if op.group >= 0 or ring_of(op) >= 0])
-"""Operations that have a group, or should have one."""
+"""Operations that have a group, or must have one because they have a ring."""
 
 
 def _communications(program: Program) -> list[str]:
@@ -167,7 +167,7 @@ def _communications(program: Program) -> list[str]:
 def _communication(op: Op, groups: dict[int, Group]) -> list[str]:
     ring, peer = ring_of(op), op.attrs.get("peer", -1)
     if op.group < 0:
-        lost = f"{describe(op)} holds ring {ring} and has no group; what holds a ring communicates: dump the program again"
+        lost = f"{describe(op)} has ring {ring} but no group; an operation with a ring communicates: dump the program again"
         return [lost] if ring >= 0 else []
     if not is_known_comm(op):
         return [f"{describe(op)} has group {op.group}, and it is not known how operations of this kind communicate"]
@@ -200,7 +200,7 @@ def _names_of_jobs(program: Program) -> list[str]:
 
 @once_per_items
 def _runs_what_it_should(program: Program) -> bool:
-    """Whether the jobs run each operation once for each micro-batch, or once a step, and copies at most that often."""
+    """Whether the jobs run each operation once for each micro-batch, or once per step, and copies at most that often."""
     count = program.pipeline.num_micro_batches
     runs = {op.id: 0 if is_boundary(op) else 1 if op.role == "optimize" else count for op in program.ops}
     items = [item for job in program.jobs for item in job.items]
@@ -250,7 +250,7 @@ def _waits(program: Program, ops: dict[int, Op]) -> list[str]:
     return faults
 
 
-# A copy that no job runs for a micro-batch is the identity there: its readers read what it would have copied.
+# If no job runs a copy for a micro-batch, the copy is the identity there: its readers read what it would have copied.
 def _missing(program: Program, ops: dict[int, Op]) -> list[str]:
     count, done = program.pipeline.num_micro_batches, {item for job in program.jobs for item in job.items}
     inner = [op_id for op_id, op in ops.items() if not is_boundary(op) and not is_copy(op)]
@@ -261,7 +261,7 @@ def _missing(program: Program, ops: dict[int, Op]) -> list[str]:
 def _events(program: Program) -> list[str]:
     if not program.events:
         return []
-    # storages can be looked up where all operands are defined
+    # storages can only be looked up if all operands are defined
     fed, collected = feed_items(program), [] if _dataflow(program) else collect_items(program)
     inside = index_of_items(program)
     outside = {item: k - len(fed) for k, item in enumerate(fed)} | {item: len(inside) + k for k, item in enumerate(collected)}
@@ -271,7 +271,7 @@ def _events(program: Program) -> list[str]:
     recorders: dict[OpInstance, str] = {}
     for event in program.events:
         if event.name in names:
-            faults.append(f"event {event.name!r} is recorded twice; one recorder a name")
+            faults.append(f"event {event.name!r} is recorded twice; a name has one recorder")
         names.add(event.name)
         if not EVENT_NAME.fullmatch(event.name) or event.name == "default":
             faults.append(f"event {event.name!r}: a name has no blanks and is not 'default', which is the executor's own")

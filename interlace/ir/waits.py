@@ -1,4 +1,4 @@
-"""What the host can wait for inside a job (`Job.host_waits`): computation on the compute stream."""
+"""Operations that the host can wait for inside a job (`Job.host_waits`): computation on the compute stream."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def is_computed(op: Op, value: Value) -> bool:
 
 
 def computes(op: Op, values: Mapping[int, Value]) -> bool:
-    """Whether the compute stream computes some result of an operation."""
+    """Whether the compute stream computes any result of an operation."""
     return any(is_computed(op, values[value]) for value in op.results)
 
 
 @once_per_ops
 def computing(program: Program) -> set[int]:
-    """Ids of the operations of which the compute stream computes some result; nobody may change it."""
+    """Ids of the operations of which the compute stream computes any result; read-only."""
     values = {value.id: value for value in program.values}
     return {op.id for op in program.ops if computes(op, values)}
 
 
 def last_of(job: Job, ops: Container[int]) -> OpInstance | None:
-    """The last op instance of a job that is of one of these operations."""
+    """The last op instance of a job that belongs to one of these operations; None if there is none."""
     return next((item for item in reversed(job.items) if item[0] in ops), None)

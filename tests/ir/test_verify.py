@@ -60,7 +60,7 @@ def with_event(*events: Event) -> Program:
 
 
 PLANTED: dict[str, tuple[Callable[[], Program], str]] = {
-    "ring without a group": (lambda: replaced(2, attrs={"ring_id": 7}), "#2 pd_op.add (fc1) holds ring 7 and has no group"),
+    "ring without a group": (lambda: replaced(2, attrs={"ring_id": 7}), "#2 pd_op.add (fc1) has ring 7 but no group"),
     "group of an unknown kind": (lambda: replaced(2, group=5), "#2 pd_op.add (fc1) has group 5, and it is not known how"),
     "host wait elsewhere": (lambda: with_waits(((5, 0), (2, 1))), "after (5, 0) the host waits for (2, 1); both must be in the job"),
     "host wait too early": (lambda: with_waits(((2, 0), (3, 0))), "after (2, 0) the host waits for (3, 0), which it issues only later"),
