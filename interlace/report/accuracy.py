@@ -1,8 +1,8 @@
-"""How far predictions are off runs of training that were measured: steps, gains, peaks, energy, and the order of plans.
+"""How far predictions are from measured training runs: steps, gains, peaks, and the order of plans.
 
 A run is a row of a results file (`testbed_*.json`, as `benchmarks.gpu.results` writes them): its case, plan, sitting and world, the median
-step measured, each rank's peaks, what was simulated when it was measured (`simulated`) and, where it was read, joules of a step. Where its
-plan is stored too (`plans.json` of the device says in which archive), it is predicted again: `now`, and `limited` with the limit of power.
+of the measured steps, each rank's peaks, the prediction made when it was measured (`simulated`) and, if read, joules per step. If its plan
+is stored too (`plans.json` of the device says in which archive), it is predicted again: `now`, and `limited` with the power limit.
 """
 
 from __future__ import annotations
@@ -37,32 +37,33 @@ from interlace.scheduler.simulate.simulator import simulate
 
 Row = dict[str, Any]
 BASELINE = "stock"
-"""What results call a run with Paddle's baseline."""
+"""Plan name of runs with Paddle's baseline."""
 PEAKS = "in_order_peak_bytes_by_rank"
-"""Simulated peaks; missing in rows of Paddle's baseline that were simulated before what its jobs keep was known, and whose programs are
-not stored."""
+"""Key of simulated peaks. Missing in rows of Paddle's baseline whose programs are not stored, and which were simulated before it was known
+what its jobs keep."""
 FLOAT32 = ("small", "moe")
-"""Cases in float32: there for their losses and for the order of plans; the profile's float32 products are TF32's, the testbed's are not."""
+"""Prefixes of cases in float32, which are not compared: the profile's float32 products use TF32, those of the testbed do not."""
 HOST_BOUND = re.compile(r"captured-\w+-h(1024|2048)-")
-"""Cases whose steps the host bounds: what an operation costs it differs from machine to machine."""
+"""Cases whose steps are bound by the host. They are not compared, as the host's time per operation differs from machine to machine."""
 LAUNCHED = "-captured"
-"""How plans are called whose steps are launched as a graph; what a profile claims is of steps that are issued."""
+"""Suffix of plans whose steps are launched as a graph. They are not compared: a profile states errors for steps that the host issues."""
 CLEAR = 0.01
-"""Two plans that were measured less than this share apart order nothing, and their gain is within the spread of steps."""
+"""If the measured steps of two plans differ by less than this share, their order and gain do not count: they are within the spread of
+steps."""
 FEW_CONNECTIONS = "8-connections"
-"""Of a plan whose streams share as many hardware connections as CUDA gives by default."""
+"""Suffix of plans whose streams share only as many hardware connections as CUDA has by default."""
 SWITCHED = ("no-priorities", "no-slab", "one-slab", "32-connections", FEW_CONNECTIONS)
-"""`PLAN-SWITCH`: the same plan on a testbed that differs. Of these the simulator knows few connections alone; no other is simulated."""
+"""Suffixes (`PLAN-SWITCH`) for the same plan on a changed testbed. Of these, only `FEW_CONNECTIONS` is simulated."""
 FIRST_WITH_MOST = "2026-11-27 14:00"
-"""Plans that ran before had so few too."""
+"""Plans of earlier sittings also had few connections."""
 ARCHIVES = "plans.json"
-"""Of a device's results: which archive has the plans of which sittings."""
+"""File of a device's results that says which archive has the plans of which sittings."""
 PREDICTIONS = {"simulated": "when measured", "now": "now, without the limit of power", "limited": "now, with it, as plans are judged"}
 
 
 class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the plans of a sitting are: the begin of its name, the archive beside the file, and the folder in it that has one of each
-    case."""
+    """Where the plans of a sitting are: a prefix of the sitting's name, the archive beside the file, and the folder in the archive that
+    contains a folder for each case."""
 
     sitting: str
     archive: str
@@ -73,29 +74,30 @@ class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def step_error(row: Row, how: str = "simulated") -> float:
-    """How far a predicted step is off the median measured one, as a share."""
+    """How far a predicted step is from the median measured one, as a share; positive if it is longer."""
     return float(row[how]["step_ms"] / row["step_ms"]["median"] - 1)
 
 
 def peak_error(row: Row, how: str = "simulated") -> float:
-    """How far the predicted peak of tensors is off, as a share; of the rank where it is furthest off."""
+    """How far the predicted peak of tensors is off, as a share, on the rank where it is furthest off; positive if it is higher."""
     measured = [each["allocated"] + each["outside"] for each in row["peak_bytes_by_rank"]]
     return float(max((a / b - 1 for a, b in zip(row[how][PEAKS], measured, strict=True)), key=abs))
 
 
 def has_peaks(row: Row, how: str = "simulated") -> bool:
-    """Whether both peaks are known: of the first runs workspaces were not told apart."""
+    """Whether measured and predicted peaks are known. The first runs do not count, as they did not record workspaces separately."""
     return bool(row.get("peak_bytes_by_rank")) and "workspace" in row["peak_bytes_by_rank"][0] and PEAKS in row[how]
 
 
 def is_compared(row: Row, how: str = "simulated") -> bool:
-    """Whether a run has this prediction, its kernels are of the types that profiles have, and they, issued one by one, bound its step."""
+    """Whether a run has this prediction and can be compared with it: it is not in float32, not bound by the host, and not launched as a
+    graph."""
     is_other = row["case"].startswith(FLOAT32) or HOST_BOUND.match(row["case"]) or row["plan"].endswith(LAUNCHED)
     return bool(row.get(how, {}).get("step_ms")) and "step_ms" in row and not is_other
 
 
 def place_of(case: str) -> str:
-    """The mesh of a case by its name.
+    """The mesh of a case, from its name.
 
     >>> place_of("gpt-s2048-mp2-pp2-b2"), place_of("llama-s2048-mp1-pp2"), place_of("llama-s2048-mp1-sendrecv")
     ('mp 2, pp 2', 'pp 2', 'one GPU')
@@ -105,7 +107,7 @@ def place_of(case: str) -> str:
 
 
 def kind_of(plan: str) -> str:
-    """The kind of a plan.
+    """The kind of a plan, from its name.
 
     >>> [kind_of(plan) for plan in ("stock-again", "auto-8gb", "budget-0.9", "offload-0.5", "zb-h1")]
     ['stock', 'auto', 'budget', 'offload', 'one form']
@@ -118,7 +120,8 @@ def kind_of(plan: str) -> str:
 
 
 def count_order(runs: Sequence[Row], how: str = "simulated") -> tuple[int, int]:
-    """Of pairs of plans of one case and sitting, measured clearly apart: how many are predicted in the right order, and all."""
+    """Number of pairs of plans that are predicted in the right order, and number of all pairs. A pair has the same case and sitting, and
+    measured steps that clearly differ (`CLEAR`)."""
     found = [row for row in runs if is_compared(row, how)]
     right = pairs = 0
     for k, row in enumerate(found):
@@ -131,7 +134,7 @@ def count_order(runs: Sequence[Row], how: str = "simulated") -> tuple[int, int]:
 
 
 def gains(runs: Sequence[Row], how: str = "simulated") -> list[tuple[Row, float, float]]:
-    """Runs with the gain over Paddle's baseline of the same case and sitting: measured, and predicted."""
+    """`(run, measured gain, predicted gain)` for runs with a baseline: gains over Paddle's baseline of the same case and sitting."""
     found = [row for row in runs if is_compared(row, how)]
     baseline = {(row["case"], row["sitting"]): row for row in found if row["plan"] == BASELINE}
     return [
@@ -142,7 +145,7 @@ def gains(runs: Sequence[Row], how: str = "simulated") -> list[tuple[Row, float,
 
 
 def errors(runs: Sequence[Row], how: str = "simulated") -> Errors:
-    """Of runs that have this prediction; gains below `CLEAR` are left out."""
+    """Errors of a prediction, over the runs that can be compared with it (`is_compared`); gains below `CLEAR` are left out."""
     found = [row for row in runs if is_compared(row, how)]
     steps: list[float] = [step_error(row, how) for row in found]
     large = [(measured, predicted) for _, measured, predicted in gains(found, how) if abs(measured) >= CLEAR]
@@ -163,7 +166,8 @@ def errors(runs: Sequence[Row], how: str = "simulated") -> Errors:
 
 
 def accuracy_of(runs: Sequence[Row], day: str) -> Accuracy:
-    """What a profile says of itself: errors of gains differ most between steps with and without stages, so they are told apart."""
+    """The errors that a profile states. Errors of gains differ most between steps with and without pipeline stages, so these are
+    separate."""
 
     def of(how: str, has_stages: bool) -> Errors:
         return errors([row for row in runs if ("pp" in place_of(row["case"])) == has_stages], how)
@@ -183,7 +187,7 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _worst(values: Sequence[float]) -> float:
-    """The one farthest from 0."""
+    """The value farthest from 0."""
     least, most = min(values, default=0.0), max(values, default=0.0)
     return round(most if most >= -least else least, 4)
 
@@ -192,7 +196,7 @@ def _worst(values: Sequence[float]) -> float:
 
 
 def results_folder(given: str = "") -> Path:
-    """The folder of stored runs: the one given, else that of the checkout Interlace runs from. Raises ConfigError where there is none."""
+    """The folder of stored runs: the one given, else that of the checkout that Interlace runs from. Raises ConfigError if there is none."""
     import interlace
 
     here = Path(given) if given else Path(interlace.__file__).resolve().parent.parent / "benchmarks" / "results"
@@ -205,14 +209,14 @@ def results_folder(given: str = "") -> Path:
 
 
 def folder_of(name: str, profile: DeviceProfile) -> str:
-    """The folder with the runs of a profile's device: of a file, that of the shipped profile of the same device, if any, else the file's
-    name."""
+    """Name of the folder with the runs of a profile's device: the name of the shipped profile or, for a profile in a file, that of the
+    shipped profile of the same device, or else the stem of the file's name."""
     return (profile_of(profile.device) or Path(name).stem) if is_path(name) else name
 
 
 def stored_runs(folder: Path, device: str, since: str = "") -> list[Row]:
-    """All finished runs of a device, in this folder of `folder`, each once; of sittings since a day or a time of it (`2026-11-27 14:00`).
-    Raises ConfigError where a file is not as `benchmarks.gpu.results` writes it."""
+    """All finished runs in the folder `device` of `folder`, each once; with `since`, only of sittings from that day or time on
+    (`2026-11-27 14:00`). Raises ConfigError if a file is not as `benchmarks.gpu.results` writes it."""
     found: dict[tuple[str, ...], Row] = {}
     for path in sorted((folder / device).glob("testbed_*.json")):
         try:
@@ -233,8 +237,8 @@ def stored_runs(folder: Path, device: str, since: str = "") -> list[Row]:
 
 @contextmanager
 def stored_plans(folder: Path, device: str) -> Iterator[Callable[[Row], list[Path]]]:
-    """Gives a function from a run to the files of the programs that it ran, empty where they are not stored; archives are unpacked for this
-    time."""
+    """Context with a function from a run to the files of its programs (none if they are not stored). Unpacked archives are deleted at the
+    end. Raises ConfigError if the list of archives, or an archive, cannot be read."""
     where = folder / device / ARCHIVES
     try:
         known = msgspec.json.decode(where.read_bytes(), type=list[Stored]) if where.is_file() else []
@@ -267,7 +271,7 @@ def _unpack(archive: Path, room: Path) -> Path:
 
 
 def _files(case: Path, plan: str, world: int) -> list[Path]:
-    """Of a plan's folder; of Paddle's baseline, where it has none, as any other plan of the case was made from it."""
+    """The files of a plan. If Paddle's baseline has no folder, these are the captured programs of any other plan of the case."""
     own = case / plan
     if own.is_dir():
         files = find_dumps([own])
@@ -290,28 +294,29 @@ def as_run(captured: Program, costs: CostModel) -> Program:
 
 
 def runnable(programs: Sequence[Program], costs: CostModel) -> list[Program]:
-    """Plans as they are; captured programs as Paddle's baseline of them."""
+    """Programs that can be simulated: plans unchanged, and Paddle's baseline for captured programs."""
     return [program if program.jobs else as_run(program, costs) for program in programs]
 
 
 def _runs_as(row: Row) -> tuple[bool, bool, bool]:
-    """Whether it is Paddle's baseline, whether its steps are launched as a graph, and whether it is a plan of several GPUs whose streams
-    share few connections: all that a prediction depends on beside programs."""
+    """All that a prediction depends on besides programs: whether the run is of Paddle's baseline, whether its steps are launched as a
+    graph, and whether it is of another plan on several GPUs whose streams share few connections."""
     is_baseline = kind_of(row["plan"]) == BASELINE
     has_few = row["sitting"] < FIRST_WITH_MOST or row["plan"].endswith(FEW_CONNECTIONS)
     return is_baseline, row["plan"].endswith(LAUNCHED), has_few and not is_baseline and row["world"] > 1
 
 
 class FewConnections(CostModel):
-    """Of a plan of several GPUs whose streams share few connections: each kernel of computation begins as much later behind the one before
-    as it does for the baseline beside a communication that waits (measured: 1.2 us and more, both; `benchmarks/results/gpu.md`)."""
+    """Costs for a plan on several GPUs whose streams share few connections. Each computation kernel starts later after the one before it,
+    by the time that the profile has for the baseline's kernels beside a waiting communication (`late_beside_wait_ns`; both were measured
+    as 1.2 us or more, `benchmarks/results/gpu.md`)."""
 
     def __init__(self, profile: DeviceProfile) -> None:
         super().__init__(msgspec.structs.replace(profile, late_beside_wait_ns=0))
         self._late_ns = profile.late_beside_wait_ns
 
     def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
-        """As in `Costs`."""
+        """As in `CostModel`, with the delay of each kernel."""
         found = super().op_time(op, values, groups)
         if not found.dur_ns or is_comm(op) or is_copy(op):
             return found
@@ -320,12 +325,13 @@ class FewConnections(CostModel):
 
 @functools.lru_cache(maxsize=2)
 def _with_few(costs: CostModel) -> FewConnections:
-    """One for all runs, as what a model has found is remembered in it."""
+    """One cost model for all runs, as a model caches its results."""
     return FewConnections(costs.profile)
 
 
 def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
-    """The run with `now` and `limited`. Raises PlanError where the step would never end."""
+    """The run with new predictions: `now`, without the power limit, and `limited`, with it (empty if the profile has no power). Raises
+    PlanError if the step would never end."""
     is_baseline, is_launched, has_few = _runs_as(row)
     if is_launched:
         costs = CostModel(costs.profile, is_launched=True)
@@ -352,8 +358,8 @@ def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
 def predicted_runs(
     folder: Path, device: str, profile: DeviceProfile, tell: Callable[[str], None] = lambda line: None, since: str = ""
 ) -> list[Row]:
-    """Every stored run of a device (`stored_runs`), predicted now where its plan is stored; what fails is told, and left as it was. Runs of
-    the same programs are predicted once."""
+    """Every stored run of a device (`stored_runs`), with new predictions if its plan is stored and can be simulated (see `FLOAT32` and
+    `SWITCHED`); otherwise unchanged. `tell` gets a line for each prediction that fails. Runs of the same programs are predicted once."""
     costs, found, known = CostModel(profile), list[Row](), dict[tuple[Any, ...], Row]()
     with stored_plans(folder, device) as plans:
         for row in stored_runs(folder, device, since):
@@ -375,7 +381,7 @@ def predicted_runs(
 
 
 def write_into(name: str, found: Accuracy) -> Path:
-    """Store it in a shipped profile, or in a profile's file. Raises OSError where that cannot be written."""
+    """Store the errors in a shipped profile, or in a profile's file; returns its path. Raises OutputError if it cannot be written."""
     import interlace
 
     path = Path(name) if is_path(name) else Path(interlace.__file__).resolve().parent / "configs" / "devices" / f"{name}.json"

@@ -1,4 +1,4 @@
-"""Where a simulated step's waiting and memory come from: by layer and kind of operation."""
+"""Causes of the waiting and of the peak memory of a simulated step, by layer and kind of operation."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Wait(msgspec.Struct, frozen=True, gc=False):
     """What compute waited for: the kind of operation, or `host`; its layer with `*` for numbers; how long, how often, and why.
 
     Attributes:
-        wait_ns: Time in which no compute ran because of it. Where one thing waits for another, each has the part of the gap that it made.
+        wait_ns: Time in which no compute ran because of it. In a chain of operations that wait for each other, each has the part of the gap
+            that it caused.
         count: Number of such parts.
-        group: Of a collective: its ranks, in words that are the same for all ranks of a stage.
-        why: Whom it waited for itself; else, of a collective, why nothing else ran meanwhile.
+        group: Ranks of a collective, in words that are the same for all ranks of a stage; empty for other operations.
+        why: What it waited for itself; otherwise, for a collective, why nothing else ran meanwhile.
     """
 
     layer: str
@@ -37,7 +38,7 @@ class Wait(msgspec.Struct, frozen=True, gc=False):
 
 
 def waits(result: Result, at: int) -> list[Wait]:
-    """Gaps in the computation of the rank with index `at`, divided among what made the operation after each late; longest first."""
+    """Gaps in the computation of the rank with index `at`, divided among what delayed the operation after each gap; longest first."""
     sim, times = result.input, result.times
     program = sim.programs[at]
     ops = {op.id: op for op in program.ops}
@@ -59,7 +60,7 @@ def waits(result: Result, at: int) -> list[Wait]:
 
 
 class _Link(NamedTuple):
-    """An op instance, -1 for the host, that makes the next one late; for how long, and why if that is known from the order alone."""
+    """An op instance (-1 for the host) that delays another one, by how long, and why if that is known already."""
 
     item: int
     wait_ns: int
@@ -68,7 +69,12 @@ class _Link(NamedTuple):
 
 @dataclass(slots=True)
 class _Chain:
-    """What op instances of a rank wait for, one because of the other."""
+    """Chains of op instances of one rank, each of which delays the next.
+
+    Attributes:
+        before: Op instance -> the one before it on its stream.
+        syncs: Op instances after which the host waits.
+    """
 
     result: Result
     at: int
@@ -76,7 +82,7 @@ class _Chain:
     syncs: Ints = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find the op instance before each on its stream, and those after which the host waits."""
+        """Compute `before` and `syncs`."""
         sim = self.result.input
         mine, last = np.arange(sim.first[self.at], sim.first[self.at + 1]), dict[int, int]()
         for item, stream in zip(mine.tolist(), sim.stream[mine].tolist(), strict=True):
@@ -86,10 +92,10 @@ class _Chain:
         self.syncs = mine[sim.awaits[mine] >= 0]
 
     def back_from(self, item: int, free: int) -> Iterator[_Link]:
-        """From the start of an op instance back to `free`: the parts of that time, each with the first thing that made it pass.
+        """Parts of the time from `free` to the start of an op instance, latest first, each with the link that caused it.
 
-        A link that could not start with its partners passes the blame for that time on to them; one that started late for want of data,
-        or because of its stream or of the host, to these.
+        Time in which an instance was ready and waited for its peers counts for the instance, with the peers as reason. Time before that
+        counts for what it waited for: the last to end of its operands and of what precedes it on its stream, or else the host.
         """
         times = self.result.times
         until, why = int(times.start[item]), ""
@@ -113,7 +119,8 @@ class _Chain:
                 until, item = start, last
 
     def _last(self, item: int, free: int) -> tuple[int, str]:
-        """What ended last, after `free`, of what an op instance needs and what is in front of it on its stream; -1 for nothing."""
+        """What ended last, after `free`, of what an op instance needs and what precedes it on its stream (-1 for nothing); and a reason if
+        it only precedes it."""
         end, needs = self.result.times.end, self.result.input.needs(item)
         before = self.before.get(item, -1)
         last = max((k for k in needs if end[k] > free), key=lambda k: int(end[k]), default=-1)
@@ -133,7 +140,7 @@ class _Chain:
 
 
 def _peers(result: Result, item: int) -> str:
-    """Whom a communication waited for: of a transfer, the other stage."""
+    """What a communication waited for: for a transfer, the other stage."""
     sim = result.input
     meet, follow = int(sim.meet[item]), int(sim.follow[item])
     mates = sim.mates_at(meet) if meet >= 0 else [follow]
@@ -144,7 +151,8 @@ def _peers(result: Result, item: int) -> str:
 
 
 def _why(result: Result, at: int, link: _Link, reader: int) -> str:
-    """Why a collective was exposed while its reader waited: work counts that is as long as the wait."""
+    """Why a collective was exposed while its reader waited. Independent computation later in the job counts only if it takes as long as the
+    wait."""
     sim, comm = result.input, link.item
     end = min((int(first) for _, first in sim.job_first[at] if first > reader), default=int(sim.first[at + 1]))
     bound, other_ns = {comm}, 0
@@ -157,7 +165,7 @@ def _why(result: Result, at: int, link: _Link, reader: int) -> str:
 
 
 def group_text(ranks: Sequence[int]) -> str:
-    """A group in words that hold for every rank of a stage.
+    """A group in words that are the same for every rank of a stage.
 
     >>> group_text((4, 5)), group_text((0, 4, 8)), group_text((0, 1, 3))
     ('2 neighbours', '3 ranks 4 apart', '3 ranks')
@@ -169,14 +177,14 @@ def group_text(ranks: Sequence[int]) -> str:
 
 
 def held(live: Iterable[LiveBytes]) -> list[LiveBytes]:
-    """Live bytes summed over layers with one name, largest first."""
+    """Live bytes summed over layers with the same pattern, largest first."""
     found = grouped(((layer_pattern(each.layer), each.kind), each) for each in live)
     rows = [LiveBytes(layer, kind, sum(h.size_bytes for h in group), sum(h.count for h in group)) for (layer, kind), group in found.items()]
     return sorted(rows, key=lambda row: (-row.size_bytes, row.layer, row.kind))
 
 
 def waits_text(rows: list[Wait], limit: int = 8) -> str:
-    """The longest in one line."""
+    """The longest waits, in one line."""
     found = [
         f"{_name(', '.join(filter(None, (row.layer, row.group))), row.kind)} {ms(row.wait_ns)} in {_count(row.count, 'wait')}"
         + (f" ({row.why})" if row.why else "")
@@ -187,9 +195,9 @@ def waits_text(rows: list[Wait], limit: int = 8) -> str:
 
 
 def held_text(rows: list[LiveBytes], limit: int = 4) -> str:
-    """The largest in one line."""
+    """The largest holders of memory, in one line."""
     found = (
-        f"parameters and optimizer state {size(row.size_bytes)}"  # which are one block here
+        f"parameters and optimizer state {size(row.size_bytes)}"  # a single block, so without a count
         if row.kind == "parameters"
         else f"{_name(row.layer, row.kind)} {size(row.size_bytes)} in {_count(row.count, 'value')}"
         for row in rows[:limit]

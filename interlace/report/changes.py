@@ -1,4 +1,4 @@
-"""What a pass changed, told by rule: operations that came, went, differ or stand elsewhere; job by job where there are jobs."""
+"""What a pass changed: operations that it added, removed, changed or moved, summed by name; job by job if there are jobs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ PROGRAM = "program order"
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What changed in one place, or alike in several: `where` names jobs as schedules do, or the whole program."""
+    """What changed in one place, or in the same way in several. `where` has slots of a schedule, for jobs, or the name of a part of the
+    program."""
 
     where: list[str]
     lines: list[str]
 
 
 def changes(before: Program, after: Program) -> list[Change]:
-    """All that differs between a program before a pass and after it, alike jobs together; empty where nothing does."""
+    """All differences between a program before a pass and after it, with jobs that changed in the same way together; empty if there are
+    none."""
     old, new = ({op.id: op for op in program.ops} for program in (before, after))
     found = [Change(["operations"], _fields(old, new))]
     if after.jobs:
@@ -42,7 +44,7 @@ def changes(before: Program, after: Program) -> list[Change]:
 
 
 def changes_text(found: Sequence[Change]) -> list[str]:
-    """Lines of a text, at most `MOST_LINES` a place."""
+    """The changes as lines, at most `MOST_LINES` per place."""
     lines = []
     for each in found:
         more = f"  ... {len(each.lines) - MOST_LINES} more" if len(each.lines) > MOST_LINES else ""
@@ -56,7 +58,8 @@ def _where(names: Sequence[str]) -> str:
 
 
 def _jobs(before: Program, after: Program, ops: Mapping[int, Op]) -> list[Change]:
-    """Of each job, against itself before; where it is new, against the order of the program before, micro-batch by micro-batch."""
+    """Changes of each job from what it was before or, for a new job, from the order of the program before, micro-batch by micro-batch; and
+    jobs that were removed."""
     known = {job.name: job for job in before.jobs}
     place = {op.id: k for k, op in enumerate(before.ops)}
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -72,7 +75,7 @@ def _jobs(before: Program, after: Program, ops: Mapping[int, Op]) -> list[Change
 
 
 def _made(items: Sequence[Item], place: Mapping[int, int], ops: Mapping[int, Op]) -> list[str]:
-    """Of a new job: what it is made of, and what stands elsewhere than in the program."""
+    """Lines for a new job: what it consists of, and which operations have another order than in the program."""
     batches = list(dict.fromkeys(batch for _, batch in items))
     switches = sum(a != b for (_, a), (_, b) in pairwise(items))
     mixed = f" of {len(batches)} micro-batches, {switches} changes from one to the other" if len(batches) > 1 else ""
@@ -84,7 +87,7 @@ def _made(items: Sequence[Item], place: Mapping[int, int], ops: Mapping[int, Op]
 
 
 def _order(old: Sequence[Item], new: Sequence[Item], ops: Mapping[int, Op]) -> list[str]:
-    """What came, what went, and what stands elsewhere among the operations that are in both."""
+    """Lines for op instances that were added or removed and, of those in both orders, for those that moved."""
     there, here = {item: k for k, item in enumerate(old)}, set(new)
     lines = [f"+ {text}" for text in _summed(ops[op] for op, _ in (item for item in new if item not in there))]
     lines += [f"- {text}" for text in _summed(ops[op] for op, _ in (item for item in old if item not in here))]
@@ -104,7 +107,7 @@ def _order(old: Sequence[Item], new: Sequence[Item], ops: Mapping[int, Op]) -> l
 
 
 def _moves(moved: dict[tuple[str, str, str], list[int]]) -> list[str]:
-    """Lines for what stands elsewhere; where they would be many, without what it stands before."""
+    """Lines for operations that moved; if there are more than `MOST_LINES`, without the operation that each now precedes."""
     told = [f"> {len(by)} {name}: {_span(by)} {way}, now before {after}" for (name, way, after), by in reversed(moved.items())]
     if len(told) <= MOST_LINES:
         return told
@@ -121,7 +124,7 @@ def _span(by: Sequence[int]) -> str:
 
 
 def _longest_rising(numbers: Sequence[int]) -> set[int]:
-    """Positions of a longest rising part: what is left to say of a new order is then shortest. O(n log n).
+    """Positions of a longest increasing subsequence, so that as few operations as possible count as moved. O(n log n).
 
     >>> sorted(_longest_rising([3, 0, 1, 4, 2]))
     [1, 2, 4]
@@ -140,13 +143,13 @@ def _longest_rising(numbers: Sequence[int]) -> set[int]:
 
 
 def _summed(ops: Iterable[Op]) -> list[str]:
-    """`12 matmul (blocks.*.mlp)`, most first."""
+    """Operations by name, as `12 matmul (blocks.*.mlp)`, most frequent first."""
     count = Counter(map(_name, ops))
     return [f"{number} {name}" for name, number in sorted(count.items(), key=lambda each: (-each[1], each[0]))]
 
 
 def _fields(old: Mapping[int, Op], new: Mapping[int, Op]) -> list[str]:
-    """Operations that are in both and differ, by what differs in them."""
+    """Lines for operations that are in both programs and differ, by name and by what differs."""
     both = (op_id for op_id in old.keys() & new.keys() if old[op_id] != new[op_id])
     count = Counter((_name(new[op_id]), "; ".join(_differing(old[op_id], new[op_id]))) for op_id in both)
     return [f"~ {number} {name}: {text}" for (name, text), number in sorted(count.items(), key=lambda each: (-each[1], each[0]))]

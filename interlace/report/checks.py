@@ -12,7 +12,7 @@ from interlace.grouping import grouped
 
 Verdict = Literal["holds", "fails", "not checked"]
 WIDTHS = (11, 34, 38, 44, 40)
-"""Columns of the table: verdict, rule, expected, found, what rests on it."""
+"""Widths of the table's columns: verdict, rule, expected, found, what relies on it."""
 HEADS = ("", "rule", "expected", "found", "rests on it")
 
 
@@ -20,9 +20,9 @@ class Feature(msgspec.Struct, frozen=True):
     """A part of Interlace that relies on rules.
 
     Attributes:
-        name: In a user's words.
-        option: The options of a configuration that do without it, `pass.option` for one of a pass; empty where there is none.
-        value: What they are then.
+        name: Name for users.
+        option: The options that turn it off, separated by blanks, `pass.option` for one of a pass; empty if there is none.
+        value: The value of these options that turns it off.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Feature(msgspec.Struct, frozen=True):
 
     @property
     def off(self) -> str:
-        """What a configuration says that does without it.
+        """The text of a configuration that turns it off.
 
         >>> OFFLOAD.off, PRIORITIES.off, MEMORY.off
         ('offload_activations: off, offload_optimizer_state: off', 'name_streams: {priority: 0}', 'memory_budget: null')
@@ -57,12 +57,13 @@ PRIORITIES = Feature("priority of communication", "name_streams.priority", 0)
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A rule, held against the machine.
+    """A rule, and what was found on the machine.
 
     Attributes:
-        found: What was seen; where nothing could be seen, why.
-        verdict: `not checked` is never a pass: the rule is as unknown as before.
-        group: The heading that it stands under.
+        found: What was found, or why nothing could be.
+        verdict: `not checked` does not mean that the rule holds: nothing is known about it.
+        rests: The parts of Interlace that rely on it.
+        group: The heading above it in the table.
     """
 
     rule: str
@@ -77,7 +78,7 @@ DEVICE, PROFILE = "the device and the executor", "the profile"
 
 
 def nothing_runs(why: str) -> Check:
-    """The check of a device on which no small program can be built and run."""
+    """The failed check of a device on which no small program can be built and run."""
     return Check("small programs", "can be built and run", why, "fails", (EVERYTHING,), DEVICE)
 
 
@@ -85,11 +86,11 @@ class Examination(msgspec.Struct, frozen=True):
     """All checks of one machine.
 
     Attributes:
-        target: Whose rules were expected there.
-        versions: Of what is installed.
-        profile: Name of the device profile that its times were held against.
-        memory_bytes: Of the device; 0 where it does not tell.
-        needs: What the plan of a script rests on, and whether that holds.
+        target: Name of the target whose rules were expected.
+        versions: Installed package -> version.
+        profile: Name of the device profile whose times were compared.
+        memory_bytes: Memory of the device; 0 if the device does not report it.
+        needs: What the plan of a script relies on, and whether that holds.
     """
 
     device: str
@@ -101,21 +102,21 @@ class Examination(msgspec.Struct, frozen=True):
     needs: tuple[Check, ...] = ()
 
     def of(self, verdict: Verdict) -> list[Check]:
-        """Those with this verdict."""
+        """The checks with this verdict."""
         return [each for each in self.checks if each.verdict == verdict]
 
     @property
     def failed(self) -> list[Check]:
-        """Rules that do not hold here."""
+        """The checks of rules that do not hold."""
         return self.of("fails")
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing fails."""
+        """Whether neither a check nor a need of the script fails."""
         return not self.failed and all(each.verdict != "fails" for each in self.needs)
 
     def features(self) -> dict[Feature, list[str]]:
-        """What relies on rules that do not hold, and on which."""
+        """Part of Interlace -> the rules that it relies on and that do not hold."""
         return grouped((feature, each.rule) for each in self.failed for feature in each.rests)
 
 
@@ -140,7 +141,7 @@ def table(found: Examination) -> str:
 
 
 def needs_table(found: Examination, script: str, in_force: str) -> str:
-    """What the plan of a script rests on, as text; `in_force` is what a run of it turns off, as a configuration says it."""
+    """What the plan of a script relies on, as text; `in_force` is what a run of the script turns off, as text of a configuration."""
     heads = ("", f"the plan of {script} needs", "for", "found", "without it")
     lines = _row(heads)
     for each in found.needs:
@@ -155,7 +156,7 @@ def summary(found: Examination) -> str:
 
 
 def consequences(found: Examination) -> list[str]:
-    """What to turn off, a line each."""
+    """A line for each part of Interlace that relies on a rule that does not hold, with the options that turn it off."""
     lines = []
     for feature, rules in found.features().items():
         advice = f"Without it: `{feature.off}`" if feature.off else "No option does without it"

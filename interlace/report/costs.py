@@ -12,17 +12,17 @@ from interlace.ir.kinds import layer_pattern
 from interlace.units import ms_figure
 
 EXACT, BETWEEN = ("exact", "given", "free"), ("interpolated",)
-"""Ways in which a time is known; all others are estimates."""
+"""How a time is known (`Estimate.how`), for the columns `exact` and `interpolated`; all others are estimates."""
 MOST_ROWS = 12
 HEADS = ("ops", "times a step", "ms a step", "share", "exact", "interpolated", "estimated")
 
 
 class CostSum(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Operations that have a name in common.
+    """The operations of one kind or layer pattern (`name`).
 
     Attributes:
-        ops, runs: How many there are, and how often a step issues them.
-        dur_ns: Of all runs in a step, one after another; then by how it is known.
+        ops, runs: Number of operations, and of their runs in a step.
+        dur_ns: Total time of these runs; the other times are its parts by how they are known.
     """
 
     name: str
@@ -40,7 +40,7 @@ def by_kind(rows: Sequence[Row]) -> list[CostSum]:
 
 
 def by_layer(rows: Sequence[Row]) -> list[CostSum]:
-    """Sums by layers of one name (`blocks.*.mlp`), most time first."""
+    """Sums by layer pattern (`blocks.*.mlp`), most time first."""
     return _sums(rows, lambda row: layer_pattern(row.layer) or "no layer")
 
 
@@ -53,12 +53,12 @@ def _sums(rows: Sequence[Row], name: Callable[[Row], str]) -> list[CostSum]:
 
 
 def _time(rows: Sequence[Row], ways: Sequence[str] = HOWS) -> int:
-    """Of a step, in nanoseconds, of what is known in one of these ways."""
+    """Time of all runs in a step, in nanoseconds, that is known in one of these ways."""
     return sum(row.runs * row.dur_ns for row in rows if row.how in ways)
 
 
 def sums_text(title: str, sums: Sequence[CostSum], every: bool) -> list[str]:
-    """A table, its sum last; without `every` the largest only."""
+    """Lines of a table, the sum last; without `every`, small entries are summed up in one line."""
     shown = sums if every else [each for each in sums[:MOST_ROWS] if each.dur_ns]
     rest = [each for each in sums if each not in shown]
     total = sum(each.dur_ns for each in sums)
@@ -84,7 +84,7 @@ def _cells(each: CostSum, total_ns: int) -> list[str]:
 
 
 def op_lines(rows: Sequence[Row]) -> list[str]:
-    """Every operation, what takes most of the step first."""
+    """A line for every operation, those that take most of the step first."""
     ranked = sorted(rows, key=lambda row: (-row.runs * row.dur_ns, row.op))
     return [
         f"#{row.op:<6} {row.kind:28} {row.layer:32} {row.category:24} {row.dur_ns / 1e6:10.4f} ms x {row.runs:<4} {row.how}"

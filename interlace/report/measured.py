@@ -1,4 +1,4 @@
-"""The first training steps as they were measured, beside the step that was predicted, and a trial of several plans."""
+"""The first training steps as measured, compared with the predicted step, and the results of a trial of several plans."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from interlace.planning.trial import Result, Told
 from interlace.units import ms, ms_figure
 
 WARM_UP = 3
-"""Steps that are not counted: caches of the executor and of the allocator fill."""
+"""Number of first steps that do not count, because caches of the executor and of the allocator still fill."""
 COUNTED = 5
 APART = 0.1
-"""Above this share of the prediction the two do not fit."""
+"""If the measured step differs from the predicted one by more than this share of it, the log says so and gives advice."""
 
 
 @dataclass(slots=True)
@@ -20,18 +20,19 @@ class Measured:
     """Wall times of a rank's first training steps.
 
     Attributes:
-        device: What the rank runs on, as device profiles call theirs; empty where that cannot be known.
-        profile_device: What the profile of the plan was measured on.
-        took_ns: Of each step, from the return of the one before to its own; from its own start of the first, of the first that counts and
-            of one behind another plan's. The host waits for the device before those that count and behind them; at most
-            `WARM_UP + COUNTED`.
-        returned_ns: When the last of them returned; 0 where the next counts from its start.
-        trial: What a trial of plans found so far; None where there is none.
-        launches: Steps that were a launch of a captured one.
-        energy_mj: The energy counter of the rank's device before the steps that count, and after them; empty where the driver gives none.
-        run_joules: Energy of a step that counts, of the devices of all ranks; 0 where one of them was not read.
-        tokens: That all ranks together compute in a step; 0 where that is not known.
-        late_fetches: Values that are fetched besides the losses, for which all outputs are read at the end of the step, or 0.
+        device: Name of the rank's device, as in device profiles; empty if unknown.
+        profile_device: Name of the device that the plan's profile was measured on.
+        took_ns: Time of each step, at most `WARM_UP + COUNTED` of them: from the return of the previous step to its own. The first step,
+            the first that counts and a step after one of another plan are timed from their own start. The host waits for the device before
+            the steps that count and after them.
+        returned_ns: When the last of them returned; 0 if the next one is timed from its own start.
+        trial: State or result of a trial of plans; None without a trial.
+        launches: Number of steps that were launched as a captured graph.
+        energy_mj: The energy counter of the rank's device in millijoules, before the steps that count and after them; empty if the driver
+            has none.
+        run_joules: Energy per step that counts, of the devices of all ranks; 0 if one of them was not read.
+        tokens: Tokens per step of all ranks together; 0 if not known.
+        late_fetches: Number of fetched values besides the losses because of which all outputs are read at the end of the step; else 0.
     """
 
     device: str = ""
@@ -46,27 +47,27 @@ class Measured:
     returned_ns: int = 0
 
     def returned(self, start_ns: int, end_ns: int) -> None:
-        """A step began and returned at these times; a host that runs ahead returns early."""
+        """Record when a step began and returned; if the host runs ahead, it returns early."""
         self.took_ns.append(end_ns - (self.returned_ns or start_ns))
         self.returned_ns = 0 if self.is_edge else end_ns
 
     @property
     def joules(self) -> float | None:
-        """Energy of a step that counts, of the rank's device; None where it was not read."""
+        """Energy per step that counts, of the rank's device; None if it was not read."""
         return (self.energy_mj[1] - self.energy_mj[0]) / 1e3 / COUNTED if len(self.energy_mj) == 2 else None
 
     @property
     def is_edge(self) -> bool:
-        """Whether the steps that count are about to begin, or have just ended: the energy counter is read then."""
+        """Whether the steps that count are about to begin, or have just ended, which is when the energy counter is read."""
         return len(self.took_ns) in (WARM_UP, WARM_UP + COUNTED)
 
     @property
     def tokens_per_joule(self) -> float | None:
-        """Of a step that counts, over all ranks; None where tokens or a device's energy are not known."""
+        """Tokens per joule over all ranks, in the steps that count; None if tokens or a device's energy are not known."""
         return self.tokens / self.run_joules if self.tokens and self.run_joules else None
 
     def late_line(self) -> str:
-        """For the log, where values are fetched that cost the host its lead.
+        """Line for the log about fetched values that keep the host from running ahead.
 
         >>> Measured(late_fetches=2).late_line()
         '2 value(s) are fetched besides the losses: all outputs are read at the end of the step, and the next is prepared only then'
@@ -77,8 +78,8 @@ class Measured:
         )
 
     def energy_line(self, predicted: float, predicted_run: float = 0.0) -> str:
-        """For the log: the measured joules of a step beside the predicted ones of this rank and of all (0: not known), and tokens per
-        joule; empty where nothing was measured.
+        """Line for the log: the measured joules of a step next to the predicted ones of this rank and of all ranks (0: not known), and
+        tokens per joule; empty if nothing was measured.
 
         >>> Measured(energy_mj=[1_000_000, 1_750_000]).energy_line(148.6)
         "this rank's device: 150.0 J a step, predicted 148.6 J (measured +0.9 %)"
@@ -113,11 +114,11 @@ class Measured:
 
     @property
     def is_other_device(self) -> bool:
-        """Whether the profile is known to be of another device, so that its times say nothing of these."""
+        """Whether the profile is known to be of another device, so that its predictions are not compared with these steps."""
         return bool(self.device) and self.device.casefold() != self.profile_device.casefold()
 
     def clause(self) -> str:
-        """For the sentence about the plan; empty until all steps have run.
+        """Clause for the sentence about the plan; empty until all steps have run.
 
         >>> Measured("NVIDIA H200", "NVIDIA H200", [9, 9, 9, 5, 5, 5, 5, 5]).clause()
         'measured 0.000005 ms, mean of 5 steps'
@@ -128,8 +129,8 @@ class Measured:
         return f"measured {ms(self.step_ns)}{other}, mean of {COUNTED} steps"
 
     def beside(self, predicted_ns: int | None, profile: str) -> str:
-        """For the log: the measured step beside the predicted one (None where no whole step was simulated), and what to do where they do
-        not fit; empty until all steps have run.
+        """Line for the log: the measured step next to the predicted one (None if no whole step was simulated), with advice if they differ
+        by more than `APART`; empty until all steps have run.
 
         >>> print(Measured("NVIDIA H200", "NVIDIA H200", [90, 80, 70, 50, 50, 51, 52, 52]).beside(50, "h200"))
         measured 0.000051 ms a step (mean of steps 4 to 8), predicted 0.000050 ms (profile h200): measured +2.0 %
@@ -162,7 +163,7 @@ def _joules(measured: float, predicted: float) -> str:
 
 
 def trial_lines(told: Told | None) -> list[str]:
-    """One line for each plan, below one that says what was decided; none without a trial."""
+    """A line with the decision, or the progress, and one for each plan; none without a trial."""
     if told is None:
         return []
     if told.known:

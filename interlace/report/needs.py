@@ -1,4 +1,4 @@
-"""What the plan of a script rests on, held against what was found on a machine."""
+"""What the plan of a script relies on, compared with what was found on a machine."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from interlace.units import size
 
 
 def needs_of(plans: Sequence[Plan], config: Config, found: Examination) -> list[Check]:
-    """A row for each part of Interlace that the plans of all stages use, with the rules that it relies on, and one for the memory that they
-    take."""
+    """A row for each part of Interlace that the plans of all stages use, with the rules that it relies on, and one for the memory that the
+    plans need."""
     rows = [_row(feature, use, [each for each in found.checks if feature in each.rests]) for feature, use in used(plans, config).items()]
     return [*rows, _memory(plans, found)]
 
 
 def used(plans: Sequence[Plan], config: Config) -> Mapping[Feature, str]:
-    """The parts of Interlace that plans use, each with what for."""
+    """Part of Interlace that the plans use -> what they use it for."""
     changes = Counter(
         option_name(report.name) for plan in plans for report in plan.reports for each in report.remarks if each.kind == "applied"
     )
@@ -67,7 +67,7 @@ def _row(feature: Feature, use: str, rules: Sequence[Check]) -> Check:
 
 
 def _memory(plans: Sequence[Plan], found: Examination) -> Check:
-    """Whether the fullest rank fits into the device, or where that does not tell its memory into that of the profile."""
+    """Whether the fullest rank fits into the memory of the device, or, if that is not known, of the profile's device."""
     total_bytes = found.memory_bytes or load_profile(plans[0].profile).memory_bytes
     whose = "the device" if found.memory_bytes else f"the profile {plans[0].profile}, as the device does not tell"
     outcome = plans[0].outcome

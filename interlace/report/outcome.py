@@ -1,4 +1,4 @@
-"""What a plan brings, in one sentence, and what an even split over the stages would bring besides."""
+"""The outcome of a plan in a sentence, and what an even split of computation over the stages would gain."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from interlace.planning.room import ROOM
 from interlace.units import ms, ms_figure, ranges, size
 
 UNBALANCED = 0.02
-"""Stages are told to be unbalanced where an even split would shorten a step by this part."""
+"""Stages are reported as unbalanced if an even split would shorten the step by at least this share."""
 
 
 def outcome_sentence(outcome: Outcome, measured: str = "", name: str = "This plan") -> str:
-    """All of it in one sentence; `measured` says what a step really took, where steps have run, `name` what a plan alone is called.
+    """The outcome in one sentence, followed by what is known about errors of predictions and other memory limits. `measured` is a clause
+    with the measured step, empty until steps have run; `name` is the subject if there is no plan to compare with.
 
     >>> one, other = Step(300_000_000, 9_000_000, 60_000_000, 3 << 30), Step(250_000_000, 2_000_000, 30_000_000, 7 << 29)
     >>> outcome_sentence(Outcome(other, "h200", one))
@@ -36,7 +37,7 @@ def outcome_sentence(outcome: Outcome, measured: str = "", name: str = "This pla
 
 
 def _energy(*steps: Step) -> str:
-    """Energy of a step and the clock of the slowest rank, where the profile knows the limit of power.
+    """Energy of a step and the clock of the slowest rank; empty if the profile has no power.
 
     >>> from interlace.planning.outcome import StageStep
     >>> stage = StageStep(0, (0, 1), *[0] * 7, joules=150.0, mean_mhz=1890)
@@ -54,11 +55,11 @@ WHOSE = {
     "beyond": "what Paddle's baseline holds and what is allowed beyond it, and 1 %",
     "budget": "the memory budget",
 }
-"""What gave a limit of memory."""
+"""Origin of a memory limit (`MemoryLimit.whose`), in words."""
 
 
 def _memory(outcome: Outcome) -> str:
-    """What a plan might hold, and what other limits bring, where that is known.
+    """The memory limit, the plan's peak, and the steps of plans within other limits, as far as they are known.
 
     >>> from interlace.planning.outcome import MemoryLimit
     >>> more, less = OtherLimit(11 << 30, 21 << 29, 245_000_000), OtherLimit(9 << 30, 8 << 30, 260_000_000)
@@ -80,13 +81,14 @@ were looked at, one within a tenth more takes 245.000 ms (-2.0 %), one within a 
 
 
 def _other(step: Step, name: str, other: OtherLimit, device_bytes: int) -> str:
-    """What is known of another limit, and whether it would leave a tenth of the device free, where its memory is known."""
+    """The step within another limit, and whether that limit leaves less than a tenth of the device free, if its memory is known."""
     full = " (less than a tenth of the device stays free)" if device_bytes and other.limit_bytes > ROOM * device_bytes else ""
     return f"one within a tenth {name}{full} takes {ms(other.step_ns)} ({100 * (other.step_ns / step.step_ns - 1):+.1f} %)"
 
 
 def _caution(outcome: Outcome) -> str:
-    """How far gains, where one is predicted, and steps that were measured are from those predicted with this profile."""
+    """How far predictions with this profile were from measured steps and, if a gain is predicted, from measured gains; empty if not
+    known."""
     found = outcome.errors
     if found is None:
         return ""
@@ -100,9 +102,9 @@ def _caution(outcome: Outcome) -> str:
 
 
 def imbalance(step: Step) -> str:
-    """Which stage has more to compute than the others, and what an even split would bring; empty where that is little.
+    """Which stage computes more than the others, and what an even split would gain; empty if that is little (`UNBALANCED`).
 
-    It is reckoned from computation alone: the fullest stage keeps its waiting and gets the mean of the stages to compute.
+    The estimate changes computation alone: the fullest stage waits as long as before, and computes the mean of all stages.
 
     >>> from interlace.planning.outcome import StageStep
     >>> alike = dict(exposed_ns=0, bubble_ns=0, host_ns=0, hidden_ns=0, peak_bytes=0, pinned_bytes=0)
@@ -127,12 +129,12 @@ stage 1 as it is, a step would take 248.000 ms (-17.3 %).'
 
 
 def evened_ns(step: Step) -> int:
-    """What a step would take with the same computation on each stage, as `imbalance` reckons; 0 where that is little less."""
+    """The step in nanoseconds with the same computation on each stage, as `imbalance` estimates it; 0 if it is hardly shorter."""
     compute = _computation(step)
     saved_ns = max(compute.values()) - sum(compute.values()) // len(compute) if len(compute) > 1 else 0
     return step.step_ns - saved_ns if saved_ns and saved_ns >= UNBALANCED * step.step_ns else 0
 
 
 def _computation(step: Step) -> dict[int, int]:
-    """Of each stage: what its fullest rank computes."""
+    """Stage -> computation of its fullest rank, in nanoseconds."""
     return {each.stage: max(other.compute_ns for other in step.stages if other.stage == each.stage) for each in step.stages}

@@ -1,4 +1,4 @@
-"""A plan with what it tells: what passes did, what the step is simulated to take, what it took."""
+"""A plan with its reports: what passes did, the simulated step, and the measured one."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ from interlace.units import ranks_text
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What `interlace.plan_of(model)` gives: one rank's plan, and how long the first training steps with it took in this process."""
+    """The result of `interlace.plan_of(model)`: one rank's plan, and how long the first training steps with it took in this process."""
 
     plan: Plan
     measured: Measured = field(default_factory=Measured, compare=False)
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """Jobs in the order the executor runs them."""
+        """Jobs in the order in which the executor runs them."""
         return self.plan.jobs
 
     def explain(self, limit: int = 8) -> str:
-        """What was done and declined and why, by rule, at most `limit` of each sort a pass; last, what it brings."""
+        """What passes did and declined, and why, by rule, at most `limit` of each per pass; then `sentence`, and the trial of plans if
+        there was one."""
         plan, trial = self.plan, trial_lines(self.measured.trial)
         if plan.why_off:
             return "\n".join([f"Interlace is off ({plan.why_off}): Paddle's plan is untouched", *trial])
@@ -51,25 +52,27 @@ class PlanReport:
         return "\n".join([head, *imbalance_lines(plan.outcome), *reports_text(plan.reports, limit), self.sentence(), *trial])
 
     def sentence(self) -> str:
-        """The step of Paddle's baseline and this plan's, in one sentence, measured once steps have run; or why they are not compared."""
+        """One sentence with the simulated steps of Paddle's baseline and of this plan, and the measured one once steps have run; or why
+        they are not compared."""
         measured = self.measured.clause()
         if self.plan.outcome:
             return outcome_sentence(self.plan.outcome, measured)
         return f"{NOT_COMPARED}{f' A step was {measured}.' if measured else ''}"
 
     def measured_line(self) -> str:
-        """The measured step beside the predicted one, with what to do where they do not fit; empty until the first steps have run."""
+        """The measured step and energy next to the predicted ones, with advice if the steps differ by more than a tenth; empty until the
+        first steps have run."""
         step = self.plan.outcome.plan if self.plan.outcome else None
         own = next((each.joules for each in step.stages if self.plan.program.rank in each.ranks), 0.0) if step else 0.0
         energy = self.measured.energy_line(own, step.joules if step else 0.0)
         return "\n".join(filter(None, [self.measured.beside(step.step_ns if step else None, self.plan.profile), energy]))
 
     def report(self, path: str | Path) -> Path | None:
-        """Write the page of this plan, one HTML file: the whole step as a picture, beside Paddle's baseline; times are simulated. Rank 0
-        writes it, for all ranks, and returns the file's path; on the others nothing happens. Where Interlace is off a line on standard
-        error says that there is none, so that a script runs either way.
+        """Write the page of this plan, one HTML file: a picture of the whole step, simulated, together with that of Paddle's baseline. Rank
+        0 writes it for all ranks and returns the file's path; on other ranks nothing happens. If Interlace is off, there is no page, which
+        a line on standard error says, so that the same script runs with and without Interlace.
 
-        Raises PlanError where the other stages' plans are not known here, or a step cannot be simulated.
+        Raises PlanError if the other stages' plans are not known here, or a step cannot be simulated.
         """
         plan = self.plan
         if plan.why_off:
@@ -90,7 +93,7 @@ class PlanReport:
         return Path(path)
 
     def summary(self) -> dict[str, object]:
-        """What each pass did, for machines."""
+        """Plain data for JSON: figures of the plan, what each pass did, and what was measured."""
         plan, pipe = self.plan, self.plan.program.pipeline
         return {
             "rank": plan.program.rank,
@@ -111,7 +114,7 @@ class PlanReport:
 
 
 def page_of(compared: Comparison, costs: CostModel, measured: str = "", sweep: Sweep | None = None) -> Page:
-    """The data of a plan's page; `measured` says what a step really took. Raises PlanError where a step would never end."""
+    """The data of a plan's page; `measured` is a clause with the measured step. Raises PlanError if a step would never end."""
     ranks = compared.equivalent_ranks()
     baseline, plan = (Simulated(name, result, ranks) for name, result in zip((BASELINE, OURS), compared.results(costs), strict=True))
     reports = {member.plan.rank: member.reports for member in compared.members}
@@ -120,7 +123,7 @@ def page_of(compared: Comparison, costs: CostModel, measured: str = "", sweep: S
 
 
 def summary_text(plans: Sequence[Plan], trust: str) -> str:
-    """All plans on one screen: the step by stage, what was done and declined by rule, how well times are known."""
+    """All plans on one screen: the step by stage, what passes did and declined by rule, and `trust`, how well times are known."""
     head = _heading([plan.program for plan in plans], plans[0])
     reports = {plan.program.pipeline.stage: plan.reports for plan in reversed(plans)}
     table = [step_table(plans[0].outcome), *imbalance_lines(plans[0].outcome)] if plans[0].outcome else []
@@ -128,12 +131,12 @@ def summary_text(plans: Sequence[Plan], trust: str) -> str:
 
 
 def _said(report: PassReport) -> dict[str, Any]:
-    """What a report says to a reader."""
+    """A report as plain data, without the orders of communication calls."""
     return {name: each for name, each in msgspec.to_builtins(report).items() if name != "orders"}
 
 
 def _heading(programs: Sequence[Program], plan: Plan) -> str:
-    """Which ranks these are, and of what, in one line; `plan` is one of theirs."""
+    """One line with the ranks, stages, schedule and profile; `plan` is the plan of one of the programs."""
     pipe, stages = programs[0].pipeline, {program.pipeline.stage for program in programs}
     where = f"stage {pipe.stage} of {pipe.num_stages}" if len(stages) == 1 else f"{len(stages)} of {pipe.num_stages} stages"
     ranks = sorted(rank for program in programs for rank in program.ranks)

@@ -1,8 +1,9 @@
-"""The sentences of remarks: the one place where what passes and the search did and declined is put into words.
+"""The sentences of remarks: the only place where what passes and the search did and declined is put into words.
 
-A sentence is a list of clauses, templates of `str.format` over the facts of a remark. A clause is left out where the remark lacks a fact
-that it names. Format specifications: `ms`, `size`, `percent`, `list` and `ranges` for numbers, any other word is a noun to count; `id` for
-ids of values, `name` for operations without their layer.
+A sentence is a list of clauses, templates of `str.format` that are filled with the facts of a remark. A clause is left out if the remark
+lacks a fact that it names. Format specifications of numbers are `ms`, `size`, `percent`, `list` and `ranges`; any other word is a noun that
+is counted. For operations, `name` leaves out the layer and `ids` shows only ids; for words, `words` separates them by blanks instead of
+commas, and `why` looks them up in `REASONS`.
 
 >>> from interlace.ir.remarks import remark
 >>> sentence(remark("applied", "transfers-delayed", delayed=2, transfers=8, step_ns=5_000_000, before_ns=6_000_000))
@@ -24,7 +25,7 @@ from interlace.units import ms, ranges, size
 
 
 class If(NamedTuple):
-    """A clause for remarks that have a fact which it does not name."""
+    """A clause for remarks that have a fact, which the clause itself need not name."""
 
     fact: str
     text: str
@@ -39,7 +40,7 @@ class Unless(NamedTuple):
 
 Clause = str | If | Unless
 _FORM = ("{form}", "Paddle's order of jobs with the other passes (interleave: {jobs})", ", recomputed {recomputed:list}", ", {others}")
-"""A form of the schedule that was looked at."""
+"""A form of the schedule that was compared."""
 _BASELINE = (Unless("baseline_passes", "Paddle's baseline"), "Paddle's order with {baseline_passes}")
 _COUNTED = If("counted", " (live memory with operations in turn: on a GPU, what other streams still read comes on top)")
 _BEYOND = ", and {beyond_bytes:size} beyond"
@@ -320,11 +321,11 @@ REASONS = {
 }
 """Reasons to keep a value on the device (`scheduler/offload/saved_values.py`, `optimizer_state.py`)."""
 MOST_WORDS = 40
-"""Words of one fact that a sentence names."""
+"""Most words of one fact that a sentence shows."""
 
 
 def sentence(each: Remark) -> str:
-    """A remark with its place, operations and values by their ids.
+    """The sentence of a remark, with its place; operations and values are named by their ids.
 
     >>> from interlace.ir.remarks import Place, remark
     >>> sentence(remark("applied", "joined-at-end", Place(op=7, name="pd_op.all_gather", value=9)))
@@ -335,7 +336,7 @@ def sentence(each: Remark) -> str:
 
 
 def summary(alike: Sequence[Remark]) -> str:
-    """One sentence for remarks that `key_of` holds for alike: figures become ranges, ids go.
+    """One sentence for remarks with the same `key_of`: figures become ranges, and ids are left out.
 
     >>> from interlace.ir.remarks import remark
     >>> summary([remark("declined", "overlap-slower", overlapped_ns=ns, serial_ns=3_000_000) for ns in (4_000_000, 5_000_000)])
@@ -345,7 +346,7 @@ def summary(alike: Sequence[Remark]) -> str:
 
 
 def key_of(each: Remark) -> str:
-    """What remarks that one sentence can tell have in common: the sentence without its figures."""
+    """The sentence without its figures and ids: equal for remarks that one sentence can summarize."""
     return _kind_of(each) + _text([each], _facts([each], has_ids=False, is_masked=True))
 
 
@@ -358,7 +359,7 @@ def _kind_of(each: Remark) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """A number, or several, of remarks that are told together."""
+    """A number, or several, of one or more remarks."""
 
     values: Sequence[Number | tuple[Number, ...]]
     is_masked: bool
@@ -405,7 +406,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Ids:
-    """Ids of values, behind what they belong to."""
+    """Ids of values, with a blank in front; nothing without `has_ids`."""
 
     ids: Sequence[Number]
     has_ids: bool
@@ -416,7 +417,7 @@ class _Ids:
 
 @dataclass(frozen=True, slots=True)
 class _Ops:
-    """Operations of remarks that are told together."""
+    """Operations of one or more remarks."""
 
     ops: Sequence[tuple[Place, ...]]
     is_short: bool
@@ -427,7 +428,7 @@ class _Ops:
         return self.text(has_layer=spec != "name")
 
     def text(self, has_layer: bool = True) -> str:
-        """As messages name operations; short ones without ids, and with `*` for numbers of layers."""
+        """The operations as messages name them; if `is_short`, without ids and with `*` for numbers of layers."""
         return ", ".join(dict.fromkeys(self._one(each, has_layer) for several in self.ops for each in several))
 
     def _one(self, op: Place, has_layer: bool) -> str:
@@ -439,7 +440,7 @@ Facts = dict[str, _Figures | _Words | _Ids | _Ops]
 
 
 def _facts(alike: Sequence[Remark], has_ids: bool, is_masked: bool = False) -> Facts:
-    """What the sentences of these remarks may name."""
+    """The facts of these remarks by name, for the clauses of their sentence."""
     one = alike[0]
     found: Facts = {name: _Words(words) for name, words in one.names.items()}
     found |= {name: _Ops([each.ops.get(name, ()) for each in alike], not has_ids) for name in one.ops}
@@ -487,7 +488,7 @@ def names_in(text: str) -> frozenset[str]:
 
 
 def _plain_text(one: Remark, facts: Facts) -> str:
-    """Of a rule without a sentence, such as of a user's pass: its name and its facts.
+    """The text for a rule without a sentence, such as one of a user's pass: its name and its facts.
 
     >>> from interlace.ir.remarks import remark
     >>> sentence(remark("applied", "priority-changed", before=0, after=-1))

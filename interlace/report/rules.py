@@ -1,4 +1,4 @@
-"""What passes did and declined, told by rule: remarks that differ in figures, layers and operations alone are one."""
+"""What passes did and declined, by rule: remarks that differ only in figures, layers and operations are summarized as one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from interlace.report.remarks import key_of, summary
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one pass did, or declined, in `count` places of one rank of each of these stages.
+    """What one pass did, or declined, in `count` places in all, on one rank of each of these stages.
 
     Attributes:
-        name: Of the pass.
-        rule, kind: Of its remarks.
-        numbers: Their figures by name: least and most.
-        layers: In which layers, `*` for their numbers; empty where the remarks name none.
+        name: Name of the pass.
+        rule, kind: As in its remarks.
+        text: One sentence for all of them.
+        numbers: Their figures by name: least and greatest.
+        layers: Their layers with `*` for numbers; empty if the remarks name none.
     """
 
     name: str
@@ -33,8 +34,8 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def rules(reports: Mapping[int, Sequence[PassReport]], of: Callable[[PassReport], Sequence[Remark]]) -> list[Rule]:
-    """What passes say, by rule, in the order of the passes; `reports` are of one rank of each stage, by stage, and `of` gives the remarks
-    of a report that are meant."""
+    """The remarks of passes by rule, in the order of the passes. `reports`: stage -> reports of one of its ranks; `of` selects remarks of a
+    report."""
     found: dict[tuple[str, str, str], list[tuple[int, Remark]]] = {}
     order: dict[str, None] = {}
     for stage, each in sorted(reports.items()):

@@ -1,4 +1,4 @@
-"""What `interlace plan` prints: the step by stage beside that of the baseline, then what was done and declined, by rule; one screen."""
+"""The screen that `interlace plan` prints: the step by stage with that of the baseline, then what passes did and declined, by rule."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from interlace.units import Unit, ranges, ranks_text
 
 COLUMNS = (("compute", "compute_ns"), ("exposed", "exposed_ns"), ("bubble", "bubble_ns"), ("host", "host_ns"), ("hidden", "hidden_ns"))
 MOST_RULES = 4
-"""Of one pass, done or declined."""
+"""Most rules shown for one pass, of those done and of those declined."""
 MOST_LAYERS = 4
 
 
 def step_table(outcome: Outcome) -> str:
-    """The split of the step in ms, memory in the unit that fits, energy and clock where they are known, by stage; the plan compared with
-    stands under each."""
+    """The split of the step in ms, memory in a suitable unit, energy and clock if known, by stage; below each stage, the same for the plan
+    compared with."""
     sides = [("", outcome.plan)] + ([(outcome.against, outcome.before)] if outcome.before else [])
     rows = [
         (f"stage {mine.stage}, {ranks_text(mine.ranks)}" if not name else f"  {name}", step.step_ns, mine)
@@ -37,7 +37,7 @@ def step_table(outcome: Outcome) -> str:
 
 
 def imbalance_lines(outcome: Outcome | None) -> list[str]:
-    """What an even split over the stages would bring, where it would."""
+    """A line about the gain of an even split over the stages; none if the gain is small."""
     return list(filter(None, [imbalance(outcome.plan)])) if outcome else []
 
 
@@ -48,7 +48,7 @@ def _cells(step_ns: int, stage: StageStep, unit: Unit, powered: bool) -> list[st
 
 
 def rules_text(reports: Mapping[int, Sequence[PassReport]]) -> str:
-    """What passes did and declined; `reports` of one rank of each stage, by stage."""
+    """What passes did and declined. `reports`: stage -> reports of one of its ranks."""
     done, declined = rules(reports, lambda report: report.done), rules(reports, lambda report: report.declined)
     told = {rule.name for rule in (*done, *declined)}
     idle = [name for name in dict.fromkeys(report.name for each in reports.values() for report in each) if name not in told]
@@ -57,7 +57,8 @@ def rules_text(reports: Mapping[int, Sequence[PassReport]]) -> str:
 
 def reports_text(reports: Sequence[PassReport], limit: int | None = None, names_rules: bool = False) -> list[str]:
     """A block for each pass of a rank that changed something; then a line for each that only declined, and one for all that had nothing to
-    do. With `limit` so many rules are told of each sort; with `names_rules` each line ends in the name of its rule."""
+    do. With `limit`, at most that many rules done, and as many declined, are shown per pass; with `names_rules`, each line ends with the
+    name of its rule."""
     blocks = [line for report in reports if report.done for line in _report_lines(report, limit, names_rules)]
     left = [report for report in reports if report.declined and not report.done]
     lines = [f"  {report.name}: {'; '.join(_rule_lines(report, report.declined, limit, names_rules))}" for report in left]
@@ -65,7 +66,7 @@ def reports_text(reports: Sequence[PassReport], limit: int | None = None, names_
 
 
 def places_text(reports: Sequence[PassReport]) -> list[str]:
-    """Every remark of every pass."""
+    """Every remark of every pass, one per line."""
     signs = {True: "-", False: "+"}
     return [
         line
@@ -78,7 +79,7 @@ def places_text(reports: Sequence[PassReport]) -> list[str]:
 
 
 def _head(report: PassReport) -> str:
-    """How much a pass did, in one line."""
+    """One line with how much a pass did."""
     done = f"{len(report.done)} changed, {len(report.declined)} declined" if report.remarks else "found nothing to do"
     return f"{report.name}: {done}, ops {report.ops_before} -> {report.ops_after}"
 
@@ -88,7 +89,7 @@ def _idle_line(names: Sequence[str]) -> list[str]:
 
 
 def _report_lines(report: PassReport, limit: int | None, names_rules: bool) -> list[str]:
-    """What one pass did and declined, by rule, at most `limit` of each sort."""
+    """What one pass did and declined, by rule, at most `limit` of each."""
     parts = (("+", report.done), ("-", report.declined))
     return [_head(report), *(f"  {sign} {line}" for sign, said in parts for line in _rule_lines(report, said, limit, names_rules))]
 
@@ -111,7 +112,7 @@ def _listed(found: Sequence[Rule], stages: Sequence[int]) -> list[str]:
 
 
 def _line(rule: Rule, stages: Sequence[int]) -> str:
-    """One rule with its layers, how often, and where if not everywhere."""
+    """One rule with its layers, the number of places, and its stages unless these are all."""
     layers = ", ".join(rule.layers[:MOST_LAYERS]) + (f", {len(rule.layers) - MOST_LAYERS} more" if len(rule.layers) > MOST_LAYERS else "")
     notes = [f"in {layers}"] if layers else []
     notes += [f"{rule.count} places"] if rule.count > len(rule.stages) else []

@@ -28,12 +28,12 @@ slowed   the part of compute that is due to what runs beside it"""
 
 
 def rows(result: Result) -> list[dict[str, int]]:
-    """One record a rank: `rank, step_ns, compute_ns, exposed_comm_ns, ..., peak_bytes, pinned_bytes`."""
+    """One record per rank: `rank, step_ns, compute_ns, exposed_comm_ns, ..., peak_bytes, pinned_bytes`."""
     return [{name: getattr(rank, name) for name in RankTime.__slots__} for rank in result.ranks]
 
 
 def merged(lines: Mapping[int, Hashable]) -> list[tuple[str, int]]:
-    """Ranks that have the same to show, as one row: how to call them, and the first of them.
+    """Ranks with equal lines, as `(label, first rank)`.
 
     >>> merged({0: "a", 1: "a", 2: "b", 3: "a"})
     [('0-1, 3', 0), ('2', 2)]
@@ -42,7 +42,8 @@ def merged(lines: Mapping[int, Hashable]) -> list[tuple[str, int]]:
 
 
 def split_text(results: Mapping[str, Result]) -> str:
-    """The splits of one or more plans side by side, equal ranks on one row, then the mean and what the last gains over the first."""
+    """A table of the splits of one or more plans, with equal ranks on one row, then the mean, and the change from the first plan to the
+    last."""
     names = list(results)
     width = max((len(name) for name in ("plan", *names)), default=0)
     found = {
@@ -78,7 +79,7 @@ def _line(label: str, name: str, width: int, ranks: list[RankTime], unit: Unit) 
 
 
 def _change(results: Mapping[str, Result]) -> list[str]:
-    """By how many percent the last one's step is longer than the first one's; negative is a gain.
+    """Percentage by which the last plan's step is longer than the first one's; negative for a gain.
 
     >>> from types import SimpleNamespace
     >>> _change({"baseline": SimpleNamespace(step_ns=5_000_000), "plan": SimpleNamespace(step_ns=4_000_000)})[1]

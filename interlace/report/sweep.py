@@ -11,7 +11,7 @@ WIDTHS = (11, 10, 12, 10, 10, 16, 15)
 
 
 def sweep_text(sweep: Sweep) -> str:
-    """A table; budgets are rounded up, so that one typed back holds the plan of its line.
+    """A table; budgets are rounded up, so that a budget taken from it is large enough for the plan of its line.
 
     >>> from interlace.planning.curve import Base
     >>> base, fits = Base(8 << 30, 500_000.0, 40_000.0), Point(budget_bytes=(6 << 30) + 1, feasible=True, peak_bytes=5 << 30,

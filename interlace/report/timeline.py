@@ -2,7 +2,7 @@
 
 Thread 0 of each rank is the host with its jobs, from the first op's issue to the last's. Arrows go from communication and
 copies to the ops on other streams that wait for them, and from each send to its receive. Counters are device and pinned
-memory. Two threads more give the overview: micro-batches (as letters, so that each has its colour), and the time without
+memory. Two more threads give an overview: micro-batches (as letters, so that each has its own colour), and the time without
 computation by its part of the step.
 """
 
@@ -27,9 +27,9 @@ HOST = 0
 
 
 def chrome_trace(result: Result, beside: Mapping[str, Result] | None = None) -> dict[str, Any]:
-    """The trace as plain data; times in microseconds, as the format has it.
+    """The trace as plain data; times are in microseconds, as the format requires.
 
-    With `beside`, a plan to compare with by its name, each of its ranks stands above the same rank of the result.
+    `beside` maps names to plans to compare with; each of their ranks is shown above the same rank of the result.
     """
     events = _events(result, "plan" if beside else "")
     shift = 1 + max(result.input.ranks)
@@ -76,7 +76,7 @@ def _meta(rank: int, key: str, thread: int = HOST, **args: object) -> Event:
 
 
 def _jobs(result: Result, at: int) -> list[Event]:
-    """The host's jobs, each from where the one before ends."""
+    """The host's jobs, each from the end of the one before."""
     sim, times = result.input, result.times
     jobs, stop = sim.job_first[at], int(sim.first[at + 1])
     events, before = [], 0
@@ -108,7 +108,7 @@ def _slices(result: Result, at: int) -> list[Event]:
 
 
 def _overview(result: Result, at: int) -> list[Event]:
-    """Two threads more: computation by micro-batch, and the time without computation by its part of the step."""
+    """The threads of the overview: computation by micro-batch, and the time without computation by its part of the step."""
     sim, times, rank = result.input, result.times, result.input.ranks[at]
     thread = int(sim.first_stream[at + 1] - sim.first_stream[at]) + 1
     first, last = int(sim.first[at]), int(sim.first[at + 1])
@@ -127,7 +127,7 @@ def _overview(result: Result, at: int) -> list[Event]:
 
 
 def letters(number: int) -> str:
-    """A micro-batch as letters: Perfetto colours slices by their names without digits.
+    """A micro-batch as letters, because Perfetto ignores digits of a slice's name when it chooses a colour.
 
     >>> [letters(number) for number in (0, 25, 26)]
     ['A', 'Z', 'AA']
@@ -169,7 +169,7 @@ def _memory(result: Result, at: int) -> list[Event]:
 
 
 def _arrows(result: Result) -> list[Event]:
-    """From each communication or copy to who waits for it, and from each send to its receive."""
+    """Arrows from each communication or copy to the op instances that wait for it, and from each send to its receive."""
     sim = result.input
     pairs = [(before, item) for item in range(sim.num_items) for before in sim.needs(item) if sim.side[before]]
     for meet in range(len(sim.meet_size)):
@@ -184,7 +184,7 @@ def _arrows(result: Result) -> list[Event]:
 
 
 def _end(result: Result, number: int, item: int, phase: str) -> Event:
-    """One end of an arrow: it leaves from the middle of a slice, so that viewers find it, and reaches the start of one."""
+    """One end of an arrow, which starts in the middle of a slice, so that viewers find the slice, and ends at the start of another."""
     sim, times = result.input, result.times
     at = sim.rank_index(item)
     start, end = int(times.start[item]), int(times.end[item])

@@ -45,9 +45,9 @@ class Simulated:
     """A plan and its simulated step.
 
     Attributes:
-        name: As the page calls it.
-        result: Of all ranks that are there, with memory.
-        representative: Simulated rank -> the ranks that it stands for, itself first; where it is not named, as its program says.
+        name: Its name on the page.
+        result: The simulation of all given ranks, with memory.
+        representative: Simulated rank -> the ranks that it represents, itself first; for ranks that are not in it, `Program.ranks`.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Whose times and rules hold: the profile's name, its cost model, the target's name."""
+    """The source of times and rules: the profile's name, its cost model, and the target's name."""
 
     profile: str
     costs: CostModel
@@ -73,8 +73,8 @@ def build_page(
     measured: str = "",
     sweep: Sweep | None = None,
 ) -> Page:
-    """The page's data; `reports` by rank, `memory` what the plan might hold, `measured` what a step really took, `sweep` the curve of step
-    time against memory. Raises PlanError where the plans are not of the same ranks."""
+    """The page's data. `reports`: rank -> reports of its passes; `memory`: the plan's memory limit; `measured`: a clause with the measured
+    step; `sweep`: step time against memory budget. Raises PlanError if the plans are not of the same ranks."""
     both = [*([other] if other else []), ours]
     labels = _labels(both)
     costs = {label.ranks[0]: _costs(ours.result, label.ranks[0], given) for label in labels}
@@ -107,7 +107,7 @@ def build_page(
 
 
 def _labels(plans: Sequence[Simulated]) -> list[Label]:
-    """Ranks whose steps are equal in all plans, by stage."""
+    """Ranks whose steps have the same figures in all plans, by stage. Raises PlanError if the plans are not of the same ranks."""
     if any(plan.result.input.ranks != plans[0].result.input.ranks for plan in plans):
         found = " and ".join(str(plan.result.input.ranks) for plan in plans)
         raise PlanError(f"a page compares plans of the same ranks; found {found}; give the same ranks of both")

@@ -16,8 +16,8 @@ from interlace.report.rules import Rule
 from interlace.scheduler.memory.live import LiveBytes
 
 KINDS = ("forward", "backward", "weight", "optimizer", "collective", "p2p", "copy", "exposed", "host", "bubble")
-"""Codes of what the picture shows, by position: computation of forward, of backward (input gradients, and in plans that do not split
-them all of it), of weight gradients, of the optimizer; collectives, sends and receives, copies; and time without computation."""
+"""What the picture shows; codes are positions in this tuple. Computation of forward, of backward (input gradients, or all of it if the plan
+does not split gradients), of weight gradients and of the optimizer; collectives, sends and receives, copies; time without computation."""
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,9 +29,9 @@ class Ops(_Part, frozen=True):
 
     Attributes:
         table: One entry for each operation of the program that takes time: kind, layer, stream (index in `streams`), code, how its time is
-            known, time alone.
+            known, and the time that it takes when nothing runs beside it.
         count: Number of op instances.
-        packed: Base64 of the zlib stream of four columns of `count` little-endian 32-bit integers: start less the start before,
+        packed: Base64 of the zlib stream of four columns of `count` little-endian 32-bit integers: start minus the previous start,
             length, index in `table`, micro-batch.
     """
 
@@ -42,7 +42,14 @@ class Ops(_Part, frozen=True):
 
 
 class Memory(_Part, frozen=True):
-    """Device memory over time: `[moment, most bytes until the next]`, flat; when it is at its peak, and what holds that."""
+    """Memory of one rank.
+
+    Attributes:
+        curve: Device memory over time: `[moment, most bytes until the next]`, flat.
+        peak_at_ns: When device memory is at its peak.
+        pinned_bytes: Peak of pinned memory.
+        holds: What takes the device memory at the peak.
+    """
 
     curve: list[int]
     peak_bytes: int
@@ -52,7 +59,7 @@ class Memory(_Part, frozen=True):
 
 
 class Split(_Part, frozen=True):
-    """The step of one rank; the first four are the whole step (`scheduler/simulate/simulator.py` defines them)."""
+    """The parts of one rank's step; the first four add up to the step (`scheduler/simulate/simulator.py` defines them)."""
 
     compute_ns: int
     exposed_comm_ns: int
@@ -66,12 +73,12 @@ class Row(_Part, frozen=True):
     """A rank in one plan; it represents equivalent ranks.
 
     Attributes:
-        jobs: Name as schedules write it, start and end of its computation, kind of job.
+        jobs: Slot of each job in the notation of schedules, start and end of its computation, kind of job.
         compute, side: Runs of computation, and of communication and copies, as `[start, length, code]`, flat; runs too short for
-            the picture belong to their neighbours.
-        gaps: Time without computation, likewise.
-        joules, mean_mhz: Energy of the rank in the step, and its clock in the mean; 0 where the profile knows no power.
-        clock: Its clock over time: `[moment, MHz until the next]`, flat; empty where the profile knows no power.
+            the picture are merged with their neighbours.
+        gaps: Time without computation, in the same form.
+        joules, mean_mhz: Energy of the rank in the step, and its mean clock; 0 if the profile has no power.
+        clock: Its clock over time: `[moment, MHz until the next]`, flat; empty if the profile has no power.
     """
 
     split: Split
@@ -88,12 +95,13 @@ class Row(_Part, frozen=True):
 
 
 class Communication(_Part, frozen=True):
-    """Communication of one kind in layers of one name, of a mean rank in one step.
+    """Communication calls of one kind in layers of one pattern, per step, as a mean over ranks.
 
     Attributes:
-        size_bytes: Of the largest one's data.
-        count: How many a rank issues; a fraction where not every rank does.
-        time_ns, hidden_ns, exposed_ns: How long they run; of it beside computation; and while the computation waits for them.
+        num_ranks: Size of the group.
+        size_bytes: Data of the largest call.
+        count: Number of calls per rank; a fraction if not every rank issues them.
+        time_ns, hidden_ns, exposed_ns: How long they run; how much of it beside computation; how long computation waits for them.
     """
 
     kind: str
@@ -107,8 +115,8 @@ class Communication(_Part, frozen=True):
 
 
 class Return(_Part, frozen=True):
-    """A value of one micro-batch that backward gets back: when it left the device or its recomputation began, when it was there again,
-    and when it was read first."""
+    """A value of one micro-batch that is copied back or recomputed for backward: when its copy out or its recomputation began, when it was
+    available again, and when it was first read."""
 
     stage: int
     micro_batch: int
@@ -118,14 +126,14 @@ class Return(_Part, frozen=True):
 
 
 class Offload(_Part, frozen=True):
-    """Activations of one kind and layers of one name that leave for pinned memory.
+    """Activations of one kind, in layers of one pattern, that are copied to pinned memory.
 
     Attributes:
-        size_bytes: Of all copies out of a mean rank in one step.
-        count: How many.
+        size_bytes: Bytes of all copies out, per step, as a mean over ranks.
+        count: Number of these copies.
         away_ns: Shortest time between the end of the copy out and the start of the copy back.
-        slack_ns: Shortest time between the end of the copy back and the start of its first reader; 0 where that waited for it.
-        tightest: The return with the least slack; None where none comes back in the step.
+        slack_ns: Shortest time between the end of the copy back and the start of its first reader; 0 if that waited for it.
+        tightest: The return with the least slack; None if none comes back in the step.
     """
 
     kind: str
@@ -139,14 +147,15 @@ class Offload(_Part, frozen=True):
 
 
 class Recomputed(_Part, frozen=True):
-    """Operations of one kind and layers of one name that backward repeats, of a mean rank in one step.
+    """Operations of one kind, in layers of one pattern, that backward repeats, per step, as a mean over ranks.
 
     Attributes:
-        size_bytes: Of their results that backward reads: without them these would be kept from forward on.
-        count: How many run.
+        size_bytes: Bytes of their results that backward reads, which would otherwise be kept from forward on.
+        count: Number of operations that run.
         time_ns: How long they run.
-        slack_ns: Shortest time between the end of one and the start of what reads it first; 0 where nothing but others of these reads it.
-        tightest: The repetition with the least slack; None where backward reads none of them itself.
+        slack_ns: Shortest time between the end of one and the start of the first operation that reads it and is not itself repeated; 0 if
+            there is no such operation.
+        tightest: The repetition with the least slack; None if only repeated operations read them.
     """
 
     kind: str
@@ -160,7 +169,7 @@ class Recomputed(_Part, frozen=True):
 
 
 class PlanPart(_Part, frozen=True):
-    """One plan: its rows in the order of `Page.rows`, its slots by stage, what it moves and repeats."""
+    """One plan: its rows in the order of `Page.rows`, the slots of each stage, its communication, and what it offloads and recomputes."""
 
     name: str
     rows: list[Row]
@@ -171,19 +180,20 @@ class PlanPart(_Part, frozen=True):
 
 
 class Label(_Part, frozen=True):
-    """Ranks that are alike in all plans of the page."""
+    """Ranks of one stage whose steps have the same figures in all plans of the page."""
 
     stage: int
     ranks: list[int]
 
 
 class Device(_Part, frozen=True):
-    """Whose times they are, and how well they are known.
+    """The device profile, and how well times are known.
 
     Attributes:
-        shares: Share of a step's time on the device by how it is known, with what that means.
-        rel_error: Expected error of one operation's time.
-        unmeasured: Largest kinds without a measurement of their own: kind, how it was found instead, share.
+        rules: Name of the target.
+        shares: How a time is known, the share of the step's device time that is known so, and what that means.
+        rel_error: Expected relative error of one operation's time.
+        unmeasured: Largest kinds without measurements of their own: kind, how their time was found instead, share.
     """
 
     profile: str
@@ -199,7 +209,7 @@ class Device(_Part, frozen=True):
 
 
 class World(_Part, frozen=True):
-    """Of what the plan is."""
+    """The run that the plan is for; `missing` are the ranks that no program covers."""
 
     num_ranks: int
     num_stages: int
@@ -210,10 +220,17 @@ class World(_Part, frozen=True):
 
 
 class Page(_Part, frozen=True):
-    """Everything; `plans` ends with the plan itself, what it is compared with stands first. `imbalance` says that a stage has more to
-    compute than others, where it has, `limit` what gave the limit of memory (`Outcome.memory`), where there was one. `sweep` is the curve
-    of step time against memory, where `interlace plan --sweep` left one beside the plans. `trial` is what a run measured of several plans,
-    where it did."""
+    """All data of a page.
+
+    Attributes:
+        imbalance: A sentence about a stage that computes more than others; empty if stages are balanced.
+        limit: Origin of the memory limit (`Outcome.memory`), in words; empty without one.
+        rows: The ranks of each row.
+        plans: The plan that it is compared with, if any, then the plan itself.
+        done, declined: What passes did and declined.
+        sweep: Step time against memory budget, if `interlace plan --sweep` wrote it beside the plans.
+        trial: What a run measured of several plans; None without a trial.
+    """
 
     version: str
     world: World

@@ -1,4 +1,4 @@
-"""The picture of one rank's step: runs of computation and communication at the resolution of a screen, and every operation, packed."""
+"""The picture of one rank's step: runs of computation and communication at screen resolution, and every operation in packed form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from interlace.scheduler.simulate.parts import Parts, union
 from interlace.scheduler.simulate.simulator import Result
 
 RESOLUTION = 8000
-"""Runs of a step that can be told apart; a wide screen has half as many points."""
+"""Parts of a step that the picture can distinguish; a wide screen has half as many pixels."""
 CODE = {name: code for code, name in enumerate(KINDS)}
 
 
@@ -47,8 +47,10 @@ class Items:
     """Op instances of one rank that take time, in the order of their starts. `[n]` each.
 
     Attributes:
-        code: Of their kinds.
-        job: Index of their job.
+        stream: Index of the stream among the rank's.
+        side: 1 on streams other than the compute stream, 0 on it.
+        code: Position of the kind in `KINDS`.
+        job: Index of the job.
     """
 
     op: Ints
@@ -62,7 +64,7 @@ class Items:
 
     @classmethod
     def of(cls, result: Result, at: int) -> Items:
-        """Those of the rank with index `at`."""
+        """The items of the rank with index `at`."""
         sim, times = result.input, result.times
         first, last = int(sim.first[at]), int(sim.first[at + 1])
         of_op = codes(sim.programs[at])
@@ -84,7 +86,7 @@ class Items:
 
 
 def jobs(result: Result, at: int, items: Items) -> list[tuple[str, int, int, str]]:
-    """Slot, start and end of the computation of each job that computes, and its kind."""
+    """Slot, start and end of computation, and kind of each job that computes."""
     kinds = {job.name: job.kind for job in result.input.programs[at].jobs}
     found = []
     for number, (name, _) in enumerate(result.input.job_first[at]):
@@ -95,13 +97,13 @@ def jobs(result: Result, at: int, items: Items) -> list[tuple[str, int, int, str
 
 
 def compute_runs(items: Items, step_ns: int) -> list[int]:
-    """Computation as flat `[start, length, code]`, a run as long as kind and job stay."""
+    """Computation as flat `[start, length, code]`, with one run for neighbours of the same kind and job."""
     mine = items.side == 0
     return coarse(zip(*(column[mine].tolist() for column in (items.start, items.end, items.code, items.job)), strict=True), step_ns)
 
 
 def side_runs(items: Items, step_ns: int) -> list[int]:
-    """Communication and copies, those of one kind that touch as one run."""
+    """Communication and copies as flat `[start, length, code]`, with one run for those of one kind that touch."""
     found = []
     for code in sorted({int(code) for code in items.code[items.side == 1]}):
         mine = (items.side == 1) & (items.code == code)
@@ -112,14 +114,15 @@ def side_runs(items: Items, step_ns: int) -> list[int]:
 
 
 def gap_runs(parts: Parts, step_ns: int) -> list[int]:
-    """Time without computation that a screen can show."""
+    """Time without computation as flat `[start, length, code]`, without what is too short for a screen."""
     named = ((parts.exposed, "exposed"), (parts.host, "host"), (parts.bubble, "bubble"))
     rows = sorted((low, high - low, CODE[name]) for spans, name in named for low, high in spans.tolist())
     return [number for row in rows if row[1] * RESOLUTION * 8 >= step_ns for number in row]
 
 
 def coarse(runs: Iterable[tuple[int, int, int, int]], step_ns: int) -> list[int]:
-    """Runs `(start, end, code, job)` in order as flat `[start, length, code]`; those too short to be seen are shown as most of them are.
+    """Runs `(start, end, code, job)` in order as flat `[start, length, code]`. Neighbours that are too short to be seen become one run with
+    the code that takes most of its time.
 
     >>> coarse([(0, 5, 1, 0), (5, 6, 2, 0), (6, 9, 1, 0), (9, 20, 2, 0)], 16000)
     [0, 9, 1, 9, 11, 2]
@@ -146,7 +149,8 @@ def coarse(runs: Iterable[tuple[int, int, int, int]], step_ns: int) -> list[int]
 
 
 def _show(found: list[list[int]], runs: list[list[int]], least: int) -> None:
-    """Append neighbouring runs of a job as one; where that is too short or of the same code, it lengthens the one before."""
+    """Append neighbouring runs of a job as one. If that touches the run before it, and is too short or has the same code, extend the run
+    before it instead."""
     spent: dict[int, int] = {}
     for start, end, code, _ in runs:
         spent[code] = spent.get(code, 0) + end - start
@@ -160,7 +164,7 @@ def _show(found: list[list[int]], runs: list[list[int]], least: int) -> None:
 
 
 def packed(result: Result, at: int, items: Items, costs: Mapping[int, CostRow]) -> Ops:
-    """Every op instance of a rank."""
+    """Every op instance of a rank in packed form; `costs`: operation id -> row of the cost table."""
     sim = result.input
     ops = {op.id: op for op in sim.programs[at].ops}
     first = np.unique(items.op, return_index=True)
@@ -178,7 +182,7 @@ def packed(result: Result, at: int, items: Items, costs: Mapping[int, CostRow]) 
 
 
 def curve(moments: Ints, sizes: Ints, step_ns: int, points: int = 1200) -> list[int]:
-    """Memory over time as flat `[moment, bytes]`: the most in each of so many parts of the step, runs of equal ones once."""
+    """Memory over time as flat `[moment, bytes]`: the most in each of `points` parts of the step, with one entry for equal neighbours."""
     edges = np.linspace(0, step_ns, points + 1).astype(np.int64)[:-1]
     before = sizes[np.maximum(np.searchsorted(moments, edges, side="right") - 1, 0)]
     inside = np.minimum(np.searchsorted(edges, moments, side="right") - 1, points - 1)
@@ -188,7 +192,7 @@ def curve(moments: Ints, sizes: Ints, step_ns: int, points: int = 1200) -> list[
 
 
 def clock(moments: Ints, mhz: Ints, step_ns: int, points: int = 1200) -> list[int]:
-    """The clock over time as flat `[moment, MHz]`; the mean of each of so many parts of the step where it changes more often.
+    """The clock over time as flat `[moment, MHz]`; if it changes more than `points` times, the mean in each of as many parts of the step.
 
     >>> clock(np.array([0, 30, 60]), np.array([1980, 1890, 1800]), 120)
     [0, 1980, 30, 1890, 60, 1800]

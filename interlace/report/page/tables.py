@@ -19,7 +19,7 @@ from interlace.units import ms
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """One rank's step, and how many ranks it stands for."""
+    """One rank's step, and the number of ranks that it represents."""
 
     program: Program
     items: Items
@@ -38,7 +38,7 @@ class _Sum:
 
 
 def communication(ranks: Sequence[RankStep]) -> list[Communication]:
-    """All of it, by kind and layers, for a mean rank; what keeps computation waiting longest stands first."""
+    """Communication by kind, layer pattern and group size, as a mean over ranks; first what computation waits for longest."""
     world = sum(rank.num_ranks for rank in ranks)
     sums: dict[tuple[str, str, int], _Sum] = {}
     for rank in ranks:
@@ -53,12 +53,12 @@ def communication(ranks: Sequence[RankStep]) -> list[Communication]:
 
 
 def communication_of(result: Result, at: int) -> list[Communication]:
-    """The same of the rank with index `at` alone."""
+    """`communication` of the rank with index `at` alone."""
     return communication([RankStep(result.input.programs[at], Items.of(result, at), parts_of(result, at), 1)])
 
 
 def communication_text(rows: Sequence[Communication], limit: int = 8) -> str:
-    """What takes longest, in one line: how long, how much of it is hidden and how long computation waits for it."""
+    """The rows that take longest, in one line: how long, how much of it is hidden, and how long computation waits for it."""
     ranked = sorted(rows, key=lambda row: -row.time_ns)
     found = [
         f"{row.kind}{f' ({row.layer})' if row.layer else ''} of {row.num_ranks} ranks {ms(row.time_ns)} in {row.count:g}, "
@@ -98,18 +98,18 @@ class _Moves:
     returns: list[Return] = field(default_factory=list)
 
     def note(self, rank: RankStep, size_bytes: int, time_ns: int) -> None:
-        """Count one instance, for all ranks that this one stands for."""
+        """Count one instance, for all ranks that this one represents."""
         self.stages.add(rank.program.pipeline.stage)
         self.count += rank.num_ranks
         self.size_bytes += rank.num_ranks * size_bytes
         self.time_ns += rank.num_ranks * time_ns
 
     def tightest(self) -> Return | None:
-        """The return with the least slack; the first of equal ones."""
+        """The return with the least slack, the earliest of several; None if there is none."""
         return min(self.returns, key=lambda each: (_slack(each), each.left_ns), default=None)
 
     def slack_ns(self) -> int:
-        """Of that one."""
+        """The least slack of a return; 0 if there is none."""
         return min(map(_slack, self.returns), default=0)
 
 
@@ -118,7 +118,7 @@ def _slack(each: Return) -> int:
 
 
 def offloaded(ranks: Sequence[RankStep]) -> list[Offload]:
-    """Activations that go to pinned memory and come back, by the kind of operation that gave them and layers; most bytes first."""
+    """Activations that are copied to pinned memory, by the kind of operation that computed them and by layer; most bytes first."""
     rows = [
         Offload(*head, min(each.away_ns, default=0), each.slack_ns(), each.tightest()) for head, _, each in _moves(ranks, _add_offloaded)
     ]
@@ -128,7 +128,7 @@ def offloaded(ranks: Sequence[RankStep]) -> list[Offload]:
 def _moves(
     ranks: Sequence[RankStep], add: Callable[[RankStep, dict[tuple[str, str], _Moves]], None]
 ) -> Iterator[tuple[tuple[str, str, list[int], int, float], int, _Moves]]:
-    """By kind and layers: what a row begins with and the time, of a mean rank; and all returns."""
+    """For each kind and layer: the first fields of a row and the time, as a mean over ranks, and the sums with all returns."""
     world, sums = sum(rank.num_ranks for rank in ranks), dict[tuple[str, str], _Moves]()
     for rank in ranks:
         add(rank, sums)
@@ -154,7 +154,7 @@ def _add_offloaded(rank: RankStep, sums: dict[tuple[str, str], _Moves]) -> None:
 
 
 def recomputed(ranks: Sequence[RankStep]) -> list[Recomputed]:
-    """What backward repeats of forward, by kind and layers; most time first."""
+    """Operations of forward that backward repeats, by kind and layer; most time first."""
     rows = [Recomputed(*head, time_ns, each.slack_ns(), each.tightest()) for head, time_ns, each in _moves(ranks, _add_recomputed)]
     return sorted(rows, key=lambda row: (-row.time_ns, row.kind, row.layer))
 
@@ -176,7 +176,7 @@ def _add_recomputed(rank: RankStep, sums: dict[tuple[str, str], _Moves]) -> None
 
 
 def _repeated(program: Program, graph: Graph) -> dict[int, Op]:
-    """Operations of backward that have Paddle's mark, and communication without it that stands between two of them."""
+    """Operations of backward that Paddle marked as repeated (`COPY`), and unmarked communication between two of them."""
     found = {op.id: op for op in program.ops if op.role == "backward" and COPY in op.attrs}
     for op in program.ops:
         if op.role == "backward" and is_comm(op) and op.id not in found:
@@ -189,7 +189,7 @@ def _repeated(program: Program, graph: Graph) -> dict[int, Op]:
 
 
 Times = dict[int, dict[int, tuple[int, int]]]
-"""Operation -> micro-batch -> start and end."""
+"""Operation id -> micro-batch -> start and end."""
 
 
 def _moments(items: Items) -> Times:
@@ -204,7 +204,7 @@ def _first_read(readers: Iterable[Op], micro_batch: int, times: Times) -> int | 
 
 
 def _readers(graph: Graph, values: Iterable[int]) -> list[Op]:
-    """What reads values, through views that take no time as well."""
+    """Operations that read these values, directly or through views."""
     found, stack = list[Op](), list(values)
     seen = set(stack)
     while stack:

@@ -11,7 +11,7 @@ from interlace.ir.dump import write_whole
 from interlace.report.page.document import Page
 
 MARK = "/*DATA*/"
-"""Where a template has the data."""
+"""Placeholder for the data in a template."""
 
 
 def html(page: Page) -> str:
@@ -27,7 +27,7 @@ def filled(template: str, document: msgspec.Struct) -> str:
 
 
 def template() -> str:
-    """The page without data: texts, style and script, to be read as they are."""
+    """The page without data: texts, style and script."""
     return (resources.files("interlace.report.page") / "page.html").read_text(encoding="utf-8")
 
 
