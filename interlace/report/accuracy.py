@@ -58,7 +58,7 @@ FIRST_WITH_MOST = "2026-11-27 14:00"
 """Plans of earlier sittings also had few connections."""
 ARCHIVES = "plans.json"
 """File of a device's results that says which archive has the plans of which sittings."""
-PREDICTIONS = {"simulated": "when measured", "now": "now, without the limit of power", "limited": "now, with it, as plans are judged"}
+PREDICTIONS = {"simulated": "when measured", "now": "now, without the power limit", "limited": "now, with it, as plans are judged"}
 
 
 class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -126,7 +126,7 @@ class _Chain:
         last = max((k for k in needs if end[k] > free), key=lambda k: int(end[k]), default=-1)
         if before >= 0 and end[before] > (end[last] if last >= 0 else free):
             reads = set(self.result.input.op_at(before).results).intersection(self.result.input.op_at(item).operands)
-            return before, "" if reads else "what is waited for comes behind it on its stream"
+            return before, "" if reads else "what is waited for comes after it on its stream"
         return last, ""
 
     def _held_host(self, item: int) -> int:

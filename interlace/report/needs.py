@@ -69,10 +69,10 @@ def _row(feature: Feature, use: str, rules: Sequence[Check]) -> Check:
 def _memory(plans: Sequence[Plan], found: Examination) -> Check:
     """Whether the fullest rank fits into the memory of the device, or, if that is not known, of the profile's device."""
     total_bytes = found.memory_bytes or load_profile(plans[0].profile).memory_bytes
-    whose = "the device" if found.memory_bytes else f"the profile {plans[0].profile}, as the device does not tell"
+    whose = "the device" if found.memory_bytes else f"the profile {plans[0].profile}, as the device does not report it"
     outcome = plans[0].outcome
     if not total_bytes or outcome is None:
-        why = "the step cannot be simulated" if total_bytes else "neither the device nor the profile tells how much there is"
+        why = "the step cannot be simulated" if total_bytes else "neither the device nor the profile says how much there is"
         return Check("device memory", "the fullest rank", why, "not checked")
     most_bytes, peak_bytes = int(ROOM * total_bytes), outcome.plan.peak_bytes
     baseline = f"; Paddle's baseline {size(outcome.before.peak_bytes)}" if outcome.before else ""

@@ -51,8 +51,8 @@ def _energy(*steps: Step) -> str:
 
 
 WHOSE = {
-    "baseline": "1 % more than Paddle's baseline holds",
-    "beyond": "what Paddle's baseline holds and what is allowed beyond it, and 1 %",
+    "baseline": "the peak of Paddle's baseline plus 1 %",
+    "beyond": "the peak of Paddle's baseline plus 1 % and what is allowed beyond it",
     "budget": "the memory budget",
 }
 """Origin of a memory limit (`MemoryLimit.whose`), in words."""
@@ -64,7 +64,7 @@ def _memory(outcome: Outcome) -> str:
     >>> from interlace.planning.outcome import MemoryLimit
     >>> more, less = OtherLimit(11 << 30, 21 << 29, 245_000_000), OtherLimit(9 << 30, 8 << 30, 260_000_000)
     >>> _memory(Outcome(Step(250_000_000, 0, 0, 0), "h200", memory=MemoryLimit("budget", 10 << 30, 19 << 29, 0, more, less)))
-    ' Its limit of memory is 10.000 GiB, the memory budget; it holds 9.500 GiB at most on a GPU, however fast its host. Of the plans that \
+    ' Its memory limit is 10.000 GiB, the memory budget; it holds 9.500 GiB at most on a GPU, however fast its host. Of the plans that \
 were looked at, one within a tenth more takes 245.000 ms (-2.0 %), one within a tenth less takes 260.000 ms (+4.0 %).'
     """
     memory = outcome.memory
@@ -72,7 +72,7 @@ were looked at, one within a tenth more takes 245.000 ms (-2.0 %), one within a 
         return ""
     fits = memory.less is not None and memory.less.peak_bytes == memory.peak_bytes
     told = (
-        f" Its limit of memory is {size(memory.limit_bytes)}, {WHOSE[memory.whose]}; it holds {size(memory.peak_bytes)} at most on a GPU, "
+        f" Its memory limit is {size(memory.limit_bytes)}, {WHOSE[memory.whose]}; it holds {size(memory.peak_bytes)} at most on a GPU, "
         f"however fast its host{', so that a tenth less would do' if fits else ''}."
     )
     found = {"more": memory.more, "less": None if fits else memory.less}

@@ -7,7 +7,7 @@ commas, and `why` looks them up in `REASONS`.
 
 >>> from interlace.ir.remarks import remark
 >>> sentence(remark("applied", "transfers-delayed", delayed=2, transfers=8, step_ns=5_000_000, before_ns=6_000_000))
-'2 of 8 transfers are posted when their peer is about to be ready: whole step simulated 5.000 ms, 6.000 ms with all as early as they can'
+'2 of 8 transfers are posted when their peer is about to be ready: whole step simulated 5.000 ms, 6.000 ms with all as early as possible'
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FORM = ("{form}", "Paddle's order of jobs with the other passes (interleave: {j
 """A form of the schedule that was compared."""
 _BASELINE = (Unless("baseline_passes", "Paddle's baseline"), "Paddle's order with {baseline_passes}")
 _COUNTED = If("counted", " (live memory with operations in turn: on a GPU, what other streams still read comes on top)")
-_BEYOND = ", and {beyond_bytes:size} beyond"
+_BEYOND = " and {beyond_bytes:size}"
 _PEAKS = "{free_bytes:size} -> {throttled_bytes:size} at most on a GPU, however fast its host ({serial_bytes:size} if it never ran ahead)"
 _BORROWED = " ({borrowed:matmul} borrowed from other layers)"
 
@@ -52,7 +52,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     "nothing-recomputed": ("the program recomputes nothing that repeats forward exactly",),
     "ranks-differ": ("ranks of this stage differ in what they recompute: what is read is recomputed on all of them",),
     "unread-dropped": (
-        "{operations} of {repeated} repeated operations are not recomputed: {dropped_ns:ms} of {repeated_ns:ms} a micro-batch; for it "
+        "{operations} of {repeated} repeated operations are not recomputed: {dropped_ns:ms} of {repeated_ns:ms} a micro-batch; for this "
         "{kept} of {groups} groups of values stay in memory, {kept_bytes:size} a micro-batch",
     ),
     "every-copy-read": ("every copy is read; interleave: auto and a memory_budget would keep originals where there is room",),
@@ -65,9 +65,9 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         "{recomputed_ns:ms} a micro-batch (the program as it was: {before_ns:ms}); {kept} are kept, {kept_bytes:size}",
     ),
     # narrow-gathers
-    "peers-not-known": ("whether the other ranks of its group keep their part of it too is not known here",),
+    "peers-not-known": ("it is not known here whether the other ranks of its group also keep their part of it",),
     "peers-keep-more": ("other ranks of its group keep another part of it, or all",),
-    "gather-narrowed": ("each of {ranks} ranks keeps its part: all_to_all of {own_bytes:size}, not {whole_bytes:size}",),
+    "gather-narrowed": ("each of {ranks} ranks keeps its part: all_to_all of {own_bytes:size} instead of {whole_bytes:size}",),
     # reduce-in-place
     "reduced-in-place": ("{collectives} all_reduce(s) write over what they sum: {size_bytes:size} of results need no memory of their own",),
     # dX and dW
@@ -87,7 +87,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     ),
     # overlap-column-backward
     "below-min-bytes": ("moves {size_bytes:size}, less than min_bytes, {min_bytes:size}",),
-    "not-tensor-parallel": ("no dX passes over group {group}: it is no tensor-parallel one",),
+    "not-tensor-parallel": ("no dX passes over group {group}: it is not a tensor-parallel group",),
     "gradient-not-split": ("dX and dW of {gradient} are one operation, which 'split-backward' left whole",),
     "overwrites-operand": ("{writer} comes before it and overwrites{value:id}, which {reader} reads",),
     "communication-keeps-order": ("{first} must come first: communication keeps its order within group {group}",),
@@ -95,7 +95,9 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     "feeds-more": ("{first} must come first: it feeds more than its gradient's sum",),
     "no-weight-gradient": ("no weight gradient comes before it",),
     "no-weight-product": ("no weight gradient comes before it, and no matmul with a weight feeds it",),
-    "overlap-slower": ("would take {overlapped_ns:ms} beside its fillers, one after the other they take {serial_ns:ms}",),
+    "overlap-slower": (
+        "overlapped with other operations, they would take {overlapped_ns:ms} together, one after the other {serial_ns:ms}",
+    ),
     "started-after-dx": ("put right after dX{dx:ids}; {moved:operation} moved after it", _BORROWED),
     "started-before-others": ("put before work of other layers; {moved:operation} moved after it", _BORROWED),
     # the schedule
@@ -136,18 +138,20 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     "form-slower": (
         "{form}: whole step simulated {step_ns:ms}, with {other} {other_ns:ms}; it would be slower (only_gains: false keeps it)",
     ),
-    "without-budget-slower": ("planned as without a budget: whole step simulated {step_ns:ms}, within it {within_ns:ms}",),
+    "without-budget-slower": (
+        "planned as if there were no budget: whole step simulated {step_ns:ms}; planned for the budget {within_ns:ms}",
+    ),
     "without-budget-too-large": (
-        "planned as without a budget: whole step simulated {step_ns:ms}, {over_bytes:size} more memory than the budget",
+        "planned as if there were no budget: whole step simulated {step_ns:ms}, {over_bytes:size} more memory than the budget",
     ),
     "without-budget-faster": (
-        "planned as without a budget: whole step simulated {step_ns:ms}, which keeps it; planned within it {within_ns:ms}",
+        "planned as if there were no budget: whole step simulated {step_ns:ms}, within the budget; planned for the budget {within_ns:ms}",
     ),
     "memory-returned-faster": (
         "with memory given back in the order of streams the host waits less: whole step simulated {step_ns:ms}, {without_ns:ms} without",
     ),
     "made-again": ("made again with less room: the plan held {over_bytes:size} more than the limit",),
-    "no-form-judged": ("auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it",),
+    "no-form-judged": ("auto: no form could be judged, the simulated ranks wait for each other in a cycle; `interlace check` shows it",),
     "baseline-kept": (
         "auto: ",
         *_BASELINE,
@@ -167,18 +171,17 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         _COUNTED,
     ),
     "baseline-memory-kept": (
-        "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU and a hundredth",
+        "auto: {step_ns:ms} within {limit_bytes:size}, the peak of Paddle's baseline on a GPU plus 1 %",
         _BEYOND,
         "; {other_ns:ms} with {over_bytes:size} more",
     ),
     "more-than-the-baseline": (
-        "auto: {other_ns:ms} would take {over_bytes:size} more than the {limit_bytes:size} that Paddle's baseline holds on a GPU, and a "
-        "hundredth",
+        "auto: {other_ns:ms} would take {over_bytes:size} more than {limit_bytes:size}, the peak of Paddle's baseline on a GPU plus 1 %",
         _BEYOND,
-        "; nothing faster than the baseline was found within them",
+        "; nothing faster than the baseline was found within that",
     ),
     "within-baseline-faster": (
-        "auto: {step_ns:ms} within {limit_bytes:size}, what Paddle's baseline holds on a GPU and a hundredth",
+        "auto: {step_ns:ms} within {limit_bytes:size}, the peak of Paddle's baseline on a GPU plus 1 %",
         _BEYOND,
         ", as a budget; {other_ns:ms} without one",
     ),
@@ -221,10 +224,10 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         "{operations}; layers: ",
         "{layers}",
     ),
-    "under-budget": ("the peak is under the budget of {budget_bytes:size} as it is",),
+    "under-budget": ("the peak is already under the budget of {budget_bytes:size}",),
     "everything-moved": (
-        "all that can move does: {peak_bytes:size} stay live, its aim was {budget_bytes:size}; whether the budget is kept is decided with "
-        "recomputation and the schedule",
+        "everything that can move does: {peak_bytes:size} stay live, the aim was {budget_bytes:size}; recomputation and the schedule "
+        "decide whether the budget is kept",
     ),
     "kept-on-device": ("{values} value(s)", "{transfers} transfer(s)", ", {size_bytes:size}: {reason}: {reason:why}"),
     # optimizer state
@@ -249,11 +252,11 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     ),
     "transfers-delayed": (
         "{delayed} of {transfers} transfers are posted when their peer is about to be ready: whole step simulated {step_ns:ms}, "
-        "{before_ns:ms} with all as early as they can",
+        "{before_ns:ms} with all as early as possible",
     ),
     "transfers-delayed-elsewhere": (
         "none of this stage's {transfers} transfers is posted later; with those of other stages that are, whole step simulated "
-        "{step_ns:ms}, {before_ns:ms} with all as early as they can",
+        "{step_ns:ms}, {before_ns:ms} with all as early as possible",
     ),
     # lifetimes, events, waits of the host
     "lifetime-extended": ("its value{value:id} is kept alive", " until {waiter} has waited for it", " after {last}"),
@@ -262,7 +265,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         "waits for it instead",
     ),
     "memory-returned": ("{blocks} blocks a step are given back in the order of their own stream",),
-    "streams-joined": ("{waits} of them behind a wait for their copy to the host, at the first operation after its simulated end",),
+    "streams-joined": ("{waits} of them after a wait for their copy to the host, at the first operation after its simulated end",),
     "returned-by-the-host": (
         "{blocks} blocks a step, {size_bytes:size}, are given back when another stream's reader has completed: in that job their own "
         "stream does not wait for it, or so late that operations in turn would hold more",
@@ -340,7 +343,7 @@ def summary(alike: Sequence[Remark]) -> str:
 
     >>> from interlace.ir.remarks import remark
     >>> summary([remark("declined", "overlap-slower", overlapped_ns=ns, serial_ns=3_000_000) for ns in (4_000_000, 5_000_000)])
-    'would take 4.000 to 5.000 ms beside its fillers, one after the other they take 3.000 ms'
+    'overlapped with other operations, they would take 4.000 to 5.000 ms together, one after the other 3.000 ms'
     """
     return _kind_of(alike[0]) + _text(alike, _facts(alike, has_ids=False))
 

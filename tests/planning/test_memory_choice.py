@@ -296,7 +296,7 @@ def test_the_default_takes_what_allocators_round_by_and_more_where_that_was_aske
     assert Beside(monkeypatch, EVERY, {UNLIMITED: rounded + GB}, budget=asked).taken == UNLIMITED
     more = Beside(monkeypatch, EVERY, {UNLIMITED: rounded + GB + 1}, budget=asked)
     assert (more.taken, more.limits) == (LIGHTER, [LIMIT + GB, LIMIT + GB])
-    assert ", what Paddle's baseline holds on a GPU and a hundredth, and 1.000 GiB beyond; " in sentences(more.found.notes)[-1]
+    assert ", the peak of Paddle's baseline on a GPU plus 1 % and 1.000 GiB; " in sentences(more.found.notes)[-1]
     free = Beside(monkeypatch, EVERY, {UNLIMITED: 1000 * GB}, budget=NO_LIMIT)
     assert (free.taken, free.limits) == (UNLIMITED, [])
     by_hand = Pipeline((ChooseRecompute(), Schedule1F1B(), OffloadActivations(fraction=1.0)))

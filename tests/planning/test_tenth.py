@@ -123,13 +123,13 @@ def test_which_limit_held_is_told(options: dict[str, Any], whose: str | None) ->
     memory = _memory(plans)
     assert (memory.whose if memory else None) == whose
     if memory is None:
-        assert "limit of memory" not in _sentence(plans)
+        assert "memory limit" not in _sentence(plans)
         return
     assert (memory.device_bytes, memory.limit_bytes) == (COSTS.profile.memory_bytes, plans[0].memory_budget or memory.limit_bytes)
     assert memory.peak_bytes <= memory.limit_bytes + (0 if whose == "budget" else ROUNDED)
     assert plans[0].compared is not None
     assert plans[0].compared.memory == memory
-    assert "Its limit of memory is " in _sentence(plans)
+    assert "Its memory limit is " in _sentence(plans)
 
 
 @pytest.mark.slow

@@ -273,9 +273,9 @@ def test_the_limit_of_memory_is_told_everywhere(budget: str, limit: str, tmp_pat
     assert page == json.loads((tmp_path / "j").read_text(encoding="utf-8"))
     assert record["outcome"]["memory"] == memory
     assert page["limit"] == (WHOSE[limit] if limit else "")
-    told = f"Its limit of memory is {size(memory['limit_bytes'])}, {page['limit']}; it holds {size(memory['peak_bytes'])} " if limit else ""
+    told = f"Its memory limit is {size(memory['limit_bytes'])}, {page['limit']}; it holds {size(memory['peak_bytes'])} " if limit else ""
     assert told in page["sentence"]
-    assert ("limit of memory" in page["sentence"]) == bool(limit)
+    assert ("memory limit" in page["sentence"]) == bool(limit)
     capsys.readouterr()
     assert main(["report", str(plan), "--device", "h100", "-o", str(tmp_path / "other.html")]) == 0
     assert data_in(tmp_path / "other.html")["outcome"]["memory"] is None, "figures of one profile are told beside those of another"

@@ -125,7 +125,7 @@ def test_every_section_is_filled_with_the_numbers_of_the_data(page: Path) -> Non
     assert seen["schedule"] == ["\n".join(plan["schedule"]) for plan in reversed(data["plans"])]
     assert len(seen["tables"]["trust"]) == len(data["device"]["shares"])
     assert all(seen["tables"][name] for name in ("waits", "holds0", "holds1", "unmeasured"))
-    assert "No limit of memory is known. " in seen["memory"]
+    assert "No memory limit is known. " in seen["memory"]
     assert seen["palette"]["exposed"] not in seen["canvases"]["memory0"]
     for k, row in enumerate(data["plans"][1]["rows"]):
         assert f"(at {ms(row['memory']['peak_at_ns'])} ms, job " in seen["captions"][k]
@@ -151,7 +151,7 @@ def test_light_and_dark(page: Path, dark: bool) -> None:
     for name in ("forward", "backward", "bubble", "accent"):
         assert seen["palette"][name] in seen["canvases"]["step"]
     (mhz,) = {each for plan in data_in(page)["plans"] for row in plan["rows"] for each in row["clock"][1::2]}
-    assert seen["clock"].endswith(f"which the limit of power lowers: {mhz} MHz throughout.")
+    assert seen["clock"].endswith(f"which the power limit lowers: {mhz} MHz throughout.")
     assert seen["palette"]["exposed"] in seen["canvases"]["split"]
     assert all(seen["palette"]["accent"] in seen["canvases"][name] for name in ("memory0", "memory1"))
     assert len(seen["canvases"]["ops"]) > 3
@@ -195,7 +195,7 @@ def test_the_clock_is_a_line_under_each_stage(page: Path, tmp_path: Path) -> Non
     out.write_text(template().replace("/*DATA*/", json.dumps(data)), encoding="utf-8")
     console, seen = ask(out, CLOCKS)
     assert console == []
-    assert seen["clock"].endswith("which the limit of power lowers: from 1500 (at the bottom) to 1980 MHz.")
+    assert seen["clock"].endswith("which the power limit lowers: from 1500 (at the bottom) to 1980 MHz.")
     assert len(seen["lines"]) == 4
     for (early, high), (late, low) in seen["lines"]:
         assert early.startswith("clock 1980 MHz, at ")

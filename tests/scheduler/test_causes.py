@@ -97,7 +97,7 @@ job all forward 0: 0-4@0
     [
         ((0, 1, 0), ["what could run meanwhile comes later in its job"]),
         ((1, 2, 3), ["the rest of its job needs it"]),
-        ((9, 2, 3), ["the rest of its job needs it", "what is waited for comes behind it on its stream"]),
+        ((9, 2, 3), ["the rest of its job needs it", "what is waited for comes after it on its stream"]),
     ],
 )
 def test_an_exposed_collective_has_its_reason(reads: tuple[int, int, int], why: list[str]) -> None:
