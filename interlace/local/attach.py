@@ -16,8 +16,8 @@ from interlace.user_passes import import_from_environment
 
 
 def attach() -> None:
-    """Install Interlace in Paddle's engine if the environment asks for it, even where the script does not. Raises ConfigError where what it
-    asks for cannot be read."""
+    """Install Interlace in Paddle's engine if the environment asks for it, even if the script does not. Raises ConfigError if what the
+    environment asks for cannot be read."""
     import_from_environment()
     if is_disabled():
         return

@@ -1,7 +1,8 @@
 """Build one rank's program of a training script and store it: `python -m interlace.local.build_rank`, started by `interlace dump`.
 
-No other rank, no GPU and no parameters: the script runs as the asked rank of the asked world, under `paddle.LazyGuard`, until
-its program stands; then it is ended. With `--stages` the first ranks of the other pipeline stages are built with it, each beside it.
+No other rank, no GPU and no memory for parameters is needed: the script runs as the requested rank of the requested world, under
+`paddle.LazyGuard`, until its program is complete, and is then ended. With `--stages`, the programs of the first ranks of the other pipeline
+stages are built too, and stored beside it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from interlace.local.stage_forks import ForkFailed, StageForks, path_of
 from interlace.report.checks import DUMPS, EVERYTHING
 
 _WITHOUT_MEMORY = re.compile(r"memory's size is 0|[Hh]olds? no memory|[nN]ot initialized|[uU]ninitialized|not been initialized")
-"""What Paddle says where a tensor's contents are asked for and it has none."""
+"""Paddle's messages if the contents of a tensor are requested that has none."""
 
 
 class Built(BaseException):
@@ -44,30 +45,30 @@ class Built(BaseException):
 
 
 class LonelyTransport:
-    """Stands for the other ranks while a program is built: every exchange gives back this rank's own data."""
+    """Replaces the other ranks while a program is built: every exchange returns this rank's own data."""
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
 
     def barrier(self, *args: Any) -> None:
-        """Nobody else is there."""
+        """Returns at once, as there are no other ranks."""
 
     def all_reduce(self, array: Any, *args: Any) -> Any:
-        """Its own array."""
+        """The rank's own array."""
         return array
 
     broadcast = reduce = all_to_all = all_reduce
 
     def all_gather(self, array: Any, group: int, ranks: Any, *args: Any) -> list[Any]:
-        """Its own array once for each rank."""
+        """The rank's own array, once for each rank."""
         return [array] * len(ranks)
 
     def reduce_scatter(self, array: Any, op: str, group: int, ranks: Any, *args: Any) -> Any:
-        """The part of its own array that would be this rank's."""
+        """This rank's part of its own array."""
         return np.split(array, len(ranks))[list(ranks).index(self.rank)]
 
     def send(self, *args: Any) -> None:
-        """Goes nowhere."""
+        """Sends nothing."""
 
     def recv(self, shape: Any, dtype: str, *args: Any) -> Any:
         """Zeros."""
@@ -75,11 +76,12 @@ class LonelyTransport:
 
 
 def main(argv: list[str]) -> int:
-    """Build, store, and print one JSON line for each rank: operations, seconds, highest resident memory in bytes; the asked rank's last."""
+    """Build and store programs, and print one JSON line for each: rank, operations, seconds, highest resident memory in bytes, and sources;
+    that of the requested rank is last."""
     args, process = _parser().parse_args(argv), os.getpid()
     end_with_parent()
     code = _build(args)
-    if os.getpid() != process:  # of a fork, what Paddle does at the end waits for threads that it does not have
+    if os.getpid() != process:  # in a fork, Paddle's cleanup at exit would wait for threads that do not exist there
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -89,7 +91,7 @@ def main(argv: list[str]) -> int:
 def _build(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     try:
-        script = Script.of(args.script, args.script_args)  # as it is before it runs
+        script = Script.of(args.script, args.script_args)  # read before the script runs, which may change it
         program = build_program(
             args.script,
             args.script_args,
@@ -110,7 +112,10 @@ def _build(args: argparse.Namespace) -> int:
         if not failure.exited:
             print(failure.text if users else failure.traceback, file=sys.stderr)
         if not args.materialize and _WITHOUT_MEMORY.search(str(error)):
-            print("parameters are described, not allocated; a script that needs their values is dumped with --materialize", file=sys.stderr)
+            print(
+                "parameters are described, not allocated; a script that needs their values must be dumped with --materialize",
+                file=sys.stderr,
+            )
         return 2 if users else 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     done = {
@@ -125,7 +130,7 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _sources(script: str) -> dict[str, str]:
-    """The user's own modules that were imported, the script first, with digests of their texts; what is installed is told by versions."""
+    """Path -> digest of the script, which is first, and of the user's own modules that were imported. Installed packages are left out."""
     folders = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     installed = {os.path.realpath(each) for each in (*folders, *site.getsitepackages(), site.getusersitepackages())}
     others = {name: module for name, module in [*sys.modules.items()] if name.partition(".")[0] != "interlace"}
@@ -138,10 +143,11 @@ def _sources(script: str) -> dict[str, str]:
 def build_program(
     script: str, arguments: list[str], rank: int, world: int, *, lazy: bool = True, force_paddle: bool = False, has_stages: bool = False
 ) -> Program:
-    """The training program that a script builds as one rank of a world; with `has_stages`, in a fork, as the first rank of another stage.
+    """The training program that a script builds as one rank of a world. With `has_stages`, this also returns in forks, with the program of
+    the first rank of another stage.
 
-    Raises LaunchError where the script ended without building a training program; ConfigError where nobody has tested this Paddle, it lacks
-    what dumps need, and is not forced.
+    Raises LaunchError if the script ends without building a training program; ConfigError if this version of Paddle is untested and lacks
+    what dumps need, unless it is forced.
     """
     unusable = "" if force_paddle else unusable_paddle(EVERYTHING, DUMPS)
     if unusable:
@@ -174,7 +180,7 @@ def build_program(
 
 
 def _allocate_nothing() -> None:
-    """What `paddle.LazyGuard` does, from here to the moment the engine builds its programs, which needs it off."""
+    """Do what `paddle.LazyGuard` does, until the engine builds its programs, for which it must be off."""
     from paddle.distributed.auto_parallel.static.engine import Engine
     from paddle.nn.initializer.lazy_init import lazy_init_helper
 
@@ -190,7 +196,7 @@ def _allocate_nothing() -> None:
 
 
 def _shard_without_memory() -> None:
-    """Let sharding stage 3 place parameters that are described, not allocated; Paddle would share memory that is not there."""
+    """Let sharding stage 3 place parameters that have no memory; Paddle's own code would share memory that does not exist."""
     import paddle
     from paddle.distributed.auto_parallel import api
 

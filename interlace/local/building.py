@@ -1,4 +1,4 @@
-"""One rank's program, built in a process of its own (`interlace.local.build_rank`) with nothing of the other ranks."""
+"""One rank's program, built in a separate process (`interlace.local.build_rank`) without the other ranks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _TAIL_LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A rank's program of a script.
+    """What to build: the program of one rank of a script.
 
     Attributes:
-        script, arguments: What runs.
-        rank, world: As which rank it is run, and of how many.
-        options: Of the builder, such as `--materialize`.
-        environment: What is set for it besides this process's own.
+        script, arguments: The script and its arguments.
+        rank, world: The rank, and the number of ranks.
+        options: Options of the builder, such as `--materialize`.
+        environment: Variables that are set in addition to this process's environment.
     """
 
     script: str
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(slots=True)
 class Build:
-    """A process that builds a rank's program: the path of the program, and the output of the process."""
+    """A process that builds a rank's program, the path for the program, and the output of the process."""
 
     request: Request
     path: Path
@@ -58,8 +58,8 @@ class Build:
         *,
         has_stages: bool = False,
     ) -> Build:
-        """Start it; `more` is set for the process too, and says nothing of what is built (numbers of threads). With `has_stages` the first
-        ranks of the other stages are built with it (`interlace.local.stage_forks`)."""
+        """Start the process. `more` are further environment variables, which must not affect what is built (numbers of threads). With
+        `has_stages`, the first ranks of the other stages are built too (`interlace.local.stage_forks`)."""
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
         command = [*BUILDER, "--rank", str(request.rank), "--world", str(request.world), "--out", str(path), *request.options]
         command += ["--stages"] if has_stages else []
@@ -71,12 +71,12 @@ class Build:
         return [found for found in _documents(_text(self.out)) if found.get("rank", self.request.rank) != self.request.rank]
 
     def record(self, shown_as: str) -> dict[str, Any]:
-        """What the ended process printed about its program; `shown_as`: what messages call the folder of its path. Raises ScriptError or
-        LaunchError, with the end of what it said, where it built none."""
+        """What the ended process printed about its program. `shown_as`: name for the folder of `path` in messages. Raises ScriptError or
+        LaunchError, with the end of the process's output, if it built no program."""
         code, request = self.child.process.returncode, self.request
         if code:
             tail = "\n".join(_text(self.err).strip().splitlines()[-_TAIL_LINES:]).replace(str(self.path.parent), shown_as)
-            tail = tail or f"its process ended with code {code} and without a word; is there room left in {tempfile.gettempdir()}?"
+            tail = tail or f"its process ended with code {code} and without a message; is there room left in {tempfile.gettempdir()}?"
             kind = ScriptError if code == 2 else LaunchError
             how = f" (ended by {signal.Signals(-code).name})" if code < 0 else ""
             raise kind(f"rank {request.rank} of {request.script} could not be built{how}:\n{tail}")
@@ -90,7 +90,7 @@ class Build:
 
 
 def _documents(text: str) -> Iterator[dict[str, Any]]:
-    """The lines that are JSON objects, decoded, the last first; the script may print more lines, also when it ends."""
+    """The lines that are JSON objects, decoded, the last first; the script may print other lines, also at its end."""
     for line in reversed(text.splitlines()):
         with contextlib.suppress(ValueError):
             found = json.loads(line)

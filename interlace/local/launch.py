@@ -1,7 +1,7 @@
 """Start the ranks of a local run, watch them, and end them. No Paddle here.
 
-Where no GPU build of Paddle is, the ranks are processes of `interlace.local.rank` on the CPU, or on a target of one's own.
-Where one is, Paddle's own launcher starts the same module.
+Without a GPU, or a GPU build of Paddle, the ranks are processes of `interlace.local.rank` on the CPU or on a custom target. On GPUs,
+Paddle's own launcher starts the same module.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from interlace.temporary import claimed, temporary_folder
 
 RANK_MODULE = "interlace.local.rank"
 KNOWN = ("cpu", "gpu")
-"""Targets on which Interlace itself knows how to start ranks."""
+"""Targets on which Interlace itself can start ranks."""
 _POLL_S = 0.05
-ORIGIN_GRACE_S = 1.0  # after the first failed rank, how long the real cause may still come from another one
+ORIGIN_GRACE_S = 1.0  # after the first rank fails, how long to wait for another rank that reports the real cause
 _LOG_TAIL_LINES = 15
 
 OnProgress = Callable[[Progress], None]
@@ -42,7 +42,7 @@ OnOutput = Callable[[int, str], None]
 
 
 class LaunchResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all ranks reported, by rank; `wall_s` includes starting them."""
+    """The reports of all ranks, in order; `wall_s` includes starting them."""
 
     reports: tuple[RankReport, ...]
     wall_s: float
@@ -51,7 +51,7 @@ class LaunchResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class _Rank:
-    """A process of the run (rank 0 stands for Paddle's launcher on GPUs) and its log."""
+    """A process of the run and its log; on GPUs, rank 0 is Paddle's launcher."""
 
     rank: int
     child: processes.Child
@@ -60,7 +60,13 @@ class _Rank:
 
 @dataclass(slots=True)
 class _Run:
-    """The processes of a run, what it needs to end them, how far each rank's progress has been read, and the modes that it told of."""
+    """The processes of a run.
+
+    Attributes:
+        ranks: The processes that were started.
+        read_bytes: Name of a file that a rank writes -> how far it has been read.
+        modes: Modes whose programs ranks reported.
+    """
 
     world: int
     run_dir: Path
@@ -83,15 +89,14 @@ def launch(
 ) -> LaunchResult:
     """Run `script` on `world` ranks and return their reports.
 
-    `env` is added to this process's environment. `run_dir` must be empty; None makes one and removes it at the end.
+    `env` is added to this process's environment. `run_dir` must be empty; None creates one and removes it at the end.
     `log_dir` gets `rank<r>.log`. `timeout_s` is how long a rank waits for another in one communication.
-    `on_output` gets what the script prints, a rank and a line at a time.
+    `on_output` is called with a rank and one line that its script printed.
 
-    Raises LaunchError with the first rank's own error where one fails, ScriptError where the script or its options are at
-    fault; all others are ended at once. Whatever
-    happens, no process, socket or shared memory is left.
+    Raises LaunchError, with the first failed rank's own error, or ScriptError if the script or its options are at fault; all other
+    ranks are then ended at once. Whatever happens, no process, socket or shared memory is left.
 
-    It has nine parameters because it is the one entry to a run for the command line, tests and the testbed.
+    It has nine parameters because it is the only entry to a run for the command line, tests and the testbed.
     """
     start_s = time.monotonic()
     logs = Path(log_dir)
@@ -118,10 +123,10 @@ def has_gpu_paddle() -> bool:
 
 
 def require_target(name: str) -> None:
-    """Find out before anything starts whether ranks can run there. Raises ConfigError, with what to do, where this machine has no such
-    target."""
+    """Check, before anything starts, that ranks can run on a target. Raises ConfigError, with what to do, if this machine does not have
+    it."""
     if name == "gpu" and not has_gpu_paddle():
-        raise ConfigError("--target gpu: no GPU, or the installed Paddle is no GPU build; use --target cpu, or install paddlepaddle-gpu")
+        raise ConfigError("--target gpu: no GPU, or the installed Paddle is not a GPU build; use --target cpu, or install paddlepaddle-gpu")
     if name not in KNOWN:
         find_own(name).require()
 
@@ -139,7 +144,7 @@ def gpu_command(script: Path, args: Sequence[str], world: int, log_dir: Path) ->
 
 
 def _cpu_environment(rank: int, world: int) -> dict[str, str]:
-    """One thread a library: more ranks than cores must not fight over them."""
+    """Environment of a CPU rank, with one thread per library, because there may be more ranks than cores."""
     threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {**rank_environment(rank, world), **dict.fromkeys(threads, "1"), "PYTHONUNBUFFERED": "1"}
 
@@ -169,7 +174,7 @@ def _spawn(run: _Run, rank: int, command: list[str], env: dict[str, str], log_na
 def _watch(run: _Run, on_progress: OnProgress, on_output: OnOutput) -> None:
     """Wait until all ranks are done. Raises LaunchError or ScriptError when one fails."""
     while True:
-        codes = [rank.child.process.poll() for rank in run.ranks]  # first: what an ended rank wrote is read to its end
+        codes = [rank.child.process.poll() for rank in run.ranks]  # before reading, so that all is read that an ended rank wrote
         _read_progress(run, on_progress)
         _read_output(run, on_output)
         if any(code not in (None, 0) for code in codes):
@@ -195,7 +200,7 @@ def _read_output(run: _Run, on_output: OnOutput) -> None:
 
 
 def _new_lines(run: _Run, path: Path) -> list[bytes]:
-    """Whole lines that a file got since it was last read."""
+    """Complete lines that were added to a file since it was last read."""
     if not path.exists():
         return []
     with open(path, "rb") as stream:
@@ -206,7 +211,7 @@ def _new_lines(run: _Run, path: Path) -> list[bytes]:
 
 
 def _explain(run: _Run) -> InterlaceError:
-    """The error of a failed run: waits a moment for the cause; ranks that only lost a peer come last, in one line."""
+    """The error of a failed run. Waits a moment for the real cause; ranks that only lost their peer come last, in one line."""
     deadline_s = time.monotonic() + ORIGIN_GRACE_S
     while time.monotonic() < deadline_s and any(rank.child.process.poll() is None for rank in run.ranks):
         time.sleep(_POLL_S)
@@ -230,7 +235,7 @@ def _explain(run: _Run) -> InterlaceError:
 
 
 def _failures(run: _Run) -> dict[int, Failure]:
-    """Why ranks ended, from their reports, else from the exit codes of processes that left none."""
+    """Why ranks ended, from their reports or, if they left none, from the exit codes of their processes."""
     reports = {rank: read_report(run.run_dir, rank) for rank in range(run.world)}
     found = {rank: report.failure for rank, report in reports.items() if report is not None and report.failure is not None}
     for rank in run.ranks:
@@ -279,8 +284,8 @@ def _end(run: _Run) -> None:
 
 @contextlib.contextmanager
 def _run_directory(given: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """The directory the ranks share: a fresh one that goes at the end, even if this process is killed, or the caller's, which must be
-    empty."""
+    """The directory that the ranks share: a fresh one that is removed at the end, even if this process is killed, or the caller's, which
+    must be empty."""
     if given is None:
         with temporary_folder() as made:
             yield made

@@ -1,6 +1,6 @@
-"""`--target MODULE`: a device of one's own that ranks of a local run train on. No Paddle here.
+"""`--target MODULE`: a custom device on which the ranks of a local run train. No Paddle here.
 
-The module has a `TARGET` (or `MODULE:NAME` says another name), an `OwnTarget`. Interlace itself knows the CPU and GPUs.
+The module has an `OwnTarget` with the name `TARGET`, or with the name in `MODULE:NAME`. Interlace itself knows the CPU and GPUs.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 
 class OwnTarget(ABC):
-    """How ranks run on a device of one's own; `rules` say what it does by itself, and `interlace check --target MODULE` asks for them."""
+    """How ranks run on a custom device. `rules` describe the device and Paddle's executor on it, for commands such as
+    `interlace check --target MODULE`."""
 
     rules: Target
 
     @abstractmethod
     def require(self) -> None:
-        """Find out, before anything starts, whether ranks can run here. Raises ConfigError, with what to do, where they cannot."""
+        """Check, before anything starts, that ranks can run here. Raises ConfigError, with what to do, if they cannot."""
 
     @abstractmethod
     def install(self, rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
         """Prepare the process of one rank, before Paddle is imported and the script runs; the caller closes the transport.
 
-        `interlace.bridge.targets.register_device` says here how programs are built for the device.
+        Call `interlace.bridge.targets.register_device` here to set how programs are built for the device.
         """
 
 
 def find_own(name: str) -> OwnTarget:
-    """Import the module of a target, found as a script in this folder would find it. Raises ConfigError where there is no such module, it
-    fails, or has no target."""
+    """Import the module of a target and return its target; the current folder is searched too. Raises ConfigError if there is no such
+    module, its import fails, or it has no target."""
     module, _, attribute = (name if ":" in name else f"{name}:TARGET").partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -54,7 +55,7 @@ def find_own(name: str) -> OwnTarget:
 
 
 def search_folder(name: str) -> str:
-    """The folder that must be on the search path for a target's module to be found."""
+    """The folder that must be on Python's search path so that the module of a target is found."""
     top = importlib.import_module(name.partition(":")[0].partition(".")[0])
     file = next(iter(top.__path__)) if hasattr(top, "__path__") else top.__file__
     return os.fspath(Path(os.fspath(file or ".")).absolute().parent)

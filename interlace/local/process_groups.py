@@ -1,5 +1,5 @@
-"""Paddle looks for a known process group by comparing the joined ranks of every group there is, for each group that it asks for: half of
-the time that a rank of 2,048 takes to build. Here it looks in a table."""
+"""Finds Paddle's process groups in a table. For each group that it needs, Paddle compares the joined ranks of all existing groups, which
+takes half of the time to build the program of one rank of 2,048."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def patch() -> None:
-    """Give Paddle's `new_process_group` the table; groups and their numbers stay what they are.
+    """Make Paddle's `new_process_group` use the table; groups and their numbers stay the same.
 
-    Many modules have the function by a name of their own, so it keeps its identity and gets other code.
+    Many modules import the function, so the function object stays, and only its code is replaced.
     """
     from paddle.distributed.auto_parallel.static import process_group
 
@@ -18,7 +18,7 @@ def patch() -> None:
 
 
 class Table:
-    """Groups by their ranks, kept up with Paddle's map of them, which it renews as a whole or adds to."""
+    """Groups by their ranks, kept up to date with Paddle's map of them, which Paddle extends or replaces as a whole."""
 
     def __init__(self) -> None:
         self._map: Any = None
@@ -26,7 +26,7 @@ class Table:
         self._found: dict[tuple[int, ...], Any] = {}
 
     def find(self, groups: dict[int, Any], ranks: Any) -> Any:
-        """The first group of these ranks that is not the world's; None if there is none."""
+        """The first group with these ranks, except group 0 (the world); None if there is none."""
         if groups is not self._map or len(groups) < self._count:
             self._map, self._count, self._found = groups, 0, {}
         if len(groups) > self._count:
@@ -38,7 +38,7 @@ class Table:
 
 
 def _new_process_group(ranks, group_id=None, force_new_group=False, group_type=None):  # type: ignore[no-untyped-def]
-    """Runs with the names of Paddle's module."""
+    """Code for Paddle's function of this name; runs with the global names of Paddle's module."""
     known = None if force_new_group else _interlace_table.find(_g_process_group_map, ranks)  # type: ignore[name-defined] # noqa: F821
     if known is not None:
         return known

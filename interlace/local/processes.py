@@ -1,4 +1,4 @@
-"""Processes that a command starts: each leads a session of its own, and ends with all it started when the command ends in any way."""
+"""Processes that a command starts. Each leads its own session, and ends with all processes that it started, however the command ends."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from interlace.notice import VARIABLE as SAY_VARIABLE
 from interlace.notice import heard
 
 PARENT_PIPE_VARIABLE = "INTERLACE_PARENT_FD"
-"""Names the end of a pipe in a child; the pipe closes when the parent ends, killed or not (`interlace.local.rank.end_with_parent`)."""
+"""Environment variable with a child's end of a pipe, which closes when the parent ends, killed or not
+(`interlace.local.rank.end_with_parent`)."""
 _TERMINATE_GRACE_S = 2.0
 _POLL_S = 0.02
 
 
 @dataclass(slots=True)
 class Child:
-    """A started process, and the parent's end of the pipe that says that the parent lives."""
+    """A started process, and the parent's end of the pipe that is open as long as the parent lives."""
 
     process: subprocess.Popen[bytes]
     alive_fd: int
 
 
 def start(command: Sequence[str], env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes] | int = subprocess.STDOUT) -> Child:
-    """Start a process that may `say` things on our standard error. `env` is all of its environment."""
+    """Start a process that can print on our standard error with `say`. `env` is its whole environment."""
     child_fd, alive_fd = os.pipe()
     try:
         with heard() as said_fd:
@@ -61,7 +62,8 @@ T = TypeVar("T", bound=Task)
 
 
 def run_all(starts: Sequence[Callable[[], T]], at_once: int) -> Iterator[tuple[int, T]]:
-    """Run processes, several at once; gives each with its number when it has ended, and ends the others if the caller stops."""
+    """Run processes, up to `at_once` at the same time; yields each, with its index, when it has ended, and ends the others if the caller
+    stops."""
     waiting, running = list(enumerate(starts)), list[tuple[int, T]]()
     try:
         while waiting or running:
@@ -81,7 +83,7 @@ def run_all(starts: Sequence[Callable[[], T]], at_once: int) -> Iterator[tuple[i
 
 
 def end(children: Iterable[Child]) -> None:
-    """End processes with all they started: SIGTERM, and SIGKILL to what is left of them two seconds later."""
+    """End processes and all that they started: SIGTERM, and SIGKILL to what is left two seconds later."""
     ending = list(children)
     for child in ending:
         if child.process.poll() is None:

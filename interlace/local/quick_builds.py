@@ -1,4 +1,5 @@
-"""What Paddle does again and again while it builds a program, done once, or not at all where the program does not show it."""
+"""Patches that make builds faster: what Paddle does again and again while it builds a program is done once, or left out if it does not
+affect the program."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 
 def patch() -> None:
-    """In this process, before a script runs."""
+    """Apply all patches to this process; call it before a script runs."""
     _record_no_stacks()
     _remember_what_is_converted()
     _convert_methods_once()
@@ -19,7 +20,8 @@ def patch() -> None:
 
 
 def _record_no_stacks() -> None:
-    """Paddle records the Python stack of every operation for errors of a run; a program that is only built never runs."""
+    """Record the same Python stack for all operations: Paddle records stacks for errors at run time, and a program that is only built never
+    runs."""
     stack = traceback.extract_stack(limit=1)
 
     def extract_stack(f: Any = None, limit: int | None = None) -> Any:
@@ -29,7 +31,8 @@ def _record_no_stacks() -> None:
 
 
 def _remember_what_is_converted() -> None:
-    """For each call in a model Paddle compares the function with every function of every module that it never converts."""
+    """Remember which functions Paddle converts: for each call in a model, it compares the function with every function of every module that
+    it never converts."""
     from paddle.jit.dy2static import convert_call_func
 
     is_unsupported, known = convert_call_func.is_unsupported, dict[Any, bool]()
@@ -46,9 +49,9 @@ def _remember_what_is_converted() -> None:
 
 
 def _convert_methods_once() -> None:
-    """Paddle keeps what it converts by the function; a method is another object each time it is looked up, and converted for each layer.
+    """Convert a method once for all layers: Paddle caches conversions by function object, but a method is a new object at each look-up.
 
-    What is converted reads names of its module and closure as they are then: it is used again while these are the same.
+    Converted code sees names of its module and closure as they were when it was converted, so it is reused only while these are the same.
     """
     from paddle.jit.dy2static.program_translator import FunctionCache
 
@@ -68,7 +71,7 @@ def _convert_methods_once() -> None:
 
 
 def _outside(function: Any) -> dict[str, Any]:
-    """What the code of a function may read of its module and its closure."""
+    """Name -> value of what the code of a function may read from its module and its closure."""
     plain = inspect.unwrap(function)
     names = {name for code in _codes(plain.__code__) for name in (*code.co_names, *code.co_freevars)}
     cells = dict(zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True))
@@ -93,7 +96,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _find_known_meshes() -> None:
-    """For each mesh that is made Paddle compares it with all that are known, one by one."""
+    """Find known meshes in a table: Paddle compares each new mesh with all known ones, one by one."""
     from paddle.distributed.auto_parallel.static.dist_context import DistributedContext
 
     add = DistributedContext.add_process_mesh
@@ -107,7 +110,7 @@ def _find_known_meshes() -> None:
 
 
 class KnownMeshes:
-    """What is in a list of meshes, by shape and ranks; read again where the list is another or has grown."""
+    """The meshes in a list, by shape and ranks; updated if the list has grown or is another one."""
 
     def __init__(self) -> None:
         self._meshes: list[Any] = []
@@ -129,8 +132,8 @@ class KnownMeshes:
 
 
 def _find_startup_parameters() -> None:
-    """For the master weight of each parameter Paddle goes through the whole start-up program. The function that does is inside another, of
-    which only the code can be replaced."""
+    """Find parameters of the start-up program in a table: Paddle searches the whole program for the master weight of each parameter. The
+    function that searches is nested in another one, so the code of the outer function is replaced."""
     from paddle.optimizer import optimizer
 
     outer = optimizer.Optimizer._create_master_weight
@@ -144,14 +147,14 @@ def _find_startup_parameters() -> None:
 
 
 class StartupParameters:
-    """Where a start-up program sets parameters, by name; read again where a name is missing."""
+    """The operations of a start-up program that set parameters, by name; read again if a name is missing."""
 
     def __init__(self) -> None:
         self._program: Any = None
         self._found: dict[str, Any] = {}
 
     def find(self, program: Any, name: str) -> Any:
-        """What the first `set_parameter` of that name sets; None without one."""
+        """The value that the first `set_parameter` of this name sets; None without one."""
         if program is not self._program or name not in self._found:
             self._program, self._found = program, {}
             for op in program.global_block().ops:
@@ -161,5 +164,5 @@ class StartupParameters:
 
 
 def _get_param_from_startup(startup, name):  # type: ignore[no-untyped-def]
-    """Runs with the names of Paddle's module."""
+    """Code for Paddle's nested function; runs with the global names of Paddle's module."""
     return _interlace_startup.find(startup, name)  # type: ignore[name-defined] # noqa: F821

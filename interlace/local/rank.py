@@ -1,7 +1,7 @@
 """One rank of a local run: `python -m interlace.local.rank SCRIPT ARGS...`, started by `interlace.local.launch`.
 
-Runs SCRIPT as if it had been started directly, records every loss its engine fetches and the final parameters, and
-leaves a report in the run directory.
+Runs SCRIPT as if it had been started directly, records every loss that its engine fetches and the final parameters, and
+writes a report into the run directory.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from interlace.report.checks import EVERYTHING, RANKS
 from interlace.temporary import join
 
 MASTER_WEIGHT = re.compile(r"_fp32_master_\d+$")
-"""How Paddle's optimizers name the float32 copy of a parameter of lower precision."""
+"""End of the name that Paddle's optimizers give the float32 copy of a parameter of lower precision."""
 
 
 class Recorder:
-    """Losses, times and parameters of every engine this process runs."""
+    """Losses, times and parameters of every engine that this process runs."""
 
     def __init__(self, rank: int, run_dir: str) -> None:
         self.losses: list[StepLoss] = []
@@ -63,7 +63,7 @@ class Recorder:
         self._progress = open(self._progress_path, "ab", buffering=0)  # noqa: SIM115 - open until the end
 
     def watch(self, engine_class: Any) -> None:
-        """Wrap `Engine.run` and what builds the program of a mode; the arguments and the results stay the same."""
+        """Wrap `Engine.run`, and `_prepare_program`, which builds the program of a mode; arguments and results stay the same."""
         run, prepare = engine_class.run, engine_class._prepare_program
 
         def prepare_told(engine: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
@@ -79,11 +79,11 @@ class Recorder:
         engine_class.run, engine_class._prepare_program = run_recorded, prepare_told
 
     def parameter_digests(self) -> dict[str, str]:
-        """sha256 of dtype, shape and bits of every trainable parameter this rank holds, by name."""
+        """sha256 of dtype, shape and bits of every trainable parameter that this rank holds, by name."""
         return _digests({name for engine in self._engines for name in _trainable_names(engine)})
 
     def state_digests(self) -> dict[str, dict[str, str]]:
-        """The same of all else that lasts from step to step, by kind and name."""
+        """The same for other state that lasts from step to step, by kind and name."""
         kinds = {name: kind for engine in self._engines for name, kind in _lasting_names(engine).items()}
         return {kind: _digests({name for name, its in kinds.items() if its == kind}) for kind in STATE_KINDS}
 
@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:  # reported to the launcher, and printed to this rank's log
         failure = failure_of(error, script)
     if failure is not None:
-        with contextlib.suppress(OSError):  # the log's disk is full: the report says it all
+        with contextlib.suppress(OSError):  # the log's disk may be full; the report has the error too
             sys.stderr.write(failure.traceback)
     losses = tuple(recorder.losses) if recorder else ()
     digests, state = (recorder.parameter_digests(), recorder.state_digests()) if recorder and failure is None else ({}, {})
@@ -172,7 +172,7 @@ def _recorder(rank: int, run_dir: str) -> Recorder:
     if not unusable_paddle(EVERYTHING):
         from interlace.bridge import hook
 
-        hook.install()  # below the recorder: a step that a failed plan began and another one repeated is one step
+        hook.install()  # before the recorder, so that a step counts once if its plan fails and another one repeats it
     recorder = Recorder(rank, run_dir)
     recorder.watch(Engine)
     given = os.environ.get(STEPS_VARIABLE)
@@ -182,7 +182,8 @@ def _recorder(rank: int, run_dir: str) -> Recorder:
 
 
 def _train_only(engine_class: Any, report: RankReport | None) -> None:
-    """Neither build nor run other modes than training; their steps give what they gave in an earlier run, so that the script goes on."""
+    """Neither build nor run modes other than training; their steps return what they returned in an earlier run, so that the script
+    continues."""
     from paddle.distributed.auto_parallel.api import DistModel
 
     steps = {mode: iter([x for x in (report.losses if report else ()) if x.mode == mode]) for mode in ("eval", "predict")}
@@ -204,7 +205,8 @@ def _train_only(engine_class: Any, report: RankReport | None) -> None:
 
 
 def failure_of(error: BaseException, script: str) -> Failure:
-    """The cause of a failure: Paddle's executor replaces what a communication op raised by a SystemError."""
+    """The failure to report for an error. If a communication operation raised it, that cause is reported, not the SystemError by which
+    Paddle's executor replaces it."""
     if isinstance(error, SystemExit):
         return _exit_of(error)
     cause = _hidden_cause() or error
@@ -219,7 +221,7 @@ def failure_of(error: BaseException, script: str) -> Failure:
 
 
 def _exit_of(error: SystemExit) -> Failure:
-    """A script that ends itself: with a message, or with 2 as argparse does, for its user's errors."""
+    """The failure of a script that ended itself. A message, or exit code 2 as from argparse, means that its user is at fault."""
     if isinstance(error.code, int):
         return Failure(f"the script ended with exit code {error.code}", users=error.code == 2, exited=True)
     return Failure(f"the script ended: {error.code}", f"{error.code}\n", users=True)
@@ -231,7 +233,7 @@ def _hidden_cause() -> BaseException | None:
 
 
 def _plan_summary() -> dict[str, Any] | None:
-    """What Interlace planned in this process; None where the script never switched it on."""
+    """Summary of what Interlace planned in this process; None if the script never turned it on."""
     hook = sys.modules.get("interlace.bridge.hook")
     summary = None if hook is None else hook.last_plan_summary()
     return None if summary is None else dict(summary)
@@ -243,7 +245,7 @@ def _trainable_names(engine: Any) -> list[str]:
 
 
 def _lasting_names(engine: Any) -> dict[str, str]:
-    """Name -> kind of everything persistable in the engine's programs, trainable parameters left out."""
+    """Name -> kind of all persistable values in the engine's programs, except trainable parameters."""
     trainable = set(_trainable_names(engine))
     model = engine._model
     buffers = {each.name for each in (*model.parameters(), *model.buffers())} - trainable if model is not None else set()
@@ -266,7 +268,7 @@ def _kind_of(name: str, maker: str, buffers: set[str]) -> str:
 
 
 def _digests(names: set[str]) -> dict[str, str]:
-    """Of those of the names that have contents in this process."""
+    """sha256 by name, for those names that have contents in this process."""
     import paddle
 
     scope = paddle.static.global_scope()
@@ -290,7 +292,7 @@ def _step_loss(mode: str, step: int, loss: Any, dur_ns: int) -> StepLoss:
 
 
 def end_with_parent() -> None:
-    """End this process and its children when the launcher disappears: its end of the pipe closes even if it is killed."""
+    """End this process and its children when the launcher disappears, whose end of the pipe closes even if it is killed."""
     descriptor = os.environ.pop(PARENT_PIPE_VARIABLE, "")
     if not descriptor:
         return

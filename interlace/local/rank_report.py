@@ -14,7 +14,7 @@ from interlace.ir.dump import write_whole
 
 
 class StepLoss(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """The loss of one step of one mode on one rank, with its exact bits; `raw_hex` is empty where none was fetched."""
+    """The loss of one step of one mode on one rank, with its exact bits; `raw_hex` is empty if none was fetched."""
 
     mode: str
     step: int
@@ -26,19 +26,20 @@ class StepLoss(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
 
 
 STEPS_VARIABLE = "INTERLACE_STEPS_OF"
-"""Names a folder of reports: steps of other modes than training are not run then, they give what they gave in those runs."""
+"""Environment variable with a folder of reports. If it is set, steps of modes other than training do not run, but return what they returned
+in the reported runs."""
 CANNOT_WRITE = 74
 """Exit code of a rank that cannot write into the run directory (EX_IOERR)."""
 STATE_KINDS = ("buffer", "optimizer state", "master weight", "gradient buffer")
-"""What lasts from step to step besides trainable parameters."""
+"""Kinds of state, besides trainable parameters, that last from step to step."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why a rank ended early. A `follow_up` is the consequence of another rank's end, not a cause.
 
     Attributes:
-        users: The script, its options or its configuration are at fault, and `text` alone says how.
-        exited: The script ended itself, so what it printed says why.
+        users: The script, its options or its configuration are at fault, and `text` alone explains how.
+        exited: The script ended itself, so its own output explains why.
     """
 
     text: str
@@ -49,11 +50,12 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All a rank has to say at its end.
+    """Everything that a rank reports at its end.
 
     Attributes:
         parameters: Name of a trainable parameter -> sha256 of its dtype, shape and bits.
-        state: The same of all else that lasts from step to step, by kind (`STATE_KINDS`).
+        plan: Summary of Interlace's plan; None without one.
+        state: The same as `parameters` for other state that lasts from step to step, by kind (`STATE_KINDS`).
     """
 
     rank: int
@@ -65,13 +67,13 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: dict[str, dict[str, str]] = {}
 
     def digests(self) -> dict[tuple[str, str], str]:
-        """Everything that lasts, parameters first: `(kind, name)` -> sha256."""
+        """Parameters and then all other state: `(kind, name)` -> sha256."""
         kinds = {"parameter": self.parameters, **self.state}
         return {(kind, name): digest for kind, names in kinds.items() for name, digest in sorted(names.items())}
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One line of a rank's progress: a step that is done; step 0 is the program of a mode, which is about to be built."""
+    """One line of a rank's progress: a completed step or, with step 0, a mode whose program is about to be built."""
 
     rank: int
     mode: str
@@ -81,7 +83,7 @@ class Progress(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
 
 
 def first_state_difference(one: RankReport, other: RankReport) -> str | None:
-    """The first parameter, buffer or optimizer state whose bits differ between two runs of a rank; None where all are the same."""
+    """The first parameter or other state whose bits differ between two runs of a rank; None if all are the same."""
     mine, theirs = one.digests(), other.digests()
     for kind, name in dict.fromkeys([*mine, *theirs]):
         left, right = mine.get((kind, name), "absent"), theirs.get((kind, name), "absent")
@@ -91,7 +93,7 @@ def first_state_difference(one: RankReport, other: RankReport) -> str | None:
 
 
 def counted(reports: Sequence[RankReport]) -> str:
-    """How many of each kind the ranks reported.
+    """How many parameters and other states the ranks reported, by kind.
 
     >>> counted([RankReport(0, 1, parameters={"w": "1"}, state={"buffer": {"mean": "2", "var": "3"}})])
     '1 parameters, 2 buffers, 0 optimizer states, 0 master weights, 0 gradient buffers'
@@ -105,17 +107,17 @@ def report_path(run_dir: str | os.PathLike[str], rank: int) -> Path:
 
 
 def progress_path(run_dir: str | os.PathLike[str], rank: int) -> Path:
-    """Where rank `rank` appends its progress, one JSON object a line."""
+    """Where rank `rank` appends its progress, one JSON object per line."""
     return Path(run_dir) / f"rank{rank}.progress"
 
 
 def output_path(run_dir: str | os.PathLike[str], rank: int) -> Path:
-    """Where rank `rank` leaves a copy of what the script prints."""
+    """Where rank `rank` writes a copy of what the script prints."""
     return Path(run_dir) / f"rank{rank}.printed"
 
 
 def write_report(run_dir: str | os.PathLike[str], report: RankReport) -> None:
-    """Write a report so that a reader sees all of it or nothing. Raises OutputError where it cannot be written."""
+    """Write a report so that a reader sees all of it or nothing. Raises OutputError if it cannot be written."""
     write_whole(report_path(run_dir, report.rank), msgspec.json.encode(report))
 
 

@@ -1,8 +1,9 @@
-"""All stages from one build. On every rank Paddle traces the whole model, differentiates it and adds the optimizer, before it cuts out what
-the rank runs: most of the time of a build. There the process forks for each other stage, and the fork goes on as the first rank of it.
+"""Programs of all stages from one build. On every rank, Paddle traces the whole model, differentiates it and adds the optimizer, before it
+cuts out what the rank runs. That is most of a build's time. At this point the process forks for each other stage, and the fork continues as
+the first rank of that stage.
 
-What a script itself makes of its rank before that point stays that of the first rank: whoever asks for forks compares one with a build of
-that rank by itself (`interlace.layout.store`).
+What the script derived from its rank before this point is that of the process that forked. Users of forks therefore compare one of them
+with a separate build of its rank (`interlace.layout.store`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 
 class ForkFailed(BaseException):
-    """Ends the build where a fork has failed, and said why."""
+    """Ends the build if a fork failed, which has then printed why."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"a fork ended with code {code}")
@@ -23,7 +24,7 @@ class ForkFailed(BaseException):
 
 
 def path_of(first: Path, rank: int) -> Path:
-    """Where the program of another rank goes: beside the first.
+    """The path for the program of another rank, beside that of the first.
 
     >>> path_of(Path("a.json"), 4).name
     'rank4-a.json'
@@ -32,16 +33,17 @@ def path_of(first: Path, rank: int) -> Path:
 
 
 class StageForks:
-    """Forks of this process, which is now `rank`."""
+    """Forks this process, which runs as `rank`."""
 
     def __init__(self, rank: int, environment: Callable[[int], Mapping[str, str]], transport: Any) -> None:
-        """`environment`: what tells Paddle its rank; `transport`: has a rank too."""
+        """`environment`: rank -> variables that tell Paddle its rank; `transport`: its `rank` and `world` are read, and `rank` is set in
+        forks."""
         self.rank = rank
         self._environment, self._transport = environment, transport
         self._engine: Any = None
 
     def install(self) -> None:
-        """Stand in front of Paddle's partition."""
+        """Make Paddle's engine fork right before it partitions the training program."""
         from paddle.distributed.auto_parallel.static import engine as engine_module
 
         parallel, partition = engine_module.Engine._parallel_pir, engine_module.apply_partition_pass
@@ -58,7 +60,8 @@ class StageForks:
         engine_module.Engine._parallel_pir, engine_module.apply_partition_pass = parallel_noted, partition_forked
 
     def _fork(self) -> None:
-        """Returns in each fork, and in this process when all forks have ended. Raises ForkFailed."""
+        """Fork for the first rank of each other stage, one after another. Returns in each fork, and in this process when all forks have
+        ended. Raises ForkFailed if one fails."""
         engine, self._engine = self._engine, None
         pipeline, world = engine._strategy.pipeline, self._transport.world
         stages = pipeline.pp_degree if pipeline.enable else 1

@@ -1,4 +1,4 @@
-"""The ranks of each pipeline stage, as Paddle counts them, and whether one of them can stand for the others. No Paddle here."""
+"""The ranks of each pipeline stage, as Paddle counts them, and whether one of them can represent the others. No Paddle here."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from interlace.units import ranks_text
 
 
 def stages_of(program: Program) -> list[range]:
-    """The ranks of each stage of the world that a captured program is of. Raises ProgramError where the world is no multiple of its stages,
-    or ranks of a stage send to each other (as where no pipeline schedule says which ranks are of a stage).
+    """The ranks of each stage of a captured program's world. Raises ProgramError if the number of ranks is no multiple of the number of
+    stages, or ranks of a stage send to each other (as they do if the script uses pipeline stages without enabling the pipeline strategy).
 
     >>> stages_of(Program((), (), world=4))
     [range(0, 4)]
@@ -33,7 +33,7 @@ def stages_of(program: Program) -> list[range]:
 
 
 def require_alike(first: Program, last: Program) -> None:
-    """Refuse a stage of which one rank cannot stand for the others. Raises ProgramError with the first thing in which the two differ."""
+    """Check that one rank of a stage can represent the others. Raises ProgramError with the first difference between the two."""
     told = first_unlike(last, first)
     if told:
         raise ProgramError(

@@ -1,7 +1,7 @@
-"""Comparison of a run with Interlace with runs of unmodified Paddle, bit by bit.
+"""Bitwise comparison of a run with Interlace and runs of unmodified Paddle (the baseline).
 
-Unmodified Paddle has known faults. If the two runs differ, or the baseline's fails, the baseline runs again: unchanged, then with
-workarounds for these faults. The verdict is DIFFERENT only if all of these runs differ from Interlace's, and the baseline repeats its bits.
+Unmodified Paddle has known faults. If the two runs differ, or the baseline fails, the baseline runs again: unchanged, then with workarounds
+for these faults. The verdict is DIFFERENT only if all of these runs differ from Interlace's, and the baseline repeats its bits.
 """
 
 from __future__ import annotations
@@ -20,18 +20,25 @@ from interlace.local.rank_report import STEPS_VARIABLE, RankReport, StepLoss, fi
 from interlace.temporary import temporary_folder
 
 Run = Callable[[str, Mapping[str, str]], LaunchResult]
-"""Run a script under a name with more in the environment: unmodified Paddle, or the plan where the name is `PLAN_ALONE`. Raises LaunchError
-where a rank fails."""
+"""Runs the script again, given a name for the run and additional environment variables: with unmodified Paddle, or with Interlace if the
+name is `PLAN_ALONE`. Raises LaunchError if a rank fails."""
 PLAN_ALONE = "interlace-training-only"
 EVALUATED = (
-    "Paddle's own programs of evaluation or prediction change running statistics; baseline could not be run with them, so "
+    "Paddle's own programs of evaluation or prediction change running statistics; the baseline could not be run with them, so "
     "these are compared between runs that only train"
 )
-"""Told where evaluation alone makes the difference."""
+"""Reported if only evaluation or prediction makes the runs differ."""
 
 
 class Fault(NamedTuple):
-    """Something that unmodified Paddle does wrong, and how to run it without."""
+    """A fault of unmodified Paddle, and how to run without it.
+
+    Attributes:
+        name: Name of the run without it.
+        told: Description of the fault.
+        env: Environment variables that avoid it.
+        trains_only: Whether leaving out evaluation and prediction avoids it.
+    """
 
     name: str
     told: str
@@ -56,16 +63,16 @@ FAULTS = (
 
 @dataclass(slots=True)
 class Verdict:
-    """What the runs say together.
+    """The result of all runs.
 
     Attributes:
-        verdict: `same`, `different`, or `baseline failed` and `baseline unsteady`, where the baseline gives nothing to compare with.
-        runs: All of them by name, `interlace` and those of baseline that came to their end.
-        against: Name of the run of baseline that was compared with.
-        of: Name of Interlace's run that was compared: one that only trains where evaluation changes running statistics.
-        difference: The first difference from it; empty where all is the same.
-        trains_only: That run left out evaluation and prediction.
-        faults: What unmodified Paddle does wrong in this script, as far as these runs show it.
+        verdict: `same`, `different`, or `baseline failed` or `baseline unsteady` if no baseline can be compared with.
+        runs: The runs by name: `interlace`, and those of the baseline that completed.
+        against: Name of the baseline's run that was compared with.
+        of: Name of Interlace's run that was compared: one that only trains if evaluation changes running statistics.
+        difference: The first difference between the two; empty if all bits are the same.
+        trains_only: Whether the baseline's run left out evaluation and prediction.
+        faults: Faults of unmodified Paddle in this script, as far as these runs show them.
     """
 
     verdict: str
@@ -78,8 +85,8 @@ class Verdict:
 
 
 def judge(baseline: LaunchResult | LaunchError, planned: LaunchResult | LaunchError, run: Run) -> Verdict:
-    """Compare two runs of a script. Raises LaunchError where Interlace's run failed; it says whether the baseline's did too, and whether
-    runs that only train do."""
+    """Compare two runs of a script, and run the baseline again if they differ. Raises LaunchError if Interlace's run failed; the error says
+    whether the baseline failed too, and whether runs that only train fail."""
     if isinstance(planned, LaunchError):
         raise LaunchError(_why_it_failed(baseline, planned, run))
     runs = {"interlace": planned}
@@ -95,8 +102,8 @@ def judge(baseline: LaunchResult | LaunchError, planned: LaunchResult | LaunchEr
 
 
 def _why_it_failed(baseline: LaunchResult | LaunchError, planned: LaunchError, run: Run) -> str:
-    """What is known of Interlace's run that failed. Where it came to evaluation or prediction, runs of both that only train tell whether
-    the plan of training is at fault."""
+    """What is known about Interlace's failed run. If a run reached evaluation or prediction, further runs that only train show whether
+    the training plan is at fault."""
     if isinstance(baseline, LaunchResult):
         said, both, given = "Interlace's run failed, unmodified Paddle's did not", f": {planned}", baseline.reports
         if planned.modes <= {"train"}:
@@ -127,7 +134,7 @@ def _head(error: LaunchError) -> str:
 
 
 def _again(baseline: LaunchResult, planned: LaunchResult, verdict: Verdict, run: Run) -> Verdict:
-    """Baseline as it is a second time: whether it repeats its own bits."""
+    """Run the unchanged baseline again to see whether it repeats its own bits; the verdict is unchanged if it does."""
     again = _try(run, "baseline-again", {})
     if again is None:
         return verdict
@@ -146,7 +153,7 @@ def _again(baseline: LaunchResult, planned: LaunchResult, verdict: Verdict, run:
 
 
 def _without_faults(planned: LaunchResult, verdict: Verdict, run: Run) -> Verdict:
-    """Baseline without one known fault after the other."""
+    """Run the baseline with workarounds for known faults, one more each time, until it has the bits of Interlace's run."""
     env: dict[str, str] = {}
     trains_only, told = False, list(verdict.faults)
     with temporary_folder() as steps:
@@ -199,14 +206,14 @@ def _try(run: Run, name: str, env: Mapping[str, str]) -> LaunchResult | None:
 
 
 def training(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
-    """The reports without the losses of other modes than training."""
+    """The reports without losses of modes other than training."""
     return tuple(
         msgspec.structs.replace(report, losses=tuple(loss for loss in report.losses if loss.mode == "train")) for report in reports
     )
 
 
 def first_difference(baseline: Sequence[RankReport], planned: Sequence[RankReport]) -> str | None:
-    """The first loss, else the first parameter or other state, whose bits differ between two runs; None where all are the same."""
+    """The first loss or, if all losses are equal, parameter or other state whose bits differ between two runs; None if all are the same."""
     pairs = list(zip(baseline, planned, strict=True))
     differing = [found for one, other in pairs if (found := _first_loss(one, other)) is not None]
     if differing:
