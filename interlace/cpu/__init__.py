@@ -1,5 +1,5 @@
-"""Several ranks on CPU processes: transport, communication ops in Paddle programs, installation in a rank."""
+"""Several ranks on CPU processes: transport, communication operations in Paddle programs, installation in a rank."""
 
 import warnings
 
-warnings.filterwarnings("ignore", message="No ccache found")  # Paddle's import; it concerns builds of C++ extensions
+warnings.filterwarnings("ignore", message="No ccache found")  # from Paddle's import; it only concerns builds of C++ extensions

@@ -1,7 +1,7 @@
 """Paddle's dynamic-graph communication on CPU processes: groups, collectives and resharding outside of programs.
 
-Training scripts call `fleet.init` or `init_parallel_env`, make groups and pass barriers before the static engine takes
-over. Their process groups become objects that speak through the transport.
+Training scripts call `fleet.init` or `init_parallel_env`, create groups and wait at barriers before the static engine
+takes over. Their process groups are replaced by objects that use the transport.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from interlace.cpu.ops import to_tensor, type_name
 from interlace.cpu.reduction import Array
 from interlace.cpu.transport import Transport
 
-_FIRST_CHANNEL = -1000  # dynamic groups count down from here, so that they never meet the groups of programs
+_FIRST_CHANNEL = -1000  # channels of dynamic groups count down from here, so that they differ from those of programs
 _BARRIER_CHANNEL = -1
 _FUSION_ALIGNMENT_BYTES = 256  # as on a GPU, so that fused buffers have the same layout
 
 
 class Task:
-    """Communication that is done already."""
+    """A communication that has completed already."""
 
     def wait(self) -> bool:
         return True
@@ -40,7 +40,7 @@ class Task:
 
 
 class DynamicGroup:
-    """Stands for Paddle's process group of one group id; its methods are those Paddle calls from Python."""
+    """Replaces Paddle's process group of one group id; its methods are those that Paddle calls from Python."""
 
     def __init__(self, transport: Transport, group_id: int) -> None:
         self._transport = transport
@@ -101,7 +101,7 @@ class DynamicGroup:
         return _write(tensor, self._transport.recv(array.shape, dtype, ranks[peer], self._channel, ranks, "dynamic recv"), dtype)
 
     def _exchange(self, call: str, tensor: Any, out: Any, *given: Any) -> Task:
-        """Do a call of the transport with a tensor, and write what it gives into another one, or the same."""
+        """Call the transport with `tensor`, and write the result into `out`, which may be the same tensor."""
         array, dtype = _read(tensor)
         result = getattr(self._transport, call)(array, *given, self._channel, self._ranks(), f"dynamic {call}", dtype)
         return _write(out, result, dtype)
@@ -112,7 +112,7 @@ class DynamicGroup:
 
 
 def patch(transport: Transport) -> None:
-    """Replace in this process what would need a GPU's communicator or a network port."""
+    """Replace everything in this process that would need a GPU's communicator or a network port."""
     world = tuple(range(transport.world))
 
     def instantiate(self: Any) -> None:

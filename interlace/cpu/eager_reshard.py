@@ -1,7 +1,7 @@
 """`dist.reshard` of tensors outside of programs, between CPU processes.
 
-Paddle's own moves data with communicators that only devices have; without one it ends the process (SIGSEGV). Models call it where
-they place tables and parameters on the stages of a pipeline.
+Paddle's own version uses communicators that only devices have; without one it crashes the process (SIGSEGV). Models call it to place
+tables and parameters on the stages of a pipeline.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from interlace.cpu.transport import Transport
 from interlace.errors import ProgramError
 
 _P2P_CHANNEL = -2
-_FIRST_CHANNEL = -1_000_000  # of the ranks of a mesh; dynamic groups and programs stay far above
+_FIRST_CHANNEL = -1_000_000  # channels for the ranks of a mesh count down from here; those of dynamic groups and programs are far above
 _WHERE = "dist.reshard outside of a program"
 
 Reshard = Callable[[Any, Any], Any]
 
 
 def resharder(transport: Transport, baseline: Reshard) -> Reshard:
-    """Paddle's `core.reshard(tensor, dist_attr)` for CPU processes: communicates through `transport`, keeps what needs none.
+    """Paddle's `core.reshard(tensor, dist_attr)` for CPU processes: communicates through `transport`, and calls `baseline` if mesh and
+    placements stay the same.
 
-    All ranks of both meshes call it, in the same order. The result takes no part in backward outside of programs.
+    All ranks of both meshes must call it, in the same order. Gradients do not flow through it outside of programs.
     """
 
     def reshard(tensor: Any, wanted: Any) -> Any:
@@ -48,12 +49,12 @@ def resharder(transport: Transport, baseline: Reshard) -> Reshard:
 
 
 def _described(tensor: Any) -> bool:
-    """Whether it is a parameter that `LazyGuard` left without memory on every rank."""
+    """Whether a tensor is a parameter that `LazyGuard` left without memory on every rank."""
     return getattr(tensor, "_init_func", None) is not None and not tensor._is_initialized()
 
 
 def _placements(wanted: Any) -> list[Any]:
-    """A distribution's placements, one for each dimension of its mesh."""
+    """The placements of a distribution, one for each dimension of its mesh."""
     mesh = wanted.process_mesh
     made: list[Any] = [paddle.distributed.Replicate() for _ in mesh.shape]
     for dim, axes in enumerate(wanted.multi_dims_mapping):
@@ -65,7 +66,7 @@ def _placements(wanted: Any) -> list[Any]:
 
 
 def _moved(transport: Transport, tensor: Any, mesh: Any) -> Any:
-    """The whole tensor on every rank of `mesh`; elsewhere one of its shape, without meaning."""
+    """The whole tensor on every rank of `mesh`; on other ranks a tensor of the same shape with arbitrary contents."""
     source, target = sorted(tensor.process_mesh.process_ids), sorted(mesh.process_ids)
     shape, dtype = list(tensor.shape), type_name(tensor.dtype)
     gains = [rank for rank in target if rank not in source]
@@ -83,7 +84,7 @@ def _moved(transport: Transport, tensor: Any, mesh: Any) -> Any:
 
 
 def _gathered(transport: Transport, tensor: Any, source: Sequence[int], dtype: str) -> Array:
-    """The whole tensor, put together from the parts of a mesh."""
+    """The whole tensor, joined from the parts on the ranks `source` of its mesh. Raises ProgramError if the parts do not give its shape."""
     mine: Array = tensor._local_value().numpy()
     if all(placement.is_replicated() for placement in tensor.placements):
         return mine
@@ -100,7 +101,7 @@ def _gathered(transport: Transport, tensor: Any, source: Sequence[int], dtype: s
 
 
 def _joined(mesh: Array, placements: list[Any], parts: dict[int, Array], dtype: str) -> Array:
-    """The tensor that the ranks of a mesh, or of a part of it, hold together; outer dimensions of the mesh cut first."""
+    """The tensor whose parts are on the ranks of a mesh, or of a part of it; outer dimensions of the mesh split first."""
     if not placements:
         return parts[int(mesh)]
     first, *inner = placements

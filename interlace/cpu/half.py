@@ -1,8 +1,8 @@
-"""Half precision on CPU processes: kernels for Paddle's CPU wheel, which has few, and mixed precision it refuses there.
+"""Half precision on CPU processes: kernels for Paddle's CPU wheel, which has few, and mixed precision, which Paddle refuses on a CPU.
 
 The kernels compute in float32 and round each output once, to nearest even (`kernels/half_kernels.cc`). They are compiled
 for the installed Paddle at the first use, kept in a cache, and registered when an engine is about to build a program in
-half precision; a process that never does needs no compiler and keeps Paddle as it is.
+half precision. A process that never does this needs no compiler and leaves Paddle unchanged.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _ALL_DTYPES = {
 _NO_ROOM = -2
 _ONLY_BUILT = "no kernel on the CPU, and this process builds programs for a dump; run them on GPUs"
 _WITHOUT_OUTPUTS = re.compile(r"op \[pd_op\.(\w+)\] kernel output args \(0\) defs")
-"""How an executor refuses a kernel that we registered without a CPU kernel of any type beside it: it knows none of its outputs
-(pd_op_to_kernel_pass.cc)."""
+"""The executor's error for a kernel that is registered here for an operation without any CPU kernel of Paddle: it does not know the
+operation's outputs (pd_op_to_kernel_pass.cc)."""
 _ARCHITECTURE = 90
-"""Of the GPU that programs are built for without one, as Paddle numbers them: Hopper."""
+"""Architecture of the GPU that programs are built for on a machine without one, as Paddle numbers them: Hopper."""
 _GPU_FLAGS = {"FLAGS_cudnn_deterministic": False, "FLAGS_flash_attn_version": 2}
 
 
 def patch(gpu_only: bool = False) -> None:
-    """Make half precision ready in this process as soon as an engine builds a model that uses it.
+    """Make this process register the kernels when an engine builds a model that uses half precision.
 
-    With `gpu_only`, programs with GPU-only operations build too, in any element type; they cannot run. A program in
-    float32 then does without if there is no compiler.
+    With `gpu_only`, programs with GPU-only operations build too, in any element type, but cannot run. If there is no
+    compiler, a float32 program is then built without this, with a warning.
     """
     from paddle.distributed.auto_parallel.static.engine import Engine
 
@@ -74,7 +74,7 @@ def patch(gpu_only: bool = False) -> None:
 
 
 def _patch_sharding() -> None:
-    """Let `shard_tensor` split half-precision tensors, which Paddle cannot on a CPU: it splits a float32 copy (exact)."""
+    """Let `shard_tensor` split half-precision tensors, which Paddle cannot do on a CPU, by splitting a float32 copy (exact)."""
     import paddle
     from paddle.base import core
 
@@ -97,7 +97,7 @@ def _patch_sharding() -> None:
 
 
 def _choose_attention_as_on_gpu() -> None:
-    """Let Paddle's attention functions take the flash kernel where they would on a GPU that has it."""
+    """Let Paddle's attention functions choose the flash kernel if they would on a GPU that has it."""
     import paddle
 
     _know_gpu_flags()
@@ -107,7 +107,7 @@ def _choose_attention_as_on_gpu() -> None:
         return
     backends: Any = importlib.import_module("paddle.nn.attention.sdpa")
     scaled: Any = importlib.import_module("paddle.nn.functional.sdpa")
-    backends._set_enabled_backends(list(backends.SDPBackend))  # on a CPU Paddle starts with MATH alone
+    backends._set_enabled_backends(list(backends.SDPBackend))  # on a CPU Paddle starts with MATH only
     select = fused._select_sdp
 
     def select_on_gpu(head_dim: int) -> Any:
@@ -116,7 +116,7 @@ def _choose_attention_as_on_gpu() -> None:
 
     fused._select_sdp = select_on_gpu
     scaled.check_all_tensors_on_device = lambda parameters: True
-    supported = paddle.device.is_bf16_supported  # on a CPU it answers for the CPU, of which few have bfloat16
+    supported = paddle.device.is_bf16_supported  # on a CPU machine it answers for the CPU, and few CPUs have bfloat16
     try:
         paddle.device.is_bf16_supported = lambda *_, **__: True
         scaled.init_config()
@@ -126,7 +126,7 @@ def _choose_attention_as_on_gpu() -> None:
 
 
 def _choose_by_device(fused: Any) -> None:
-    """The same in Paddle 3.2, which asks for the name and the architecture of the device where it chooses."""
+    """The same for Paddle 3.2, which reads the name and the architecture of the device when it chooses."""
     import paddle
 
     def on_gpu(select: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +145,7 @@ def _choose_by_device(fused: Any) -> None:
 
 
 def _know_gpu_flags() -> None:
-    """Answer for flags that only GPU builds have, with their defaults there."""
+    """Let `get_flags` return the defaults of flags that only GPU builds have."""
     import paddle
     from paddle.base import framework
 
@@ -160,7 +160,7 @@ def _know_gpu_flags() -> None:
 
 
 def _is_split_here(tensor: Any, mesh: Any, placements: Any) -> bool:
-    """Whether making a distributed tensor of this local one splits half-precision data on this rank."""
+    """Whether making a distributed tensor from this local one splits half-precision data on this rank."""
     from paddle import distributed
     from paddle.base import core
 
@@ -173,10 +173,10 @@ def _is_split_here(tensor: Any, mesh: Any, placements: Any) -> bool:
 
 @contextlib.contextmanager
 def auto_cast(amp: Any) -> Iterator[None]:
-    """Paddle's `auto_cast` with the options of `strategy.amp`, on a CPU too.
+    """Paddle's `auto_cast` with the options of `strategy.amp`, also on a CPU.
 
-    The engine enters it in dynamic mode, where it does nothing on a CPU but warn; entered in static mode it sets the
-    same state on any device.
+    The engine enters it in dynamic mode, where on a CPU it only warns; entered in static mode, it sets the same state
+    on any device.
     """
     import paddle
 
@@ -196,8 +196,8 @@ def auto_cast(amp: Any) -> Iterator[None]:
 
 
 def load(gpu_only: bool = False) -> None:
-    """Compile the kernels if that was not done yet, and register them in this process; a second call does nothing. Raises ConfigError where
-    there is no C++ compiler, or it fails."""
+    """Compile the kernels if needed, and register them in this process; further calls do nothing unless they add `gpu_only`. Raises
+    ConfigError if there is no C++ compiler, or it fails."""
     if _loaded and (_loaded[0].gpu_only or not gpu_only):
         return
     from interlace.cpu.ops import communication_names
@@ -220,16 +220,17 @@ def _with_gradients(kernels: Sequence[str]) -> list[str]:
 
 
 def _operations() -> list[str]:
-    """Names of all operations of this Paddle, without the mark of in-place forms."""
+    """Names of all operations of the installed Paddle, without the mark of in-place forms."""
     import paddle
 
     return sorted({name.removesuffix("_") for name in dir(paddle._C_ops) if not name.startswith("_")})
 
 
 def _name_before_running(refused: set[str]) -> None:
-    """Where an executor of this process cannot take a program for an operation that only builds here, name it and its jobs.
+    """If an executor of this process refuses a program because of an operation that can only be built here, raise ProgramError with the
+    operation and its jobs.
 
-    Paddle's error names the operation; whatever else an executor fails with is passed on as it is.
+    Paddle's error names the operation; all other errors of executors are passed on unchanged.
     """
     from paddle.base import executor
 
@@ -272,31 +273,32 @@ class _Library:
         return bool(self._calls.interlace_has(name.encode(), dtype))
 
     def wrap(self, kernels: Iterable[str], dtype: str, replace: bool) -> None:
-        """Register kernels that compute in float32; those without a float32 CPU kernel stay without."""
+        """Register kernels for `dtype` that compute in float32, for those names that have a float32 CPU kernel. `replace`: also where
+        Paddle has a kernel for `dtype`."""
         reason = f"runs in {dtype} only inside of programs on a CPU; use float32 in dynamic mode, or dist.to_static"
         for name in kernels:
             text = _message(name, reason)
             _check(name, self._calls.interlace_wrap(name.encode(), _DTYPES[dtype], int(replace), text))
 
     def wrap_cast(self) -> None:
-        """Cast between float16 and float32 as IEEE 754 asks: Paddle's own cast loses subnormal numbers."""
+        """Replace Paddle's cast, which loses subnormal float16 numbers, by one that follows IEEE 754."""
         for number in (*_DTYPES.values(), _FLOAT32):
             _check("cast", self._calls.interlace_wrap(b"cast", number, 1, b""))
 
     def reuse(self, kernels: Iterable[str], dtype: str) -> None:
-        """Register the float32 kernels for another type."""
+        """Register the float32 kernels unchanged for another type."""
         for name in kernels:
             _check(name, self._calls.interlace_reuse(name.encode(), _DTYPES[dtype]))
 
     def refuse(self, kernels: Iterable[str], dtype: str) -> None:
-        """Let programs with these operations build: they are rewritten before a program runs."""
+        """Let programs with these communication operations build; they are rewritten before the program runs, and raise if not."""
         for name in kernels:
             text = _message(name, f"({dtype}) communicates, and was not rewritten for CPU processes before it ran")
             _check(name, self._calls.interlace_refuse(name.encode(), _DTYPES[dtype], text))
 
     def build_all(self, operations: Iterable[str]) -> set[str]:
-        """Let every operation build in half precision, and in any type those without a CPU kernel in float32. Returns the operations
-        without a kernel for some type; they raise when run."""
+        """Let every operation build in half precision, and in any type if it has no CPU kernel for float32. Returns the operations without
+        a kernel for some type, which raise when they run."""
         refused = set()
         for name in operations:
             dtypes = _DTYPES if self.has(name, _FLOAT32) else _ALL_DTYPES
@@ -310,7 +312,7 @@ class _Library:
 
 @dataclass(slots=True, frozen=True)
 class _Registered:
-    """What this process has registered."""
+    """The kernels that this process has registered."""
 
     library: _Library
     gpu_only: bool

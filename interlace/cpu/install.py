@@ -1,8 +1,8 @@
 """Prepare one rank's process so that Paddle's static auto-parallel trains on CPU processes.
 
-`install` is called once, before the user's script and before Paddle is imported. After it, every program that Paddle's
+`install` is called once, before the user's script and before Paddle is imported. From then on, every program that Paddle's
 engine is about to run (jobs of a plan, or the dense program of a mode; the start-up program) has its communication
-rewritten as the very last step, whatever else changed the programs before.
+rewritten, as the very last step before it runs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from interlace.cpu.transport import DEFAULT_TIMEOUT_S, Transport
 
 RUN_DIR_VARIABLE = "INTERLACE_RUN_DIR"
 TIMEOUT_VARIABLE = "INTERLACE_TIMEOUT_S"
-_FIRST_PORT = 61000  # endpoints are names to Paddle here; nothing listens on them
+_FIRST_PORT = 61000  # endpoints are only names for Paddle here; nothing listens on them
 _PREPARED = "interlace_prepared"
 
 
 def rank_environment(rank: int, world: int) -> dict[str, str]:
-    """What Paddle reads to know its place in the world."""
+    """The environment variables from which Paddle reads its rank and world."""
     endpoints = [f"127.0.0.1:{_FIRST_PORT + each}" for each in range(world)]
     return {
         "PADDLE_TRAINER_ID": str(rank),
@@ -35,7 +35,8 @@ def rank_environment(rank: int, world: int) -> dict[str, str]:
 
 
 def install(rank: int, world: int, run_dir: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Transport:
-    """Connect this rank to the others and patch Paddle; returns the transport, which the caller closes at the end."""
+    """Connect this rank to the others and patch Paddle; returns the transport, which the caller closes at the end. Raises TransportError as
+    `Transport`."""
     os.environ.update(rank_environment(rank, world))
     os.environ.pop("POD_NAME", None)  # it would make dist.to_static start fleet, which needs a GPU
     transport = Transport(rank, world, run_dir, timeout_s)
@@ -44,7 +45,7 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float = DEFAULT_TIME
     from interlace.cpu import dynamic, half, ops
 
     ops.set_transport(transport)
-    # Host order is program order, so that all ranks issue the communication of a group in one order.
+    # Operations run in program order, so that all ranks issue the communication of a group in the same order.
     paddle.set_flags({"FLAGS_new_executor_sequential_run": True})
     dynamic.patch(transport)
     half.patch()
@@ -53,14 +54,15 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float = DEFAULT_TIME
 
 
 def prepare_program(program: Any, job: str) -> dict[str, int]:
-    """Rewrite the communication of one program for CPU processes, in place; `job` names it in errors."""
+    """Rewrite the communication of one program for CPU processes, in place; `job` names the program in errors. Returns how many operations
+    of each name were replaced."""
     from interlace.cpu import ops
 
     return ops.rewrite_program(program, job)
 
 
 def patch_engine(prepare: Callable[[Any, str], Any]) -> None:
-    """Let `prepare` rewrite each program, with its name, before Paddle's engine runs it."""
+    """Let `prepare` rewrite each program before Paddle's engine runs it; it is called with the program and its name."""
     from paddle.distributed.auto_parallel.static import engine as engine_module
 
     engine_class = engine_module.Engine
@@ -78,7 +80,7 @@ def patch_engine(prepare: Callable[[Any, str], Any]) -> None:
             starting = False
 
     def clean_up_and_prepare(program: Any) -> None:
-        """The last pass on a start-up program before it runs; elsewhere only Paddle's own clean-up."""
+        """Paddle's clean-up, which is the last pass on a start-up program before it runs; that program is then prepared."""
         clean_up(program)
         if starting:
             prepare(program, "startup")
@@ -88,9 +90,9 @@ def patch_engine(prepare: Callable[[Any, str], Any]) -> None:
 
 
 def _prepare_mode(engine: Any, mode: str, prepare: Callable[[Any, str], Any]) -> None:
-    """Rewrite what the engine is about to run in `mode`: `prepare` takes each program and its name.
+    """Rewrite what the engine is about to run in `mode`; `prepare` is called with each program and its name.
 
-    The engine keeps one plan for all modes; a mode that made no plan of its own has a dense program instead.
+    The engine keeps one plan for all modes; a mode that did not make a plan itself has a dense program instead.
     """
     plan = engine._job_plan
     if plan is None or plan is getattr(engine, "_interlace_last_plan", None):

@@ -1,8 +1,9 @@
-"""Make a Paddle program's communication run on CPU processes.
+"""Make the communication of a Paddle program run on CPU processes.
 
 Paddle's CPU kernels cannot do it: send and receive throw, and all groups share one communicator. So every communication
-op of a PIR program is replaced by Python ops that call the transport. An op whose result is read only later is cut in
-two: its data leaves at the op's own place, and the answer is waited for at the first reader, as on a stream of its own.
+op of a PIR program is replaced by Python ops that call the transport. If the result of an op is first read after other
+ops, the op is split in two: its data leaves at the op's own place, and the wait is at the first reader, as if the op ran
+on a separate stream.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from interlace.cpu.transport import Pending, Transport
 from interlace.errors import ProgramError, TransportError
 from interlace.ir.operation_kinds import COLLECTIVES, RECEIVES, SENDS, SILENT, WITHOUT_GROUP
 
-WHERE_ATTRIBUTE = "interlace_at"  # a string on an op that says, in the user's words, where in the step it stands
+WHERE_ATTRIBUTE = "interlace_at"  # a string attribute of an op that says, for users, where in the step it is
 _REDUCE_NAMES = {0: "sum", 1: "max", 2: "min", 3: "prod", 4: "avg"}  # paddle.distributed.ReduceOp
 _IDENTITIES = frozenset({"c_identity", "sync_calc_stream", "sync_comm_stream", "mp_allreduce_sum_grad"})
 
@@ -32,7 +33,7 @@ Starter = Callable[[Transport, Array, str, str], Pending]
 
 @dataclass(slots=True)
 class _World:
-    """The transport of this rank, what has been started and not yet waited for, and what went wrong first."""
+    """The transport of this rank, and the first failure of a communication op."""
 
     transport: Transport | None = None
     failure: BaseException | None = None
@@ -49,7 +50,7 @@ class _Site:
     where: str
 
     def rank_of(self, attribute: str) -> int:
-        """The global rank for an attribute that is a rank within the group."""
+        """The global rank for an attribute that contains a rank within the group."""
         return self.ranks[int(self.op.int_attr(attribute))]
 
     def reduce_name(self) -> str:
@@ -81,20 +82,20 @@ def transport() -> Transport:
 
 
 def first_failure() -> BaseException | None:
-    """What a communication op raised first; Paddle's executor loses the exception and gives a SystemError instead."""
+    """The first exception of a communication op; Paddle's executor loses it and raises a SystemError instead."""
     return _WORLD.failure
 
 
 def forget_failure() -> None:
-    """Do as if nothing had failed in this process."""
+    """Reset `first_failure`."""
     _WORLD.failure = None
 
 
 def rewrite_program(program: Any, job: str) -> dict[str, int]:
     """Replace all communication ops of `program`, in place; returns how many of each name were replaced.
 
-    Roles and chunk ids stay; waits for events go, because the CPU executor has no events. `job` names the program in
-    errors. Raises ProgramError on an op that communicates and is not known.
+    Roles and chunk ids stay; waits for events are removed, because the CPU executor has no events. `job` names the program
+    in errors. Raises ProgramError on an unknown op that communicates.
     """
     counts: dict[str, int] = {}
     for block in _blocks(program.global_block()):
@@ -111,7 +112,7 @@ def rewrite_program(program: Any, job: str) -> dict[str, int]:
 
 
 def communication_names() -> list[str]:
-    """Names of all ops that `rewrite_program` replaces or refuses; programs with them have to build first."""
+    """Names of all ops that `rewrite_program` replaces or refuses; programs with them must build before they can be rewritten."""
     return sorted({*COLLECTIVES, *SENDS, *RECEIVES, *SILENT, *WITHOUT_GROUP})
 
 
@@ -123,12 +124,12 @@ def op_name(name: str) -> str:
 def _blocks(block: Any) -> Iterator[Any]:
     yield block
     for op in block.ops:
-        for inner in op.blocks() if op.num_regions() else ():  # `blocks` alone takes longer than all else
+        for inner in op.blocks() if op.num_regions() else ():  # calling `blocks` for every op would take most of the time
             yield from _blocks(inner)
 
 
 def _rewrite_op(op: Any, name: str, place: str) -> bool:
-    """Replace one op if it communicates (or only pretends to); says whether it did."""
+    """Replace one op if it communicates, or is a communication op that does nothing; returns whether it did. Raises ProgramError."""
     plain = op_name(name)
     if plain in _IDENTITIES:
         op.result(0).replace_all_uses_with(op.operand_source(0))
@@ -159,7 +160,7 @@ def _ranks_of(ring: int, place: str) -> tuple[int, ...]:
     """Ranks of a group, in Paddle's order."""
     group = process_group.get_process_group(ring)
     if group is not None and group.ranks:
-        return tuple(int(rank) for rank in group.ranks)  # numpy integers where a mesh made the group
+        return tuple(int(rank) for rank in group.ranks)  # numpy integers if the group comes from a mesh
     known = sorted(int(each.id) for each in process_group.get_all_process_groups())
     raise ProgramError(f"{place}: group {ring} is unknown to Paddle; known groups: {known}")
 
@@ -168,7 +169,7 @@ def _ranks_of(ring: int, place: str) -> tuple[int, ...]:
 
 
 def _replace_communication(site: _Site, start: Starter, in_place: bool) -> None:
-    """Put the Python form of one communication in its place, cut in two where its result is read only later."""
+    """Replace one communication op by Python ops: two if its result is first read after other ops, otherwise one."""
     op = site.op
     paddle.pir.set_insertion_point(op)
     operand = op.operand_source(0) if op.num_operands() else None
@@ -189,7 +190,8 @@ def _replace_communication(site: _Site, start: Starter, in_place: bool) -> None:
 
 
 def _first_later_reader(op: Any, values: Sequence[Any]) -> Any | None:
-    """The first later op that reads one of some values, unless that is the next op anyway or one reads them inside a region."""
+    """The first later op that reads one of these values. None if there is none, if it is the next op, or if a value is read inside a
+    region."""
     block = op.get_parent_block()
     readers = {reader for value in values for reader in value.all_used_ops()}
     if not readers or any(reader.get_parent_block() != block for reader in readers):
@@ -202,9 +204,9 @@ def _first_later_reader(op: Any, values: Sequence[Any]) -> Any | None:
 
 
 def _replace(op: Any, values: list[Any], in_place: bool = False) -> None:
-    """Let `values` stand for the results of `op`.
+    """Replace the results of `op` by `values`, and erase it.
 
-    A Python op always gives its result a new buffer. So the first result is written into its operand's buffer where
+    A Python op always puts its result into a new buffer. So the first result is copied into the operand's buffer if
     `op` is an in-place form, and into the buffer that a `share_var` names for it (fused gradients and parameters).
     """
     _take_over(values[0], op)
@@ -221,7 +223,8 @@ def _replace(op: Any, values: list[Any], in_place: bool = False) -> None:
 
 
 def _shared_target(share: Any) -> Any:
-    """The value whose buffer the result that follows it in `share_var(target, result)` is to be written into."""
+    """The value into whose buffer the result must be written: `target` of `share_var(target, result)`. Raises ProgramError if it shares
+    more than two values."""
     if share.num_operands() != 2:
         raise ProgramError(
             f"pd_op.share_var over {share.num_operands()} values, one of them the result of communication: "
@@ -245,7 +248,7 @@ def _take_over(value: Any, op: Any) -> None:
 
 
 def _python_op(name: str, function: Callable[..., Any], operand: Any | None, shape: Sequence[int], dtype: Any) -> Any:
-    """Insert a Python op of at most one operand and one result of this shape and dtype."""
+    """Insert a Python op with at most one operand and one result of this shape and dtype; returns the result."""
     shape = list(shape)
 
     def meta() -> Any:
@@ -257,20 +260,20 @@ def _python_op(name: str, function: Callable[..., Any], operand: Any | None, sha
 
 
 def _registered(name: str, function: Callable[..., Any], meta: Callable[..., Any], inputs: list[str], outputs: list[str]) -> Any:
-    """What inserts a Python op that runs `function`; `meta` gives the types of its results."""
+    """A function that inserts a Python op which runs `function`; `meta` returns the types of its results."""
     return paddle.static.python_op.register_op(
         function, name=_unique_label(name), infer_meta=meta, input_names=inputs, output_names=outputs
     )
 
 
 def _unique_label(name: str) -> str:
-    """A name no other Python op has: Paddle keeps one function per name, and the last one registered wins."""
+    """A name that no other Python op has: Paddle keeps one function per name, the one registered last."""
     plain = name.removeprefix("pd_op.").replace(".", "_").replace("_grad", "_backward")  # Paddle parses "_grad"
     return f"interlace_{plain}_{next(_LABELS)}"
 
 
 def _runner(site: _Site, start: Starter) -> Callable[[Any | None], Pending]:
-    """A function that starts this site's communication and counts its runs, to name the run in errors."""
+    """A function that starts this site's communication, and counts its runs so that errors can name the run."""
     runs = itertools.count(1)
     known_where = site.op.has_attr(WHERE_ATTRIBUTE)
     where = site.where
@@ -328,7 +331,7 @@ def _finish(x: Any) -> Any:
 
 
 def _guarded(action: Callable[[], Any]) -> Any:
-    """Run, and remember the first failure."""
+    """Run `action`, and remember the first failure in this process."""
     try:
         return action()
     except BaseException as error:
@@ -345,7 +348,7 @@ def type_name(dtype: Any) -> str:
 
 
 def to_tensor(array: Array, dtype: str) -> Any:
-    """A CPU tensor of Paddle's element type `dtype` from the numpy array that carries it; copies."""
+    """A CPU tensor of Paddle's element type `dtype` from a numpy array of `carrier_dtype(dtype)`; copies."""
     tensor = core.eager.Tensor(value=np.asarray(array), place=paddle.CPUPlace(), persistable=False, zero_copy=False, stop_gradient=True)
     return tensor.view(dtype) if dtype.startswith("float8") else tensor
 
@@ -446,7 +449,7 @@ def _split_last(site: _Site) -> list[Any]:
 def _cross_entropy(site: _Site) -> list[Any]:
     """`c_softmax_with_cross_entropy`: classes split over the group.
 
-    The op's own `rank` attribute is not used: Paddle's pass writes the rank of the world there, not that of the group.
+    The op's own `rank` attribute is not used: Paddle's pass writes the global rank there, not the rank within the group.
     """
     ignore, runs = int(site.op.attrs()["ignore_index"]), itertools.count(1)
     dtype = type_name(site.op.operand_source(0).dtype)
@@ -483,7 +486,7 @@ def _cross_entropy_grad(site: _Site) -> list[Any]:
 def _python_op_of_many(
     site: _Site, function: Callable[..., Any], meta: Callable[..., Any], inputs: list[str], outputs: list[str]
 ) -> list[Any]:
-    """Insert a Python op before `site.op` with the same operands and number of results."""
+    """Insert a Python op before `site.op` with the same operands and number of results; returns its results."""
     paddle.pir.set_insertion_point(site.op)
     made = _registered(site.name, function, meta, inputs, outputs)(*site.op.operands_source())
     return [made] if len(outputs) == 1 else list(made)

@@ -22,8 +22,8 @@ def cross_entropy(
 ) -> tuple[Array, Array]:
     """Softmax `[..., d]` of this rank's classes and the loss `[..., 1]`, both in `dtype`.
 
-    Rank i of the group holds classes `[i * d, (i + 1) * d)`; `label` is `[..., 1]` or `[...]`. Computed in float32
-    (float64 stays). Rows labelled `ignore_index` get loss 0. Three all-reduces.
+    Rank i of the group has the classes `[i * d, (i + 1) * d)`; `label` is `[..., 1]` or `[...]`. Computed in float32,
+    or in float64 if that is `dtype`, with three all-reduces. Rows labelled `ignore_index` get loss 0.
     """
     values = widened(logits, dtype)
     rows = label.reshape(*values.shape[:-1], 1)
@@ -39,7 +39,7 @@ def cross_entropy(
 
 
 def cross_entropy_grad(softmax: Array, label: Array, loss_grad: Array, dtype: str, ignore_index: int, group_rank: int) -> Array:
-    """Gradient of the logits `[..., d]` of the rank at `group_rank` of its group, in `dtype`; needs no communication."""
+    """Gradient of the logits `[..., d]` on rank `group_rank` of the group, in `dtype`; needs no communication."""
     probability = widened(softmax, dtype)
     rows = label.reshape(*probability.shape[:-1], 1)
     mine, columns = _own_labels(rows, probability.shape[-1], group_rank)
@@ -50,7 +50,7 @@ def cross_entropy_grad(softmax: Array, label: Array, loss_grad: Array, dtype: st
 
 
 def _own_labels(rows: Array, num_classes: int, group_rank: int) -> tuple[Array, Array]:
-    """Whether a row's label is one of this rank's classes, and its column (0 where it is not)."""
+    """Whether each row's label is one of this rank's classes, and its column (0 if it is not)."""
     columns = rows - group_rank * num_classes
     mine = (columns >= 0) & (columns < num_classes)
     return mine, np.where(mine, columns, 0)

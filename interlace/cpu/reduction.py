@@ -30,12 +30,12 @@ _COMBINE_BOOL: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def bfloat16_to_float32(bits: Array) -> Array:
-    """Widen bfloat16 bits (uint16, as Paddle hands them out) to float32; exact."""
+    """Widen bfloat16 bits (uint16, as Paddle returns them) to float32; exact."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def float32_to_bfloat16(values: Array) -> Array:
-    """Round float32 to bfloat16 bits (uint16), to nearest, ties to even; NaN stays NaN, too large becomes infinite."""
+    """Round float32 to bfloat16 bits (uint16), to nearest, ties to even; NaN stays NaN, values that are too large become infinite."""
     bits = np.asarray(values, dtype=np.float32).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x40)
@@ -45,11 +45,11 @@ def float32_to_bfloat16(values: Array) -> Array:
 def reduce_arrays(parts: Sequence[Array], op: str, dtype: str) -> Array:
     """Reduce `parts` (equal shapes, equal dtype) from first to last; the result is a fresh array of that dtype.
 
-    `dtype` is Paddle's name of the element type; "bfloat16" comes as uint16 bits. float16 and bfloat16 are
-    accumulated in float32 and rounded once. "avg" of integers cuts towards zero, as NCCL does. On bool, sum and
+    `dtype` is Paddle's name of the element type; "bfloat16" arrays are uint16 bits. float16 and bfloat16 are
+    accumulated in float32 and rounded once. "avg" of integers truncates towards zero, as in NCCL. For bool, sum and
     max mean "or", prod and min mean "and".
 
-    Raises TransportError where the operation has no meaning for the dtype (float8, max of complex, avg of bool).
+    Raises TransportError if the operation is not defined for the dtype (float8, max of complex, avg of bool).
     """
     combine = _combiner(op, dtype)
     total = widened(parts[0], dtype)
@@ -65,21 +65,21 @@ def _combiner(op: str, dtype: str) -> Callable[[Any, Any], Any]:
     no_order = dtype.startswith("complex") and op in ("max", "min")
     if op not in table or no_order or dtype.startswith("float8"):
         raise TransportError(
-            f"cannot reduce {dtype} values by {op!r}: expected one of {', '.join(REDUCE_OPS)} on a type it has a "
-            "meaning for; cast the value before the collective"
+            f"cannot reduce {dtype} values by {op!r}: expected one of {', '.join(REDUCE_OPS)} on a type for which it is "
+            "defined; cast the value before the collective"
         )
     return table[op]
 
 
 def widened(part: Array, dtype: str) -> Array:
-    """In the type in which it is accumulated; a fresh array or the same."""
+    """The array in the type in which it is accumulated; it may share memory with `part`."""
     if dtype == "bfloat16":
         return bfloat16_to_float32(part)
     return part.astype(np.float32 if dtype in _WIDENED else part.dtype)
 
 
 def narrowed(total: Array, dtype: str) -> Array:
-    """Back in its own type."""
+    """An accumulated array, converted back to `dtype` (bfloat16 as uint16 bits)."""
     if dtype == "bfloat16":
         return float32_to_bfloat16(total)
     return np.asarray(total, dtype=np.dtype(dtype))

@@ -1,11 +1,11 @@
-"""Arrays between the ranks of one world on one machine: collectives and point-to-point. No Paddle here.
+"""Collective and point-to-point communication of arrays between the ranks of one world on one machine. No Paddle here.
 
-Every pair of ranks shares one unix socket in the run directory. Payloads above a threshold travel as an anonymous
-memory file (`memfd`) whose descriptor is passed over the socket: it has no name, so nothing remains after a crash.
-One reader thread a peer drains its socket at all times, so a send never waits for its receiver.
+Every pair of ranks shares one Unix socket in the run directory. Payloads above a threshold are sent as an anonymous
+memory file (`memfd`), whose descriptor is passed over the socket: it has no name, so nothing remains after a crash.
+One reader thread per peer drains its socket at all times, so a send never waits for its receiver.
 
-A call is *started* (its data leaves at once) and *finished* later (the answer is waited for). Calls of a group carry a
-running number; a peer whose call of that number differs in operation, shape or dtype is an error on both sides.
+A call is *started* (its data leaves at once) and *finished* later (it waits for the answer). The calls of a group are
+numbered; if the calls of two ranks with the same number differ in operation, shape or dtype, both ranks raise an error.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _CLOSE_GRACE_S = 2.0
 
 
 class PeerLostError(TransportError):
-    """A rank this one waits for has ended: a consequence of that rank's own failure, not the cause of a run's."""
+    """A rank that this one waits for has ended. This follows from that rank's own failure; it is not why the run failed."""
 
 
 class Call(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, array_like=True):
-    """What a rank says about one communication; ranks of a group must agree on all but `where`.
+    """A rank's description of one communication; the ranks of a collective must agree on all fields except `where`.
 
-    `kind` is "collective", "p2p" or "bye"; `number` counts the calls of its channel from 0; `detail` is the reduction
-    or the root. `shape` may hold -1 (unknown, matches any size) in a receive.
+    `kind` is "collective", "p2p" or "bye"; `number` counts the calls of its channel from 0; `detail` is the reduction,
+    the root or the peer. In a receive, `shape` may contain -1 (unknown, matches any size). `where` names the call in errors.
     """
 
     kind: str
@@ -80,7 +80,7 @@ class _Peer:
 
 
 class Pending:
-    """A communication that has started; `wait` gives its result, once."""
+    """A communication that has started; `wait` returns its result and may be called once."""
 
     __slots__ = ("_finish",)
 
@@ -88,7 +88,7 @@ class Pending:
         self._finish = finish
 
     def wait(self) -> Any:
-        """Block until every peer's part is here. Raises TransportError on a mismatch, a time-out or a lost peer."""
+        """Block until every peer's part has arrived. Raises TransportError on a mismatch, a time-out or a lost peer."""
         return self._finish()
 
     def then(self, change: Callable[[Any], Any]) -> Pending:
@@ -97,12 +97,12 @@ class Pending:
 
 
 def carrier_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype that carries Paddle's element type `name`: bits for those numpy lacks (bfloat16, float8)."""
+    """The numpy dtype for Paddle's element type `name`; for types that numpy lacks (bfloat16, float8), an integer type with their bits."""
     return np.dtype(np.uint16 if name == "bfloat16" else np.int8 if name.startswith("float8") else name)
 
 
 def _waited(start: str) -> Callable[..., Any]:
-    """A method that starts a communication by another one, and waits for it."""
+    """A method that calls the method `start`, which starts a communication, and waits for its result."""
 
     def call(self: Transport, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, start)(*args, **kwargs).wait()
@@ -111,10 +111,10 @@ def _waited(start: str) -> Callable[..., Any]:
 
 
 class Transport:
-    """One rank's end of the world's connections. Thread-safe; calls of one group must be started in one order.
+    """One rank's end of the world's connections. Thread-safe; all ranks must start the calls of a group in the same order.
 
-    `run_dir` is a directory all ranks share and nobody else uses. Raises TransportError from the constructor where
-    not all ranks arrive within `timeout_s` seconds.
+    `run_dir` is a directory that all ranks share and nothing else uses. The constructor raises TransportError if
+    not all ranks connect within `timeout_s` seconds.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Transport:
     def start_all_reduce(self, array: Array, op: str, group: int, ranks: Sequence[int], where: str = "", dtype: str = "") -> Pending:
         """Reduce equal-shaped arrays over the group, in rank order of `ranks`; every rank gets the same bits.
 
-        `dtype` is Paddle's element type, needed only where numpy cannot tell ("bfloat16" as uint16 bits).
+        `dtype` is Paddle's element type, needed only if it is not that of the array ("bfloat16" as uint16 bits).
         """
         _check_reduce_op(op)
         call = self._collective("all_reduce", group, ranks, array, op, where, dtype)
@@ -173,20 +173,20 @@ class Transport:
         return self._gather(call, parts, lambda got: reduce_arrays(got, op, call.dtype))
 
     def start_all_to_all(self, array: Array, group: int, ranks: Sequence[int], where: str = "", dtype: str = "") -> Pending:
-        """Send row block j of `[d, ...]` to rank j; get block `self` of every rank, joined in rank order."""
+        """Send row block j of `[d, ...]` to rank j of the group, and receive this rank's block from every rank, joined in rank order."""
         call = self._collective("all_to_all", group, ranks, array, "", where, dtype)
         parts = dict(zip(ranks, _rows(array, call), strict=True))
         return self._gather(call, parts, lambda got: np.concatenate(got, axis=0))
 
     def start_broadcast(self, array: Array, root: int, group: int, ranks: Sequence[int], where: str = "", dtype: str = "") -> Pending:
-        """Give every rank the array of `root` (a rank of the world); `array` elsewhere says shape and dtype only."""
+        """Give every rank the array of `root` (a rank of the world); on other ranks `array` only gives shape and dtype."""
         call = self._collective("broadcast", group, ranks, array, f"root {root}", where, dtype)
         self._check_member(root, call)
         mine = dict.fromkeys(ranks, array) if self.rank == root else {}
         return self._gather(call, mine, lambda parts: np.array(parts[list(ranks).index(root)]), sources=(root,))
 
     def start_reduce(self, array: Array, op: str, root: int, group: int, ranks: Sequence[int], where: str = "", dtype: str = "") -> Pending:
-        """Reduce over the group; `root` gets the result, the others their own array back."""
+        """Reduce over the group; `root` (a rank of the world) gets the result, the others a copy of their own array."""
         _check_reduce_op(op)
         call = self._collective("reduce", group, ranks, array, f"{op} to root {root}", where, dtype)
         self._check_member(root, call)
@@ -195,7 +195,7 @@ class Transport:
         return self._gather(call, {root: array}, lambda parts: reduce_arrays(parts, op, call.dtype))
 
     def barrier(self, group: int, ranks: Sequence[int], where: str = "") -> None:
-        """Wait until every rank of the group is here."""
+        """Wait until every rank of the group has called this."""
         call = self._collective("barrier", group, ranks, np.zeros(0, np.uint8), "", where, "")
         self._gather(call, {}, lambda _: None, sources=()).wait()
 
@@ -209,7 +209,8 @@ class Transport:
         self._post(call, {peer: array})
 
     def start_recv(self, shape: Sequence[int], dtype: str, peer: int, group: int, ranks: Sequence[int], where: str = "") -> Pending:
-        """Expect the next array `peer` sends on this group; `shape` may hold -1. Raises on another shape or dtype."""
+        """Receive the next array that `peer` sends on this group; `shape` may contain -1. `wait` raises TransportError if shape or dtype
+        differ."""
         number = self._next_number(("in", group, peer))
         call = Call("p2p", group, tuple(ranks), number, "recv", f"from rank {peer}", dtype, tuple(shape), where)
         self._check_member(peer, call)
@@ -225,7 +226,7 @@ class Transport:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Say good-bye to all peers and end the reader threads; what was sent before still arrives."""
+        """Tell all peers that this rank has finished, and end the reader threads; what was sent before still arrives."""
         if self._closing:
             return
         self._closing = True
@@ -243,7 +244,7 @@ class Transport:
     # -- inside: connecting ----------------------------------------------------------------------------------------
 
     def _connect(self) -> dict[int, _Peer]:
-        """Connect every pair of ranks: the higher rank calls, the lower one listens."""
+        """Connect every pair of ranks: the higher rank connects, the lower one listens."""
         deadline_s = time.monotonic() + self._timeout_s
         path = self._dir / f"rank{self.rank}.sock"
         peers: dict[int, _Peer] = {}
@@ -342,7 +343,7 @@ class Transport:
             with peer.lock:
                 if descriptor is not None:
                     frame = frame[socket.send_fds(peer.sock, [frame], [descriptor]) :]
-                if frame:  # a peer that has it all may have closed already, and then even sending nothing fails
+                if frame:  # a peer that has received everything may have closed, and then even an empty send fails
                     peer.sock.sendall(frame)
         except OSError as error:
             if call.kind != "bye":
@@ -350,7 +351,7 @@ class Transport:
                 raise PeerLostError(f"rank {self.rank}: {call}: rank {peer.rank} is gone: {reason}") from error
 
     def _why_lost(self, peer: _Peer) -> str:
-        """Why sending failed: the reader thread reaches the peer's last words a moment later."""
+        """Why sending failed; waits for the reader thread, which may still have to read that the peer has finished."""
         with self._arrived:
             self._arrived.wait_for(lambda: peer.lost, _CLOSE_GRACE_S)
         return peer.lost or "the connection broke"
@@ -391,10 +392,10 @@ class Transport:
         combine: Callable[[list[Array]], Any],
         sources: Sequence[int] | None = None,
     ) -> Pending:
-        """Start a collective: say `call` to all ranks of the group, with an array to those in `payloads`.
+        """Start a collective: send `call` to all ranks of the group, with an array to those in `payloads`.
 
-        The result waits for all, checks that all said the same, and combines the arrays in group order; the arrays of
-        ranks not in `sources` (default: the whole group) are empty.
+        Waiting for the result waits for all ranks, checks that their calls agree, and combines the arrays in group order;
+        the arrays of ranks that are not in `sources` (default: the whole group) are empty.
         """
         self._post(call, {rank: payloads.get(rank) for rank in call.ranks})
         wanted = set(call.ranks if sources is None else sources)
@@ -412,7 +413,8 @@ class Transport:
         return Pending(finish)
 
     def _take(self, call: Call, source: int, taken: Sequence[int] = ()) -> _Message:
-        """Take the message of `call`'s number from `source`; waits for it. Those of `taken` are here already."""
+        """Wait for the message with `call`'s number from `source`, and take it. Messages of the ranks in `taken` have been taken already.
+        Raises PeerLostError if the peer has ended, and TransportError after the time-out."""
         box = self._boxes[source, call.kind, call.group]
         deadline_s = time.monotonic() + self._timeout_s
         with self._arrived:
@@ -459,7 +461,7 @@ def _rows(array: Array, call: Call) -> list[Array]:
 
 
 def _part_shape(call: Call) -> tuple[int, ...]:
-    """Shape of what one rank sends another in this collective."""
+    """Shape of what one rank sends to another in this collective."""
     if call.op in ("reduce_scatter", "all_to_all"):
         return (call.shape[0] // len(call.ranks), *call.shape[1:])
     return call.shape
@@ -479,7 +481,7 @@ def _mismatch(rank: int, mine: Call, other_rank: int, other: Call) -> str:
 
 
 def _pick(box: deque[_Message], number: int) -> _Message | None:
-    """Remove and return the message of this number; receives may finish in another order than they started."""
+    """Remove and return the message with this number, None if there is none; receives may finish in another order than they started."""
     for position, message in enumerate(box):
         if message.call.number == number:
             del box[position]
@@ -488,7 +490,7 @@ def _pick(box: deque[_Message], number: int) -> _Message | None:
 
 
 def _array_of(message: _Message, shape: Sequence[int] | None = None) -> Array:
-    """View a payload as an array; read-only, and alive as long as the array is."""
+    """View a payload as a read-only array, which keeps the payload alive."""
     name = message.call.dtype
     return np.frombuffer(message.payload, dtype=carrier_dtype(name)).reshape(message.call.shape if shape is None else shape)
 
@@ -503,7 +505,7 @@ def _memory_file(array: Array) -> int:
 
 
 def _read_message(sock: socket.socket) -> _Message:
-    """Read one framed message. Raises EOFError where the peer has closed."""
+    """Read one framed message. Raises EOFError if the peer has closed."""
     prefix, descriptors, _, _ = socket.recv_fds(sock, _PREFIX.size, 1)
     try:
         if len(prefix) < _PREFIX.size:
@@ -519,7 +521,7 @@ def _read_message(sock: socket.socket) -> _Message:
 
 
 def _read_exactly(sock: socket.socket, size_bytes: int) -> bytes:
-    """Read `size_bytes`. Raises EOFError where the stream ends before."""
+    """Read `size_bytes`. Raises EOFError if the stream ends before that."""
     buffer = bytearray(size_bytes)
     view = memoryview(buffer)
     while view:
@@ -531,7 +533,7 @@ def _read_exactly(sock: socket.socket, size_bytes: int) -> bytes:
 
 
 def _bind(listener: socket.socket, path: Path) -> None:
-    """Listen at `path`. Raises TransportError where the path is longer than a unix socket's may be."""
+    """Listen at `path`. Raises TransportError if that fails, as with a path that is too long for a Unix socket."""
     try:
         listener.bind(os.fspath(path))
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Kernels in C++ for CPU processes: their source, the names they are for, and how they are compiled."""
+"""C++ kernels for CPU processes: their source, the names that they are registered for, and how they are compiled."""

@@ -22,9 +22,9 @@ _LOG_TAIL_LINES = 12
 
 
 def library_path() -> Path:
-    """The compiled kernels for the installed Paddle; compiled now (15 s or more) if they are not there.
+    """Path of the compiled kernels for the installed Paddle; they are compiled now (15 s or more) if they do not exist.
 
-    Several processes may ask at once: one compiles, the others wait for it.
+    Several processes may call it at once: one compiles, the others wait for it. Raises ConfigError if there is no compiler, or it fails.
     """
     source = SOURCE.read_bytes()
     folder = cache_folder() / hashlib.sha256(source + _identity().encode()).hexdigest()[:16]
@@ -49,7 +49,7 @@ def _identity() -> str:
 def _compile(target: Path) -> None:
     """Compile into a temporary file beside `target`, and move it there."""
     compiler = _compiler()
-    for left in target.parent.glob("tmp*"):  # of a process that was killed: who compiles holds the lock
+    for left in target.parent.glob("tmp*"):  # left by a killed process, as only the holder of the lock compiles
         shutil.rmtree(left, ignore_errors=True)
     say("compiling kernels of half precision for CPU ranks; once, 15 s or more")
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:

@@ -1,4 +1,4 @@
-"""Names of Paddle's kernels that half precision on a CPU needs, by what is done about them."""
+"""Names of Paddle's kernels that half precision on a CPU needs, by how they are provided."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 SUFFIXES = ("", "_grad", "_double_grad", "_triple_grad", "_raw")
-"""What the names in COMPUTED and MOVED are tried with; a name that the wheel does not know in float32 is left out."""
+"""Suffixes with which each name in COMPUTED and MOVED is tried; names without a float32 kernel in the wheel are left out."""
 COMPUTED = _words("""
     add subtract multiply divide maximum minimum fmax fmin remainder floor_divide elementwise_pow atan2 heaviside
     grad_add
@@ -29,12 +29,12 @@ COMPUTED = _words("""
     adam adamw momentum sgd
     check_finite_and_unscale update_loss_scaling
 """)
-"""Kernels that calculate. Those the wheel does have are replaced: some of them add up in half precision."""
+"""Kernels that calculate. Half-precision kernels that the wheel has are replaced, because some of them accumulate in half precision."""
 SUMMED = _words("""
     embedding_grad expand_grad expand_as_grad gather_grad gather_nd_grad index_select_grad index_add_grad
     repeat_interleave_grad tile_grad broadcast_tensors_grad index_sample_grad take_along_axis_grad c_embedding_grad
 """)
-"""Gradients of kernels that only move elements; they add up."""
+"""Gradients of kernels that only move elements; the gradients are sums, so half-precision kernels of the wheel are replaced too."""
 MOVED = _words("""
     all any allclose isclose equal_all argmax argmin is_empty shape
     bernoulli exponential multinomial uniform uniform_inplace gaussian gaussian_inplace truncated_gaussian_random
@@ -49,6 +49,6 @@ MOVED = _words("""
     where
     transpose equal not_equal less_than less_equal greater_than greater_equal isfinite isinf isnan
 """)
-"""Kernels that move, choose or make elements; those the wheel does have stay."""
+"""Kernels that move, select or create elements; half-precision kernels that the wheel has are kept."""
 UNTOUCHED = ("share_data", "nop", "depend", "coalesce_tensor")
-"""Kernels that never look at an element: the float32 one serves any type."""
+"""Kernels that never read an element, so that the float32 one works for any type."""
