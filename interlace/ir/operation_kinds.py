@@ -161,7 +161,7 @@ _FAMILIES = (
 
 
 def is_free(op: Op) -> bool:
-    """Whether an operation is free: `builtin.split` only takes a vector apart, but `pd_op.split` copies.
+    """Whether an operation takes no time on the device: `builtin.split` only takes a vector apart, but `pd_op.split` copies.
 
     >>> [is_free(Op(0, name, (), (), "forward")) for name in ("builtin.split", "pd_op.split", "pd_op.shape")]
     [True, False, True]

@@ -53,7 +53,7 @@ class Storage:
         producer: Id of the operation that allocates it.
         value: The value whose type gives its size and memory: the one whose id is the storage's, otherwise its first one.
         size_bytes: -1 if unknown.
-        persistable: One for all micro-batches, which exists before and after the step.
+        persistable: Shared by all micro-batches; it exists before and after the step.
         memory: `device`, `pinned` or `host`.
         kept: Never freed within the step: it holds an input, a parameter or an output of the program.
         variables: All variables that name it.
