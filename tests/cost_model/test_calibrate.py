@@ -232,9 +232,9 @@ def test_of_several_ranks_the_others_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     assert command.main(parse("-o", str(tmp_path / "x.json"), "--target", "cpu", "--quick")) == 0
     assert list(tmp_path.iterdir()) == []
-    assert communication_of_run(bench_of_cpu(), True).why_not == "of CPUs one rank measures"
+    assert communication_of_run(bench_of_cpu(), True).why_not == "on CPUs one rank measures alone"
     monkeypatch.setenv("PADDLE_NNODES", "2")
-    assert communication_of_run(bench_of_cpu(), True).why_not == "ranks of several hosts were started; start those of one"
+    assert communication_of_run(bench_of_cpu(), True).why_not == "ranks were started on several hosts; start those of one host"
 
 
 @pytest.mark.parametrize(

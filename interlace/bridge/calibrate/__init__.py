@@ -1,5 +1,5 @@
-"""What `interlace calibrate` measures of a device, through Paddle itself."""
+"""The measurements of `interlace calibrate`, made through Paddle itself."""
 
 import warnings
 
-warnings.filterwarnings("ignore", message="Tensor do not have 'place' interface")  # Paddle's own layers, where training steps are built
+warnings.filterwarnings("ignore", message="Tensor do not have 'place' interface")  # raised by Paddle's own layers in static mode

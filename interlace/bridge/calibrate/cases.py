@@ -1,7 +1,7 @@
-"""The operations that calibration measures: those of small models' training steps, and plain ones over a range of sizes.
+"""The operations that calibration measures: those of the training steps of small models, and single operations over a range of sizes.
 
-Models and plain operations are built as Paddle programs, and captured as training programs are; so each operation has the kernel and sizes
-for which the cost model will ask. To measure one it is cloned into a program of its own, on inputs of the same types.
+All are built as Paddle programs and captured in the same way as training programs, so that each has the kernel and sizes that the cost
+model looks up. To be measured, an operation is cloned into a separate program, on inputs of the same shapes and types.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from interlace.ir.kinds import is_boundary
 
 ops: Any = paddle._C_ops
 HEAD_DIM = 128
-"""Of all models: heads of all devices together are as wide as the layer."""
+"""Width of an attention head in all models; in `LARGE`, the heads of all devices together are as wide as the layer."""
 CONSTANTS = frozenset({"pd_op.full", "pd_op.full_int_array", "builtin.combine"})
-"""Operations that are cloned along with those that read them: axes, shapes, and lists of operands."""
+"""Operations that are cloned together with their readers: axes, shapes, and lists of operands."""
 MEASURED_ELSEWHERE = ("comm", "p2p", "copy", "unknown")
-"""Families of kernels that one device cannot measure as operations."""
+"""Families of kernels that are not measured as operations of one device."""
 
 
 class Model(NamedTuple):
-    """Sizes of a layer; `heads` and the width of its feed-forward part are those on one device."""
+    """Sizes of a model with one layer; `heads` and the width of its feed-forward part are those on one device."""
 
     batch: int
     seq: int
@@ -46,8 +46,8 @@ class Model(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What is measured: `products` of (m, n, k), `batched` ones of (batch, m, n, k), `elements` of elementwise operations, `rows` and
-    columns of row-wise ones, and training steps of `models`."""
+    """What is measured: `products` of (m, n, k), `batched` products of (batch, m, n, k), `elements` of elementwise operations, (rows,
+    columns) of row-wise operations, and training steps of `models`."""
 
     products: list[tuple[int, int, int]]
     batched: list[tuple[int, int, int, int]]
@@ -76,20 +76,23 @@ LARGE = Sizes(
 
 
 def dtype_for(fast: bool) -> str:
-    """The type that models are measured in, on a fast device or another."""
+    """The dtype in which operations are measured on a device that is `fast` (`Bench.is_fast`) or not."""
     return "bfloat16" if fast else "float32"
 
 
 def sizes_for(fast: bool, quick: bool) -> Sizes:
-    """The sizes measured on a fast device or another; fewer when `quick`."""
+    """The sizes that are measured on a device that is `fast` (`Bench.is_fast`) or not; fewer when `quick`."""
     found = LARGE if fast else SMALL
     return Sizes(found.products[:3], found.batched[:1], found.elements[1::2], found.rows[1:], found.models[:1]) if quick else found
 
 
 def cases(fast: bool, quick: bool, failed: dict[str, str] | None = None) -> list[Case]:
-    """Every operation of a calibration, smallest first within a kind. On a device that is not `fast` (`Bench.is_fast`) they are small.
+    """Every operation of a calibration, sorted by kind, dtype and size.
 
-    Operations stand in programs; a program that Paddle cannot build for the device is left out, and told in `failed` with the reason.
+    Args:
+        fast: Whether the device is fast (`Bench.is_fast`); otherwise the operations are smaller, and in float32.
+        quick: Whether fewer sizes are measured.
+        failed: Gets the reason for each program that Paddle cannot build for the device; its operations are left out.
     """
     sizes, dtype = sizes_for(fast, quick), dtype_for(fast)
     builds: list[partial[None]] = [
@@ -104,19 +107,19 @@ def cases(fast: bool, quick: bool, failed: dict[str, str] | None = None) -> list
             for case in _cases_of(build):
                 part = case.part
                 found.setdefault((part.kind, part.dtype, part.dims, part.size_bytes), case)
-        except Exception as error:  # Paddle's own, of many classes: the device may lack a kernel for the type
+        except Exception as error:  # Paddle raises many classes: the device may lack a kernel for the dtype
             if failed is not None:
                 failed[f"all operations of {_name_of(build)}"] = fault_of(error).text
     return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1], key[3], key[2]))]
 
 
 def _name_of(build: partial[None]) -> str:
-    """`model (Model(...), 'bfloat16', True)`."""
+    """Such as `model (Model(...), 'bfloat16', True)`."""
     return f"{build.func.__name__.lstrip('_')} {build.args}"
 
 
 def _cases_of(build: Callable[[], object]) -> Iterator[Case]:
-    """Of the operations that a program has; products of one that is several kernels as operations of their own."""
+    """Cases for the operations of a program. Of an operation that runs several kernels, its matrix products become separate cases."""
     program = paddle.static.Program()
     with uninterrupted(), paddle.static.program_guard(program, paddle.static.Program()):
         build()
@@ -132,8 +135,8 @@ def _cases_of(build: Callable[[], object]) -> Iterator[Case]:
 
 
 def _kind_of(op: Op, part: Part) -> str:
-    """The kind of its sample: here nothing lives across steps, into which gradients would be accumulated; a copy and a sum stand for more
-    kinds."""
+    """The kind under which an operation is stored. An in-place sum is the accumulation of a gradient, which capture does not see here as
+    nothing lives across steps; `copy` and `reduce` stand for several kinds of operations."""
     if op.kind == "add" and op.inplace:
         return "grad_accumulate"
     return {"assign": "copy", "sum": "reduce"}.get(part.kind, part.kind)
@@ -189,7 +192,7 @@ def _cloned(part: Part, captured: Captured, number: int) -> Case:
 
 
 def _tensor(shape: Sequence[int], dtype: str) -> Any:
-    """An input; all need a gradient."""
+    """An input of the program; it needs a gradient unless its dtype is an integer."""
     block = paddle.static.default_main_program().global_block()
     made = paddle.static.data(f"input{len(block.ops)}", list(shape), dtype)
     made.stop_gradient = dtype.startswith("int")
@@ -216,7 +219,7 @@ def _elementwise(elements: int, dtype: str) -> None:
 
 
 def _updates(shape: tuple[int, ...], dtype: str) -> None:
-    """SGD and AdamW, in a narrow type with master weights, whose gradients are wide."""
+    """Updates of SGD and AdamW with float32 gradients; a dtype other than float32 gets float32 master weights."""
     rate = paddle.full([1], 0.01, "float32")
     has_master = dtype != "float32"
 
@@ -239,7 +242,7 @@ def _row_wise(rows: int, cols: int, dtype: str) -> None:
 
 
 def _model(size: Model, dtype: str, is_llama: bool) -> None:
-    """A layer, embedding and loss of a GPT, or of a Llama, with backward."""
+    """Forward and backward of the embedding, one layer and the loss of a GPT or a Llama."""
     batch, seq, hidden, heads, ffn_width, vocab = size
     weights: list[Any] = []
 
@@ -273,7 +276,8 @@ def _model(size: Model, dtype: str, is_llama: bool) -> None:
 
 
 def _attended(q: Any, k: Any, v: Any) -> Any:
-    """Flash attention where Paddle has a kernel of it for the type, else products and a softmax; `[batch, sequence, heads, head_dim]`."""
+    """Attention over `[batch, sequence, heads, head_dim]`: flash attention if Paddle has a kernel for the dtype, else products and a
+    softmax."""
     try:
         return ops.flash_attn(q, k, v, None, None, 0.0, True, False, False, "")[0]
     except TypeError:  # no kernel for this type

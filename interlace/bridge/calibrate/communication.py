@@ -1,4 +1,4 @@
-"""Collectives and point-to-point transfers between the devices of ranks that calibrate together, through Paddle's own operators."""
+"""Times of collectives and point-to-point transfers between the devices of ranks that calibrate together, through Paddle's operators."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from interlace.ir.program import DTYPE_BYTES
 ops: Any = paddle._C_ops
 DTYPE = "float32"
 SIZES = tuple(1 << power for power in range(14, 29, 2))
-"""Bytes of the full tensor, but for what no number of elements gives that the ranks can share."""
+"""Bytes of the full tensor, rounded down to a multiple of the number of ranks (`elements_of`)."""
 MOST_BYTES, FEWEST, MOST = 1 << 30, 4, 64
-"""Of messages in a row: their bytes together, and how many there are at least and at most; the same on all ranks."""
+"""Messages that are sent one after another: the most bytes of all of them, and their least and most number. The same on all ranks."""
 NUM_RUNS = 9
 
 
 class Communication(NamedTuple):
-    """What was measured, or why nothing was."""
+    """Samples of collectives and of transfers, or in `why_not` the reason why there are none."""
 
     collectives: tuple[CommSample, ...] = ()
     p2p: tuple[CommSample, ...] = ()
@@ -34,7 +34,7 @@ class Communication(NamedTuple):
 
 @dataclass(slots=True)
 class Ranks:
-    """The ranks of one host that measure together, in groups of consecutive ranks: all of a size work at once, as in training."""
+    """The ranks of one host that measure together, in groups of consecutive ranks. All groups of a size run at once, as in training."""
 
     rank: int
     world: int
@@ -46,18 +46,19 @@ class Ranks:
         return dict(zip(self.sizes(), mine, strict=True))
 
     def sizes(self) -> list[int]:
-        """Powers of two that divide the number of ranks, and that number."""
+        """Sizes of groups, ascending: the powers of two above 1 that divide the number of ranks, and that number itself."""
         return sorted({self.world, *(1 << k for k in range(1, self.world.bit_length()) if self.world % (1 << k) == 0)})
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What the ranks of a group do at once: `add` gets a tensor, the group's number and size, and this rank's place in it."""
+    """What all ranks of a group do together. `add` adds it to a program; it gets a tensor, the ring id and size of the group, and this
+    rank's place in it."""
 
     kind: str
     add: Callable[[Any, int, int, int], object]
     gets_whole: bool = False
-    """Whether a rank gives its part of the tensor, and gets the whole."""
+    """Whether a rank contributes its part of the tensor and receives the whole."""
 
 
 def _transfer(x: Any, ring: int, size: int, place: int) -> None:
@@ -77,22 +78,23 @@ TRANSFER = Message("send_recv", _transfer)
 
 
 def communication_of_run(bench: Bench, quick: bool) -> Communication:
-    """Of the ranks that Paddle's launcher started, if they are several and all of them come."""
+    """Communication between the ranks that Paddle's launcher started on this host. Nothing is measured on a CPU, or if there is one rank,
+    if ranks run on several hosts, or if not all ranks arrive."""
     env = paddle.distributed.ParallelEnv()
     if env.world_size < 2:
         return Communication(why_not="one rank was started")
     if int(os.environ.get("PADDLE_NNODES", "1").partition(":")[0]) > 1:
-        return Communication(why_not="ranks of several hosts were started; start those of one")
+        return Communication(why_not="ranks were started on several hosts; start those of one host")
     if bench.is_serial:
-        return Communication(why_not="of CPUs one rank measures")
+        return Communication(why_not="on CPUs one rank measures alone")
     if missing := meeting_of_run().come():
         return Communication(why_not=missing)
     return measured_communication(bench, Ranks(env.rank, env.world_size), quick)
 
 
 def measured_communication(bench: Bench, ranks: Ranks, quick: bool) -> Communication:
-    """Collectives of every group size, and transfers from each even rank to the next one. Every rank runs the same, and gets its own
-    times, which differ little."""
+    """Times of collectives with every size of group, and of transfers from each even rank to the next one. Every rank must call this with
+    the same arguments; it gets its own times, which differ little between ranks."""
     sizes, groups = SIZES[2::3] if quick else SIZES, ranks.groups()
 
     def sample(message: Message, count: int, size_bytes: int) -> CommSample:
@@ -104,7 +106,7 @@ def measured_communication(bench: Bench, ranks: Ranks, quick: bool) -> Communica
 
 
 def elements_of(size_bytes: int, count: int) -> int:
-    """The most elements in so many bytes that `count` ranks can share.
+    """The largest number of elements in `size_bytes` that `count` ranks can share evenly; at least one for each rank.
 
     >>> elements_of(64, 2), elements_of(64, 3), elements_of(4, 3)
     (16, 15, 3)
@@ -119,7 +121,7 @@ def _sample(bench: Bench, message: Message, group: tuple[Any, int, int], size_by
     def build(messages: int) -> None:
         x = paddle.full([elements // (count if message.gets_whole else 1)], 0.5, DTYPE)
         bench.add_lead()
-        ops.all_reduce(paddle.full([1], 1.0, DTYPE), everyone.id, 0)  # ranks begin together
+        ops.all_reduce(paddle.full([1], 1.0, DTYPE), everyone.id, 0)  # so that all ranks begin together
         for _ in range(messages):
             message.add(x, own.id, count, place)
 

@@ -1,4 +1,4 @@
-"""Copies between a device and pinned memory, one way and one device alone."""
+"""Times of copies between a device and pinned memory, in one direction at a time and with no other device copying."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from interlace.cost_model.profile import CopySample
 NUM_COPIES = 8
 NUM_RUNS = 7
 ROWS = (1024, 4096)
-"""Rows and columns of float32 matrices that are copied: 4 and 64 MiB."""
+"""Rows, and columns, of the float32 matrices that are copied: 4 and 64 MiB."""
 Direction = Literal["d2h", "h2d"]
 DIRECTIONS: tuple[Direction, Direction] = ("d2h", "h2d")
 
 
 def copy_samples(device: Device, quick: bool) -> Iterator[CopySample]:
-    """In each direction, of each size."""
+    """A sample for each size and direction; only the small size when `quick`."""
     with settings():
         lab = Lab(device)
         for rows in ROWS[:1] if quick else ROWS:
@@ -31,8 +31,8 @@ def copy_samples(device: Device, quick: bool) -> Iterator[CopySample]:
 
 
 def copies_ns(lab: Lab, rows: int, num_runs: int) -> dict[Direction, list[float]]:
-    """Nanoseconds of one copy, from what `NUM_COPIES` more of them add to a step; the shortest half of twice as many runs. Of copies out,
-    each of which is copied back behind all of them, what both add less a copy in."""
+    """Times of one copy in nanoseconds, `num_runs` for each direction: what `NUM_COPIES` additional copies add to a step, divided by their
+    number. Each copy to the host needs one back, whose median time is subtracted."""
     once, more_in, more = (_steps_s(lab, rows, *counts, num_runs) for counts in ((1, 1), (1, 1 + NUM_COPIES), (1 + NUM_COPIES, 0)))
     back = [(long - short) / NUM_COPIES * 1e9 for short, long in zip(once, more_in, strict=True)]
     both = [(long - short) / NUM_COPIES * 1e9 for short, long in zip(once, more, strict=True)]
@@ -40,7 +40,8 @@ def copies_ns(lab: Lab, rows: int, num_runs: int) -> dict[Direction, list[float]
 
 
 def _steps_s(lab: Lab, rows: int, copies_out: int, copies_in: int, num_runs: int) -> list[float]:
-    """Times of steps with so many copies on one stream, the shortest first; `copies_in` of the first that went out, 0 for one of each."""
+    """Times of steps with these numbers of copies on one stream, in seconds: the shortest `num_runs` of twice as many, ascending.
+    `copies_in` times the first copy comes back, or with 0 each copy once."""
     made: list[Any] = []
 
     def out(x: Any, one: Any) -> None:

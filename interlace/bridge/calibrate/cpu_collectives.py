@@ -1,4 +1,4 @@
-"""Collectives between CPU processes, through Interlace's transport; no Paddle in them."""
+"""Times of collectives between CPU processes, through Interlace's own transport and without Paddle."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from interlace.errors import ConfigError
 from interlace.temporary import temporary_folder
 
 GROUP = 2
-"""Processes of the measured collectives."""
+"""Number of processes that take part in a collective."""
 
 
 def cpu_collectives(quick: bool) -> list[CommSample]:
-    """All-reduce between processes through the CPU transport, float32; no Paddle in them.
+    """Times of an all-reduce of float32 between processes that use the CPU transport, without Paddle.
 
     Raises:
         ConfigError: A process failed or took more than a minute; the message has the last line of its output.
@@ -47,14 +47,15 @@ def _last_words(process: subprocess.Popen[str]) -> str:
     try:
         out, err = process.communicate(timeout=60)
     except subprocess.TimeoutExpired as error:
-        raise ConfigError("CPU collectives: a measuring process gave no answer in 60 s") from error
+        raise ConfigError("CPU collectives: a measuring process did not answer within 60 s") from error
     if process.returncode:
         raise ConfigError(f"CPU collectives: a measuring process failed: {err.strip().rpartition(chr(10))[2]}")
     return out
 
 
 def all_reduce_rank(rank: int, folder: str, sizes: list[int]) -> None:
-    """One process of the measured collectives; prints `[[bytes, median ns, spread ns], ...]` as JSON."""
+    """What each process runs: measure all sizes (in bytes), and print `[[bytes, median ns, spread ns], ...]` as JSON. `folder` is where the
+    processes meet."""
     from interlace.cpu.transport import Transport
 
     found = []

@@ -1,4 +1,4 @@
-"""What the host spends on operations, jobs and runs of the executor."""
+"""The host's time for operations, jobs and runs of the executor."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from interlace.ir.kinds import NO_KERNEL
 
 ops: Any = paddle._C_ops
 TINY = 4
-"""Elements of an operation whose time is all dispatch."""
+"""Elements, or rows and columns, of a tensor so small that an operation on it is only dispatch."""
 
 
 def host_costs(bench: Bench, quick: bool) -> HostCosts:
-    """Of an operation, of a job beyond its operations, and of a run beyond its jobs: one program against the same cut into 16.
+    """The host's time for an operation, for a job in addition to its operations, and for a run in addition to its jobs.
 
-    Where the host executes operations itself, of one on almost nothing. Where it runs ahead, of those of training steps on almost nothing:
-    such an operation has several operands, keeps results for backward and gives memory back, which costs the host more.
+    That of a job comes from the same operations in one job and in 16. If the host executes operations itself, that of an operation comes
+    from `scale` on a tiny tensor. If the host runs ahead, it comes from training steps on tiny tensors: their operations have several
+    operands, keep results for backward and free memory, which costs the host more.
     """
 
     def scales(count: int) -> None:
@@ -39,17 +40,18 @@ def host_costs(bench: Bench, quick: bool) -> HostCosts:
     if not bench.is_serial:
         few, many = (_training_step(layers, bench, runs) for layers in TRAINED_LAYERS)
         op_s = max(0.0, (many[1] - few[1]) / (many[0] - few[0]))
-        note = f"an operation of training steps on {TINY} x {TINY} elements, {many[0]} of them against {few[0]}"
-    note = f"{note}; a job beyond its operations; between steps what the executor spends on a run beyond its jobs, and no script"
+        note = f"an operation of training steps on {TINY} x {TINY} elements, from steps of {many[0]} and {few[0]} operations"
+    note = f"{note}; a job in addition to its operations; between steps a run of the executor in addition to its jobs, without any script"
     return HostCosts(round(op_s * 1e9), round(job_s * 1e9), "measured", note, round(run_s * 1e9))
 
 
 TRAINED_LAYERS = (2, 12)
-"""Layers of training steps whose difference gives the host's cost of an operation."""
+"""Numbers of layers of the two training steps whose difference gives the host's time for an operation."""
 
 
 def _training_step(layers: int, bench: Bench, runs: int) -> tuple[int, float]:
-    """Operations that are launched in forward, backward and update of so many layers on almost nothing, and median seconds of a step."""
+    """A training step of `layers` layers on tiny tensors (forward, backward, update): its number of launched operations and its median time
+    in seconds."""
     count = 0
 
     def build() -> None:

@@ -1,12 +1,12 @@
 """Measure this machine through Paddle itself: what `interlace calibrate` writes as a device profile.
 
-Each figure comes from small static programs run by `StandaloneExecutor` with a `core.Plan`, as a training step is. An
-operation's time is the difference between a program that has it many times and one that has it once. Where the host executes
-operations itself, the time of an operation on almost no data is taken off: it is the host's share and is stored as such. Devices that
-run behind the host get other work first, so that the host is ahead and its share does not show.
+Each figure comes from small static programs that `StandaloneExecutor` runs with a `core.Plan`, like a training step. The time of an
+operation is the difference between a program that has it many times and one that has it once. On a CPU, where the host executes operations
+itself, the time of an operation on a tiny tensor is subtracted: it is the host's share, and is stored separately. Devices that work
+asynchronously get other work first, so that the host is ahead of the device and its share does not count.
 
-GPUs and custom devices are measured by the same code, fast ones in bfloat16. Operations were measured so on H100s, through the
-testbed's custom device, and nothing on Paddle's GPU build.
+GPUs and custom devices are measured by the same code, fast ones in bfloat16. Operations were measured with it on H100s through the
+testbed's custom device; it has not run on Paddle's GPU build.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from interlace.grouping import grouped
 from interlace.installed import versions
 
 MEASURABLE = 1.0
-"""An operation counts as measured where its time is at least this many times the host's share of it."""
+"""An operation counts as measured if its time without the host's share is at least this multiple of that share."""
 TRIES = 3
-"""Times that an operation is measured until it can be told from dispatch: what else the machine does may hide one that is long enough."""
+"""Most measurements of an operation until one exceeds `MEASURABLE`: other load on the machine may hide an operation that is long enough."""
 
 
 class Calibrated(NamedTuple):
-    """What was found.
+    """The result of a calibration.
 
     Attributes:
-        profile: What was measured, and nothing else.
-        no_power: Why power is not known; empty where it is.
-        failed: Operations that were not measured, with the reason.
+        profile: Only what was measured.
+        no_power: Why power was not measured; empty if it was.
+        failed: One text for each kind of operation that was not measured, with the reason.
     """
 
     profile: DeviceProfile
@@ -61,12 +61,17 @@ class Calibrated(NamedTuple):
 
 
 def calibrate(bench: Bench, communication: Communication, quick: bool = False, today: str = "", command: str = "") -> Calibrated:
-    """Measure a device; what was measured between several is given.
+    """Measure a device. Takes some minutes, or less than one when `quick` (fewer sizes, shorter runs).
 
-    Takes some minutes, less than one when `quick` (fewer sizes, shorter runs).
+    Args:
+        bench: The device.
+        communication: What was measured between several devices.
+        quick: Whether to measure less.
+        today: Date for the profile's provenance; empty for the current date.
+        command: The command for the profile's provenance.
 
     Raises:
-        ConfigError: The machine was too busy to measure anything, or the device broke down.
+        ConfigError: No elementwise operation could be measured, as on a busy machine, or the device stopped working.
     """
     device, is_host = bench.device, bench.is_serial
     with paddle_settings():
@@ -79,7 +84,7 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
     reasons = [f"{name}: {why}" for name, why in failed.items()]
     told = {name.partition(" ")[0] for name in failed} | {case.part.kind for case, _ in measured}
     if hidden := sorted({case.part.kind for case in found} - told):
-        reasons.append(f"{', '.join(hidden)}: shorter than the host's own share")
+        reasons.append(f"{', '.join(hidden)}: shorter than the host's share")
     profile = DeviceProfile(
         interlace_profile=SCHEMA,
         device=known_name(device) or str(device.place),
@@ -108,8 +113,9 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
 
 
 def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceProfile:
-    """A calibrated profile with what was not measured as another profile, of this `name`, has it: collectives, transfers, what runs beside
-    what, the network, kinds of operations and rates; of the same device also its memory, and what is not known of its power."""
+    """A calibrated profile in which what was not measured is taken from the profile `base`, called `name` in the provenance: collectives,
+    transfers, copies, interference, the network, kinds of operations and rates; if both are of the same device, also its memory, and power
+    as far as it was not measured."""
     kinds = {(sample.kind, sample.dtype) for sample in profile.ops}
     others = [sample for sample in base.ops if (sample.kind, sample.dtype) not in kinds]
     known = {(sample.kind, sample.group_size) for sample in profile.collectives}
@@ -142,18 +148,20 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
 
 
 ROW_S = 0.01
-"""How long a row of kernels takes whose power is measured: less than the limiter averages, far more than the host needs."""
+"""Seconds that a row of kernels takes whose power is measured: less than the time over which the power limiter averages, and far more
+than the host needs to issue them."""
 PRODUCT_SIZES = (0.3, 0.6)
-"""Of which sizes of products and attention power is measured beside the largest, as places in their order: small ones draw less."""
+"""Products and attention draw less power at small sizes. Besides the largest, these sizes are measured, as fractions of the sorted list."""
 LEAST_LOAD_NS = 30_000
-"""The shortest kernel whose power is measured: of a shorter one the pauses between kernels decide it."""
+"""The shortest kernel whose power is measured: with shorter ones the gaps between kernels dominate."""
 
 
 def power_of(bench: Bench, measured: Sequence[tuple[Case, float]]) -> tuple[Power | None, str]:
-    """What the device's kernels draw; None, and why, where the driver does not tell it."""
+    """The power that kernels draw, from loads of all kinds in `measured` (pairs of a case and its time in nanoseconds); or None and the
+    reason, if this is not a GPU or the driver does not report it."""
     index = bench.device.gpu_index()
     if index is None:
-        return None, "it is measured on GPUs only"
+        return None, "it is only measured on GPUs"
     gpu, why = find_gpu(index)
     if gpu is None:
         return None, why
@@ -164,7 +172,7 @@ def power_of(bench: Bench, measured: Sequence[tuple[Case, float]]) -> tuple[Powe
         loads += [_load(bench, *each) for each in [*(ordered[at] for at in places), ordered[-1]]]
     try:
         return power_part(loads, gpu), ""
-    except Exception as error:  # Paddle's own, or NVML's
+    except Exception as error:  # from Paddle or NVML
         return None, f"it could not be measured: {fault_of(error).text}"
 
 
@@ -182,15 +190,24 @@ def _load(bench: Bench, case: Case, once_ns: float) -> Load:
 def op_samples(
     bench: Bench, wanted: Sequence[Case], op_ns: float, failed: dict[str, str]
 ) -> tuple[list[OpSample], list[tuple[Case, float]]]:
-    """A sample for every case that could be measured, and these cases with what one takes in nanoseconds; on a serial device those that can
-    be told from dispatch. What fails is told in `failed`. Raises ConfigError where the device then runs nothing any more."""
+    """Samples of the cases that could be measured, sorted, and these cases with their times in nanoseconds, dispatch included.
+
+    Args:
+        bench: The device; on a serial one, operations that are not longer than dispatch are left out.
+        wanted: What to measure.
+        op_ns: The host's time for an operation, which is subtracted on a serial device.
+        failed: Gets the reasons of failures, by kind and dtype.
+
+    Raises:
+        ConfigError: The device runs nothing any more after a failure.
+    """
     samples, measured, op_ns = list[OpSample](), list[tuple[Case, float]](), op_ns if bench.is_serial else 0.0
     for case in tqdm(wanted, desc="operations", unit="op", leave=False, disable=None):
         part = case.part
         try:
             found = (bench.op_ns(case) for _ in range(TRIES))
             dur_ns, spread_ns = next((each for each in found if each[0] - op_ns >= max(MEASURABLE * op_ns, 1.0)), (0.0, 0.0))
-        except Exception as error:  # Paddle's own, of many classes: a device may lack this kernel
+        except Exception as error:  # Paddle raises many classes: the device may lack this kernel
             failed.setdefault(f"{part.kind} of {part.dtype}", fault_of(error).text)
             _require_working(bench, part, error)
             continue
@@ -202,7 +219,7 @@ def op_samples(
 
 
 def _require_working(bench: Bench, part: Part, failure: Exception) -> None:
-    """After a failure a device may run nothing any more. Raises ConfigError where that is so."""
+    """Raises ConfigError if the device runs nothing any more after a failure."""
     try:
         bench.seconds(lambda: paddle.full([1], 1.0, "float32"), num_runs=1)
     except Exception as error:
@@ -213,7 +230,7 @@ def _require_working(bench: Bench, part: Part, failure: Exception) -> None:
 
 
 def _matrix_rates(samples: Collection[OpSample]) -> dict[str, Peak]:
-    """Rate of the largest product of each dtype: the best of all would be the one that noise favours most."""
+    """FLOP/s of the largest product of each dtype. The best of all rates would be the one that noise favours most."""
     largest: dict[str, OpSample] = {}
     for sample in sorted((s for s in samples if s.kind == "gemm"), key=sample_size):
         largest[sample.dtype] = sample
@@ -224,14 +241,17 @@ def _matrix_rates(samples: Collection[OpSample]) -> dict[str, Peak]:
 
 
 def _memory_rate(samples: Collection[OpSample], failed: Mapping[str, str]) -> Peak:
-    """Median rate of the largest elementwise samples, of which caches hold no part that counts."""
+    """Median bytes per second of the largest elementwise samples, of which caches hold only a small part.
+
+    Raises ConfigError if there is no elementwise sample; the message says why, from `failed`.
+    """
     plain = [s for s in samples if s.kind in ("add", "copy", "scale", "multiply")]
     if not plain:
-        why = f"none could be told from dispatch in {TRIES} tries"
+        why = f"none took longer than its dispatch in {TRIES} tries"
         if failed:
             why = f"{len(failed)} failed, first {': '.join(next(iter(failed.items())))}"
         raise ConfigError(
-            f"calibrate: no elementwise operation was measured: {why}; is the machine busy? Measure again when less runs beside it"
+            f"calibrate: no elementwise operation was measured: {why}; if the machine is busy, measure again when it is idle"
         )
     largest = max(s.dims["elements"] for s in plain)
     rate = median(s.size_bytes * 1e9 / s.dur_ns for s in plain if s.dims["elements"] == largest)
@@ -244,13 +264,13 @@ def _host_bytes() -> int:
 
 def _note(is_host: bool, communication: Communication, no_power: str, failed: Sequence[str]) -> str:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    busy = f"; others used this machine meanwhile (load {load:.1f} on {cores} cores)" if load > cores + 1 else ""
+    busy = f"; other processes used this machine meanwhile (load {load:.1f} on {cores} cores)" if load > cores + 1 else ""
     what = (
-        f"operations less the host's share; collectives between {GROUP} CPU processes; no copies: one memory"
+        f"operations without the host's share; collectives between {GROUP} CPU processes; no copies, as there is one memory"
         if is_host
         else f"no interference; no collectives: {communication.why_not}"
         if communication.why_not
-        else "no interference; collectives with all groups of a size at once"
+        else "no interference; collectives with all groups of a size running at once"
     )
     lacks = [*([f"no power: {no_power}"] if no_power else []), *(f"not measured: {each}" for each in failed)]
     return "; ".join([what + busy, *lacks])

@@ -1,9 +1,9 @@
-"""The power part of a device profile, from kernels that run for some seconds each while NVML counts the energy and tells the clock.
+"""The power part of a device profile, from kernels that run for some seconds each while NVML reports energy and clock.
 
-In a row, a kernel that draws much is held at the limit, at a low clock; with pauses as long as itself it runs at a high one. The two say
-what it draws, and how that and its time follow the clock. In short rows NVML tells the highest clock of products too, which never run at
-it: their high clock is found from their energy. How the time of any other kernel follows the clock is told by short rows after a rest, and
-right after a large product, behind which the clock is still low.
+A kernel of high power that runs without pauses is held at the power limit, at a low clock; with pauses about as long as itself it runs at a
+high clock. The two measurements give the kernel's energy, and how energy and time depend on the clock. In short rows NVML reports the
+highest clock even for matrix products, which never run at it: their clock is derived from their energy. For all other kernels, the
+dependence of time on the clock comes from short rows after a rest, and right after a large product, when the clock is still low.
 """
 
 from __future__ import annotations
@@ -19,33 +19,37 @@ from typing import NamedTuple, Protocol
 from interlace.cost_model.profile import Power, PowerSample
 
 WINDOW_S, PAUSED_S, SETTLE_S = 1.6, 4.8, 0.3
-"""How long a kernel runs while its energy is counted, without pauses and with; and before, so that the clock settles."""
+"""Seconds that a kernel runs while its energy is counted, without and with pauses; and before that, until the clock is steady."""
 AHEAD_S, MOST_AHEAD = 0.25, 400
-"""How much work the host gives the device before it waits: so much that the wait does not count, and at most so many kernels; CUDA queues
-about a thousand, behind which the host would wait and then read the clock of a device that is done."""
+"""Work that the host issues before it waits for the device: these seconds, in which the wait is negligible, and at most this number of
+kernels. CUDA queues about a thousand; with more the host would block, and then read the clock of an idle device."""
 REST_S, BEHIND_S = 0.4, 0.15
-"""How long the draw at rest is counted after each kernel, at the temperature that this has left; and what the counter may be late by."""
+"""Seconds for which power at rest is measured after each kernel, as it depends on the temperature; and the largest delay of the counter."""
 HEAVY_S, RECOVERY_S, TIMES = 0.08, 0.02, 8
-"""A large product runs so long that the clock falls; a pause lets it rise; how often a kernel is timed behind each."""
+"""Seconds of a large product after which the clock is low, and of a pause after which it is high; and how often a kernel is timed after
+each."""
 POLL_S, BUSY, BUSY_POLL_S = 0.002, 0.7, 0.02
-"""How often a resting device's counter is read, which changes every 20 to 100 ms; in which part of a run a busy one's is, and how often."""
+"""Seconds between readings of the energy counter at rest, which changes every 20 to 100 ms; the fraction of a run in which a busy device is
+read, and the seconds between these readings."""
 GOLDEN = 0.618034
-"""Pauses differ, as multiples of this do in their fractions: a driver counts energy by samples of power, an H100's of 25 ms in every 100
-(arXiv:2312.02741), and equal pauses would keep step with them."""
+"""The length of pauses varies with the fractional parts of multiples of this number. The driver derives energy from samples of power, on
+an H100 from 25 ms of every 100 ms (arXiv:2312.02741), with which equal pauses could stay in phase."""
 APART = 0.05
-"""Share by which two clocks differ at least that say how time and energy follow it."""
+"""The least relative difference of two clocks from which the dependence of time and energy on the clock is computed."""
 RESPONSE_NS, STEP_MHZ, LOWEST = 40_000_000, 15, 6
-"""Not measured here: how fast the limiter reacts, the step of clocks and the lowest as a part of the highest, as on H100 and H200."""
+"""Not measured here but taken from H100 and H200: the response time of the limiter, the step between clocks, and the ratio of the highest
+to the lowest clock."""
 EXPONENT = 1.2
-"""Where no kernel reached the limit, so that its clock never fell: as on the H100."""
+"""Exponent of energy over clock if no kernel reached the limit, so that the clock never fell: that of the H100."""
 LEAST_EXPONENT, MOST_SHARE = 0.5, 1.2
-"""Beyond these something else disturbed it: energy that hardly follows the clock, a time that follows it more than in proportion."""
+"""Bounds for disturbed measurements: of the exponent, below which energy would hardly depend on the clock, and of the share of the time
+that is inversely proportional to the clock."""
 HEAVY = "gemm"
 """The kind whose largest kernel lowers the clock."""
 
 
 class Reader(Protocol):
-    """What is read of a device."""
+    """Readings of a device: the energy counter, the clock and its maximum, and the driver's power limit."""
 
     def millijoules(self) -> int: ...
     def mhz(self) -> int: ...
@@ -54,7 +58,7 @@ class Reader(Protocol):
 
 
 class Run(Protocol):
-    """Gives the device so many rows of a kernel, does something else while it works, waits for it, and tells the seconds."""
+    """Issues `times` rows of a kernel, calls `meanwhile` while the device works, waits for the device, and returns the seconds."""
 
     def __call__(self, times: int, meanwhile: Callable[[], object]) -> float: ...
 
@@ -65,9 +69,9 @@ class Load:
 
     Attributes:
         kind, size: As in `PowerSample`.
-        count: Kernels in a row.
-        row_s: What a row takes, about.
-        start: Makes what it reads.
+        count: Number of kernels in a row.
+        row_s: Approximate seconds of a row.
+        start: Allocates the inputs and returns what runs rows.
     """
 
     kind: str
@@ -78,7 +82,7 @@ class Load:
 
 
 class Window(NamedTuple):
-    """A kernel's time, its clock, its energy above what the device draws at rest, and what the device draws with it and at rest."""
+    """A measurement of a kernel: its time, its clock, its energy above that at rest, and the device's power while it runs and at rest."""
 
     took_s: float
     mhz: float
@@ -87,12 +91,12 @@ class Window(NamedTuple):
     rest_w: float
 
     def drawing(self, watts: float) -> Window:
-        """The same in the same time, drawing this: all kernels at the limit draw it, and are measured 2 % apart."""
+        """The same with another power, at the same time: all kernels at the limit draw that power, but are measured 2 % apart."""
         return self._replace(watts=watts, joules=self.joules * (watts - self.rest_w) / (self.watts - self.rest_w))
 
 
 class Pace(NamedTuple):
-    """A kernel's time at a high clock, the part of it that is inversely proportional to the clock, and the host's time to start a run."""
+    """A kernel's time at a high clock, the share of it that is inversely proportional to the clock, and the host's time to start a run."""
 
     took_s: float
     clock_share: float
@@ -100,7 +104,7 @@ class Pace(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was measured of a load; `paused` is None where it did not reach the limit."""
+    """The measurements of a load, without pauses and with; `paused` is None if the load did not reach the limit."""
 
     load: Load
     full: Window
@@ -111,12 +115,12 @@ class Found(NamedTuple):
 def power_part(
     loads: Sequence[Load], gpu: Reader, now: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
 ) -> Power:
-    """The limit, as the device keeps it by the counter of energy, what it draws at rest, and what each kernel draws at the highest clock.
+    """The power limit as observed by the energy counter, the power at rest, and the power of each kernel at the highest clock.
 
     Args:
-        loads: Kernels; the largest matrix product among them lowers the clock.
-        gpu: What reads the device.
-        now, sleep: The clock.
+        loads: Kernels; the largest matrix product among them serves to lower the clock.
+        gpu: Readings of the device.
+        now, sleep: The time, in seconds; tests replace it.
     """
     meter = _Meter(gpu, now, sleep)
     heavy = max((load for load in loads if load.kind == HEAVY), key=lambda load: load.size, default=None)
@@ -151,7 +155,7 @@ def power_part(
 
 
 def _sample(found: Found, exponent: float, highest_mhz: int) -> PowerSample:
-    """Watts and share at the highest clock."""
+    """The power of a load, and the share of its time that depends on the clock, at the highest clock."""
     load, full, paused, pace = found
     at, mhz, share = paused or full, (paused or full).mhz, pace.clock_share
     if paused and 0 < full.joules < paused.joules:
@@ -159,19 +163,19 @@ def _sample(found: Found, exponent: float, highest_mhz: int) -> PowerSample:
         if own > (1 + APART) * full.mhz:
             mhz, share = own, min(MOST_SHARE, max(0.0, (full.took_s / pace.took_s - 1) / (own / full.mhz - 1)))
     ratio = min(1.0, mhz / highest_mhz)
-    share = share * ratio / (1 - share * (1 - ratio))  # of its time at the highest clock
+    share = share * ratio / (1 - share * (1 - ratio))  # as a share of the time at the highest clock
     took_s, joules = pace.took_s / (1 + share * (1 / ratio - 1)), max(0.0, at.joules) / ratio**exponent
     return PowerSample(load.kind, load.size, round(joules / took_s, 1), round(min(1.5, share), 2), round(mhz) if ratio < 1 - APART else 0)
 
 
 def _watts(readings: Sequence[tuple[float, int]]) -> float:
-    """The slope of millijoules over seconds, from those readings at which the counter has changed."""
+    """Mean power: the slope of (seconds, millijoules), over the readings at which the counter had changed."""
     changes = [later for earlier, later in pairwise(readings) if later[1] != earlier[1]]
     return linear_regression(*zip(*(changes if len(changes) > 1 else readings), strict=True)).slope / 1e3
 
 
 def _rows(load: Load, seconds: float) -> Callable[[], float]:
-    """Runs a load for about so long."""
+    """What runs a load for about `seconds`."""
     run, times = load.start(), max(1, round(seconds / load.row_s))
     return lambda: run(times, lambda: None)
 
@@ -183,7 +187,7 @@ class _Meter:
         self.gpu, self.now, self.sleep = gpu, now, sleep
 
     def found(self, load: Load, lower: Callable[[], float] | None) -> Found:
-        """Energy and time of a kernel; `lower` runs something by which the clock falls."""
+        """Measure energy and time of a kernel. `lower` runs something that lowers the clock."""
         run, rows = load.start(), max(1, min(round(AHEAD_S / load.row_s), MOST_AHEAD // load.count))
         full = self._window(run, load, rows, pauses=False)
         is_held = full.mhz < (1 - APART) * self.gpu.highest_mhz()
@@ -192,7 +196,8 @@ class _Meter:
         return Found(load, full._replace(took_s=max(pace.took_s, full.took_s - pace.start_s / (rows * load.count))), paused, pace)
 
     def _window(self, run: Run, load: Load, rows: int, *, pauses: bool) -> Window:
-        """So many rows, again and again, with pauses about as long or without, while the counter is read; then the draw at rest."""
+        """Run `rows` rows repeatedly, with or without pauses of about the same length, while the counter is read; then measure power at
+        rest."""
         clocks, took_s, readings = list[int](), list[float](), list[tuple[float, int]]()
 
         def poll() -> None:
@@ -220,7 +225,7 @@ class _Meter:
         return Window(sum(took_s) / kernels, median(clocks), (watts - rest_w) * seconds / kernels, watts, rest_w)
 
     def _rest(self) -> float:
-        """What the device draws at rest, now."""
+        """The device's power at rest, in watts."""
         self.sleep(BEHIND_S)
         readings = list[tuple[float, int]]()
 
@@ -240,19 +245,19 @@ class _Meter:
             work()
 
     def _mhz_amid(self, load: Load) -> int:
-        """The clock while the device works: after a row it rises at once."""
+        """The clock while the device works, as it rises right after a row."""
         self.sleep(load.row_s / 3)
         return self.gpu.mhz()
 
     def _pace(self, run: Run, load: Load, lower: Callable[[], float] | None) -> Pace:
-        """A second row tells what one takes without the host's start."""
+        """Time one and two rows; the difference is the time of a row without the host's start."""
 
         def timed(rows: int, before: Callable[[], object]) -> tuple[float, float]:
             took_s, clocks = list[float](), list[int]()
             for _ in range(TIMES):
                 before()
                 took_s.append(run(rows, lambda: clocks.append(self._mhz_amid(load))))
-            return sorted(took_s)[TIMES // 4], median(clocks)  # what disturbs the host makes it longer
+            return sorted(took_s)[TIMES // 4], median(clocks)  # disturbances of the host only make runs longer
 
         def rest() -> None:
             self.sleep(RECOVERY_S)

@@ -1,1 +1,1 @@
-"""Small programs that run on the device, and what is seen of them: what `interlace doctor` and `interlace calibrate` are built on."""
+"""Small programs that run on the device and are observed: the base of `interlace doctor` and `interlace calibrate`."""

@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from interlace.bridge.targets import Device
 
 LEAD_S = 0.01
-"""How long the work takes that comes first: longer than the host needs to issue `MOST_OPS` operations."""
+"""Seconds of the work that runs before a measurement: longer than the host needs to issue `MOST_OPS` operations."""
 MOST_OPS = 200
-"""Number of operations in a row."""
+"""Most operations in a row."""
 LEAST_PRODUCT_S = 0.001
-"""How long one matrix product of it takes at least: far longer than the host needs to issue one."""
+"""Least seconds of one matrix product of this work: far longer than the host needs to issue it."""
 ROWS = (128, 256, 512, 1024, 2048, 4096, 8192)
-"""Rows and columns of these products, the first that is long enough."""
+"""Rows, and columns, of these products; the first size that is long enough is used."""
 FAST_ROWS = 1024
 SCATTER = ((78.233, 12.9898), (41.417, 93.751), (27.619, 63.137))
-"""Radians between neighbours in a column and in a row. A product of such sines has no pattern, and its exponents are spread as those of
-normal numbers: bits that change decide what a kernel draws."""
+"""Radians between neighbours in a column and in a row, for each sine in a product of sines. The product has no pattern, and its exponents
+spread like those of normally distributed numbers: a kernel's power depends on how many bits change."""
 LONGEST_ROW = 1 << 16
-"""Longer rows, whose places float32 no longer tells apart, are filled as several."""
+"""Longer rows are filled in several parts, as the phases of the sines would be too coarse in float32."""
 SET = ("FLAGS_new_executor_sequential_run", "FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode")
-"""Flags that runs set by themselves."""
+"""Flags of Paddle that running a step may set."""
 
 
 class Runner(Protocol):
-    """Runs programs so many times, does something else while the device works, waits for it, and tells the seconds."""
+    """Runs programs `times` times, calls `meanwhile` while the device works, waits for the device, and returns the seconds."""
 
     def __call__(self, times: int = 1, meanwhile: Callable[[], object] = ...) -> float: ...
 
@@ -49,9 +49,9 @@ class Case:
     """An operation to measure.
 
     Attributes:
-        part: Its kernel, as the cost model asks for it.
+        part: Its kernel, as the cost model looks it up.
         inputs: Shape and dtype of each tensor that it reads.
-        prepare: Gets such tensors, of the program that is being built; gives what adds the operation to that program.
+        prepare: Gets these tensors in the program that is being built, and returns a function that adds the operation to that program.
     """
 
     part: Part
@@ -60,7 +60,7 @@ class Case:
 
 
 class Inputs(NamedTuple):
-    """Tensors that programs read by these names."""
+    """A scope with tensors, and the names by which programs read them."""
 
     scope: Any
     names: list[str]
@@ -68,7 +68,7 @@ class Inputs(NamedTuple):
 
 @dataclass(slots=True)
 class Bench:
-    """A device that programs run on; about `budget_s` is spent on each figure, the median of `num_runs`."""
+    """A device to run programs on. A figure is the median of `num_runs` runs, which take about `budget_s` seconds together."""
 
     device: Device
     budget_s: float
@@ -80,12 +80,13 @@ class Bench:
         self._place = self.device.place_attribute()
 
     def seconds(self, build: Callable[[], None], num_jobs: int = 1, num_runs: int = 0, inputs: Inputs | None = None) -> list[float]:
-        """Times of `num_runs` runs (0: the bench's) of a plan whose `num_jobs` jobs are each what `build` fills, on these inputs."""
+        """Times in seconds of `num_runs` runs (0: the bench's number), after one that is not counted, of a plan with `num_jobs` jobs, each of
+        which is built by `build`."""
         run = self.runner(build, num_jobs, inputs)
         return [run() for _ in range((num_runs or self.num_runs) + 1)][1:]
 
     def runner(self, build: Callable[[], None], num_jobs: int = 1, inputs: Inputs | None = None) -> Runner:
-        """Runs such a plan."""
+        """What runs a plan with `num_jobs` jobs, each of which is built by `build`."""
         programs = {}
         for number in range(num_jobs):
             program = paddle.static.Program()
@@ -103,7 +104,7 @@ class Bench:
         def run(times: int = 1, meanwhile: Callable[[], object] = lambda: None) -> float:
             self.device.synchronize()
             start = time.perf_counter()
-            with uninterrupted():  # which Paddle would give as an error of its own
+            with uninterrupted():  # Paddle would turn an interrupt into an error of its own
                 for _ in range(times):
                     executor.run(names, False)
                 meanwhile()
@@ -113,8 +114,9 @@ class Bench:
         return run
 
     def inputs(self, case: Case) -> Inputs:
-        """What an operation reads, made once: on a fast device, which draws less for constants and runs products of them at a higher
-        clock, numbers without a pattern, positive but for products; else constants. Whole numbers, rows of tables or classes, count up."""
+        """Inputs of an operation, computed once. On a fast device they are numbers without a pattern, as constants take less power and let
+        matrix products run at a higher clock; they are positive except for operations with FLOPs. On other devices they are constants.
+        Integers, which are rows of tables or classes, count up from 0."""
         found = Inputs(core.Scope(), [f"input{k}" for k in range(len(case.inputs))])
         is_fast, signed = self.is_fast, bool(case.part.flops)
 
@@ -128,8 +130,8 @@ class Bench:
         return found
 
     def op_ns(self, case: Case) -> tuple[float, float]:
-        """Median and spread (largest minus smallest) of one operation in a row of equal ones: dispatch included where the device is
-        serial, else the device's time alone."""
+        """Median and spread (largest minus smallest) of the time of one operation in a row of equal ones, in nanoseconds. On a serial device
+        it includes dispatch; otherwise it is the device's time alone."""
         inputs = self.inputs(case)
         once = min(self.seconds(lambda: fill(case, 1), num_runs=2, inputs=inputs))
         several = min(self.seconds(lambda: fill(case, 4), num_runs=1, inputs=inputs))
@@ -151,11 +153,11 @@ class Bench:
         return self._products()[0] > FAST_ROWS
 
     def add_lead(self) -> None:
-        """Add other work to the program that is being built, so that the host is ahead of the device in what follows."""
+        """Add other work to the program that is being built, so that the host is ahead of the device after it."""
         _lead(*self._products())
 
     def _products(self) -> tuple[int, int]:
-        """Rows and number of the matrix products that come first; none on a serial device."""
+        """Rows and number of the matrix products that run before a measurement; zeros on a serial device."""
         if self._lead is None:
             found = (0, 0.0) if self.is_serial else product_s(lambda *size: min(self.seconds(lambda: _lead(*size), num_runs=3)))
             self._lead = found[0], int(LEAD_S / found[1]) + 1 if found[0] else 0
@@ -163,10 +165,10 @@ class Bench:
 
 
 def product_s(seconds: Callable[[int, int], float]) -> tuple[int, float]:
-    """Rows of a square matrix product in float32 that the device needs much longer for than the host to issue it, and its time in seconds.
+    """Rows of a square float32 matrix product that takes the device much longer than the host needs to issue it, and its time in seconds.
 
     Args:
-        seconds: Time of a program with so many rows, and so many products.
+        seconds: Time of a program, given the rows and the number of its products.
     """
     for rows in ROWS:
         each = (seconds(rows, 5) - seconds(rows, 1)) / 4
@@ -176,7 +178,7 @@ def product_s(seconds: Callable[[int, int], float]) -> tuple[int, float]:
 
 
 def _lead(rows: int, count: int) -> None:
-    """Matrix products, one after the other."""
+    """Add dependent matrix products to the program."""
     if count:
         x = one = paddle.full((rows, rows), 1 / rows, "float32")
         for _ in range(count):
@@ -184,7 +186,7 @@ def _lead(rows: int, count: int) -> None:
 
 
 def fill(case: Case, count: int, lead: tuple[int, int] = (0, 0)) -> None:
-    """Other work, then the operation `count` times; nothing reads the results, so each is freed at once."""
+    """Add `lead` (rows and number of products), then the operation `count` times. Nothing reads the results, so each is freed at once."""
     given = [paddle.static.data(f"input{k}", list(shape), dtype) for k, (shape, dtype) in enumerate(case.inputs)]
     _lead(*lead)
     add = case.prepare(given)
@@ -206,7 +208,7 @@ def _input(shape: tuple[int, ...], dtype: str, scattered: bool, signed: bool) ->
 
 
 def _sines(rows: int, cols: int, down: float, along: float) -> Any:
-    """`[rows, cols]`"""
+    """A product of two sines, `[rows, cols]`; `down` and `along` are the radians between neighbours in a column and in a row."""
     places = (paddle.scale(paddle.arange(size, dtype="float32"), step) for size, step in ((rows, down), (cols, along)))
     first, second = places
     return paddle.sin(paddle.add(first.reshape([rows, 1]), second.reshape([1, cols])))
@@ -218,12 +220,12 @@ def spread(found: Sequence[float]) -> float:
 
 
 def bench_of(device: Device, quick: bool) -> Bench:
-    """How long is measured; less when `quick`."""
+    """A bench for a device, with shorter and fewer runs when `quick`."""
     return Bench(device, 0.02, 5) if quick else Bench(device, 0.3, 15) if device.target.serial else Bench(device, 0.1, 9)
 
 
 def flag(name: str) -> Any:
-    """Its value; None where this build has none of that name."""
+    """The value of a flag of Paddle; None if this build does not have it."""
     try:
         return paddle.get_flags([name])[name]
     except ValueError:
@@ -232,7 +234,8 @@ def flag(name: str) -> Any:
 
 @contextlib.contextmanager
 def paddle_settings(others: Sequence[str] = ()) -> Iterator[None]:
-    """Static mode and issue in program order, as the auto-parallel engine sets it; put back afterwards, `others` (flags) too."""
+    """Static mode, and issue in program order, as the auto-parallel engine sets them. Both are restored afterwards, and so are the flags in
+    `others`."""
     name = "FLAGS_new_executor_sequential_run"
     before, dynamic = paddle.get_flags([name, *others]), paddle.in_dynamic_mode()
     paddle.set_flags({name: True})

@@ -1,7 +1,7 @@
-"""Small programs that show how a device and Paddle's executor behave: captured, cut into jobs and lowered as training steps are.
+"""Small programs that show how a device and Paddle's executor behave. They are captured, cut into jobs and lowered like training steps.
 
-Nothing but Paddle is asked: what ran when is told by how long the host was busy, by when bytes arrive in pinned buffers, which a
-thread watches meanwhile, and by whether values are right.
+Only Paddle is used. When something ran is inferred from how long the host was busy, from when bytes arrive in pinned buffers, which a
+thread watches, and from whether values are right.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ from interlace.ir.kinds import SHADOW_OUTPUT, is_boundary
 from interlace.passes.insert_events import events_of
 
 SLOW_S = 0.04
-"""How long slow work takes at least: far longer than the host needs to issue a program."""
+"""Least seconds of slow work: far longer than the host needs to issue a program."""
 MOST_PRODUCTS = 4000
-"""Slow work has no more products than this, however short they are."""
+"""Most matrix products in slow work, however short they are."""
 SMALL = 64
 POLL_S = 0.0002
 MOST_S = 2.0
-"""How long bytes are waited for."""
+"""Most seconds to wait for bytes in pinned buffers."""
 OUT, BACK = "pd_op.memcpy_d2h", "pd_op.memcpy_h2d"
 STREAMS = ("interlace_check_a", "interlace_check_b", "interlace_check_c", "interlace_check_d")
-"""Names of streams, few: each takes resources for the life of the process."""
+"""Names of streams. They are few, as each holds resources until the process ends."""
 
 
 def on(value: Any, stream: str) -> Any:
-    """Put what computes a value on a stream; the empty name is the compute stream."""
+    """Put the operation that computes a value on a stream, and return the value; the empty name is the compute stream."""
     if stream:
         value.get_defining_op().set_execution_stream(stream)
     return value
 
 
 def keep(value: Any, name: str) -> Any:
-    """Make a value an output of the step."""
+    """Make a value an output of the step, and return it."""
     paddle._C_ops.set_persistable_value(value, name)
     return value
 
 
 @dataclass(slots=True)
 class Seen:
-    """What one step showed.
+    """What was observed of one step. Times are seconds after its start.
 
     Attributes:
-        issued_s: How long the host was busy.
-        done_s: When the device had done all of it.
-        came_s: When the first bytes of a pinned buffer changed, by its number in program order.
-        outputs: By name.
+        issued_s: When the host had issued everything.
+        done_s: When the device had completed everything.
+        came_s: When the last element of a pinned buffer changed, by the buffer's number in program order.
+        outputs: Outputs by name.
     """
 
     issued_s: float
@@ -74,13 +74,13 @@ class Seen:
 
 @dataclass(slots=True)
 class Slow:
-    """Work that takes long, and gives what it was given: products with the identity."""
+    """Work that takes long and returns its input: `count` products with the identity matrix of `size` rows."""
 
     size: int = ROWS[0]
     count: int = 1
 
     def __call__(self, x: Any, one: Any, stream: str = "") -> Any:
-        """Add it to a program; `one` is the identity."""
+        """Add the work to a program; `one` is the identity matrix."""
         for _ in range(self.count):
             x = on(paddle._C_ops.matmul(x, one, False, False), stream)
         return x
@@ -88,18 +88,18 @@ class Slow:
 
 @dataclass(slots=True)
 class Lab:
-    """A device to make experiments on."""
+    """A device for experiments, and the slow work that fits it."""
 
     device: Device
     slow: Slow = field(default_factory=Slow)
     slow_s: float = 0.0
 
     def prepare(self) -> None:
-        """Find out how much work is slow here."""
+        """Find out how much work takes at least `SLOW_S` on this device."""
         size, each_s = product_s(lambda size, count: self._slow_s(Slow(size, count)))
         self.slow = Slow(size, max(12, round(SLOW_S / each_s)))
         self.slow_s = self._slow_s(self.slow)
-        while self.slow_s < SLOW_S and self.slow.count < MOST_PRODUCTS:  # one product was found longer than it is
+        while self.slow_s < SLOW_S and self.slow.count < MOST_PRODUCTS:  # the time of one product was overestimated
             self.slow = Slow(size, min(MOST_PRODUCTS, math.ceil(1.2 * self.slow.count * SLOW_S / self.slow_s)))
             self.slow_s = self._slow_s(self.slow)
 
@@ -118,14 +118,16 @@ class Lab:
         waits: Sequence[tuple[str, str]] = (),
         watched: bool = True,
     ) -> Step:
-        """A step of these jobs, each of which adds its operations to the program.
+        """A step of these jobs.
 
         Args:
-            jobs: Get the fed matrix, all of whose elements are the same, and the identity.
-            size: Rows and columns of both; 0 for those of slow work.
-            events: Whether jobs are ordered by events as in a plan; without, only as the executor does by itself.
-            waits: Kinds of operations: after issuing the last of the first kind the host waits for the last of the second.
-            watched: Whether arrivals in pinned buffers are watched.
+            jobs: One function for each job, which adds its operations to the program. It gets the fed matrix, whose elements are all equal,
+                and the identity matrix.
+            size: Rows, and columns, of both matrices; 0 for those of the slow work.
+            events: Whether events order the jobs as in a plan; otherwise only the executor orders them.
+            waits: Pairs of operation names: after the host has issued the last operation of the first name, it waits for the last one of
+                the second.
+            watched: Whether a thread records when bytes arrive in pinned buffers.
         """
         size = size or self.slow.size
         captured, program = _planned(jobs, size)
@@ -141,7 +143,7 @@ class Lab:
 
 
 def _planned(jobs: Sequence[Callable[[Any, Any], object]], size: int) -> tuple[Captured, Program]:
-    """The program cut into its jobs; its copies are as passes add them."""
+    """The captured program, and the same cut into jobs; its copies look like those that passes add."""
     main, ends = paddle.static.Program(), []
     with paddle.static.program_guard(main, paddle.static.Program()):
         x, one = (paddle.static.data(name, [size, size], "float32") for name in ("x", "one"))
@@ -149,7 +151,7 @@ def _planned(jobs: Sequence[Callable[[Any, Any], object]], size: int) -> tuple[C
             build(x, one)
             ends.append(len(main.global_block().ops))
         if unread := [op.result(0) for op in main.global_block().ops if op.name() == OUT and op.result(0).use_empty()]:
-            for host in unread:  # a buffer has a name only if another job reads it
+            for host in unread:  # a buffer only has a name if another job reads it
                 on(paddle._C_ops.memcpy_h2d(host, 1), STREAMS[-1])
             ends.append(len(main.global_block().ops))
     for op in main.global_block().ops:
@@ -167,14 +169,14 @@ def _planned(jobs: Sequence[Callable[[Any, Any], object]], size: int) -> tuple[C
 
 
 def _at_the_ends(program: Program) -> tuple[Event, ...]:
-    """Events of the jobs that cut the batch and collect outputs, which no job of ours is in."""
+    """Only the events that involve the jobs which split the batch and collect outputs; none between the jobs of the experiment."""
     inner = {item for job in program.jobs for item in job.items}
     waits = [tuple(item for item in event.waits if event.record not in inner or item not in inner) for event in program.events]
     return tuple(msgspec.structs.replace(event, waits=rest) for event, rest in zip(program.events, waits, strict=True) if rest)
 
 
 class Step:
-    """A lowered step, which runs as often as one likes."""
+    """A lowered step, which can run many times."""
 
     def __init__(self, device: Device, captured: Captured, program: Program, size: int, watched: bool = True) -> None:
         self.device, self.size = device, size
@@ -185,21 +187,22 @@ class Step:
         for job in self.lowered.jobs:
             for op in job.program.global_block().ops:
                 if op.name() == SHADOW_OUTPUT and op.str_attr("output_name") in {*self.lowered.outputs, *names}:
-                    op.operand_source(0).persistable = True  # so that it lies in the scope that is read here
+                    op.operand_source(0).persistable = True  # so that it is stored in the scope that is read below
         self.scope = core.Scope()
         self.executor = core.StandaloneExecutor(device.place_attribute(), self.lowered.plan, self.scope)
         self.fill = 1.0
         self._feed("one", np.eye(size, dtype="float32"))
-        self.run()  # what the first run makes and compiles is no part of the behaviour
+        self.run()  # the first run also allocates and compiles
 
     def _feed(self, name: str, array: np.ndarray) -> None:
         if name in self.lowered.fed:
             self.scope.var(name).get_tensor().set(array, self.device.place)
 
     def run(self, then: Mapping[int, Callable[[np.ndarray], None]] | None = None) -> Seen:
-        """Run with new contents, which `fill` is; `then` is done to a pinned buffer as soon as bytes arrive in it."""
+        """Run the step on a matrix filled with the next value of `fill`. `then` maps the number of a pinned buffer to a function that gets
+        the buffer as soon as bytes arrive in it."""
         self.device.synchronize()
-        self.fill = self.fill % 3.0 + 1.0  # of three values: a block may still hold that of the step before the last
+        self.fill = self.fill % 3.0 + 1.0  # three values: a memory block may still hold the value of the last step but one
         self._feed("x", np.full((self.size, self.size), self.fill, "float32"))
         self.device.synchronize()
         fed: list[str] = [name for name in ("x", "one") if name in self.lowered.fed]
@@ -209,14 +212,14 @@ class Step:
             self.executor.run(fed, False)
             issued = time.perf_counter()
             while len(came_s) < len(watched) and time.perf_counter() < issued + MOST_S:
-                time.sleep(POLL_S)  # Paddle's own wait would keep the interpreter from the thread that watches
+                time.sleep(POLL_S)  # Paddle's own wait would hold the interpreter lock, which the watching thread needs
             self.device.synchronize()
             done = time.perf_counter()
         outputs = {name: np.array(self.scope.find_var(name).get_tensor()) for name in self.lowered.outputs}
         return Seen(issued - start, done - start, {k: at - start for k, at in came_s.items()}, outputs)
 
     def buffers(self) -> list[np.ndarray]:
-        """What the pinned buffers hold; none before the first run."""
+        """Views of the pinned buffers, in program order; empty before the first run."""
         found = []
         for name in self.pinned:
             variable = self.scope.find_var(name)
@@ -228,7 +231,7 @@ class Step:
         return found
 
     def addresses(self) -> list[int]:
-        """Where the pinned buffers lie."""
+        """Addresses of the pinned buffers, in program order."""
         return [int(self.scope.find_var(name).get_tensor()._ptr()) for name in self.pinned]
 
 
@@ -239,7 +242,7 @@ def _number(name: str) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def _watching(buffers: Sequence[np.ndarray], then: Mapping[int, Callable[[np.ndarray], None]]) -> Iterator[dict[int, float]]:
-    """Times at which the last element of buffers changed, while the block runs."""
+    """The times at which the last element of each buffer changed, by its number; filled while the block runs."""
     came: dict[int, float] = {}
     before, over = [float(each[-1]) for each in buffers], threading.Event()
 
@@ -266,5 +269,5 @@ def _watching(buffers: Sequence[np.ndarray], then: Mapping[int, Callable[[np.nda
 
 
 def settings() -> contextlib.AbstractContextManager[None]:
-    """What steps run in; the flags that they set are put back afterwards."""
+    """The context in which steps run; the flags that they set are restored afterwards."""
     return paddle_settings([name for name in SET if flag(name) is not None])
