@@ -87,7 +87,7 @@ def test_plan_writes_what_check_accepts(dumps: Path, tmp_path: Path, capsys: Any
     out, summary = tmp_path / "deep" / "plan", tmp_path / "new" / "plan.json"
     assert main(["plan", str(dumps), "--config", "overlap", "-o", str(out), "--json", str(summary)]) == 0
     said = capsys.readouterr().out
-    assert f"2 plans in {out}; reasons in full: `interlace show {out}/rank0.ilp --why`" in said
+    assert f"2 plans in {out}; all reasons: `interlace show {out}/rank0.ilp --why`" in said
     assert "ranks 0-1 of 2, 2 of 2 stages, 4 micro-batches, schedule 1F1B, profile h200" in said
     assert sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()) == [
         *(
@@ -120,7 +120,7 @@ def test_check_names_a_plan_that_was_changed_and_says_when_ranks_are_missing(dum
     capsys.readouterr()
     assert "nothing is given of rank 1 of 2, among them all of stage 1" in refusal(capsys, "check", out / "rank0.ilp")
     assert main(["check", str(out / "rank0.ilp"), "--partial"]) == 0
-    assert "safe, as far as the ranks given go: no race" in capsys.readouterr().out
+    assert "safe as far as the given ranks show: no race" in capsys.readouterr().out
     made = load(out / "rank1.ilp")
     save(made.with_ops(tuple(msgspec.structs.replace(op, attrs={**op.attrs, "changed": 1}) for op in made.ops)), out / "rank1.ilp")
     assert main(["check", str(out)]) == 1
@@ -149,13 +149,13 @@ def test_plan_refuses_before_it_plans(dumps: Path, tmp_path: Path, capsys: Any) 
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     for words, told in {
-        (dumps, "-o", tmp_path / "link"): f"{tmp_path / 'link'} is a link to {tmp_path / 'gone'}, which is not there; expected a folder",
+        (dumps, "-o", tmp_path / "link"): f"{tmp_path / 'link'} is a link to {tmp_path / 'gone'}, which does not exist; expected a folder",
         (dumps, "-o", tmp_path / "link" / "in"): f"{tmp_path / 'link'} is a link to {tmp_path / 'gone'}, which is not there",
         (dumps, "-o", "/dev/null/x"): "-o '/dev/null/x': /dev/null is a file; expected a folder there",
         (dumps, "-o", tmp_path / "file"): "is a file; expected a folder there",
         (dumps, "--json", tmp_path / "file" / "x.json"): f"{tmp_path / 'file'} is a file; expected a folder there",
         (dumps, "--json", tmp_path): "is a folder; expected the name of a file",
-        (dumps, "--points", "3"): "--points: is the number of budgets of --sweep; add --sweep, or leave it out",
+        (dumps, "--points", "3"): "--points: is the number of budgets for --sweep; add --sweep, or leave --points out",
         (dumps, "--sweep", "--points", "1"): "--points 1: expected 2 or more",
         (dumps, dumps / "rank1.ilp"): "give one dump per rank, and one world at a time",
         (dumps, "--device", "abacus"): "no device profile 'abacus'",
@@ -183,7 +183,7 @@ def test_show_prints_a_program_or_a_job(plans: Path, dumps: Path, capsys: Any) -
     assert lines[1].startswith(f"  mb{job.items[0][1]} #")
     assert len(data["ops"]) == len(job.items)
     assert f"no job 'nowhere'; there are {program.jobs[0].name}" in refusal(capsys, "show", plans / "rank0.ilp", "--job", "nowhere")
-    assert "none: this is an unscheduled program" in refusal(capsys, "show", dumps / "rank0.ilp", "--job", "forward_0")
+    assert "there are none, as this program has no schedule" in refusal(capsys, "show", dumps / "rank0.ilp", "--job", "forward_0")
 
 
 def test_show_tells_why_and_what_a_pass_changed(plans: Path, dumps: Path, capsys: Any) -> None:
@@ -225,9 +225,9 @@ def test_why_selects_by_rule(plans: Path, capsys: Any) -> None:
     assert all({one["rule"] for each in record["reports"] for one in each["remarks"]} == {"jobs-cut"} for record in every.values())
     assert len(every) == 2
     told = refusal(capsys, "show", plans, "--why", "--rule", "jobs-cuts")
-    assert "--rule jobs-cuts: the plan has no remark of this rule; it has some of " in told
+    assert "--rule jobs-cuts: the plan has no remark of this rule; its rules are " in told
     assert "jobs-cut, " in told
-    assert "--rule jobs-cut: selects what --why tells" in refusal(capsys, "show", plans / "rank1.ilp", "--rule", "jobs-cut")
+    assert "--rule jobs-cut: selects remarks of --why" in refusal(capsys, "show", plans / "rank1.ilp", "--rule", "jobs-cut")
 
 
 def test_the_record_of_another_version_is_refused(plans: Path, tmp_path: Path, capsys: Any) -> None:
@@ -254,7 +254,7 @@ def test_show_asks_the_profile_of_the_plan(plans: Path, dumps: Path, capsys: Any
     assert len(data["ops"]) == sum(line.startswith("#") for line in every) > 0
     assert shown(capsys, plans / "rank0.ilp", "--costs", "--device", "h200")[0][0] == "device profile h200"
     assert shown(capsys, dumps / "rank0.ilp", "--costs")[0][0] == "device profile h200"
-    assert "only --costs asks a device profile" in refusal(capsys, "show", plans / "rank0.ilp", "--device", "h200")
+    assert "only --costs uses a device profile" in refusal(capsys, "show", plans / "rank0.ilp", "--device", "h200")
     assert "--all: goes with --why, --costs or --before-after" in refusal(capsys, "show", plans / "rank0.ilp", "--all")
 
 
@@ -328,8 +328,8 @@ def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, c
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("plan: .", " is for runs, which load what this command makes; leave it out"),
-        ("enable: off", "enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan"),
+        ("plan: .", " is for runs, which load what this command writes; leave it out"),
+        ("enable: off", "enable is off, or every pass is, so Paddle's plan stays and there is nothing to plan"),
         (
             "choose_recompute: off\nnarrow_gathers: off\nsplit_backward: off\noverlap_column_backward: off\nreduce_in_place: off\n"
             "name_streams: off\n" + WITHOUT_JOBS,

@@ -207,7 +207,7 @@ def test_a_program_that_is_interrupted_waits_for_no_thread(dumps: Path, tmp_path
     )
     wait_until((tmp_path / "planning").exists)
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=10)[1] == "interlace plan: interrupted; nothing that it started is left\n"
+    assert process.communicate(timeout=10)[1] == "interlace plan: interrupted; all processes that it started were ended\n"
     assert process.returncode == 130
     assert [path.name for path in tmp_path.iterdir()] == ["planning"]
 

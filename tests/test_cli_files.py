@@ -31,9 +31,9 @@ def test_plans_and_dumps_are_not_checked_together(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        (World(pp=2, mp=2, micro_batches=3, layers=2), "another world (2 and 4)"),
-        (World(pp=2, mp=1, micro_batches=4, layers=2), "another number of micro-batches (3 and 4)"),
-        (World(pp=2, mp=1, micro_batches=3, layers=4), "another list of forward operations"),
+        (World(pp=2, mp=2, micro_batches=3, layers=2), "a different world (2 and 4)"),
+        (World(pp=2, mp=1, micro_batches=4, layers=2), "a different number of micro-batches (3 and 4)"),
+        (World(pp=2, mp=1, micro_batches=3, layers=4), "a different list of forward operations"),
     ],
 )
 def test_other_models_are_not_set_beside(other: World, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,7 @@ def test_losses_of_alike_ranks_share_their_lines() -> None:
     assert run._losses_text(reports).splitlines() == [
         "ranks  mode     step  loss",
         "  2-3  train       1  4.5",
-        "ranks 0-1: no loss here (it is known on the last pipeline stage)",
+        "ranks 0-1: no losses (only the last pipeline stage has them)",
     ]
     assert run._table_text(reports, reports).splitlines()[1].startswith("  2-3  train       1  4.5             4.5")
 

@@ -90,21 +90,26 @@ def test_no_output_is_an_input(dumps: Path, plans: Path, tmp_path: Path, monkeyp
         ("plan", "link", "-o", tmp_path / "dumps"): "would overwrite link/rank0.ilp",
         ("plan", "dumps", "--json", "dumps/rank1.ilp"): "--json: dumps/rank1.ilp would overwrite",
         ("plan", "dumps", "--config", "schedule.yaml", "-o", "."): "would overwrite schedule.yaml",
-        ("plan", "dumps", "-o", "new", "--json", "new/rank0.ilp"): "--json: new/rank0.ilp is what -o writes",
+        ("plan", "dumps", "-o", "new", "--json", "new/rank0.ilp"): "--json: new/rank0.ilp is also written by -o",
         ("check", "plan", "--json", "plan/rank0.ilp"): "--json: plan/rank0.ilp would overwrite",
         ("check", "plan", "--json", "plan/captured/rank0.json"): "--json: plan/captured/rank0.json would overwrite",
         ("show", "plan/rank0.ilp", "--json", "plan/rank0.ilp"): "--json: plan/rank0.ilp would overwrite",
-        ("show", "plan/rank0.ilp", "--json", "plan/rank1.ilp"): "would overwrite plan/rank1.ilp, which belongs to what this command reads",
+        (
+            "show",
+            "plan/rank0.ilp",
+            "--json",
+            "plan/rank1.ilp",
+        ): "would overwrite plan/rank1.ilp, which belongs to the programs that this command reads",
         ("check", "plan/rank0.ilp", "--partial", "--json", "plan/captured/rank1.json"): "would overwrite plan/captured/rank1.json",
         ("timeline", "plan", "-o", "plan/rank1.ilp"): "-o: plan/rank1.ilp would overwrite",
         ("timeline", "plan", "--beside", "dumps", "-o", "dumps/rank1.ilp"): "-o: dumps/rank1.ilp would overwrite",
-        ("timeline", "plan", "-o", "t.json", "--json", "t.json"): "--json: t.json is what -o writes",
+        ("timeline", "plan", "-o", "t.json", "--json", "t.json"): "--json: t.json is also written by -o",
         ("timeline", "plan", "--device", "device.json", "-o", "device.json"): "-o: device.json would overwrite",
         ("report", "plan", "-o", "plan/captured/rank0.ilp"): "would overwrite plan/captured/rank0.ilp",
-        ("report", "plan", "-o", "r.html", "--json", "r.html"): "--json: r.html is what -o writes",
-        ("calibrate", "-o", "p.json", "--json", "./p.json"): "--json: ./p.json is what -o writes",
+        ("report", "plan", "-o", "r.html", "--json", "r.html"): "--json: r.html is also written by -o",
+        ("calibrate", "-o", "p.json", "--json", "./p.json"): "--json: ./p.json is also written by -o",
         ("dump", "train.py", "--world", "1", "--json", "train.py"): "--json: train.py would overwrite train.py",
-        ("dump", "train.py", "--world", "1", "-o", "x", "--json", "x/rank0.ilp"): "--json: x/rank0.ilp is what -o writes",
+        ("dump", "train.py", "--world", "1", "-o", "x", "--json", "x/rank0.ilp"): "--json: x/rank0.ilp is also written by -o",
         ("run", "train.py", "--world", "1", "--json", "train.py"): "--json: train.py would overwrite train.py",
     }.items():
         assert told in refused(capsys, *words), words
@@ -387,7 +392,7 @@ def test_plans_of_some_ranks_may_be_checked(tmp_path: Path, capsys: Any) -> None
     some = [str(dumps / f"rank{rank}.ilp") for rank in (0, 2)]
     assert main(["plan", *some, "--partial", *PRESET, "-o", str(tmp_path / "plan")]) == 0
     assert main(["check", str(tmp_path / "plan"), "--partial"]) == 0
-    assert "safe, as far as the ranks given go" in capsys.readouterr().out
+    assert "safe as far as the given ranks show" in capsys.readouterr().out
 
 
 def test_a_plan_without_its_record_among_others(plans: Path, tmp_path: Path, capsys: Any) -> None:
@@ -423,7 +428,7 @@ def test_a_missing_rank_is_no_small_matter(command: str, tmp_path: Path, capsys:
     words = {"check": [], "plan": ["-o", str(tmp_path / "out"), *PRESET]}.get(command, ["-o", str(tmp_path / "out")])
     folder = stored(tmp_path / "one", [given[0], given[1]])
     told = refused(capsys, command, folder, *words)
-    assert "nothing is given of ranks 2-3 of 4, among them all of stage 1; without them it is not known" in told
+    assert "nothing is given of ranks 2-3 of 4, among them all of stage 1; without them, the agreement of all ranks" in told
     assert "--partial" in told
     folder = stored(tmp_path / "some", [given[0], given[2], given[3]])
     assert "nothing is given of rank 1 of 4; without them" in refused(capsys, command, folder, *words)

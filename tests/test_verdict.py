@@ -177,8 +177,8 @@ def test_a_plan_is_not_blamed_for_an_evaluation_and_not_acquitted_by_one(name: s
     [
         ("evaluation kills baseline", 0, "SAME: 2 losses, 1 parameters"),
         ("ours", 1, "DIFFERENT: rank 0, train step 2: baseline 1.0"),
-        ("baseline cannot", 1, "NOTHING TO COMPARE WITH: baseline failed, also in the forms that work around Paddle's known faults; "),
-        ("baseline repeats nothing", 1, "NOTHING TO COMPARE WITH: baseline unsteady, it does not repeat its own bits, and no form "),
+        ("baseline cannot", 1, "NOTHING TO COMPARE WITH: the baseline failed, even in the forms that work around known faults of Paddle; "),
+        ("baseline repeats nothing", 1, "NOTHING TO COMPARE WITH: the baseline does not reproduce its own bits, and no form "),
     ],
 )
 def test_the_command_says_so(tmp_path: Path, monkeypatch: Any, capsys: Any, name: str, code: int, told: str) -> None:

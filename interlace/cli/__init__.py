@@ -1,7 +1,7 @@
 """The command line. Each command is a module with `add_parser(subparsers)` and `main(args) -> exit code`.
 
-Exit codes everywhere: 0 done, 1 the plan or the run fails, 2 the user's error, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP), 141 the reader of
-the output closed it. With 130 and 141 no process is left running, and output files are complete or absent.
+Exit codes of all commands: 0 success, 1 the plan or the run failed, 2 user error, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP), 141 the reader
+of the output closed it. After 130 and 141 no process is left running, and output files are complete or absent.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from interlace.interrupts import as_interrupts
 from interlace.version import VERSION
 
 BROKEN_PIPE = 141
-"""As a shell reports SIGPIPE."""
+"""The exit code with which a shell reports SIGPIPE."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of writing; those without a file's name are of what is printed, as files are written by `write_whole`."""
+"""Errors of writing. Without a file name they concern standard output, as errors of `write_whole` have one."""
 COMMANDS = ("run", "dump", "plan", "choose", "show", "check", "timeline", "report", "calibrate", "doctor", "accuracy")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; user errors are printed in one line, without a traceback."""
+    """Run one command and return its exit code; user errors are printed in one line, without a traceback."""
     command = "interlace"
     try:
         with as_interrupts(), rarely_collected():
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except KeyboardInterrupt:
-        _tell(f"{command}: interrupted; nothing that it started is left")
+        _tell(f"{command}: interrupted; all processes that it started were ended")
         if argv is None:
             _leave(INTERRUPTED)
         return INTERRUPTED
@@ -81,7 +81,7 @@ def _leave(code: int) -> None:
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
-    """The arguments of a command, and those of its script after the first `--`; a wrong argument ends the program with code 2."""
+    """The arguments of a command, with those after the first `--` as `script_args`; a wrong argument ends the process with code 2."""
     cut = words.index("--") if "--" in words else len(words)
     known = parser()
     args, unknown = known.parse_known_args(words[:cut])
@@ -91,7 +91,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
         known.error(f"{args.command} does not know {' '.join(unknown)}{hint}")
     if cut < len(words):
         if not runs_script:
-            known.error(f"{args.command} starts no script, so nothing may follow --")
+            known.error(f"{args.command} runs no script, so nothing may follow --")
         args.script_args = words[cut + 1 :]
     return args
 
@@ -114,8 +114,8 @@ def _with_separator(words: list[str], unknown: list[str]) -> str:
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """Accepts only complete option names, so that a script's `--log` without `--` before it is not taken for `--log-dir`; and values that
-    begin as negative numbers do, such as `-5GB`, so that what they are for says what is wrong with them."""
+    """Accepts only complete option names, so that a script's `--log` without `--` before it does not count as `--log-dir`; and accepts
+    values that begin like negative numbers, such as `-5GB`, so that the option's own check explains what is wrong."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -123,7 +123,7 @@ class _CommandParser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands; no heavy module is imported for it."""
+    """The parser of all commands. It imports no heavy module."""
     made = argparse.ArgumentParser(prog="interlace", description="Overlap and offload for PaddlePaddle's static auto-parallel.")
     made.add_argument("--version", action="version", version=VERSION)
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)

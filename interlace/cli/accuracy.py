@@ -1,4 +1,4 @@
-"""`interlace accuracy`: what profiles predict of stored runs of training, beside what those took."""
+"""`interlace accuracy`: predictions from profiles for stored training runs, compared with the measurements."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-DESCRIPTION = """Compare predictions with measured runs of training: steps, gains over Paddle's baseline, peaks of memory, energy, and the
-order of plans. Runs whose plans are stored are predicted now, without and with the limit of power; of all others there is what was
-predicted when they were measured. No Paddle and no GPU are needed."""
+DESCRIPTION = """Compare predictions with measured training runs: step times, gains over Paddle's baseline, peaks of memory, energy, and the
+order of plans by step time. If the plan of a run is stored, it is simulated now, without and with the power limit; otherwise the prediction
+is the one made when the run was measured. Neither Paddle nor a GPU is needed."""
 
 DAY = re.compile(r"(\d{4}-\d\d-\d\d( \d\d(:\d\d)?)?)?")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add `accuracy` to the command line."""
-    parser = subparsers.add_parser("accuracy", help="hold predictions against measured runs", description=DESCRIPTION)
+    parser = subparsers.add_parser("accuracy", help="compare predictions with measured training runs", description=DESCRIPTION)
     parser.add_argument("runs", nargs="?", default="", metavar="FOLDER", help="folder with DEVICE/testbed_*.json (default: the checkout's)")
     parser.add_argument("--device", action="append", metavar="NAME", help="only this device profile, by name or path; may be repeated")
     parser.add_argument(
-        "--since", default="", metavar="DAY", help="only runs measured on this day or later, as 2026-11-27 or '2026-11-27 14:00'"
+        "--since", default="", metavar="DAY", help="only runs measured on this day or later, such as 2026-11-27 or '2026-11-27 14:00'"
     )
-    parser.add_argument("--each", action="store_true", help="also print every run that is predicted now")
+    parser.add_argument("--each", action="store_true", help="also print every run whose plan is stored")
     parser.add_argument("--json", metavar="FILE", help="write all runs, groups and errors to FILE")
-    parser.add_argument("--write", action="store_true", help="store the errors in the profiles; only from a checkout")
+    parser.add_argument("--write", action="store_true", help="store the errors in the profiles; only in a checkout")
     return parser
 
 
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
 
     check_apart({"--json": args.json}, [args.runs] if args.runs else [])
     if args.since and args.write:
-        raise ConfigError("--since with --write: profiles claim the errors of all runs; leave one of the two out")
+        raise ConfigError("--since with --write: profiles store the errors of all runs; leave one of the two out")
     if not _is_day(args.since):
         raise ConfigError(f"--since {args.since}: expected a day, as 2026-11-27, or with an hour, as '2026-11-27 14:00'")
     folder = accuracy.results_folder(args.runs)
@@ -76,7 +76,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _is_day(since: str) -> bool:
-    """
+    """Whether a text is empty, a day, or a day and a time.
+
     >>> [_is_day(each) for each in ("2026-11-27", "2026-11-27 14:00", "", "2026-13-45", "2026-11-27 25:00")]
     [True, True, True, False, False]
     """
@@ -90,11 +91,11 @@ def _is_day(since: str) -> bool:
 
 
 KEPT = ("case", "plan", "sitting", "world", "file", "step_ms", "joules", "simulated", "now", "limited")
-"""Of a run, in the JSON."""
+"""What the JSON has of a run."""
 
 
 def groups(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Runs by mesh and kind of plan, with the errors of each prediction; small meshes first, all of a mesh before its kinds."""
+    """Errors of each prediction, by mesh and kind of plan; small meshes are first, and all runs of a mesh before its kinds."""
     from interlace.report import accuracy
 
     keys: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -112,7 +113,7 @@ def groups(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _said(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """Errors by prediction; of a kind of plan its own steps, and its gains over Paddle's baseline."""
+    """Errors by prediction. For one kind of plan, the steps are those of that kind, and the gains are those over Paddle's baseline."""
     import msgspec
 
     from interlace.report import accuracy
@@ -135,12 +136,12 @@ def _lines(name: str, device: str, runs: Sequence[dict[str, Any]], each: bool) -
     from interlace.report import accuracy
 
     now = [row for row in runs if accuracy.is_compared(row, "now")]
-    lines = [f"{name} ({device}): {len(runs)} measured runs; of {len(now)} the plan is stored, and predicted now"]
+    lines = [f"{name} ({device}): {len(runs)} measured runs; the plans of {len(now)} are stored, and simulated now"]
     head = (
         f"  {'mesh, plans':30s}{'steps':>6s}  {'bias, median, worst':24s}{'gains':>6s}  {'ratio, off, points':22s}{'order':>9s}{'peak':>8s}"
     )
     for how, what in accuracy.PREDICTIONS.items():
-        if how == "simulated" and is_path(name):  # with other profiles
+        if how == "simulated" and is_path(name):  # those predictions were made with other profiles
             continue
         rows = [(f"{row['mesh']}, {row['kind']}", row[how]) for row in groups(runs) if how in row]
         if rows:

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The command's options."""
+    """Add `calibrate` to the command line."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "calibrate",
         help="measure this machine",
-        description="Measure operations, copies, host costs and power of this machine's device, and collectives where Paddle's launcher "
-        "started several ranks, of which the first writes FILE: python -m paddle.distributed.launch --devices 0,1 $(which interlace) "
+        description="Measure operations, copies, host costs and power of this machine's device. With several ranks, also measure "
+        "collectives; the first rank then writes FILE: python -m paddle.distributed.launch --devices 0,1 $(which interlace) "
         "calibrate -o FILE.",
     )
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write the profile (.json)")
@@ -29,17 +29,17 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--base",
         metavar="NAME",
         default="",
-        help="device profile, by name or path, for what is not measured: collectives of one rank, and what runs beside what",
+        help="device profile, by name or path, from which to take what is not measured, such as interference",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and shorter runs, for a first look")
     parser.add_argument("--date", default="", metavar="YYYY-MM-DD", help="date to store (default: today)")
-    parser.add_argument("--json", metavar="FILE", help="write the summary to FILE; the profile itself goes to the file of -o")
+    parser.add_argument("--json", metavar="FILE", help="write the summary to FILE; -o names the file of the profile itself")
     return parser
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure, write, and say what was found."""
-    os.environ.setdefault("GLOG_minloglevel", "2")  # Paddle's executor tells of itself on stderr
+    """Run the command: measure, write the profile, and print a summary; 0, or 2 for user errors."""
+    os.environ.setdefault("GLOG_minloglevel", "2")  # else Paddle's executor logs to stderr
     from interlace.cli.outputs import write_json
     from interlace.cli.progress import Alive
     from interlace.errors import ConfigError
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
         use_place(target)
         bench = bench_of(choose_device(), args.quick)
         if base and bench.is_serial and base.device != known_name(bench.device):
-            raise ConfigError(f"--base {args.base}: the profile is of {base.device}, and a CPU was to be measured; leave it out")
+            raise ConfigError(f"--base {args.base}: is a profile of {base.device}, but a CPU is measured; leave --base out")
         with paddle_settings():
             communication = communication_of_run(bench, args.quick)
         if rank:
@@ -82,23 +82,23 @@ def main(args: argparse.Namespace) -> int:
     for line in found.failed:
         print(f"  not measured: {line}")
     if base:
-        print(f"  anything not measured was taken from {args.base}, where it has it: {_taken(measured, profile)}")
+        print(f"  not measured but taken from {args.base}: {_taken(measured, profile)}")
     print(f"  written to {path}")
     return 0
 
 
 PARTS = {"ops": "operations", "collectives": "collectives", "p2p": "transfers", "copies": "copies"}
-"""Of a profile: what the summary counts."""
+"""Fields of a profile that the summary counts, with their names in it."""
 
 
 def _taken(measured: DeviceProfile, profile: DeviceProfile) -> str:
-    """`212 operations, 20 transfers`"""
+    """How many samples come from the base profile, such as `212 operations, 20 transfers`."""
     more = {said: len(getattr(profile, name)) - len(getattr(measured, name)) for name, said in PARTS.items()}
-    return ", ".join(f"{count} {said}" for said, count in more.items() if count) or "nothing that is counted"
+    return ", ".join(f"{count} {said}" for said, count in more.items() if count) or "no samples"
 
 
 def _command(args: argparse.Namespace, world: int) -> str:
-    """As it was given, but for files and the date; with how many ranks."""
+    """The command without its files and date, and with the number of ranks."""
     given = [f"--{name} {value}" for name in ("target", "base") if (value := getattr(args, name))] + ["--quick"] * args.quick
     return " ".join(["interlace calibrate", *given, *([f"on {world} ranks"] if world > 1 else [])])
 
@@ -111,21 +111,21 @@ def _beside_bars(line: str) -> None:
 
 
 def _power_line(power: Power | None, why_not: str) -> str:
-    """What is known of the device's power, or why nothing is."""
+    """A summary of the measured power, or why there is none."""
     if power is None:
         return f"no power: {why_not}"
     return f"power {power.limit_w:.0f} W at most, {power.static_w:.0f} W at rest, {len(power.samples)} kinds and sizes of kernels"
 
 
 def _checked(args: argparse.Namespace) -> DeviceProfile | None:
-    """Find the user's errors before anything is measured; gives the profile of `--base`, if any."""
+    """Check the options before anything is measured; returns the profile of `--base`, if given. Raises ConfigError."""
     from interlace.cli.outputs import check_apart
     from interlace.cost_model.profile import load_profile
     from interlace.errors import ConfigError
 
     check_apart({"-o": args.output, "--json": args.json}, [])
     if not args.output.endswith(".json"):
-        raise ConfigError(f"-o {args.output!r}: a device profile's name ends in .json")
+        raise ConfigError(f"-o {args.output!r}: the name of a device profile must end in .json")
     try:
         day = args.date and date.fromisoformat(args.date).isoformat()
     except ValueError:

@@ -1,4 +1,4 @@
-"""`interlace check`: whether the plans of a world are safe, and how a step's time divides."""
+"""`interlace check`: whether the plans of a world are safe, and what the time of a step consists of."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `check` to the command line."""
     parser = subparsers.add_parser(
         "check",
-        help="prove plans free of races, deadlocks and premature frees; predict the step",
-        description="Check plans or dumps of all ranks of a world together. No Paddle and no GPU are needed.",
-        epilog="Exit code 0: safe; 1: the plan fails, or was changed after it was made; 2: the files or options are wrong.",
+        help="prove that plans have no races, deadlocks or premature frees; predict the step",
+        description="Check the plans or dumps of all ranks of a world together. Neither Paddle nor a GPU is needed.",
+        epilog="Exit code 0: safe; 1: the plan is not safe, or was changed after it was made; 2: the files or options are wrong.",
     )
     parser.add_argument("files", nargs="+", metavar="PLAN_OR_DUMP", help="dump or plan files, or folders of them")
     add_options(parser)
@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; 0 where the plan is safe, 1 where it is not."""
+    """Run the command; 0 if the plan is safe, 1 if it is not or was changed, 2 for user errors."""
     from interlace.cli.outputs import check_apart, write_json
     from interlace.cli.plans import read_files, require_world
     from interlace.ir.equivalent_ranks import missing_ranks
@@ -68,11 +68,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 STALLS = frozenset({"deadlock", "collective-order", "p2p-mismatch", "event-order", "read-before-write", "wrong-group"})
-"""Classes with which a step has no times."""
+"""Classes of findings with which a step cannot be simulated."""
 
 
 def _breaks(files: Sequence[PlanFile]) -> list[Finding]:
-    """What the records of plans, and what they were made from, tell of passes after which ranks have different orders of communication."""
+    """A finding for each pass after which ranks have different orders of communication, according to the records of plans."""
     from interlace.ir import load
     from interlace.planning.orders import history_of
     from interlace.scheduler.hazards.pass_orders import breaks
@@ -86,8 +86,8 @@ def _breaks(files: Sequence[PlanFile]) -> list[Finding]:
 
 
 def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str, Any]], str, str]:
-    """Each rank's step as the simulator divides it, absent ranks being always ready, and how unequal the stages are; or why there is
-    none."""
+    """The parts of each rank's simulated step, and a text about imbalance between stages; or, as the third, why a step cannot be simulated.
+    Missing ranks count as always ready."""
     from interlace.errors import PlanError
     from interlace.ir.equivalent_ranks import missing_ranks
     from interlace.planning.outcome import Step
@@ -117,13 +117,13 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
 
 
 def _power_lines(times: Sequence[dict[str, Any]]) -> list[str]:
-    """Energy of a step and the clocks, where the profile knows the limit of power."""
+    """Energy of a step and mean clocks, if the profile has a power limit."""
     if not any(row["joules"] for row in times):
         return []
     clocks = sorted(row["mean_mhz"] for row in times)
     span = f"{clocks[0]}" if clocks[0] == clocks[-1] else f"{clocks[0]} to {clocks[-1]}"
     joules = sum(row["joules"] * len(row["ranks"]) for row in times)
-    return [f"energy {joules:.1f} J a step, clocks {span} MHz in the mean (simulated with the profile's limit of power)"]
+    return [f"energy {joules:.1f} J a step, clocks {span} MHz on average (simulated with the profile's power limit)"]
 
 
 def _head(programs: Sequence[Program], target: str) -> list[str]:
@@ -134,24 +134,24 @@ def _head(programs: Sequence[Program], target: str) -> list[str]:
     items = sum(len(job.items) for program in programs for job in program.jobs)
     what = f"{items} operations to issue" if all(program.jobs for program in programs) else "not scheduled (micro-batches one by one)"
     lines = [f"{len(programs) + len(stands)} of {programs[0].world} ranks, {what}, rules of the {target} target"]
-    lines += [f"{len(programs)} ranks are given, and stand for {len(stands)} more of their stages"] if stands else []
-    return lines + ([f"not given: {ranks_text(missing)}; what they must agree to is not checked"] if missing else [])
+    lines += [f"the {len(programs)} given ranks represent {len(stands)} more of their stages"] if stands else []
+    return lines + ([f"not given: {ranks_text(missing)}; their agreement with the others is not checked"] if missing else [])
 
 
 def _finding_lines(findings: Sequence[Finding], in_full: bool, in_part: bool) -> list[str]:
-    """`in_part`: ranks are missing."""
+    """`in_full`: one line for each finding; `in_part`: ranks are missing."""
     from interlace.scheduler.hazards import findings_text
 
     if not findings:
-        return [f"safe{', as far as the ranks given go' if in_part else ''}: no race, no early free, no disagreement, no deadlock"]
+        return [f"safe{' as far as the given ranks show' if in_part else ''}: no race, no early free, no disagreement, no deadlock"]
     lines = [f"- {line}" for line in findings_text(findings, in_full)]
-    rest = ["each of them: --all, or --json FILE"] if len(lines) < len(findings) else []
+    rest = ["--all or --json FILE gives each of them"] if len(lines) < len(findings) else []
     return [f"{len(findings)} finding(s):", *lines, *rest]
 
 
 def _time_lines(times: Sequence[dict[str, Any]], imbalance: str, setting: Setting) -> list[str]:
-    """One line for equivalent ranks; then how unequal stages are, what their compute waits for, how much of each communication is
-    hidden, and what memory holds."""
+    """A table with one line for equivalent ranks; then the imbalance of stages, what computation waits for, how much of each kind of
+    communication is hidden, and what memory holds at the peak."""
     from interlace.report.causes import held_text, waits_text
     from interlace.report.page.tables import communication_text
     from interlace.report.split import merged

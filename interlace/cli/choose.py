@@ -1,4 +1,4 @@
-"""`interlace choose`: the layout with which a script trains fastest, among those that it can be given."""
+"""`interlace choose`: the layout with which a script trains fastest, among those that its arguments can express."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LAYOUTS, FINALISTS = 16, 3
 NETWORK, LATENCY_US = "50GB", 10.0
-"""Of a device, where neither the profile nor the user says it: a port of 400 Gb/s, and a message between two hosts."""
+"""Network of a device if neither the profile nor the user gives it: a port of 400 Gb/s, and the latency of a message between two hosts."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -24,53 +24,61 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "choose",
         help="find the layout (pp, mp, vpp, micro-batches, sharding, recomputation) with which a script trains fastest",
-        description="Build the programs of SCRIPT in many layouts, without launching or allocating anything, exclude by bounds, simulate "
-        "Paddle's own plan, plan the best few in full, and recommend one. Arguments after -- go to the script; {pp}, {mp}, {dp}, {vpp}, "
-        "{m}, {sharding} and {recompute} in them may vary.",
+        description="Build the programs of SCRIPT in many layouts, without launching ranks or allocating parameters; exclude layouts by "
+        "bounds, simulate Paddle's baseline, plan the best few in full, and recommend one. Arguments after -- go to the script; the "
+        "placeholders {pp}, {mp}, {dp}, {vpp}, {m}, {sharding} and {recompute} in them may vary.",
     )
     parser.add_argument("script", metavar="SCRIPT", help="a training script that uses paddle.distributed.to_static")
-    parser.add_argument("--gpus", type=int, required=True, metavar="N", help="how many the layouts are for")
-    parser.add_argument("--gpus-a-host", type=int, metavar="N", help="of each host (default: the profile's, 8 for h100 and h200)")
+    parser.add_argument("--gpus", type=int, required=True, metavar="N", help="number of GPUs that layouts use")
+    parser.add_argument(
+        "--gpus-a-host", type=int, metavar="N", help="number of GPUs on each host (default: the profile's, 8 for h100 and h200)"
+    )
     parser.add_argument("--memory", metavar="SIZE", help="device memory that a rank may use, such as 70GB (default: 90 %% of the device's)")
     parser.add_argument(
         "--device", default=DEFAULT_PROFILE, metavar="NAME", help=f"device profile, by name or path (default: {DEFAULT_PROFILE})"
     )
-    parser.add_argument("--network", metavar="SIZE", help=f"bytes that a GPU sends to other hosts in a second (default: {NETWORK})")
-    parser.add_argument("--latency-us", type=float, metavar="US", help=f"of a message between hosts (default: {LATENCY_US:g})")
-    parser.add_argument("--try", dest="tries", action="append", default=[], metavar="NAME=A,B", help="what a placeholder may be")
-    parser.add_argument("--alternatives", metavar="FILE", help="YAML with try, environment or layouts, for scripts without options")
-    parser.add_argument("--layers", type=int, default=0, metavar="N", help="of the model: pp x vpp must divide it")
-    parser.add_argument("--heads", type=int, default=0, metavar="N", help="of the model: mp must divide it")
-    parser.add_argument("--batch-size", type=int, default=0, metavar="N", help="sequences a step: micro-batches x replicas must divide it")
-    parser.add_argument("--tokens-a-step", type=int, default=0, metavar="N", help="where the programs do not tell")
-    parser.add_argument("--config", default="", metavar="FILE", help="configuration (YAML) or preset of the plans")
+    parser.add_argument("--network", metavar="SIZE", help=f"bytes per second that a GPU sends to other hosts (default: {NETWORK})")
+    parser.add_argument(
+        "--latency-us", type=float, metavar="US", help=f"latency of a message between hosts in microseconds (default: {LATENCY_US:g})"
+    )
+    parser.add_argument(
+        "--try", dest="tries", action="append", default=[], metavar="NAME=A,B", help="values of a placeholder; may be repeated"
+    )
+    parser.add_argument("--alternatives", metavar="FILE", help="YAML file with try, environment or layouts, for scripts without options")
+    parser.add_argument("--layers", type=int, default=0, metavar="N", help="layers of the model: pp x vpp must divide them")
+    parser.add_argument("--heads", type=int, default=0, metavar="N", help="attention heads of the model: mp must divide them")
+    parser.add_argument(
+        "--batch-size", type=int, default=0, metavar="N", help="sequences per step: micro-batches x replicas must divide them"
+    )
+    parser.add_argument("--tokens-a-step", type=int, default=0, metavar="N", help="tokens per step, if the programs do not show them")
+    parser.add_argument("--config", default="", metavar="FILE", help="configuration (YAML) or preset for the plans")
     parser.add_argument(
         "--layouts",
         type=int,
         default=LAYOUTS,
         metavar="N",
-        help=f"that are built in full at most; 0: none, what -o has is told (default: {LAYOUTS})",
+        help=f"most layouts that are built in full; 0: none, only what is in -o is used (default: {LAYOUTS})",
     )
     parser.add_argument(
         "--finalists",
         type=int,
         default=FINALISTS,
         metavar="N",
-        help=f"that are planned in full; 0: none, the fastest by Paddle's own plan is recommended (default: {FINALISTS})",
+        help=f"layouts that are planned in full; 0: none, the fastest with Paddle's baseline is recommended (default: {FINALISTS})",
     )
-    parser.add_argument("--all", action="store_true", help="build every layout, and exclude none by bounds")
+    parser.add_argument("--all", action="store_true", help="build every layout; exclude none by bounds")
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("layouts"), metavar="DIR", help="folder of all that is kept (default: layouts)"
+        "-o", "--output", type=Path, default=Path("layouts"), metavar="DIR", help="folder for everything that is stored (default: layouts)"
     )
     parser.add_argument("--json", metavar="FILE", help="write the answer to FILE")
-    parser.add_argument("--page", metavar="FILE", help="write the answer as a page (default: choose.html in -o)")
+    parser.add_argument("--page", metavar="FILE", help="write the answer to FILE as an HTML page (default: choose.html in -o)")
     add_building(parser, "processes")
     parser.set_defaults(script_args=[])
     return parser
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; 0, 1 where no layout that was built keeps the memory, 2 for the user's errors."""
+    """Run the command; 0, 1 if no layout that was built fits into the memory, 2 for user errors."""
     from interlace.cli.outputs import check_apart, check_folder, write_json
     from interlace.cli.progress import Alive
     from interlace.config import load_config, make_config, require_jobs
@@ -128,19 +136,22 @@ def _memory(text: str | None, profile: DeviceProfile) -> int:
 
     if text is None:
         if not profile.memory_bytes:
-            raise ConfigError("--memory: the profile does not say how much the device has; expected bytes, such as 70GB")
+            raise ConfigError("--memory: the profile does not give the memory of the device; expected bytes, such as 70GB")
         return int(0.9 * profile.memory_bytes)
     try:
         found = parse_budget(text)
     except ConfigError as error:
         raise ConfigError(f"--memory: {error}") from error
     if not isinstance(found, int):
-        raise ConfigError(f"--memory {text}: expected bytes with their unit, such as 70GB; layouts have no common baseline to share")
+        raise ConfigError(
+            f"--memory {text}: expected bytes with their unit, such as 70GB; a share needs a baseline, and layouts have none in common"
+        )
     return found
 
 
 def _profile(args: argparse.Namespace, profile: DeviceProfile, cluster: Cluster) -> tuple[str, str]:
-    """The profile for this cluster, and what connects its hosts in words: the user's, or a file with the network beside what is kept."""
+    """The profile for this cluster, and a description of the network between its hosts. The profile is the user's, or a file in the output
+    folder that has the network and the number of GPUs per host."""
     import msgspec
 
     from interlace.cost_model.profile import save_profile
@@ -157,7 +168,7 @@ def _profile(args: argparse.Namespace, profile: DeviceProfile, cluster: Cluster)
     path = save_profile(made, args.output / f"{Path(args.device).stem}.json")
     if network is None:
         return str(path), ""
-    rate = f"{network.bytes_per_s / 1e9:g} GB/s and {network.latency_ns / 1e3:g} us a GPU between hosts"
+    rate = f"{network.bytes_per_s / 1e9:g} GB/s and {network.latency_ns / 1e3:g} us per GPU between hosts"
     return str(path), f"{rate} ({network.note or network.source}); times across hosts are estimated"
 
 
@@ -174,7 +185,7 @@ def _network(args: argparse.Namespace, profile: DeviceProfile) -> Network:
         try:
             changed["bytes_per_s"] = float(parse_bytes(args.network.removesuffix("/s")))
         except ConfigError as error:
-            raise ConfigError(f"--network: {error}, of a second, such as 50GB") from error
+            raise ConfigError(f"--network: {error}, per second, such as 50GB") from error
     if args.latency_us is not None:
         changed["latency_ns"] = round(args.latency_us * 1000)
     if changed:

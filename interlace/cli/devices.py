@@ -1,4 +1,4 @@
-"""The device that a command runs small programs on, chosen in one way for `doctor` and `calibrate`."""
+"""How `doctor` and `calibrate` choose the device on which they run small programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from interlace.local.own_target import OwnTarget
 
 START_S = 60.0
-"""How long ranks of a device of the user's own wait for each other at their start."""
+"""Seconds that ranks on a device of the user's own wait for each other at the start."""
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -30,14 +30,14 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def started_ranks() -> tuple[int, int]:
-    """This rank, and how many ranks a launcher started: 0 and 1 without one."""
+    """This rank, and the number of ranks that a launcher started; 0 and 1 without a launcher."""
     return int(os.environ.get("PADDLE_TRAINER_ID", "0")), int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
 
 @contextlib.contextmanager
 def paddle_on(target: str) -> Iterator[str]:
-    """Paddle, imported with the device that was asked for; gives its kind. Raises ConfigError where a device of the user's own is not
-    there."""
+    """Import Paddle for the requested target; yields the target, which is `custom` for a device of the user's own. Raises ConfigError if
+    Paddle or such a device is missing."""
     from interlace.installed import require_paddle
 
     require_paddle()
@@ -57,7 +57,7 @@ def paddle_on(target: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _folder(rank: int, world: int) -> Iterator[Path]:
-    """A temporary folder that ranks of one launcher share; it goes with rank 0, which ends last."""
+    """A temporary folder that the ranks of one launcher share. Rank 0, which ends last, removes it."""
     if world < 2:
         with temporary_folder() as folder:
             yield folder
@@ -74,7 +74,7 @@ def _folder(rank: int, world: int) -> Iterator[Path]:
 
 
 def _own(target: str) -> OwnTarget | None:
-    """A device of the user's own; None for those that Paddle has."""
+    """A device of the user's own; None for the targets that Interlace knows."""
     if target in ("", "gpu", "cpu", "custom"):
         return None
     from interlace.local.own_target import find_own

@@ -1,4 +1,4 @@
-"""`interlace doctor`: hold what plans assume of this machine and its Paddle against what happens."""
+"""`interlace doctor`: check what plans assume about this machine and its Paddle."""
 
 from __future__ import annotations
 
@@ -16,30 +16,34 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """The command's options."""
+    """Add `doctor` to the command line."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="check this machine and its Paddle, and what the plan of a script needs of them",
+        help="check this machine and its Paddle, and what the plan of a script needs from them",
         usage="interlace doctor [-h] [options] [SCRIPT --world N [-- arguments of SCRIPT]]",
-        description="Check what plans rely on: versions, internals and flags of Paddle, streams, events, memory, copies, times. With "
-        "SCRIPT its programs are built and planned, too, and what the plan needs is held against what was found.",
+        description="Check what plans rely on: versions, internals and flags of Paddle, streams, events, memory, copies and times. With "
+        "SCRIPT, also build and plan its programs, and compare what the plan needs with what was found.",
         epilog="Exit code 1 if a rule does not hold, or the plan of SCRIPT does not fit into the device. What was not checked is listed "
-        "with the reason, and counts neither way.",
+        "with the reason, and does not affect the exit code.",
     )
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a training script that uses paddle.distributed.to_static")
     parser.add_argument("--world", type=int, metavar="N", help="number of ranks of SCRIPT")
-    parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset for SCRIPT (default: INTERLACE_CONFIG's, if any)")
+    parser.add_argument(
+        "--config", metavar="FILE", help="configuration (YAML) or preset for SCRIPT (default: that of INTERLACE_CONFIG, if set)"
+    )
     add_target(parser)
-    parser.add_argument("--device", metavar="NAME", default="", help="device profile, by name or path (default: that of the device found)")
-    parser.add_argument("--no-times", action="store_true", help="leave out the times of the profile")
-    parser.add_argument("--json", metavar="FILE", help="write what was found to FILE; of several ranks each but the first adds its number")
+    parser.add_argument("--device", metavar="NAME", default="", help="device profile, by name or path (default: that of the device in use)")
+    parser.add_argument("--no-times", action="store_true", help="do not compare times with the profile")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the results to FILE; with several ranks, all except the first append .rank and their number"
+    )
     parser.set_defaults(script_args=[])
     return parser
 
 
 def main(args: argparse.Namespace) -> int:
-    """Check, and print the table."""
-    os.environ.setdefault("GLOG_minloglevel", "2")  # Paddle's executor tells of itself on stderr
+    """Run the command: check, and print the table; 0, 1 if a rule does not hold or the plan does not fit, 2 for user errors."""
+    os.environ.setdefault("GLOG_minloglevel", "2")  # else Paddle's executor logs to stderr
     from interlace.cli.outputs import check_file, write_json
     from interlace.cli.progress import Alive
     from interlace.report.checks import table
@@ -63,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 class _Asked(NamedTuple):
-    """What is asked for a script's plan: options as a configuration has them, where from, and its profile."""
+    """The request for a script's plan: options as in a configuration, their source, the marks of their places in it, and the profile."""
 
     options: dict[str, Any]
     source: str
@@ -72,7 +76,7 @@ class _Asked(NamedTuple):
 
 
 def _asked(args: argparse.Namespace) -> _Asked:
-    """What the command and the environment ask for. Raises ConfigError where the script, the number of its ranks or the configuration is
+    """What the command and the environment request. Raises ConfigError if the script, the number of its ranks or the configuration is
     missing or wrong."""
     from interlace.config import load_config, make_config
     from interlace.errors import ConfigError
@@ -81,22 +85,22 @@ def _asked(args: argparse.Namespace) -> _Asked:
     if not args.script:
         given = next((name for name in ("world", "config") if getattr(args, name) is not None), "")
         if given or args.script_args:
-            raise ConfigError(f"{f'--{given}' if given else 'arguments after --'}: of which script? SCRIPT is missing")
+            raise ConfigError(f"{f'--{given}' if given else 'arguments after --'}: needs SCRIPT, which is missing")
         return _Asked({}, "defaults", {}, "")
     if not args.world:
-        raise ConfigError(f"{args.script}: with how many ranks? add --world N")
+        raise ConfigError(f"{args.script}: the number of ranks is missing; add --world N")
     if args.config:
         load_config(args.config)
     outside = asked_outside({CONFIG_VARIABLE: args.config}) if args.config else asked_outside(typed=VARIABLES)
     options, source, marks = outside[:3] if outside else ({}, "defaults", {})
     config = make_config(options, source, marks)
     if not config.active or config.plan:
-        raise ConfigError(f"{source}: it plans nothing (enable: off, every pass off, or plan: FOLDER), so there is no plan to look at")
+        raise ConfigError(f"{source}: it plans nothing (enable: off, every pass off, or plan: FOLDER), so there is no plan to check")
     return _Asked(dict(options), source, dict(marks), config.device)
 
 
 def _with_plan(args: argparse.Namespace, asked: _Asked, found: Examination) -> tuple[Examination, str]:
-    """What was found, with what the plan of the script needs, and that as text."""
+    """The examination with the needs of the script's plan added, and these needs as text."""
     import msgspec
 
     from interlace.cli.progress import Alive
@@ -130,7 +134,7 @@ def _programs(args: argparse.Namespace) -> list[Program]:
     from interlace.cli.plans import read_files
     from interlace.temporary import temporary_folder
 
-    with temporary_folder() as folder, contextlib.redirect_stdout(io.StringIO()):  # of a folder that does not last
+    with temporary_folder() as folder, contextlib.redirect_stdout(io.StringIO()):  # dump prints the name of a folder that is removed
         words = ["dump", args.script, "--world", str(args.world), "--stages", "-o", str(folder), "--", *args.script_args]
         dump.main(parsed(words))
         return [file.program for file in read_files([folder])]

@@ -1,4 +1,4 @@
-"""`interlace dump`: the program of each rank of a training script, built on this machine alone."""
+"""`interlace dump`: the program of each rank of a training script, built on one machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `dump` to the command line."""
     parser = subparsers.add_parser(
         "dump",
-        help="store the program of each rank of a training script; no launch, no GPU, no parameters",
-        description="Build the program of ranks of SCRIPT, a process a rank, without training. Arguments after -- go to the script.",
+        help="store the program of each rank of a training script, without launching it, a GPU or memory for parameters",
+        description="Build the programs of the ranks of SCRIPT, each in a process, without training. Arguments after -- go to the script.",
     )
     parser.add_argument("script", metavar="SCRIPT", help="a training script that uses paddle.distributed.to_static")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
@@ -28,7 +28,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     which.add_argument("--rank", type=int, metavar="R", help="only this rank (default: all)")
     which.add_argument("--stages", action="store_true", help="only one rank of each pipeline stage, to represent the others")
     parser.add_argument(
-        "--compare", action="store_true", help="with --stages: also build the last rank of each stage, which must be like the first"
+        "--compare",
+        action="store_true",
+        help="with --stages: also build the last rank of each stage, which must be equivalent to the first",
     )
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("dumps"), metavar="PATH", help="folder, or file with --rank (default: dumps)"
@@ -40,19 +42,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_building(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add the options of commands that build programs; `what` they do several of at once."""
+    """Add the options of commands that build programs; `what` is what `--jobs` counts."""
     parser.add_argument("--materialize", action="store_true", help="allocate parameters, for scripts that need their values")
-    parser.add_argument("--force-paddle", action="store_true", help="try a Paddle that lacks names which dumps use")
+    parser.add_argument("--force-paddle", action="store_true", help="try an untested Paddle that lacks names which dumps use")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help=f"{what} at once (default: all cores)")
 
 
 def building_options(args: argparse.Namespace) -> tuple[str, ...]:
-    """What the builder of a rank's program is told of these options."""
+    """Those options that are passed on to the builder of a rank's program."""
     return tuple(name for name, is_set in (("--materialize", args.materialize), ("--force-paddle", args.force_paddle)) if is_set)
 
 
 def require_script(name: str) -> None:
-    """Raises ConfigError where a name leads to no training script."""
+    """Raises ConfigError if a name is not that of a training script."""
     from interlace.errors import ConfigError
     from interlace.ir.dump import is_dump
 
@@ -63,7 +65,7 @@ def require_script(name: str) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; returns 0, 1 where a script fails, 2 for its user's errors."""
+    """Run the command; 0, 1 if a script fails, 2 for user errors."""
     from interlace.cli.outputs import check_apart, check_file, check_folder, check_no_others, staged, write_json
     from interlace.cli.progress import Alive
     from interlace.errors import ConfigError
@@ -73,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"--world {args.world} --rank {args.rank}: expected a world of at least 1 and a rank inside it")
     require_script(args.script)
     if args.compare and not args.stages:
-        raise ConfigError("--compare: compares the ranks of a stage that --stages leaves out; add --stages")
+        raise ConfigError("--compare: compares ranks with those that --stages builds; add --stages")
     require_paddle()
     if args.jobs < 1:
         raise ConfigError(f"--jobs {args.jobs}: expected a number of ranks, 1 or more")
@@ -104,8 +106,8 @@ def _folder(args: argparse.Namespace) -> Path:
 
 
 def _representatives_before(args: argparse.Namespace) -> list[str]:
-    """Names of files that this `--stages` may write, as far as is known before a program is built: of the stages that programs in the
-    folder tell of, else of any number of stages into which the world divides."""
+    """Names of files that this `--stages` may write, as far as is known before a program is built: for the number of stages of the programs
+    in the folder, else for any number of stages that divides the world."""
     from interlace.errors import InterlaceError
     from interlace.ir import load
     from interlace.ir.dump import programs_in
@@ -117,9 +119,10 @@ def _representatives_before(args: argparse.Namespace) -> list[str]:
 
 
 def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dict[str, Any]]) -> str:
-    """Build the first rank of the other stages, each to stand for its stage; rank 0 is built. Returns what was compared, in words.
+    """Build the first rank of the other stages, each of which represents its stage; rank 0 is built already. Returns a text about what was
+    compared.
 
-    Raises ProgramError where the program does not tell its stages, or a stage's first and last rank are not equivalent.
+    Raises ProgramError if the program does not show its stages, or the first and last rank of a stage are not equivalent.
     """
     import msgspec
 
@@ -143,15 +146,15 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
         save(msgspec.structs.replace(load(path), equivalent_ranks=tuple(ranks[1:])), path, script_of(path))
     each = f", one for each stage of {len(stages[0])} rank{'s' * (len(stages[0]) > 1)}"
     if lasts:
-        return f"{each}; of each stage the last rank is like the first (attributes of operations were not compared)"
-    return each + ("" if len(stages[0]) == 1 else "; that ranks of a stage are equivalent was not looked at (--compare)")
+        return f"{each}; the last rank of each stage is equivalent to the first (attributes of operations were not compared)"
+    return each + ("" if len(stages[0]) == 1 else "; whether the ranks of a stage are equivalent was not checked (--compare does)")
 
 
 def build_ranks(
     args: argparse.Namespace, ranks: Sequence[int], folder: Path, alive: Alive, before: int = 0, total: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Build ranks, several at once; all are ended if one fails or the caller stops. `before` counts the ranks that are built already,
-    `total` all that the command builds: None where it is not known yet (the stages are told by the first program)."""
+    """Build ranks, several at once, and yield the record of each; all are ended if one fails or the caller stops. `before` is the number of
+    ranks that are built already, `total` that of all ranks which the command builds, or None while it is unknown."""
     from interlace.local.processes import run_all
     from interlace.units import size
 
@@ -176,7 +179,7 @@ def _is_file(args: argparse.Namespace) -> bool:
 
 
 def _name(args: argparse.Namespace, rank: int) -> str:
-    """Of a rank's file."""
+    """The name of a rank's file."""
     from interlace.ir.dump import SUFFIX
 
     return args.output.name if _is_file(args) else f"rank{rank}{SUFFIX}"

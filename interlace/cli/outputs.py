@@ -1,5 +1,5 @@
-"""Rules for all outputs: folders are created, a path that cannot be written is refused before any work, no command overwrites what it
-reads, and files are written completely or not at all, before anything is printed about them."""
+"""Rules for all outputs: folders are created; a path that cannot be written is refused before any work; no command overwrites what it
+reads; files are written completely or not at all, before anything is printed about them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Name = str | os.PathLike[str]
 
 
 def check_file(option: str, target: Name | None) -> None:
-    """Refuse a file that could not be written; None is no file. Raises ConfigError, with the option, where it is a folder or a device, may
-    not be written, or its folder cannot be made."""
+    """Refuse a file that could not be written; None is accepted. Raises ConfigError, with the option, if it is a folder or a device, if it
+    may not be written, or if its folder cannot be created."""
     if target is None:
         return
     path = Path(target).absolute()
@@ -32,15 +32,15 @@ def check_file(option: str, target: Name | None) -> None:
 
 
 def check_folder(option: str, folder: Name, target: str = "") -> None:
-    """Refuse a folder that could not be created or written; creates none. Raises ConfigError, with the option, and the part of the path
-    that prevents it."""
+    """Refuse a folder that could not be created or written, without creating it. Raises ConfigError with the option, the folder (or
+    `target`, if given), and the part of the path that prevents it."""
     path = Path(folder).absolute()
     known = next(each for each in (path, *path.parents) if os.path.lexists(each))
     said = target or os.fspath(folder)
     if known.is_symlink() and not known.exists():
         raise ConfigError(
-            f"{option} {said!r}: {known} is a link to {os.readlink(known)}, which is not there; expected a folder, remove the link or make "
-            "what it leads to"
+            f"{option} {said!r}: {known} is a link to {os.readlink(known)}, which does not exist; expected a folder: remove the link or "
+            "create its target"
         )
     if not known.is_dir():
         raise ConfigError(f"{option} {said!r}: {known} is a file; expected a folder there")
@@ -50,10 +50,14 @@ def check_folder(option: str, folder: Name, target: str = "") -> None:
 
 def check_apart(outputs: Mapping[str, Name | Iterable[Name] | None], inputs: Iterable[Name | None]) -> None:
     """Refuse single files that could not be written (`check_file`); outputs that would overwrite what the command reads, or each other; and
-    single files that would overwrite other programs of a folder of which it reads some. Raises ConfigError with the option and the file.
+    single files that would overwrite a program in a folder from which the command reads another program.
 
-    `outputs` has for each option the file that it names, or all files that will be written into its folder. Of `inputs`, None and names
-    that lead to no file are none.
+    Args:
+        outputs: Option -> the file that it names, or all files that will be written into its folder.
+        inputs: Files and folders that the command reads; None and names without a file are ignored.
+
+    Raises:
+        ConfigError: An output is refused; the message has the option and the file.
     """
     for option, names in outputs.items():
         if names is None or isinstance(names, (str, os.PathLike)):
@@ -71,23 +75,23 @@ def check_apart(outputs: Mapping[str, Name | Iterable[Name] | None], inputs: Ite
                 )
             if names is name and path in others:
                 raise ConfigError(
-                    f"{option}: {os.fspath(name)} would overwrite {others[path]}, which belongs to what this command reads; "
+                    f"{option}: {os.fspath(name)} would overwrite {others[path]}, which belongs to the programs that this command reads; "
                     "choose another place"
                 )
             if written.setdefault(path, option) != option:
-                raise ConfigError(f"{option}: {os.fspath(name)} is what {written[path]} writes; choose another name")
+                raise ConfigError(f"{option}: {os.fspath(name)} is also written by {written[path]}; choose another name")
 
 
 def _files(path: Path) -> list[Path]:
-    """A file; of a folder what commands read of it."""
+    """The file, or those files of a folder that commands read."""
     if not path.is_dir():
         return [path] if path.exists() else []
     return [*path.glob("*.ilp*"), *path.glob("captured/*"), path / "sweep.json"]
 
 
 def check_no_others(option: str, folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder that has programs of ranks besides those that are to be written there: with them it would hold a mixture. Raises
-    ConfigError with the names of the files that would be left."""
+    """Refuse a folder that has programs of ranks other than those to be written, as the result would be a mixture. Raises ConfigError with
+    the names of the files that would remain."""
     from interlace.ir.dump import programs_in
 
     left = sorted({path.name for path in programs_in(folder)} - set(names))
@@ -101,12 +105,15 @@ def check_no_others(option: str, folder: Path, names: Iterable[str]) -> None:
 
 @contextmanager
 def staged(folder: Path, name: str = "", instead_of: Sequence[str] = ()) -> Iterator[Path]:
-    """A temporary folder. At the end of the block all its files are moved to `folder`, which is made if it is not there; none if the block
-    fails. Files of an earlier command (`instead_of`) go, where this one does not write them.
+    """Yields a temporary folder. At the end of the block all its files are moved to `folder`, which is created if it does not exist; if the
+    block fails, none is moved. Files of an earlier command with names in `instead_of` are removed unless this command writes them.
 
-    No other command may write to the folder meanwhile; where `name` is that of the only file, others may write other files there. Raises
-    ConfigError where another command writes there, or there is a folder with the name of one of the files; OutputError where something
-    cannot be written.
+    No other command may write to the folder at the same time. If only one file is written, give its `name`: then others may write other
+    files there.
+
+    Raises:
+        ConfigError: Another command is writing there, or a folder has the name of one of the files.
+        OutputError: Something cannot be written.
     """
     wanted = folder.absolute()
     with claimed(wanted, name), temporary_folder(".interlace-", wanted) as made:
@@ -122,11 +129,11 @@ def staged(folder: Path, name: str = "", instead_of: Sequence[str] = ()) -> Iter
 
 
 def _move(made: Path, folder: Path) -> set[str]:
-    """Move all files; gives their names."""
+    """Move all files of `made` to `folder`; returns their names."""
     moves = [(path, folder / path.relative_to(made)) for path in sorted(made.rglob("*")) if path.is_file() and path.name != IN_USE]
     for _, target in moves:
         if target.is_dir():
-            raise ConfigError(f"{target}: is a folder; expected a file there, or nothing")
+            raise ConfigError(f"{target}: is a folder; expected a file, or no such name")
     for path, target in moves:
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +142,7 @@ def _move(made: Path, folder: Path) -> set[str]:
 
 
 def write_json(target: Name | None, document: Any) -> None:
-    """Write the JSON output of a command; nothing if `target` is None."""
+    """Write the JSON output of a command; do nothing if `target` is None."""
     if target is not None:
         from interlace.ir import dump
 

@@ -1,4 +1,4 @@
-"""`interlace plan`: decide offline, from dumps, what each rank would run."""
+"""`interlace plan`: decide offline, from dumps, what each rank runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POINTS = 6
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add `plan` to the command line."""
-    parser = subparsers.add_parser("plan", help="plan dumped programs offline", description="Run the passes over dumps of ranks.")
+    parser = subparsers.add_parser("plan", help="plan dumped programs offline", description="Plan the dumps of all ranks.")
     parser.add_argument("dumps", nargs="+", metavar="DUMP", help="dump files, or folders of them")
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset")
     parser.add_argument(
@@ -38,13 +38,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="folder for the plans (default: plan)")
     parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank to FILE")
     add_budget(parser)
-    parser.add_argument("--sweep", action="store_true", help="also plan for several budgets; writes step time against budget to sweep.json")
+    parser.add_argument(
+        "--sweep", action="store_true", help="also plan for several budgets, and write step time against budget to sweep.json"
+    )
     parser.add_argument("--points", type=int, metavar="N", help=f"number of budgets for --sweep (default {POINTS})")
     return parser
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; 0, or 2 for the user's errors."""
+    """Run the command; 0, or 2 for user errors."""
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
     from interlace.cli.plans import read_files, require_world
     from interlace.cli.progress import Alive
@@ -65,9 +67,7 @@ def main(args: argparse.Namespace) -> int:
     profile = args.device or config.device or DEFAULT_PROFILE
     cost = config.costs(load_profile(profile))
     if config.capture == "auto":
-        print(
-            f"interlace plan: {config.source}: capture: auto is decided in runs; these plans are of steps that are issued", file=sys.stderr
-        )
+        print(f"interlace plan: {config.source}: capture: auto is decided in runs; these plans do not capture steps", file=sys.stderr)
         config = config.issued()
     files = read_files(args.dumps)
     require_captured(files)
@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
             curve, found = _swept(args, points, programs, cost, profile, plans)
             if found[0] is not plans[0]:
                 room = ""
-                print(f"interlace plan: the plan of {size(found[0].memory_budget)} fits and is faster; it is taken", file=sys.stderr)
+                print(f"interlace plan: the plan for {size(found[0].memory_budget)} fits and is faster, so it is written", file=sys.stderr)
             plans = found
         for plan in plans:
             plan.dump(folder)
@@ -102,7 +102,7 @@ def _points(args: argparse.Namespace) -> int:
     from interlace.planning.sweep import FEWEST
 
     if args.points is not None and not args.sweep:
-        raise ConfigError("--points: is the number of budgets of --sweep; add --sweep, or leave it out")
+        raise ConfigError("--points: is the number of budgets for --sweep; add --sweep, or leave --points out")
     points = POINTS if args.points is None else int(args.points)
     if points < FEWEST:
         raise ConfigError(f"--points {points}: expected {FEWEST} or more")
@@ -110,7 +110,7 @@ def _points(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> Config:
-    """What is asked for. Raises ConfigError where it is nothing that can be planned."""
+    """The configuration that the options request. Raises ConfigError if nothing can be planned with it."""
     from interlace.config import BUDGET, command_marks, load_config, make_config, require_jobs
     from interlace.errors import ConfigError
 
@@ -118,11 +118,11 @@ def _config(args: argparse.Namespace) -> Config:
     config: Config = load_config(args.config, budget) if args.config else make_config(budget, "defaults", command_marks(budget))
     if not config.active:
         raise ConfigError(
-            f"{config.source}: enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan; "
-            "for Paddle's baseline order as a plan of ours there is the preset baseline"
+            f"{config.source}: enable is off, or every pass is, so Paddle's plan stays and there is nothing to plan; "
+            "the preset baseline makes a plan in Paddle's baseline order"
         )
     if config.plan:
-        raise ConfigError(f"{config.source}: plan: {config.plan} is for runs, which load what this command makes; leave it out")
+        raise ConfigError(f"{config.source}: plan: {config.plan} is for runs, which load what this command writes; leave it out")
     require_jobs(config)
     if config.dump:
         print(f"interlace plan: {config.source}: dump: {config.dump} is for runs; -o says where these plans go", file=sys.stderr)
@@ -130,7 +130,7 @@ def _config(args: argparse.Namespace) -> Config:
 
 
 def _summaries(plans: Sequence[Plan], costs: Sequence[list[Row]]) -> list[dict[str, Any]]:
-    """What `--json` writes of each rank; `costs` are those of its operations."""
+    """What `--json` writes for each rank; `costs` has the rows of its operations."""
     from interlace.cost_model.base import largest_unmeasured, shares_by_how
     from interlace.report.plan import PlanReport
 
@@ -141,7 +141,7 @@ def _summaries(plans: Sequence[Plan], costs: Sequence[list[Row]]) -> list[dict[s
 
 
 def _print_plans(output: Path, plans: Sequence[Plan], costs: Sequence[list[Row]], has_rows: bool, curve: Sweep | None, room: str) -> None:
-    """What was planned, where it is, and what commands say more of it."""
+    """Print what was planned, where it was written, and which commands give details."""
     from interlace.cost_model.base import trust_text
     from interlace.planning.curve import SWEEP
     from interlace.planning.rows import CONFIG, ROWS
@@ -151,11 +151,11 @@ def _print_plans(output: Path, plans: Sequence[Plan], costs: Sequence[list[Row]]
     print(summary_text(plans, trust_text([row for rows in costs for row in rows], " of all ranks")), end="\n\n")
     one = output / f"rank{min(plan.program.rank for plan in plans)}.ilp"
     print(
-        f"{len(plans)} plans in {output}; reasons in full: `interlace show {one} --why`; "
+        f"{len(plans)} plans in {output}; all reasons: `interlace show {one} --why`; "
         f"proof and times: `interlace check {output}`; as a page: `interlace report {output}`"
     )
     if has_rows:
-        print(f"schedule, a row for each stage: {output / ROWS}; edited, it is planned with --config {output / CONFIG}")
+        print(f"schedule, a row for each stage: {output / ROWS}; to plan an edited one, use --config {output / CONFIG}")
     if curve is not None:
         print(f"step time against memory budget, also in {output / SWEEP}:\n{sweep_text(curve)}")
     if room:
@@ -164,7 +164,8 @@ def _print_plans(output: Path, plans: Sequence[Plan], costs: Sequence[list[Row]]
 
 
 def _check_places(args: argparse.Namespace, config: Config, files: Sequence[PlanFile]) -> None:
-    """Refuse an output folder in which the plans would overwrite what they are made from, or would lie among others."""
+    """Refuse an output folder in which plans would overwrite the programs that they are made from, or would be mixed with other programs.
+    Raises ConfigError."""
     import msgspec
 
     from interlace.cli.outputs import check_apart, check_no_others
@@ -175,7 +176,8 @@ def _check_places(args: argparse.Namespace, config: Config, files: Sequence[Plan
     out: Path = args.output
     names = [f"rank{file.program.rank}{SUFFIX}" for file in files]
     captured = {os.path.realpath(out / "captured" / name): program.rank for name, (_, program, _) in zip(names, files, strict=True)}
-    others = [path for path, program, _ in files if captured.get(os.path.realpath(path)) != program.rank]  # else it stays what it is
+    # a captured program that is written over itself stays the same
+    others = [path for path, program, _ in files if captured.get(os.path.realpath(path)) != program.rank]
     tables = [value for each in config.passes.values() for name, value in msgspec.structs.asdict(each).items() if name.endswith("_file")]
     written = [out / name for name in (*names, SWEEP, ROWS, CONFIG)] + [Path(path) for path in captured]
     check_apart({"-o": written, "--json": args.json}, [*others, args.config, args.device, *args.imports, *tables])
@@ -183,7 +185,7 @@ def _check_places(args: argparse.Namespace, config: Config, files: Sequence[Plan
 
 
 def require_captured(files: Sequence[PlanFile]) -> None:
-    """Refuse plans where captured programs are to be planned. Raises ProgramError with the folder that has what the plan was made from."""
+    """Refuse plans, as only captured programs can be planned. Raises ProgramError with the folder of the dumps of a plan."""
     from interlace.errors import ProgramError
 
     made = next((file.path for file in files if file.program.jobs), None)
@@ -196,7 +198,7 @@ def require_captured(files: Sequence[PlanFile]) -> None:
 def _swept(
     args: argparse.Namespace, points: int, programs: Sequence[Program], cost: CostModel, profile: str, asked: Sequence[Plan]
 ) -> tuple[Sweep, list[Plan]]:
-    """The curve of `--sweep`, with a line for each point as it is known, and the plans to take: those asked for, or faster ones of it."""
+    """The curve of `--sweep`, and the plans to write: the requested ones, or faster ones of the curve. Prints each point once known."""
     from interlace.config import BUDGET, load_config, make_config
     from interlace.planning.processes import usable_processes
     from interlace.planning.sweep import sweep

@@ -1,4 +1,4 @@
-"""Reading the dumps and plans that a command works on, which must be those of one world, and whether two of them can be compared."""
+"""Read the dumps and plans that a command works on, and check that they belong to one world and that two sets can be compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PlanFile(NamedTuple):
-    """A dump or a plan, and of a plan that lies where it was written the record of how it was made."""
+    """A dump or a plan. A plan in the folder to which it was written has a record of how it was made."""
 
     path: Path
     program: Program
@@ -39,14 +39,14 @@ def add_budget(parser: argparse.ArgumentParser, or_else: str = "") -> None:
     parser.add_argument(
         "--memory-budget",
         metavar="SIZE",
-        help="device memory per rank, such as 70GB, a share of what Paddle's baseline holds, such as 0.8 or 80%%, so much more than it, "
+        help="device memory per rank, such as 70GB, a share of what Paddle's baseline holds, such as 0.8 or 80%%, an addition to it, "
         f"such as +8GB, or off; overrides that of --config{or_else}",
     )
 
 
 def read_files(paths: Sequence[str | Path]) -> list[PlanFile]:
-    """The programs of files and folders, in the order of the names. Raises ProgramError where a name refers to none, PlanError where a
-    plan's record cannot be read."""
+    """The programs of files and folders, in the order of the names. Raises ProgramError if a name has no program, PlanError if the record
+    of a plan cannot be read."""
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
     from interlace.planning.plan import has_record, read_record
@@ -55,12 +55,17 @@ def read_files(paths: Sequence[str | Path]) -> list[PlanFile]:
 
 
 def require_world(files: Sequence[PlanFile], partial: bool, *, is_proved: bool = False) -> None:
-    """Refuse programs that are not those of one world. With `partial` ranks may be missing; which ones is told on standard error. With
-    `is_proved` a proof follows: it compares the calls of ranks, judges plans that were made one by one, and names those that are not what
-    their records tell of.
+    """Refuse programs that do not form one world.
 
-    Raises ProgramError: a rank is there twice, or missing, or one differs from the others. Raises PlanError: plans were not made together,
-    or lie among dumps, or only some have a record, or one is not what its record tells of.
+    Args:
+        files: The programs.
+        partial: Whether ranks may be missing; they are then named on standard error.
+        is_proved: Whether a proof follows, which itself compares the calls of ranks, judges plans that were made one by one, and names
+            plans that differ from their records.
+
+    Raises:
+        ProgramError: A rank is there twice, or missing, or differs from the others.
+        PlanError: Plans were not made together, or are mixed with dumps, or only some have a record, or one differs from its record.
     """
     from interlace.ir.one_world import require_one_world
 
@@ -90,8 +95,8 @@ def _require_records(files: Sequence[PlanFile]) -> None:
     told, lacking = (next((file.path for file in planned if (file.record is not None) == known), None) for known in (True, False))
     if told and lacking:
         raise PlanError(
-            f"{lacking} has no record in {lacking.parent / 'captured'}, {told} has one; expected the plans of one "
-            "`interlace plan`, with all that it wrote"
+            f"{lacking} has no record in {lacking.parent / 'captured'}, but {told} has one; expected the plans of one "
+            "`interlace plan`, with all files that it wrote"
         )
 
 
@@ -135,17 +140,17 @@ def _require_all(programs: Sequence[Program], partial: bool) -> None:
     told = f"nothing is given of {ranks_text(missing)} of {one.world}{stages}"
     if not partial:
         raise ProgramError(
-            f"{told}; without them it is not known whether all ranks agree and how long a step takes; give all ranks, or "
-            "one for all of each stage (`interlace dump --stages`), or --partial to go on with these alone"
+            f"{told}; without them, the agreement of all ranks and the step time are unknown; give all ranks, or one that "
+            "represents each stage (`interlace dump --stages`), or --partial to continue with these alone"
         )
-    print(f"{told}: they count as ready whenever they are needed, and what they must agree to is not checked", file=sys.stderr)
+    print(f"{told}: they count as ready whenever they are needed, and their agreement with the others is not checked", file=sys.stderr)
 
 
 def simulated(
     files: Sequence[PlanFile], setting: Setting, p2p: Literal["rendezvous", "buffered"] | None = None, *, partial: bool = False
 ) -> Result:
-    """A step of these plans; programs without jobs run in Paddle's baseline order, by Paddle's own jobs. Raises what `require_world` and
-    the simulator raise."""
+    """Simulate a step of these plans; programs without jobs run in Paddle's baseline order, in Paddle's own jobs. Raises the errors of
+    `require_world` and of the simulator."""
     from interlace.ir.target import with_paddles_jobs
     from interlace.planning.baseline import baseline_plan
 
@@ -158,8 +163,8 @@ def simulated(
 
 
 def require_same_model(plan: Sequence[Program], beside: Sequence[Program]) -> None:
-    """Refuse to compare times unless both are of the same model on the same world with the same micro-batches. Raises PlanError, which says
-    in what they differ."""
+    """Refuse to compare times unless both sets have the same model, world and number of micro-batches. Raises PlanError with the
+    difference."""
     from interlace.errors import PlanError
 
     finders: dict[str, Callable[[Program], object]] = {
@@ -172,11 +177,11 @@ def require_same_model(plan: Sequence[Program], beside: Sequence[Program]) -> No
         rank = next((rank for rank in mine if rank in other and mine[rank] != other[rank]), None)
         if rank is not None:
             found = "" if isinstance(mine[rank], dict) else f" ({mine[rank]} and {other[rank]})"
-            raise PlanError(f"--beside: rank {rank} has another {name}{found}; expected plans of the same model, layout and batch")
+            raise PlanError(f"--beside: rank {rank} has a different {name}{found}; expected plans of the same model, layout and batch")
 
 
 def _forward(program: Program) -> object:
-    """What no pass changes: kinds and shapes of the model's own forward operations, and how many of each."""
+    """What no pass changes: how many forward operations of the model have each kind and shapes."""
     from collections import Counter
 
     from interlace.ir.kinds import is_copy

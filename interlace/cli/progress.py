@@ -1,4 +1,4 @@
-"""Progress lines on standard error while a command prints nothing else for long."""
+"""Progress lines on standard error while a command prints nothing else for some seconds."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from collections.abc import Callable
 TERMINAL_S = (2.0, 10.0)
 """On a terminal: seconds of silence before the first line, and between lines."""
 FILE_S = (10.0, 30.0)
-"""The same where standard error is a file or a pipe."""
+"""The same if standard error is a file or a pipe."""
 
 
 class Alive:
     """Prints what a command is doing, and for how long, while it prints nothing else.
 
     Args:
-        doing: What it does, as in "planning 4 ranks".
-        write: Prints a line; standard error by default.
-        wait_s: Seconds of silence before the first line, and between lines; by default as standard error is a terminal or not.
+        command: Name of the command.
+        doing: What it does, such as "planning 4 ranks".
+        write: Prints a line; on standard error by default.
+        wait_s: Seconds of silence before the first line, and between lines; the default depends on whether standard error is a terminal.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Alive:
         self._thread.join()
 
     def now(self, doing: str) -> None:
-        """Set what the command does now, and restart the time of silence."""
+        """Set what the command does now, and restart the count of seconds."""
         with self._lock:
             self._doing, self._since_s, self._lines = doing, time.monotonic(), 0
 
@@ -56,5 +57,5 @@ class Alive:
 
 
 def _print(line: str) -> None:
-    with contextlib.suppress(OSError):  # nobody listens
+    with contextlib.suppress(OSError):  # standard error is closed
         print(line, file=sys.stderr, flush=True)

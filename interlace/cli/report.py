@@ -1,4 +1,4 @@
-"""`interlace report`: a plan as one page."""
+"""`interlace report`: a plan as one HTML page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "report",
         help="write a page that shows a plan: the step as a picture, where time and memory go, what was done",
-        description="Simulate the plans of all ranks and write one HTML file. It compares with Paddle's baseline, made of the captured "
-        "programs that are in the folder of a plan.",
+        description="Simulate the plans of all ranks and write one HTML file. It compares with Paddle's baseline, which is made from "
+        "the captured programs in the folder of a plan.",
     )
     parser.add_argument("plans", nargs="+", metavar="PLAN", help="plan files, or folders of them")
     parser.add_argument(
@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
+    """Run the command; 0, 1 if ranks wait for each other forever, 2 for user errors."""
     from interlace.cli.outputs import check_apart, write_json
     from interlace.cli.plans import read_files, require_same_model, simulated
     from interlace.planning.baseline import BASELINE
@@ -74,13 +74,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _are_captured(files: Sequence[PlanFile]) -> bool:
-    """Whether these are dumps, without jobs, and no plans."""
+    """Whether these are dumps, which have no jobs, and not plans."""
     return not any(file.program.jobs for file in files)
 
 
 def _compared(files: Sequence[PlanFile], captured: bool, args: argparse.Namespace, setting: Setting) -> Simulated | None:
-    """What the page compares with: what the user names, else Paddle's baseline of the programs that the plans were made from.
-    `captured`: there are none, only programs as captured."""
+    """What the page compares with: the plans of `--beside`, else Paddle's baseline of the programs from which the plans were made; None if
+    there is nothing to compare with. `captured`: the files are dumps."""
     from interlace.cli.plans import read_files, simulated
     from interlace.planning.baseline import BASELINE
     from interlace.report.page.build import Simulated
@@ -89,20 +89,20 @@ def _compared(files: Sequence[PlanFile], captured: bool, args: argparse.Namespac
         beside = read_files(args.beside)
         return Simulated(BASELINE if _are_captured(beside) else _name(args.beside[0]), simulated(beside, setting, partial=args.partial))
     if captured:
-        print("interlace report: these are dumps: the page shows Paddle's baseline of them, with nothing to compare with", file=sys.stderr)
+        print("interlace report: these are dumps: the page shows Paddle's baseline, with nothing to compare with", file=sys.stderr)
         return None
     captured_files = [file.path.parent / "captured" / file.path.name for file in files]
     if all(path.is_file() for path in captured_files):
         return Simulated(BASELINE, simulated(read_files(captured_files), setting, partial=args.partial))
     print(
-        "interlace report: no captured programs are in the folder of these plans, so there is nothing to compare with; --beside names it",
+        "interlace report: the folder of these plans has no captured programs to compare with; name plans with --beside",
         file=sys.stderr,
     )
     return None
 
 
 def _sweep(files: Sequence[PlanFile]) -> Sweep | None:
-    """The curve of step time against memory that lies beside the plans; None where there is none, or they lie in several folders."""
+    """The curve of step time against memory that is stored with the plans; None if there is none, or if they are in several folders."""
     from interlace.planning.curve import read_sweep
 
     folders = {file.path.parent for file in files}
@@ -110,6 +110,6 @@ def _sweep(files: Sequence[PlanFile]) -> Sweep | None:
 
 
 def _name(path: str) -> str:
-    """How a plan is called that the user compares with: by its folder's name."""
+    """The name of a plan to compare with: that of its folder."""
     where = Path(path).absolute()
     return f"the plan in {where.name if where.is_dir() else where.parent.name}/"

@@ -1,4 +1,4 @@
-"""`interlace run`: train a script on several local ranks, and compare every bit with unmodified Paddle."""
+"""`interlace run`: train a script on several local ranks, and optionally compare every bit with unmodified Paddle."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DEFAULT_TIMEOUT_S = 300.0
 _SAME, _DIFFERENT, _USER_ERROR = 0, 1, 2
 _SHOWN_STEPS = 20
 NO_BASELINE = {
-    "baseline failed": "baseline failed, also in the forms that work around Paddle's known faults",
-    "baseline unsteady": "baseline unsteady, it does not repeat its own bits, and no form that works around Paddle's known faults "
-    "gives Interlace's",
+    "baseline failed": "the baseline failed, even in the forms that work around known faults of Paddle",
+    "baseline unsteady": "the baseline does not reproduce its own bits, and no form that works around known faults of Paddle "
+    "gives those of Interlace",
 }
 NOT_ASKED = (
-    "no model asked for it: call interlace.enable(strategy) before dist.to_static gets the strategy, and see that nothing turns "
-    "Interlace off (enable: false, every pass off, a rule of this machine that does not hold, INTERLACE_DISABLE=1)"
+    "no model requested it: call interlace.enable(strategy) before dist.to_static gets the strategy, and check that nothing turns "
+    "Interlace off (enable: false, every pass off, a rule that does not hold on this machine, INTERLACE_DISABLE=1)"
 )
 
 
@@ -54,20 +54,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--decisions",
         metavar="DIR",
-        help="plan this script with the decisions of the plans in this folder, made for a "
-        "larger model with as many stages and micro-batches, even if they gain "
-        "nothing here; --verify then compares them bit for bit",
+        help="plan this script with the decisions of the plans in this folder, which were made for a larger model with the same "
+        "numbers of stages and micro-batches, even if they gain nothing here; --verify then compares them bit by bit",
     )
-    add_budget(parser, ", or else of the script")
+    add_budget(parser, " or of the script")
     add_import(parser)
     parser.add_argument(
         "--target",
         metavar="T",
-        help="where it runs: cpu, gpu, or a module with your own device (default: GPUs if there are any, else CPU processes)",
+        help="where to run: cpu, gpu, or a module with your own device (default: GPUs if there are any, else CPU processes)",
     )
     parser.add_argument("--verify", action="store_true", help="also run unmodified Paddle and compare every bit")
-    parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times to FILE")
-    parser.add_argument("--log-dir", metavar="DIR", help="folder for logs of ranks (default: a temporary one, kept after failures only)")
+    parser.add_argument("--json", metavar="FILE", help="write losses, the verdict, the plan and step times to FILE")
+    parser.add_argument(
+        "--log-dir", metavar="DIR", help="folder for logs of ranks (default: a temporary one, which is kept only after failures)"
+    )
     parser.add_argument(
         "--timeout",
         type=float,
@@ -80,7 +81,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; returns 0, 1 where results differ or the baseline gives none to compare with, 2 where nothing was verified."""
+    """Run the command; 0, 1 if results differ or the baseline has none to compare with, 2 if nothing was verified, and for user errors."""
     with _decisions(args):
         _check(args)
         with _logs(args):
@@ -89,7 +90,7 @@ def main(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _decisions(args: argparse.Namespace) -> Iterator[None]:
-    """Those of `--decisions` as a configuration, instead of one that `--config` names."""
+    """Make a configuration from the decisions of `--decisions`, and use it as `--config`; it exists during the block."""
     if not args.decisions:
         yield
         return
@@ -101,13 +102,13 @@ def _decisions(args: argparse.Namespace) -> Iterator[None]:
 
     other = next((f"{option} {given}" for option, given in (("--config", args.config), ("--plan", args.plan)) if given), "")
     if other:
-        raise ConfigError(f"--decisions {args.decisions} beside {other}: each says what is planned; leave one of them out")
+        raise ConfigError(f"--decisions {args.decisions} together with {other}: both say what is planned; leave one of them out")
     options = forced(Path(args.decisions))
     stages = len(Schedule1F1B(schedule_file=options["schedule_1f1b"]["schedule_file"]).given_rows())
     if args.world % stages:
         raise ConfigError(
-            f"--decisions {args.decisions}: its plans are of {stages} stages, into which --world {args.world} does not divide; expected a "
-            "model with as many stages: give it as many, or plan it with as many as it has"
+            f"--decisions {args.decisions}: its plans have {stages} stages, which do not divide --world {args.world}; expected a model "
+            "with the same number of stages"
         )
     with tempfile.TemporaryDirectory(prefix="interlace-decisions-") as folder:
         args.config = os.path.join(folder, "decisions.yaml")
@@ -139,7 +140,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """What `--config` and `--plan` ask of the ranks."""
+    """Check what `--config` and `--plan` request from the ranks. Raises ConfigError."""
     from interlace.config import make_config, require_jobs
     from interlace.outside import asked_outside
     from interlace.planning.loaded import require_ranks
@@ -147,7 +148,7 @@ def _check_options(args: argparse.Namespace) -> None:
     outside = asked_outside(_told(args))
     if outside is None:
         return
-    strange: list[str] = []  # the script may register passes of these names; each rank checks again when it has
+    strange: list[str] = []  # names of passes that the script may register; each rank checks them later
     config = make_config(outside.options, outside.source, outside.marks, strange=strange)
     if not strange:
         require_jobs(config)
@@ -168,7 +169,7 @@ def _verify(args: argparse.Namespace) -> int:
     from interlace.local.rank_report import counted
     from interlace.local.verdict import PLAN_ALONE, judge, training
 
-    # decisions may not be for this model: the sooner it is said
+    # decisions may not fit this model: run Interlace first, to fail early
     names = ("interlace", "baseline") if args.decisions else ("baseline", "interlace")
     tried = {name: _attempt(args, _environment(args, baseline=name == "baseline"), name) for name in names}
     baseline, planned = tried["baseline"], tried["interlace"]
@@ -197,14 +198,14 @@ def _verify(args: argparse.Namespace) -> int:
         print(f"Paddle's fault, not a plan's: {fault}")
     if mine.reports[0].plan is not None:
         print(_told_text(mine.reports[0].plan))
-    with_what = "" if found.against == "baseline" else f" with those of the run {found.against}; steps that it left out are not compared"
+    with_what = "" if found.against == "baseline" else f" with those of the run {found.against}; steps that it skipped are not compared"
     if idle:
         print(f"interlace run: nothing was verified: {idle}", file=sys.stderr)
     elif found.verdict == "same" and all(report.plan and report.plan.get("is_paddles_order") for report in mine.reports):
         print(
             f"NOTHING OF A PLAN WAS COMPARED: on every rank the plan is Paddle's baseline order of operations, so both runs did the same "
-            f"({compared} losses, {counted(theirs.reports) if theirs else ''} are equal bit by bit{with_what}). What is planned for a "
-            "larger model is verified with this one by --decisions DIR, the folder of that model's plans "
+            f"({compared} losses, {counted(theirs.reports) if theirs else ''} are equal bit by bit{with_what}). To verify with this model "
+            "what is planned for a larger one, add --decisions DIR with the folder of that model's plans "
             "(`interlace plan -o DIR`)"
         )
     elif found.verdict == "same":
@@ -213,12 +214,12 @@ def _verify(args: argparse.Namespace) -> int:
         logs = " and ".join(run.log_dir for name, run in found.runs.items() if name in (found.against, "interlace"))
         print(f"DIFFERENT: {found.difference}; logs in {logs}")
     else:
-        print(f"NOTHING TO COMPARE WITH: {NO_BASELINE[found.verdict]}; Interlace's run came to its end")
+        print(f"NOTHING TO COMPARE WITH: {NO_BASELINE[found.verdict]}; Interlace's run completed")
     return _USER_ERROR if idle else _SAME if found.verdict == "same" else _DIFFERENT
 
 
 def _attempt(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult | LaunchError:
-    """A run, or why it failed. Raises ScriptError where the script is at fault."""
+    """A run, or the error with which it failed. Raises ScriptError if the script is at fault."""
     from interlace.errors import LaunchError
 
     try:
@@ -230,10 +231,10 @@ def _attempt(args: argparse.Namespace, env: dict[str, str], name: str) -> Launch
 def _why_idle(args: argparse.Namespace, planned: LaunchResult, compared: int) -> str:
     """Why equal runs prove nothing; empty if Interlace made a plan and losses were compared."""
     if any(report.plan is not None for report in planned.reports):
-        return "" if compared else "no rank fetched a loss: there is nothing to compare; train at least one step"
+        return "" if compared else "no rank fetched a loss, so there is nothing to compare; train at least one step"
     given = args.plan or args.config
     asked = (
-        f"{given} turns everything off, or the script trains nothing through dist.to_static"
+        f"{given} turns everything off, or the script does not train through dist.to_static"
         if given is not None
         else f"{NOT_ASKED}; or give a --config"
     )
@@ -241,13 +242,13 @@ def _why_idle(args: argparse.Namespace, planned: LaunchResult, compared: int) ->
 
 
 def _environment(args: argparse.Namespace, baseline: bool) -> dict[str, str]:
-    """What the ranks are told: where they run; Interlace's part off, or the configuration to use."""
+    """Environment variables for the ranks: where they run, and whether Interlace is disabled or which configuration it uses."""
     from interlace.outside import DISABLE_VARIABLE, with_connections
 
     told = {"INTERLACE_TARGET": args.target} if args.target else {}
     told |= {DISABLE_VARIABLE: "1"} if baseline else with_connections()
     if args.verify and "INTERLACE_TUNE" not in os.environ:
-        told["INTERLACE_TUNE"] = "off"  # the plan itself is compared, and an error in it is one
+        told["INTERLACE_TUNE"] = "off"  # verify the plan itself, without falling back to Paddle's baseline
     told |= _told(args)
     if args.imports:
         told[IMPORT_VARIABLE] = os.pathsep.join(os.path.abspath(name) if name.endswith(".py") else name for name in args.imports)
@@ -255,7 +256,7 @@ def _environment(args: argparse.Namespace, baseline: bool) -> dict[str, str]:
 
 
 def _told(args: argparse.Namespace) -> dict[str, str]:
-    """The variables of `--config`, `--plan` and `--memory-budget`."""
+    """Environment variables for `--config`, `--plan` and `--memory-budget`."""
     from interlace.config import find_config
     from interlace.outside import BUDGET_VARIABLE, CONFIG_VARIABLE, PLAN_VARIABLE
 
@@ -265,7 +266,8 @@ def _told(args: argparse.Namespace) -> dict[str, str]:
 
 
 def train(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:
-    """Run the script's ranks with this environment; the run's name stands on the screen and in the path of its logs."""
+    """Run the script's ranks with this environment; the run's name appears on the screen and in the path of its logs. Raises LaunchError or
+    ScriptError."""
     from interlace.local.launch import launch
 
     logs = Path(args.log_dir or args.temporary_logs) / name
@@ -273,12 +275,12 @@ def train(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchRes
         try:
             return launch(args.script, args.script_args, args.world, env, None, logs, args.timeout, display.show, display.say)
         finally:
-            args.loss_rank = display.loss_rank  # runs that are compared show the same rank
+            args.loss_rank = display.loss_rank  # so that both runs of a comparison show the same rank
 
 
 @contextlib.contextmanager
 def _logs(args: argparse.Namespace) -> Iterator[None]:
-    """A folder for logs where the user names none; it goes at the end, unless something failed."""
+    """Make a temporary folder for logs if the user names none; it is removed at the end unless something failed."""
     args.failed = False
     made = None if args.log_dir else hold("interlace-logs-")
     args.temporary_logs = "" if made is None else str(made.path)
@@ -293,10 +295,10 @@ def _logs(args: argparse.Namespace) -> Iterator[None]:
 
 
 class _Display:
-    """What is shown during a run: lines that the script prints on stdout, steps and progress on stderr.
+    """What is shown during a run: lines that the script prints, on stdout; steps and progress, on stderr.
 
-    Lines come from rank 0 and from one rank that has losses (a rank of the last stage): `loss_rank`, else the first that has one.
-    Its steps are a bar on a terminal and a line each elsewhere: with data parallelism each rank has losses of its own.
+    Lines are those of rank 0 and of one rank that has losses (a rank of the last stage): `loss_rank`, else the first that has one. Only the
+    steps of that rank are shown, as with data parallelism several ranks have losses; on a terminal as a bar, otherwise as lines.
     """
 
     def __init__(self, name: str, world: int, loss_rank: int | None = None) -> None:
@@ -321,7 +323,7 @@ class _Display:
             self._bar.close()
 
     def say(self, rank: int, line: str) -> None:
-        """Show a line that the script printed, if its rank is one that is shown; others wait until losses are seen."""
+        """Show a line that the script printed, if its rank is shown; lines of other ranks wait until the rank with losses is known."""
         if rank not in (0, self.loss_rank):
             if self.loss_rank is None:
                 self._waiting.append((rank, line))
@@ -329,7 +331,7 @@ class _Display:
         self._print(f"{self._name}{f' rank {rank}' if rank else ''} | {line}")
 
     def show(self, progress: Progress) -> None:
-        """Show a step once, when the rank whose losses are shown is done with it."""
+        """Show a step once, when the rank whose losses are shown has completed it."""
         if progress.loss is None or progress.step <= self._steps.get(progress.mode, 0) or self.loss_rank not in (None, progress.rank):
             return
         if self.loss_rank is None:
@@ -338,7 +340,7 @@ class _Display:
             for rank, line in waiting:
                 self.say(rank, line)
         self._steps[progress.mode] = progress.step
-        self._alive.now(f"{progress.mode} step {progress.step} is done, and none since")
+        self._alive.now(f"no step completed since {progress.mode} step {progress.step}")
         if self._bar is not None:
             self._bar.update()
             self._bar.set_postfix_str(f"{progress.mode} loss {progress.loss:.6g}")
@@ -360,7 +362,7 @@ def _mean(loss: StepLoss) -> str:
 
 
 def _losses_text(reports: tuple[RankReport, ...]) -> str:
-    """The last steps' losses; ranks that have the same ones share their lines, ranks without any are named in one."""
+    """The losses of the last steps; ranks with equal losses share their lines, and ranks without losses are named in one line."""
     found = {
         report.rank: tuple(f"{x.mode:<7}  {x.step:>4}  {_mean(x)}" for x in report.losses if x.raw_hex)[-_SHOWN_STEPS:]
         for report in reports
@@ -369,7 +371,7 @@ def _losses_text(reports: tuple[RankReport, ...]) -> str:
 
 
 def _table_text(baseline: tuple[RankReport, ...], planned: tuple[RankReport, ...]) -> str:
-    """Losses of both runs side by side: all that differ, and the last steps of each rank; alike ranks share their lines."""
+    """Losses of both runs side by side: all that differ, and the last steps of each rank; ranks with equal lines share them."""
     found = {one.rank: tuple(_rows(one, other)) for one, other in zip(baseline, planned, strict=True)}
     return _by_rank(f"mode     step  {'baseline':<14}  {'interlace':<14}", found)
 
@@ -390,12 +392,12 @@ def _by_rank(head: str, found: dict[int, tuple[str, ...]]) -> str:
     width = max((len(label) for label, _ in labels), default=0)
     lines = [f"{label:>{max(width, 5)}}  {row}" for label, rank in labels for row in found[rank]]
     silent = [rank for rank, rows in found.items() if not rows]
-    none = [f"{ranks_text(silent)}: no loss here (it is known on the last pipeline stage)"] if silent and lines else []
+    none = [f"{ranks_text(silent)}: no losses (only the last pipeline stage has them)"] if silent and lines else []
     return "\n".join([f"{'ranks':>{max(width, 5)}}  {head}", *lines, *none])
 
 
 def _median_step_ms(result: LaunchResult) -> dict[str, float]:
-    """Median over the steps, first step left out where there are more, of the slowest rank; by mode."""
+    """Median step time of the slowest rank in ms, by mode; the first step is left out if there are more."""
     modes = sorted({loss.mode for report in result.reports for loss in report.losses})
     medians = {}
     for mode in modes:
@@ -407,24 +409,24 @@ def _median_step_ms(result: LaunchResult) -> dict[str, float]:
 
 def _times_text(name: str, result: LaunchResult, args: argparse.Namespace) -> str:
     medians = ", ".join(f"{mode} {median_ms:.1f} ms" for mode, median_ms in _median_step_ms(result).items())
-    return f"{name}: median step {medians or 'none'}; {result.wall_s:.1f} s in all{f'; logs in {result.log_dir}' if args.log_dir else ''}"
+    return f"{name}: median step {medians or 'none'}; {result.wall_s:.1f} s in total{f'; logs in {result.log_dir}' if args.log_dir else ''}"
 
 
 def _plan_text(result: LaunchResult) -> str:
-    """What the passes did on the first rank, in one line."""
+    """What the passes did on the first rank, and what its plan gains."""
     plan = result.reports[0].plan
     if plan is None:
         return f"plan: none; {NOT_ASKED}"
     counts = {each["name"]: sum(remark["kind"] != "declined" for remark in each["remarks"]) for each in plan["passes"]}
     done = ", ".join(f"{name} {count} changed" for name, count in counts.items())
     return (
-        f"plan of rank 0: {done or 'no pass ran'}; why: print(interlace.plan_of(model).explain()) in the script, or "
+        f"plan of rank 0: {done or 'no pass ran'}; for reasons: print(interlace.plan_of(model).explain()) in the script, or "
         f"dump: FOLDER in the configuration and `interlace show FOLDER/rank0.ilp --why`\n{_told_text(plan)}"
     )
 
 
 def _told_text(plan: dict[str, Any]) -> str:
-    """What the plan brings, and which one a trial took."""
+    """What the plan gains, and which plan a trial on the device chose."""
     return "\n".join([plan["sentence"], *plan["trial"][:1]])
 
 

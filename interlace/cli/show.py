@@ -23,45 +23,47 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "show",
         help="print a dump, a plan, one job, or what a pass changed",
-        description="Print a dump or plan file; FILE may be a folder with one file, with --why and --rows a folder of plans.",
+        description="Print a dump or a plan. FILE may be a folder with one file; with --why and --rows, a folder of plans.",
     )
-    parser.add_argument("file", metavar="FILE", help="a dump or plan file; with --why and --rows a folder of plans")
+    parser.add_argument("file", metavar="FILE", help="a dump or plan file; with --why and --rows also a folder of plans")
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--job", metavar="J", help="only this job's operations, in issue order: its name or slot, such as 0B+2F")
     one.add_argument("--before-after", metavar="PASS", help="what this pass of a plan added, removed and moved, job by job")
-    one.add_argument("--why", action="store_true", help="what each pass of a plan did and declined, and why, by rule")
-    one.add_argument("--costs", action="store_true", help="times of operations, summed by kind and by layer, and how they are known")
-    one.add_argument("--rows", action="store_true", help="the schedule of the plans in a folder as text, a row for each stage")
+    one.add_argument("--why", action="store_true", help="what each pass of a plan did and declined, with reasons, by rule")
+    one.add_argument("--costs", action="store_true", help="times of operations, summed by kind and by layer, and how these times are known")
+    one.add_argument("--rows", action="store_true", help="the schedule of the plans in a folder as text, with a row for each stage")
     parser.add_argument(
         "--all",
         action="store_true",
-        help="with --why every place, with --costs every operation, with --before-after the difference of the program text",
+        help="with --why every place, with --costs every operation, with --before-after the difference between program texts",
     )
     parser.add_argument(
         "--rule",
         action="append",
         default=[],
         metavar="R",
-        help="with --why only remarks of this rule, named in [] behind each line; may be given again",
+        help="with --why only remarks of this rule, which is named in [] at the end of each line; may be repeated",
     )
-    parser.add_argument("--device", metavar="NAME", default="", help="device profile for --costs (default: the plan's, else h200)")
+    parser.add_argument("--device", metavar="NAME", default="", help="device profile for --costs (default: that of the plan, else h200)")
     add_import(parser)
     parser.add_argument("--json", metavar="FILE", help="write the same to FILE in machine-readable form")
     return parser
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; 0, or 2 for the user's errors."""
+    """Run the command; 0, or 2 for user errors."""
     from interlace.cli.outputs import check_apart, write_json
     from interlace.errors import ConfigError
     from interlace.ir.dump import find_dumps
 
     if args.device and not args.costs:
-        raise ConfigError(f"--device {args.device}: only --costs asks a device profile; add --costs or leave it out")
+        raise ConfigError(f"--device {args.device}: only --costs uses a device profile; add --costs or leave --device out")
     if args.all and not (args.why or args.costs or args.before_after):
-        raise ConfigError("--all: goes with --why, --costs or --before-after, which tell by rule without it; all else is printed whole")
+        raise ConfigError(
+            "--all: goes with --why, --costs or --before-after, which print summaries without it; everything else is printed in full"
+        )
     if args.rule and not args.why:
-        raise ConfigError(f"--rule {args.rule[0]}: selects what --why tells; add --why or leave it out")
+        raise ConfigError(f"--rule {args.rule[0]}: selects remarks of --why; add --why or leave --rule out")
     check_apart({"--json": args.json}, [args.file, args.device, *(args.imports or ())])
     import_own(args.imports)
     several = args.rows or (args.why and len(find_dumps([args.file])) > 1)
@@ -74,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 class Shown(NamedTuple):
-    """What is printed, and the same for machines."""
+    """What is printed, and the same as data for `--json`."""
 
     lines: list[str]
     data: dict[str, Any]
@@ -120,7 +122,7 @@ def _job(program: Program, name: str) -> Shown:
     name = next((job.name for job in program.jobs if slot_text(job.name) == name), name)
     if name not in jobs:
         known = ", ".join(f"{known} ({slot_text(known)})" for known in jobs)
-        raise PlanError(f"no job {name!r}; there are {known or 'none: this is an unscheduled program'}")
+        raise PlanError(f"no job {name!r}; there are {known or 'none, as this program has no schedule'}")
     ops = {op.id: op for op in program.ops}
     values = {value.id: value for value in program.values}
     items = [(micro_batch, show_op(ops[op_id], values)) for op_id, micro_batch in jobs[name].items]
@@ -146,7 +148,7 @@ def _difference(path: Path, name: str, every: bool) -> Shown:
 
 
 def _why(files: Sequence[PlanFile], records: Sequence[Record], every: bool, rules: Sequence[str]) -> Shown:
-    """What the passes of a plan did; of several plans, those of the first of each stage."""
+    """What the passes of a plan did; for several plans, those of the first rank of each stage."""
     from interlace.report.screen import imbalance_lines, places_text, reports_text
 
     first = {file.program.pipeline.stage: k for k, file in reversed([*enumerate(files)])}
@@ -160,8 +162,8 @@ def _why(files: Sequence[PlanFile], records: Sequence[Record], every: bool, rule
 
 
 def _selected(records: Sequence[Record], rules: Sequence[str]) -> list[Record]:
-    """The records with the remarks of these rules, and the passes that have any; all without rules. Raises ConfigError where no plan has
-    remarks of a rule."""
+    """The records with only the remarks of these rules, and only the passes that have such remarks; without rules, unchanged. Raises
+    ConfigError if no plan has a remark of a rule."""
     import msgspec
 
     from interlace.errors import ConfigError
@@ -169,7 +171,7 @@ def _selected(records: Sequence[Record], rules: Sequence[str]) -> list[Record]:
     there = sorted({each.rule for record in records for report in record.reports for each in report.remarks})
     for rule in rules:
         if rule not in there:
-            raise ConfigError(f"--rule {rule}: the plan has no remark of this rule; it has some of {', '.join(there) or 'none'}")
+            raise ConfigError(f"--rule {rule}: the plan has no remark of this rule; its rules are {', '.join(there) or 'none'}")
     if not rules:
         return list(records)
     found = []

@@ -1,4 +1,4 @@
-"""The device profile and target that `check` and `timeline` simulate, chosen in one way for both."""
+"""How `check`, `timeline` and `report` choose the device profile and target with which they simulate."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ def add_options(parser: argparse.ArgumentParser, *more: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The times and rules to simulate with, of steps that are issued; `of_plans` gives those of plans.
+    """The times and rules with which to simulate steps that the host issues; `of_plans` also covers captured steps.
 
     Attributes:
         profile: Name or path of the device profile.
         why: Where that name comes from, in a few words.
+        costs: The cost model of that profile.
+        target: The rules of execution.
     """
 
     profile: str
@@ -49,8 +51,11 @@ class Setting:
 
     @classmethod
     def of(cls, files: Sequence[PlanFile], args: argparse.Namespace, *more: Target) -> Setting:
-        """As the options say, of real targets and `more`; else the profile that the plans were made with, and the target that goes with it.
-        Raises ConfigError where there is no such profile or target, or the plans were made with several profiles."""
+        """The setting that the options request; `more` are targets that they may name besides the real ones. By default the profile with
+        which the plans were made, and the target that belongs to it.
+
+        Raises ConfigError if there is no such profile or target, or if the plans were made with several profiles.
+        """
         from interlace.cost_model import CostModel, load_profile
         from interlace.errors import ConfigError
         from interlace.ir.target import TARGETS, target_of
@@ -60,13 +65,13 @@ class Setting:
         try:
             costs = CostModel(load_profile(name))
         except ConfigError as error:
-            raise error if args.device else ConfigError(f"{error} (the plan was made with it; --device names another)") from error
+            raise error if args.device else ConfigError(f"{error} (the plan was made with it; choose another with --device)") from error
         known = {**TARGETS, **{target.name: target for target in more}}
         asked = args.target or target_of(name).name
         return cls(name, why, costs, known[asked] if asked in known else find_own(asked).rules)
 
     def of_plans(self, files: Sequence[PlanFile]) -> Setting:
-        """The same for the steps of these plans, which may be launched as a graph."""
+        """The setting for the steps of these plans, which may be captured and launched as a graph."""
         from interlace.ir.target import as_graph
         from interlace.planning.plan import costs_of
 
@@ -78,8 +83,8 @@ class Setting:
         return f"simulated with the profile {Path(self.profile).stem} ({self.why}), rules of the {self.target.name} target"
 
     def simulate(self, programs: Sequence[Program], p2p: Literal["rendezvous", "buffered"] | None = None) -> Result:
-        """A step of these ranks and of those they stand for, all others being always ready; `p2p` in place of the target's own rule. Raises
-        PlanError and Stall as the simulator."""
+        """Simulate a step of these ranks and of those that they represent; all others count as always ready. `p2p` replaces the rule of the
+        target. Raises PlanError and Stall like the simulator."""
         from interlace.ir.equivalent_ranks import missing_ranks, representatives
         from interlace.scheduler.simulate.arrays import Options
         from interlace.scheduler.simulate.simulator import simulate
@@ -90,8 +95,8 @@ class Setting:
 
 
 def profile_of(files: Sequence[PlanFile]) -> tuple[str, str]:
-    """The profile that plans were made with, and that it is theirs; the default for dumps, which have none. Raises ConfigError where they
-    were made with several."""
+    """The profile with which plans were made, or the default for dumps, and a text that says which of the two it is. Raises ConfigError if
+    plans were made with several."""
     from interlace.errors import ConfigError
 
     found: dict[str, Path] = {}
@@ -101,4 +106,4 @@ def profile_of(files: Sequence[PlanFile]) -> tuple[str, str]:
     if len(found) > 1:
         named = ", ".join(f"{path} with {name}" for name, path in found.items())
         raise ConfigError(f"plans made with different device profiles: {named}; choose one with --device")
-    return (next(iter(found)), "the plan's own") if found else (DEFAULT_PROFILE, "the default: no plan's record names one")
+    return (next(iter(found)), "the plan's own") if found else (DEFAULT_PROFILE, "the default, as no plan names one")

@@ -1,4 +1,4 @@
-"""`interlace timeline`: a simulated step as a Chrome trace, and where its time goes."""
+"""`interlace timeline`: a simulated step as a Chrome trace, and the parts of its time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("dumps", nargs="+", metavar="DUMP", help="plan or dump files, or folders of them")
     parser.add_argument("--beside", nargs="+", metavar="DUMP", default=[], help="plans or dumps to compare with, such as plan/captured")
-    add_options(parser, "ideal: memory is allocated while operations run, whenever they were issued")
+    add_options(parser, "ideal: memory is allocated when operations run, not when they are issued")
     add_partial(parser)
     parser.add_argument(
-        "--p2p", choices=("rendezvous", "buffered"), help="whether a send waits for its receive (default: as the target's sends do)"
+        "--p2p", choices=("rendezvous", "buffered"), help="whether a send waits for its receive (default: the rule of the target)"
     )
     parser.add_argument("-o", "--output", metavar="FILE", default="trace.json", help="file for the trace (default: trace.json)")
     parser.add_argument("--json", metavar="FILE", help="write the parts of each rank's step time to FILE")
@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
+    """Run the command; 0, 1 if ranks wait for each other forever, 2 for user errors."""
     from interlace.cli.outputs import check_apart, write_json
     from interlace.cli.plans import read_files, require_same_model, simulated
     from interlace.ir.target import IDEAL
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _labels(dumps: list[str], beside: list[str]) -> tuple[str, str]:
-    """What the table calls the plans and those beside them: the folders they lie in, where these tell them apart."""
+    """Names of the plans and of those to compare with: the names of their folders if these differ, else `plan` and `beside`."""
     mine, other = (_folder(paths) for paths in (dumps, beside))
     return (mine or "plan", other or "beside") if mine != other else ("plan", "beside")
 

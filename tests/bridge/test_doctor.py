@@ -255,9 +255,9 @@ def test_what_the_plan_of_a_script_needs(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--world", "2"], "--world: of which script? SCRIPT is missing"),
-        (["--", "--layers", "2"], "arguments after --: of which script? SCRIPT is missing"),
-        (["train.py"], "train.py: with how many ranks? add --world N"),
+        (["--world", "2"], "--world: needs SCRIPT, which is missing"),
+        (["--", "--layers", "2"], "arguments after --: needs SCRIPT, which is missing"),
+        (["train.py"], "train.py: the number of ranks is missing; add --world N"),
         (["train.py", "--world", "2", "--config", "nothing"], "nothing"),
     ],
 )

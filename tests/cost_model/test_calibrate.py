@@ -62,7 +62,7 @@ def test_what_other_work_hides_is_measured_again(monkeypatch):
         monkeypatch.setattr(measure.Bench, "op_ns", lambda self, case, measured=measured: next(measured))
         found.append(measure.op_samples(bench_of_cpu(), addition, 10.0, {})[0])
     assert [[sample.dur_ns for sample in each] for each in found] == [[90], []]
-    with pytest.raises(ConfigError, match="in 3 tries; is the machine busy"):
+    with pytest.raises(ConfigError, match="in 3 tries; if the machine is busy"):
         measure._memory_rate(found[1], {})
 
 
@@ -220,7 +220,7 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path):
 
 @pytest.mark.paddle
 def test_a_cpu_is_not_completed_from_a_gpu(tmp_path):
-    with pytest.raises(ConfigError, match="--base h200: the profile is of NVIDIA H200, and a CPU was to be measured; leave it out"):
+    with pytest.raises(ConfigError, match="--base h200: is a profile of NVIDIA H200, but a CPU is measured; leave --base out"):
         command.main(parse("-o", str(tmp_path / "x.json"), "--target", "cpu", "--quick", "--base", "h200"))
 
 
@@ -243,7 +243,7 @@ def test_of_several_ranks_the_others_write_nothing(tmp_path, monkeypatch):
         (("--date", "banana"), "--date 'banana': expected a day as YYYY-MM-DD"),
         (("--date", "2026-02-30"), "--date '2026-02-30': expected a day as YYYY-MM-DD"),
         (("--date", "20260102"), "--date '20260102': expected a day as YYYY-MM-DD"),
-        (("-o", "x.txt"), "-o 'x.txt': a device profile's name ends in .json"),
+        (("-o", "x.txt"), "-o 'x.txt': the name of a device profile must end in .json"),
         (("--json", "/dev/null/x.json"), "--json '/dev/null/x.json': /dev/null is a file; expected a folder there"),
     ],
 )

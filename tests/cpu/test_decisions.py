@@ -69,7 +69,7 @@ def test_a_folder_without_rows_is_refused(tmp_path: Path, capsys: pytest.Capture
 def test_decisions_for_another_number_of_stages_start_nothing(large: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(run_command, "train", lambda *args: pytest.fail("a rank was started"))
     assert main(["run", str(TINY), "--world", "3", "--decisions", str(large)]) == 2
-    assert f"--decisions {large}: its plans are of 2 stages, into which --world 3 does not divide" in capsys.readouterr().err
+    assert f"--decisions {large}: its plans have 2 stages, which do not divide --world 3" in capsys.readouterr().err
 
 
 @pytest.mark.paddle

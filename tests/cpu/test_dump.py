@@ -41,7 +41,7 @@ def test_one_rank_is_dumped_planned_and_shown(tmp_path: Path, capsys: Any) -> No
         (["absent.py", "--world", "2"], "absent.py: no such script"),
         ([TINY, "--world", "0"], "expected a world of at least 1 and a rank inside it"),
         ([TINY, "--world", "2", "--rank", "2"], "--world 2 --rank 2: expected a world of at least 1 and a rank inside it"),
-        ([TINY, "--world", "2", "--compare"], "--compare: compares the ranks of a stage that --stages leaves out; add --stages"),
+        ([TINY, "--world", "2", "--compare"], "--compare: compares ranks with those that --stages builds; add --stages"),
         ([TINY, "--world", "2", "--jobs", "0"], "--jobs 0: expected a number of ranks, 1 or more"),
         ([TINY, "--world", "2", "--json", "/dev/null/x.json"], "--json '/dev/null/x.json': /dev/null is a file; expected a folder there"),
         ([TINY, "--world", "2", "-o", "/dev/null/dumps"], "-o '/dev/null/dumps': /dev/null is a file; expected a folder there"),
@@ -67,7 +67,7 @@ def test_one_rank_of_each_stage_is_the_whole_world(forked: None, tmp_path: Path,
     assert main(["check", str(tmp_path / "plan")]) == 0
     told = capsys.readouterr().out
     assert "8 of 8 ranks" in told
-    assert "2 ranks are given, and stand for 6 more of their stages" in told
+    assert "the 2 given ranks represent 6 more of their stages" in told
     assert main(["timeline", str(tmp_path / "plan"), "-o", str(tmp_path / "trace.json")]) == 0
     assert "  4-7  plan " in capsys.readouterr().out
     assert '"ranks 4-7 (stage 1)"' in (tmp_path / "trace.json").read_text()

@@ -189,7 +189,7 @@ PLAN = {"rank": 0, "passes": [], "trial": [], "sentence": "no comparison"}
             "no plan",
             "nothing was verified: Interlace made no plan on any rank, so unmodified Paddle ran twice; no model",
         ),
-        (None, "00", ("--config",), 2, "no plan", "own.yaml turns everything off, or the script trains nothing through dist.to_static"),
+        (None, "00", ("--config",), 2, "no plan", "own.yaml turns everything off, or the script does not train through dist.to_static"),
     ],
 )
 def test_baseline_against_baseline_verifies_nothing(

@@ -160,7 +160,7 @@ def test_hosts_make_times_that_are_estimated(everything: Answer, folder: Path, c
         assert row.paddles.step_ns > within.step_ns
         assert 0 < row.across_hosts < 1
         assert row.paddles.rel_error >= 0.5 * row.across_hosts - 1e-3
-    assert "10 GB/s and 20 us a GPU between hosts (as given); times across hosts are estimated" in out
+    assert "10 GB/s and 20 us per GPU between hosts (as given); times across hosts are estimated" in out
     assert "of its device time crosses hosts and is estimated, not measured" in out
 
 

@@ -95,7 +95,7 @@ def test_a_schedule_is_printed_edited_and_planned_by_command(tmp_path: Path, cap
     for program in programs(WORLD):
         save(program, tmp_path / "dumps" / f"rank{program.rank}.ilp")
     assert main(["plan", "dumps", "-o", "plan"]) == 0
-    told = "schedule, a row for each stage: plan/schedule.rows; edited, it is planned with --config plan/schedule.yaml"
+    told = "schedule, a row for each stage: plan/schedule.rows; to plan an edited one, use --config plan/schedule.yaml"
     assert told in capsys.readouterr().out
     assert main(["show", "plan", "--rows"]) == 0
     rows = capsys.readouterr().out

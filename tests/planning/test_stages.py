@@ -93,7 +93,7 @@ def test_a_dump_of_stages_builds_as_many_ranks(built: list[int], tmp_path: Path,
         (6, (7,)),
     ]
     assert "4 programs in " in (told := capsys.readouterr().out)
-    assert "one for each stage of 2 ranks; that ranks of a stage are equivalent was not looked at (--compare)" in told
+    assert "one for each stage of 2 ranks; whether the ranks of a stage are equivalent was not checked (--compare does)" in told
 
 
 def test_ranks_of_a_stage_that_differ_are_told(built: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

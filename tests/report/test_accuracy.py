@@ -65,7 +65,7 @@ def test_a_stored_plan_is_predicted_now_and_the_others_as_they_were(tmp_path: Pa
         assert row["limited"]["step_ms"] >= row["now"]["step_ms"] > 0
     assert not any("now" in row for row in said["runs"] if row["case"] == "gpt-without-plan-pp2")
     assert {(group["mesh"], group["kind"]) for group in said["groups"]} >= {("dp 2", "all"), ("dp 2", "auto"), ("pp 2", "all")}
-    assert "3 measured runs; of 2 the plan is stored" in capsys.readouterr().out
+    assert "3 measured runs; the plans of 2 are stored" in capsys.readouterr().out
 
 
 def test_runs_of_a_device_are_held_against_a_profile_by_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,12 +106,12 @@ def test_later_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (tmp_path / "h100/testbed_x.json").write_text(json.dumps({"sittings": {}, "runs": runs}))
     for since, count in (("2026-11-26", 2), ("2026-11-27", 1), ("2026-11-27 14:09", 1)):
         assert main(["accuracy", str(tmp_path), "--since", since]) == 0
-        assert f"{count} measured runs; of 0 the plan is stored" in capsys.readouterr().out
+        assert f"{count} measured runs; the plans of 0 are stored" in capsys.readouterr().out
     for words, said in (
         (["2026-11-28"], "h200 since 2026-11-28; expected DEVICE/testbed_*.json in it"),
         (["2026-11-28", "--device", "h100"], "no measured run since 2026-11-28"),
         (["yesterday"], "--since yesterday: expected a day, as 2026-11-27"),
-        (["2026-11-26", "--write"], "--since with --write: profiles claim the errors of all runs"),
+        (["2026-11-26", "--write"], "--since with --write: profiles store the errors of all runs"),
     ):
         assert main(["accuracy", str(tmp_path), "--since", *words]) == 2
         assert said in capsys.readouterr().err

@@ -120,14 +120,14 @@ def test_a_plan_is_simulated_with_the_profile_it_was_made_with(command: str, tmp
     assert (found["device"], found["target"]) == ("h200", "gpu")
     assert "simulated with the profile h200 (--device), rules of the gpu target" in capsys.readouterr().out
     figures(command, str(tmp_path / "plan" / "captured"), tmp_path)
-    assert "simulated with the profile h200 (the default: no plan's record names one)" in capsys.readouterr().out
+    assert "simulated with the profile h200 (the default, as no plan names one)" in capsys.readouterr().out
 
 
 def test_a_profile_that_is_gone_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", stored(tmp_path / "plan", "gone.json")]) == 2
     said = capsys.readouterr().err
     assert "gone.json" in said
-    assert "(the plan was made with it; --device names another)" in said
+    assert "(the plan was made with it; choose another with --device)" in said
 
 
 def test_plans_of_two_profiles_need_the_users_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

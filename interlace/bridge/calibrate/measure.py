@@ -250,9 +250,7 @@ def _memory_rate(samples: Collection[OpSample], failed: Mapping[str, str]) -> Pe
         why = f"none took longer than its dispatch in {TRIES} tries"
         if failed:
             why = f"{len(failed)} failed, first {': '.join(next(iter(failed.items())))}"
-        raise ConfigError(
-            f"calibrate: no elementwise operation was measured: {why}; if the machine is busy, measure again when it is idle"
-        )
+        raise ConfigError(f"calibrate: no elementwise operation was measured: {why}; if the machine is busy, measure again when it is idle")
     largest = max(s.dims["elements"] for s in plain)
     rate = median(s.size_bytes * 1e9 / s.dur_ns for s in plain if s.dims["elements"] == largest)
     return Peak(float(f"{rate:.4g}"), "measured", f"read plus written, {largest} elements")

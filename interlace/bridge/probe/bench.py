@@ -80,8 +80,8 @@ class Bench:
         self._place = self.device.place_attribute()
 
     def seconds(self, build: Callable[[], None], num_jobs: int = 1, num_runs: int = 0, inputs: Inputs | None = None) -> list[float]:
-        """Times in seconds of `num_runs` runs (0: the bench's number), after one that is not counted, of a plan with `num_jobs` jobs, each of
-        which is built by `build`."""
+        """Times in seconds of `num_runs` runs (0: the bench's number) of a plan with `num_jobs` jobs, each of which is built by `build`.
+        One run before them is not counted."""
         run = self.runner(build, num_jobs, inputs)
         return [run() for _ in range((num_runs or self.num_runs) + 1)][1:]
 
@@ -130,8 +130,8 @@ class Bench:
         return found
 
     def op_ns(self, case: Case) -> tuple[float, float]:
-        """Median and spread (largest minus smallest) of the time of one operation in a row of equal ones, in nanoseconds. On a serial device
-        it includes dispatch; otherwise it is the device's time alone."""
+        """Median and spread (largest minus smallest) of the time of one operation in a row of equal ones, in nanoseconds. On a serial
+        device it includes dispatch; otherwise it is the device's time alone."""
         inputs = self.inputs(case)
         once = min(self.seconds(lambda: fill(case, 1), num_runs=2, inputs=inputs))
         several = min(self.seconds(lambda: fill(case, 4), num_runs=1, inputs=inputs))
