@@ -79,52 +79,51 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A checked configuration.
 
     Attributes:
-        enable: False leaves Paddle's plan and programs untouched. When: comparing with unmodified Paddle, or ruling out Interlace while you
-            look for a fault.
-        device: Name of a device profile in `interlace.configs`, or a path to one; empty means the device in use. When: planning without
-            the GPU, or for a GPU for which you made a profile.
-        force_device: On a GPU, plan with the profile of another device than the one in use, which is an error otherwise. When: the GPU in
-            use is close to the one of the profile, and you accept that predicted times are off.
-        force_paddle: Plan also with a Paddle that nobody has tested and that lacks names which plans use; otherwise models keep Paddle's
-            plan there. When: porting Interlace to another Paddle; begin with `interlace run --verify`.
+        enable: False leaves Paddle's plan and programs untouched. When: to compare with unmodified Paddle, or to rule out Interlace while
+            you look for a fault.
+        device: Name of a device profile in `interlace.configs`, or a path to one; empty means the device in use. When: to plan without
+            the GPU, or for a GPU that you made a profile for.
+        force_device: Allow planning with the profile of another device than the GPU in use, which is an error otherwise. When: the GPU in
+            use is similar to that of the profile, and you accept inaccurate predictions.
+        force_paddle: Plan even with an untested Paddle that lacks names which plans use; otherwise models keep Paddle's plan there. When:
+            to port Interlace to another Paddle; begin with `interlace run --verify`.
         memory_budget: Device memory that a rank may hold at any time: a size (`70GB`), a share of what Paddle's baseline holds on its
-            fullest rank (`0.8`, `80%`), `+8GB` for so much more than it holds, or `off` for no limit; by default what it holds. When: the
-            step must fit into a given memory, the device has memory that the baseline leaves free, or the script recomputes more than
-            necessary. Details: within a size or a share, what is kept, recomputed and moved to the host, and the schedule, are chosen for
-            the fastest step; where no plan keeps it, an error names the least feasible one. Else the limit holds where `interleave` is
-            `auto`, and Paddle's baseline is taken where nothing else keeps it; a form by name is taken whatever it holds, and the order of
-            operations in a job holds no more than its parts one after another (1 % more is ignored), with `+8GB` that much more, with `off`
-            as much as it likes. Some GB more allow more communication to be hidden.
+            fullest rank (`0.8`, `80%`), `+8GB` for that much more, or `off` for no limit; by default what the baseline holds. When: the
+            step must fit into a given memory, the baseline leaves device memory free, or the script recomputes more than necessary.
+            Details: with a size or a share, planning chooses the schedule and what is kept, recomputed and offloaded for the
+            fastest step within the budget; if nothing fits, the error names the smallest feasible budget. The other values limit only
+            `interleave: auto`, which falls back to Paddle's baseline if nothing else fits; a form given by name is used whatever it
+            holds. The order of operations within a job holds no more than its parts one after another (1 % is ignored), with `+8GB` that
+            much more, with `off` any amount. A few GB more let more communication be hidden.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
-        means: Passes of which nothing was said, for planning to use where a plan then keeps its memory, or keeps it in less time. Under a
-            memory budget only those that do not follow one (`return-memory`): the others are on already.
+        means: Passes that the configuration does not mention, which planning may use to keep a plan within its memory, or to do so in less
+            time. Under a memory budget only those that do not follow one (`return-memory`): the others are on already.
         check: Prove every plan before it is lowered. When: leave it on; off saves the time of the proof if the same plan was proved
             before.
-        dump: Folder for the dumps of every rank; empty for none. When: you want to inspect the plan of a training run, or load it in later
-            runs.
-        tune: Measure plans on the run's own first training steps, Paddle's baseline among them, and go on with the fastest; where a
-            plan fails, go on with Paddle's baseline. `auto`: on GPUs, not on CPUs. When: leave it on; off where every run must take the
-            same plan from its first step. Details: all plans give the same bits, so no step is lost. Plans that hold more than the baseline
-            are tried where a tenth of the device stays free, and within a `memory_budget` that is a size or a share; off keeps to the
-            memory of the baseline. With on, `interlace plan` does so, too, by simulated steps and the memory of the device in the profile.
-            The choice is kept for later runs of the same program, device, configuration and versions in the folder of `dump` or `plan`,
-            else in the one that the environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
+        dump: Folder for the dumps of every rank; empty for none. When: to inspect the plan of a training run, or to load it in later runs.
+        tune: Measure plans, including Paddle's baseline, on the run's own first training steps, and continue with the fastest; if a plan
+            fails, continue with Paddle's baseline. `auto`: on GPUs, not on CPUs. When: leave it on; off if every run must use the same
+            plan from its first step. Details: all plans give the same bits, so no step is lost. Plans that hold more than the baseline are
+            tried if a tenth of the device's memory stays free, and within a `memory_budget` that is a size or a share; with `off`, plans
+            keep to the memory of the baseline. With `on`, `interlace plan` also considers them, judging by simulated steps and by the
+            device memory in the profile. The choice is stored in the folder of `dump` or `plan`, otherwise in `INTERLACE_CACHE` (default
+            `~/.cache/interlace`); later runs of the same program, device, configuration and versions use it without measuring.
         capture: Capture a training step as a graph of the device (a CUDA graph) and launch it in later steps instead of issuing each
-            operation: the host's time no longer bounds the step. `auto`: where the launched step is simulated as shorter. When: small or
-            host-bound steps, on a device that can; Paddle's GPU place cannot (docs/paddle-limits.md), so it is off by default. Details:
-            the first step runs as ever, the second is captured; all bits stay the same. A batch of another shape is captured anew. Random
-            operations, control flow, waits of the host and fetched values besides the losses are refused. `throttle_host` is off, as a
-            launched step has no host to hold, and `return_memory` is on with `joins`, unless it is written off: memory inside is used again
-            in the order of streams only. With `auto` both steps are planned; steps are issued where they cannot be captured, or where a
-            captured one would hold more than the limit of memory. With `on` a limit holds where `memory_budget` says one. Steps that are
-            captured, or may be, are not measured (`tune`). `interlace plan` plans steps that are issued where this is `auto`. A loaded plan
-            (`plan`) says itself whether its steps are captured.
-        examine: Before the first plan, hold what plans assume of this machine and its Paddle against what happens, as `interlace doctor`
-            does, and turn off what rests on rules that do not hold. `auto`: on GPUs, and with an untested Paddle. When: leave it on; off
-            where the machine is known. Details: the first rank of each host examines its GPU in a process beside it, for some seconds, and
-            what it finds is kept in the folder of `INTERLACE_CACHE` for later runs with the same device, versions and flags.
-        plan: Folder of plans that `interlace plan` or `dump` wrote, of which each rank loads its own instead of planning; empty for none.
-            When: many runs of one job: planning is done once, and all runs have the same plan. Details: the plans hold the options of
+            operation, so that the host's time no longer bounds the step. `auto`: if the launched step is faster in simulation. When: small
+            or host-bound steps, on a device that supports it; Paddle's GPU place does not (docs/paddle-limits.md), so it is off by
+            default. Details: the first step runs normally, the second is captured; all bits stay the same. A batch of another shape is
+            captured anew. Random operations, control flow, host waits and fetched values other than the losses are refused.
+            `throttle_host` is off, as a launched step has no host that could wait, and `return_memory` is on with `joins` unless you turn
+            it off, as memory in a captured step is reused only in stream order. `auto` plans both kinds of step, and issues steps that
+            cannot be captured or that would exceed the memory limit if captured. With `on`, only a `memory_budget` limits memory. Captured
+            steps, and with `auto` all steps, are not measured (`tune`). `interlace plan` with `auto` plans issued steps. A plan that is
+            loaded (`plan`) determines itself whether its steps are captured.
+        examine: Before the first plan, test the rules that plans assume of this machine and its Paddle, as `interlace doctor` does, and
+            turn off what relies on rules that do not hold. `auto`: on GPUs, and with an untested Paddle. When: leave it on; off if the
+            machine is known. Details: the first rank of each host examines its GPU in a separate process for some seconds; the result is
+            kept in `INTERLACE_CACHE` for later runs with the same device, versions and flags.
+        plan: Folder of plans written by `interlace plan` or `dump`, from which each rank loads its own instead of planning; empty for
+            none. When: many runs of one job: planning is done once, and all runs have the same plan. Details: plans contain the options of
             passes and the profile, so none of these can be given together with `plan`.
         source: Where the options came from, for messages.
     """

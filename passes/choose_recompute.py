@@ -56,12 +56,12 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
 
     Options:
         level: How much backward recomputes, as a share of the memory that recomputation can free at the peak of Paddle's own schedule: 0
-            keeps everything, 1 recomputes all that can be. One number, or one for each stage. When: trying another level than the one
-            chosen. Details: by default the search over whole steps decides with `interleave: auto` or under a `memory_budget`; otherwise
-            what the program recomputes stays, except for what nothing reads.
-        repeat_collectives: Whether recomputation that is added may repeat collectives within the stage, such as the sums of tensor
-            parallelism. When: a memory budget is refused: this needs less memory and makes the step longer. Details: collectives in the
-            program's own recomputation are repeated anyway.
+            keeps everything, 1 recomputes everything possible. One number, or one for each stage. When: to try another level than the
+            chosen one. Details: by default the search over whole steps decides, with `interleave: auto` or under a `memory_budget`;
+            otherwise the program's own recomputation stays, except for results that nothing reads.
+        repeat_collectives: Whether added recomputation may repeat collectives within the stage, such as the sums of tensor parallelism.
+            When: no plan fits the memory budget: this needs less memory, but makes the step longer. Details: collectives in the program's
+            own recomputation are repeated in any case.
 
     Source: POET (joint rematerialisation and paging, 2022) weighs the same costs.
     """

@@ -14,7 +14,7 @@ from interlace.scheduler.whole_step.orders import with_orders
 
 @register
 class DelayTransfers(Pass, frozen=True, kw_only=True):
-    """Let sends and receives of the pipeline start on the device shortly before their peer is ready, and not as early as they can.
+    """Let sends and receives of the pipeline start on the device shortly before their peer is ready, not as early as possible.
 
     NCCL's kernels wait for their peer on the device and meanwhile slow computation down. The time at which the peer is ready is simulated
     from the plans of all stages; the transfer then waits for a computation of its own rank that ends shortly before. A receive is issued
@@ -32,8 +32,8 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
                                                         event interlace_3_2: recorded after 3@2, waited for by 12@0 (a send)
 
     Options:
-        margin_us: Microseconds before its peer is expected at which a transfer is posted. When: raise it if stages run less evenly than
-            simulated, so that a peer never has to wait.
+        margin_us: Microseconds between the start of a transfer and the time at which its peer is expected to be ready. When: raise it if
+            stages run less evenly than simulated and peers have to wait.
 
     Source: docs/decisions/016.
     """

@@ -23,7 +23,7 @@ READER_ROUNDS = 4
 
 @register
 class ExtendLifetimes(Pass, frozen=True, kw_only=True):
-    """Keep values alive that a side stream reads later than Paddle would free them, with a `share_data` as last reader.
+    """Keep a value alive that a side stream reads after Paddle would free it, by adding a `share_data` as its last reader.
 
     Contract: needs a schedule; keeps every value and the order of all op instances; adds `share_data` operations.
 

@@ -23,7 +23,7 @@ reveal another reader under which the block would be freed."""
 
 @register
 class InsertEvents(Pass, frozen=True, kw_only=True):
-    """Order what crosses jobs between streams with events: the consumer waits for the producer.
+    """Add the events that dependencies between jobs need if they cross streams: the consumer waits for the producer.
 
     Contract: needs a schedule; keeps every value, operation, job and event; adds the events that the proof (`interlace check`) requires,
     including those for the jobs that split the batch and collect the outputs, and no others.

@@ -42,7 +42,7 @@ class Site:
 
 @register
 class NarrowGathers(Pass, frozen=True, kw_only=True):
-    """Replace an all_gather of which every rank keeps its own part by an all_to_all, which moves and holds an n-th of it with n ranks.
+    """Replace an all_gather of whose result each rank keeps only its own part by an all_to_all, which moves 1/n as much on n ranks.
 
     Contract: keeps the rank's part and every value computed from it, bit for bit: elements are moved, not computed with. Keeps the order
     of the group's collectives, and its communicator. An all_gather is replaced on all ranks of its group or on none.

@@ -23,7 +23,7 @@ ZERO = {"dtype": "float32", "place": "Place(undefined:0)", "shape": [1], "value"
 
 @register
 class OffloadOptimizerState(Pass, StateOptions, frozen=True, kw_only=True):
-    """Keep what only the optimizer part uses in pinned host memory; copy it in before its update, and out again behind it.
+    """Keep optimizer state in pinned host memory: copy it to the device before its update, and back to the host afterwards.
 
     Contract: needs a schedule; keeps every value, every operation and the order of all op instances; adds copies. A moved value keeps its
     name in the scope, and its bits between steps, so that checkpoints stay the same. No update starts before the previous step's copies

@@ -53,10 +53,10 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
         min_bytes: Smaller collectives are not moved. When: small collectives that run during computation are slower on your device than in
             the profile.
         modules: Names or globs of layers, of any stage; empty means all layers. When: only some layers are to change.
-        only_gains: Skip sites that would take longer than the collective and the products one after another. When: off for tests on models
-            too small to gain anything.
-        borrow: Use earlier weight gradients if a site's own do not cover the collective. When: off to keep each weight gradient in its own
-            layer, such as for reading a trace.
+        only_gains: Do not overlap a collective where this would take longer than running it and the products one after another. When: off
+            for tests on models too small to gain anything.
+        borrow: Also move weight gradients that come earlier in backward if a layer's own do not cover its collective. When: off to keep
+            each weight gradient in its own layer, for example to read a trace.
     """
 
     name = "overlap-column-backward"

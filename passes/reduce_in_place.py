@@ -15,7 +15,7 @@ NAME = "pd_op.all_reduce"
 
 @register
 class ReduceInPlace(Pass, frozen=True, kw_only=True):
-    """Let an all_reduce of what nothing else reads write its sum over it.
+    """Let an all_reduce overwrite its operand with the sum if nothing else reads the operand.
 
     A collective on a stream of its own allocates its result on that stream. The blocks of its operand and its result are then each read
     last on another stream, and so are not reused before the host sees that this reader has completed. In place, it needs one block, which

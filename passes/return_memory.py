@@ -29,7 +29,7 @@ Variable = tuple[int, int]
 
 @register
 class ReturnMemory(Pass, frozen=True, kw_only=True):
-    """Give a block that another stream reads last back in the order of its own stream, by a `share_data` as last reader.
+    """Reuse a block that another stream reads last in the order of its own stream, by adding a `share_data` there as its last reader.
 
     A block whose last reader is on another stream than its producer is not reused before the host sees that this reader has completed, so a
     host that runs ahead keeps allocating new memory. Where the producer's stream waits for that reader anyway, adding a last reader on the
@@ -45,13 +45,14 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
                                                         #20 %20 = pd_op.share_data(%5)
 
     Options:
-        min_bytes: Blocks smaller than this are left to the allocator. When: 1 MiB suits GPUs; small models on a CPU need less. Details:
-            planning uses the pass by itself where a plan would hold more on a GPU than it may, or where waits of the host against that
-            cost over 0.5 % of the step.
-        joins: Where the producer's stream waits for the last reader by nothing else, let it wait, by an event. When: `capture: on` turns it
-            on: inside a captured step no host sees that a reader is done, and a block is used again only behind such a wait. Details: for
-            a copy to the host, and with copies back for computation that reads them, the wait is at the first operation that starts after
-            the reader's simulated end; for a send it is where what comes back for its micro-batch is there.
+        min_bytes: Smaller blocks are left to the allocator. When: 1 MiB suits GPUs; small models on a CPU need less. Details: planning
+            turns the pass on by itself if a plan would exceed its memory limit on a GPU, or if host waits that prevent this cost more
+            than 0.5 % of the step.
+        joins: If nothing else makes the producer's stream wait for the last reader, add an event that does. When: `capture` turns it on:
+            in a captured step the host does not see that a reader has completed, so a block is reused only after such a wait. Details:
+            after a copy to the host, and after computation that reads a copied-back value, the wait is placed at the first operation
+            that starts after the reader's simulated end; after a send, at the first operation that has waited for a receive of the same
+            micro-batch.
 
     Source: rule 7 in docs/gpu-place.md, docs/decisions/021.
     """

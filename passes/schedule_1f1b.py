@@ -23,7 +23,7 @@ MOST_SLOTS = 12
 
 @register
 class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
-    """Cut the step into jobs of `(operation, micro-batch)` in Paddle's order, or with backward and forward mixed.
+    """Split the step into jobs, in Paddle's order or with backward and forward of different micro-batches mixed.
 
     Contract: needs nothing; runs every operation once for each micro-batch (the optimizer's once per step); keeps the order of every sum
     over micro-batches and of each group's collectives; gives a scheduled program.

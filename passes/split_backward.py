@@ -81,7 +81,7 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
     Attributes:
         modules: Names or globs of layers, of any stage; empty means all layers. When: only some layers are to change, such as while
             looking for a fault.
-        fold: Write dW of rank [n,2] as reshape, reshape, matmul. When: comparing bits with a program that computes dW in this form.
+        fold: Compute a dW of ranks [n,2] by two reshapes and a matmul. When: to compare bits with a program that computes dW in this form.
     """
 
     name = "split-backward"

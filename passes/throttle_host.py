@@ -29,13 +29,12 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
         job forward_0: 3@0 4@0                          job forward_0: 3@0 4@0 (after 4@0 the host waits for 3@0)
 
     Options:
-        syncs: Where the host waits for the device: `auto`, `job-ends` or `outputs`. When: `job-ends` if measured memory exceeds the
-            prediction; it costs some time in each job. `outputs` to compare with Paddle's baseline. Details: `auto` waits as rarely as the
-            peak of memory allows, under a `memory_budget` also right before the budget would be exceeded, or at the ends of jobs if the
-            simulated step is faster that way. `job-ends` waits at the end of every job with work on side streams. `outputs` waits at the
-            end of every job that computes an output, as Paddle does, which fetches each loss there; other plans collect outputs at the end
-            of the step.
-        run_ahead_bytes: By how much a host that runs ahead may raise the peak of device memory before `auto` makes it wait. When: lower it
+        syncs: Where the host waits for the device. When: `job-ends` if measured memory exceeds the prediction; it costs some time in each
+            job. `outputs` to compare with Paddle's baseline. Details: `auto` waits as rarely as the peak of memory allows, under a
+            `memory_budget` also right before the budget would be exceeded, or at the ends of jobs if that gives a faster simulated step.
+            `job-ends` waits at the end of every job with work on side streams. `outputs` waits at the end of every job that computes an
+            output, as Paddle does, which fetches each loss there; other plans collect outputs at the end of the step.
+        run_ahead_bytes: How much a host that runs ahead may add to the peak of device memory before `auto` makes it wait. When: lower it
             if memory is short, raise it if the device idles between jobs.
 
     Source: docs/decisions/006.

@@ -41,9 +41,10 @@ class StateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         modules: Names or globs of layers (`mlp`, `layers.*.attn`) whose optimizer state is moved; empty means all layers, if a fraction or
-            a budget is given. When: as for `offload_activations`. Details: the layer is that of the operations which read the parameter.
-        min_bytes: Smaller values are kept. When: 1 MiB suits GPUs, and leaves out what is a single number (`beta1_pow_acc`); small models
-            on a CPU need less to have anything to move.
+            a budget is given. When: as for `offload_activations`. Details: a parameter belongs to the layer of the operations that read
+            it.
+        min_bytes: Smaller values stay on the device. When: 1 MiB suits GPUs, and keeps single numbers such as `beta1_pow_acc` on the
+            device; small models on a CPU need a lower limit to have anything to move.
         fraction: Share of the eligible bytes to move; by default all of them, or what the budget needs. When: you want a fixed share moved,
             whatever the memory; for a limit in bytes set a budget.
     """
