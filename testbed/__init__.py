@@ -1,4 +1,4 @@
-"""A Paddle device of our own whose streams are really asynchronous: host threads, or CUDA streams. See README.md."""
+"""A Paddle custom device whose streams are truly asynchronous: host threads, or CUDA streams. See README.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`TARGET`, which `interlace run --target testbed` asks for; imported late, because building the plugin needs no Interlace."""
+    """`TARGET`, which `interlace run --target testbed` reads; imported on first use, so that the plugin can be built without Interlace."""
     if name == "TARGET":
         from testbed.target import TARGET
 

@@ -1,7 +1,7 @@
 """Build the plugin: `python -m testbed.build [--cuda]`.
 
-The thread version takes g++ and the headers in the installed Paddle, and about a minute. The CUDA version takes nvcc besides;
-cuBLAS and NCCL are looked up when it runs. Only what changed is compiled again.
+The thread version needs g++ and the headers of the installed Paddle, and builds in about a minute. The CUDA version also needs nvcc and
+headers of cuDNN; cuBLAS, cuDNN and NCCL are loaded at run time. Only changed files are compiled again.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ FLAGS = ("-std=c++17", "-fPIC", "-MMD", "-DPADDLE_WITH_CUSTOM_DEVICE", "-D_GLIBC
 
 
 class BuildError(Exception):
-    """A tool is missing, or a compiler failed; its words are in the message."""
+    """A tool is missing, or a compiler failed; the message contains its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One compilation: the command without its output, and where the output goes."""
+    """One compilation: the command without the output file, and the output file."""
 
     source: Path
     output: Path
@@ -58,7 +58,7 @@ class Unit:
 
 
 def library(variant: str = "threads") -> Path:
-    """Where the plugin of a variant lies once it is built."""
+    """Path of the built plugin of a variant; it may not exist yet."""
     return build_root() / variant / "libtestbed.so"
 
 
@@ -68,10 +68,10 @@ def build_root() -> Path:
 
 
 def build(variant: str = "threads", jobs: int = 1) -> Path:
-    """Compile what is out of date and link; returns the plugin's path. Processes that build at the same time wait for each other.
+    """Compile what is out of date, and link. Returns the plugin's path. Processes that build at the same time wait for each other.
 
     Raises:
-        BuildError: No compiler or no Paddle, or a compilation failed.
+        BuildError: The compiler or Paddle is missing, or a compilation failed.
     """
     target = library(variant)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def build(variant: str = "threads", jobs: int = 1) -> Path:
 
 
 def paddle_folder() -> Path:
-    """The installed Paddle's folder; does not import it."""
+    """The installed Paddle's folder, found without importing Paddle."""
     found = importlib.util.find_spec("paddle")
     if found is None or not found.submodule_search_locations:
         raise BuildError("Paddle is not installed for this Python; expected paddlepaddle 3.3.1 with its headers")
@@ -133,7 +133,7 @@ def _is_stale(unit: Unit) -> bool:
 
 
 def _own_headers(unit: Unit) -> list[Path]:
-    """Headers of ours that a unit included when it was last compiled; all of them where that is not known."""
+    """The testbed's own headers that a unit included when it was last compiled; all of them if that is not known."""
     known = unit.output.with_suffix(".d")
     if not known.exists():
         return list(SOURCES.glob("*.h"))
@@ -170,7 +170,7 @@ def _cuda_includes(variant: str) -> tuple[str, ...]:
 
 
 def _cudnn_folders() -> list[Path]:
-    """Headers of cuDNN and of cudnn-frontend: where Python packages brought them, or in the folders that are named."""
+    """Folders with the headers of cuDNN, cudnn-frontend and nvrtc: in Python packages, or named in `CUDNN_VARIABLE`."""
     named = [Path(folder) for folder in os.environ.get(CUDNN_VARIABLE, "").split(os.pathsep) if folder]
     places = [*named, *(Path(folder) / part for folder in sys.path if folder for part in CUDNN_PLACES), _cuda_home() / "include"]
     found = [next((place for place in places if (place / name).exists()), None) for name in CUDNN_HEADERS]

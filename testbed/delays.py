@@ -1,10 +1,10 @@
 """Random delays before work on the device, and the smallest set of them that still makes a case fail.
 
-A *site* is a piece of work: (stream number, how many pieces that stream was given before). The host gives work in one order, so
-sites are the same in every run of the same plan.
+A *site* identifies a piece of work by its stream number and the number of pieces issued to that stream before it. The host issues work in
+a fixed order, so sites are the same in every run of a plan.
 
     TESTBED_DELAYS="seed=7,permille=50,max_us=2000,kinds=compute+copy+collective"
-    TESTBED_DELAYS="sites=0:17:900;1/3:2:1500"      # stream:ordinal:microseconds, on all ranks or on rank 1 alone
+    TESTBED_DELAYS="sites=0:17:900;1/3:2:1500"      # stream:ordinal:microseconds, on all ranks, or only on rank 1
 
 `python -m testbed.shrink` finds the sites that make a training run fail.
 """
@@ -20,15 +20,15 @@ from typing import NamedTuple
 from testbed.device import TestbedError, plugin
 
 DELAYS_VARIABLE = "TESTBED_DELAYS"
-TAKEN_VARIABLE = "TESTBED_TAKEN"  # a folder that gets the delays that each rank took, by name
+TAKEN_VARIABLE = "TESTBED_TAKEN"  # folder where each rank writes the delays that it applied
 KINDS = {"compute": 1, "copy": 2, "collective": 4}
 ALL_KINDS = "+".join(KINDS)
 EVERY_RANK = -1
-_APART = 7919  # a seed a rank, so that ranks are not late together
+_APART = 7919  # makes each rank's seed different, so that ranks are not delayed together
 
 
 class Site(NamedTuple):
-    """A delay before one piece of work, on every rank where none is named."""
+    """A delay before one piece of work, on one rank or on all."""
 
     stream: int
     ordinal: int
@@ -42,7 +42,7 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A delay that was taken, and the work that it delayed; `step` is 0 and `op` of no meaning where steps were not announced."""
+    """A delay that was applied, and the work that it delayed; without `begin_step`, `step` is 0 and `op` is meaningless."""
 
     site: Site
     kind: str
@@ -60,25 +60,25 @@ def draw(seed: int, permille: int, max_us: int, kinds: str = ALL_KINDS) -> None:
 
 
 def only(sites: Sequence[Site]) -> None:
-    """Delay these sites and no others."""
+    """Delay only these sites."""
     plugin().tb_delays_listed()
     for site in sites:
         plugin().tb_delay_add(site.stream, site.ordinal, site.us)
 
 
 def restart() -> None:
-    """Count sites from the start again, and forget the delays taken."""
+    """Count sites from zero again, and clear the list of applied delays."""
     plugin().tb_delays_restart()
 
 
 def off() -> None:
-    """Delay nothing from here on, and forget the delays taken."""
+    """Delay nothing from now on, and clear the list of applied delays."""
     restart()
     only([])
 
 
 def hold(run: Callable[[], object], us: int, name: str = "") -> None:
-    """Run once to find the first piece of work of this name (none: of any), and from then on delay that piece."""
+    """Call `run` once to find the first piece of work with this name (empty: any name), and delay that piece from then on."""
     restart()
     draw(0, 1000, 1)
     run()
@@ -89,17 +89,17 @@ def hold(run: Callable[[], object], us: int, name: str = "") -> None:
 
 
 def begin_step() -> None:
-    """From now on delays say in which step they were taken, and before which of its operations."""
+    """Start a step: delays applied from now on record the step's number, and which of its operations they precede."""
     plugin().tb_delays_step()
 
 
 def taken() -> list[Taken]:
-    """Delays since the start, in order."""
+    """Delays applied since counting started, in order."""
     return _log()[0]
 
 
 def step_ops() -> list[str]:
-    """Names of the operations since the last step began, in host order."""
+    """Names of the operations issued since the last step began, in host order."""
     return _log()[1]
 
 
@@ -118,7 +118,7 @@ def _log() -> tuple[list[Taken], list[str]]:
 
 
 def apply_words(text: str, rank: int = EVERY_RANK) -> None:
-    """Set a rank's delays from words, as in `TESTBED_DELAYS`; no words, no delays."""
+    """Set a rank's delays from text in the form of `TESTBED_DELAYS`; empty text means no delays."""
     words = dict(word.partition("=")[::2] for word in text.split(",") if word.strip())
     if "sites" in words:
         only([site for site in parse_sites(words["sites"]) if site.rank in (EVERY_RANK, rank)])
@@ -128,7 +128,7 @@ def apply_words(text: str, rank: int = EVERY_RANK) -> None:
 
 
 def parse_sites(text: str) -> list[Site]:
-    """Sites in words.
+    """Parse sites.
 
     >>> parse_sites("0:17:900;1/3:2:1500")
     [Site(stream=0, ordinal=17, us=900, rank=-1), Site(stream=3, ordinal=2, us=1500, rank=1)]
@@ -147,9 +147,9 @@ def show_sites(sites: Sequence[Site]) -> str:
 
 
 def shrink(sites: Sequence[Site], fails: Callable[[Sequence[Site]], bool]) -> list[Site]:
-    """The smallest set of delays found under which a case still fails: none of them can be left out.
+    """A minimal set of delays under which a case still fails: it passes if any one of them is left out.
 
-    Delta debugging (Zeller and Hildebrandt, 2002): O(n^2) runs at worst, O(log n) where one delay is enough.
+    Delta debugging (Zeller and Hildebrandt, 2002): O(n^2) runs at worst, O(log n) if a single delay is enough.
 
     Raises:
         TestbedError: The case does not fail with all of them.
@@ -175,7 +175,7 @@ def shrink(sites: Sequence[Site], fails: Callable[[Sequence[Site]], bool]) -> li
 
 
 def _smaller(chunks: Sequence[Sequence[Site]], fails: Callable[[Sequence[Site]], bool]) -> list[Site] | None:
-    """A chunk that fails alone, or the rest without one."""
+    """A chunk that fails alone, or all other chunks if they fail without one; None if neither exists."""
     for chunk in chunks:
         if len(chunks) > 1 and fails(chunk):
             return list(chunk)

@@ -1,4 +1,4 @@
-"""The plugin from Python: load it, set its switches, read its memory numbers and its record of what ran.
+"""The plugin's Python interface: load it, set its switches, read its memory numbers and its traces.
 
 testbed.device.load()            # before Paddle is imported
 import paddle
@@ -23,29 +23,30 @@ from testbed.build import library
 NAME = "testbed"
 VARIANT_VARIABLE, SWITCHES_VARIABLE = "TESTBED_VARIANT", "TESTBED_SWITCHES"
 RESULT = 2
-"""`memcpy_d2h`'s destination number of pinned memory that the host reads while the step goes on (`await_results`)."""
-MEMORY_VARIABLE = "TESTBED_MEMORY"  # bytes that the device says it has, where a test plays a smaller one
+"""Destination number of `memcpy_d2h` for pinned memory that the host reads while the step continues (`await_results`)."""
+MEMORY_VARIABLE = "TESTBED_MEMORY"  # bytes of memory that the device reports, for tests of a smaller device
 ROOT_VARIABLE = "CUSTOM_DEVICE_ROOT"  # Paddle loads every library in this folder when it is imported
 
 
 class TestbedError(Exception):
-    """The plugin is missing or was asked for something it does not have."""
+    """The plugin is missing, or does not have what was asked for."""
 
     __test__ = False
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes, on this process's device.
+    """Memory of this process's device, in bytes.
 
     Attributes:
-        allocated: What live tensors of programs hold; falls when a tensor is freed.
-        workspace: What kernels take for themselves, attention's backward above all; not in `allocated`.
-        in_use: Both, and freed blocks that another stream still read when their own stream last asked: nothing else could have them.
-        reserved: What was taken from the device for them: free blocks, and blocks a stream still reads, included.
-        outside: What Paddle's own allocators took: parameters and feeds.
-        pinned: Pinned host memory in use; `pinned_buffers` counts the buffers ever made in memory that none had before.
-        pinned_free: Pinned memory that no buffer in use has, of `pinned_reserved` bytes in `pinned_allocations` allocations of the host.
+        allocated: Held by live tensors of programs; falls as soon as a tensor is freed.
+        workspace: Used by kernels internally, mostly by attention's backward; not in `allocated`.
+        in_use: Both, and freed blocks that cannot be reused because another stream was still reading them when their own stream last
+            checked.
+        reserved: Allocated from the device for all of these, including free blocks.
+        outside: Allocated by Paddle's own allocators: parameters and feeds.
+        pinned: Pinned host memory in use; `pinned_buffers` counts the buffers created so far in memory that no buffer had before.
+        pinned_free: Pinned memory not in use, out of `pinned_reserved` bytes in `pinned_allocations` host allocations.
     """
 
     allocated: int
@@ -67,7 +68,7 @@ class Memory:
 
 
 class Call(NamedTuple):
-    """Something the host asked the device for."""
+    """A call of the device interface by the host."""
 
     at_us: float
     what: str
@@ -77,7 +78,7 @@ class Call(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A piece of work as it ran on a stream; `op` is the number of the operation that asked for it, 0 for none."""
+    """When a piece of work ran on a stream; `op` is the number of the operation that issued it, 0 for none."""
 
     begin_us: float
     end_us: float
@@ -87,7 +88,7 @@ class Interval(NamedTuple):
 
 
 class Issue(NamedTuple):
-    """An operation as the host came to it; numbers count up in host order."""
+    """When the host issued an operation; numbers increase in host order."""
 
     at_us: float
     name: str
@@ -110,7 +111,7 @@ def variant() -> str:
 
 
 def load() -> None:
-    """Let Paddle find the plugin, and set the switches named in `TESTBED_SWITCHES`.
+    """Load the plugin into Paddle, and set the switches in `TESTBED_SWITCHES`.
 
     Raises:
         TestbedError: The plugin is not built, or Paddle was imported before.
@@ -146,7 +147,7 @@ def plugin() -> ctypes.CDLL:
 
 
 def switch_meanings() -> dict[str, str]:
-    """Every switch and what it does, as the plugin says it."""
+    """Switch -> what it does, as the plugin describes it."""
     lib = plugin()
     return {lib.tb_switch_name(k).decode(): lib.tb_switch_meaning(k).decode() for k in range(lib.tb_switch_count())}
 
@@ -166,7 +167,7 @@ def set_switches(values: Mapping[str, int]) -> None:
 
 
 def parse_switches(text: str) -> dict[str, int]:
-    """Switches in words.
+    """Parse switches.
 
     >>> parse_switches("record=2,nosync=0")
     {'record': 2, 'nosync': 0}
@@ -177,7 +178,7 @@ def parse_switches(text: str) -> dict[str, int]:
 
 @contextmanager
 def switched(**values: int) -> Iterator[None]:
-    """Switches set for a while."""
+    """Context in which switches have other values."""
     before = {name: get_switch(name) for name in values}
     set_switches(values)
     try:
@@ -187,15 +188,15 @@ def switched(**values: int) -> Iterator[None]:
 
 
 def synchronize() -> None:
-    """Wait for all streams."""
+    """Wait until all streams have completed their work."""
     plugin().tb_sync()
 
 
 def begin_capture() -> None:
-    """Let the device take down what it is asked for from here on, on all streams, instead of doing it.
+    """Start a capture: from now on the device records work on all streams instead of running it.
 
     Raises:
-        TestbedError: It cannot.
+        TestbedError: A capture cannot start.
     """
     synchronize()
     if plugin().tb_capture_begin():
@@ -203,10 +204,10 @@ def begin_capture() -> None:
 
 
 def end_capture(failed: bool = False) -> int:
-    """The number of what was taken down, for `launch`; with `failed` nothing is kept.
+    """End the capture and return the number of the graph, for `launch`; with `failed`, discard it.
 
     Raises:
-        TestbedError: It cannot be launched again; with the first reason.
+        TestbedError: What was captured cannot be launched; the message gives the first reason.
     """
     found = int(plugin().tb_capture_end(int(failed)))
     if not found:
@@ -215,17 +216,17 @@ def end_capture(failed: bool = False) -> int:
 
 
 def launch(graph: int) -> None:
-    """Do what was taken down, on the compute stream behind all that it was given before.
+    """Run a graph on the compute stream, after all work issued there before.
 
     Raises:
-        TestbedError: Memory that it uses was freed.
+        TestbedError: Memory that the graph uses was freed.
     """
     if plugin().tb_graph_launch(graph):
         raise TestbedError(_capture_reason())
 
 
 def await_results(graph: int) -> None:
-    """Wait until the last launch has copied its results (`memcpy_d2h` with destination `RESULT`) to the host; its other work may go on.
+    """Wait until the last launch has copied its results to the host (`memcpy_d2h` with destination `RESULT`); its other work may continue.
 
     Raises:
         TestbedError: The launch failed.
@@ -235,7 +236,7 @@ def await_results(graph: int) -> None:
 
 
 def destroy_graph(graph: int) -> None:
-    """Forget what was taken down; its memory serves other steps."""
+    """Destroy a graph; its memory can be used by other steps."""
     synchronize()
     plugin().tb_graph_destroy(graph)
 
@@ -246,7 +247,8 @@ def _capture_reason() -> str:
 
 @contextmanager
 def new_streams(priority: int) -> Iterator[None]:
-    """Streams that Paddle makes meanwhile have this priority: 0 is normal, lower runs first. Its own device table hands none on."""
+    """Context in which streams that Paddle creates get this priority: 0 is normal, lower runs first. Paddle's own device interface does not
+    pass priorities on."""
     plugin().tb_next_priority(priority)
     try:
         yield
@@ -255,13 +257,13 @@ def new_streams(priority: int) -> Iterator[None]:
 
 
 def stream_priorities() -> list[int]:
-    """Of every stream, by number."""
+    """The priority of each stream, by stream number."""
     return [plugin().tb_stream_priority(number) for number in range(plugin().tb_stream_count())]
 
 
 @contextmanager
 def fresh_memory() -> Iterator[None]:
-    """Copies to the device wait for nothing: what they fill must be new, and stay until the device is idle."""
+    """Context in which copies to the device wait for nothing: they must fill new memory that stays allocated until the device is idle."""
     plugin().tb_fresh(1)
     try:
         yield
@@ -277,18 +279,18 @@ def memory() -> Memory:
 
 
 def total_bytes() -> int:
-    """Memory of the device, or what `MEMORY_VARIABLE` says that it were."""
+    """Memory of the device, or the size given by `MEMORY_VARIABLE`."""
     return int(os.environ.get(MEMORY_VARIABLE, "0")) or int(plugin().tb_total_memory())
 
 
 def reset_peaks() -> None:
-    """Let peaks start from what is held now."""
+    """Restart the peaks from what is held now."""
     plugin().tb_memory_reset()
 
 
 @contextmanager
 def traced() -> Iterator[Trace]:
-    """Record what the host asks for and what runs when; filled when the block ends."""
+    """Context that records the host's calls and the work on the device; the trace is filled when it ends."""
     found = Trace([], [], [])
     start_trace()
     try:
@@ -298,13 +300,13 @@ def traced() -> Iterator[Trace]:
 
 
 def start_trace() -> None:
-    """Record from here on, with the device idle."""
+    """Wait until the device is idle, and start recording."""
     synchronize()
     plugin().tb_trace(1)
 
 
 def end_trace(into: Trace) -> None:
-    """Wait for the device, stop recording and read what was recorded."""
+    """Wait until the device is idle, stop recording, and add the records to a trace."""
     synchronize()
     with tempfile.NamedTemporaryFile(suffix=".txt") as file:
         plugin().tb_trace_write(file.name.encode())
@@ -313,7 +315,7 @@ def end_trace(into: Trace) -> None:
 
 
 def read_trace(text: str, into: Trace) -> None:
-    """Parse what the plugin wrote."""
+    """Parse records that the plugin wrote, and add them to a trace."""
     for line in text.splitlines():
         kind, *words = line.split("\t")
         if kind == "op":

@@ -1,7 +1,7 @@
 """Run tests/testbed on GPUs instead of host threads: `python -m testbed.gpu_tests --gpus N --out FOLDER`.
 
-What became of each test goes to `testbed_tests.json`, with the machine and versions. Cases of more ranks than GPUs are skipped.
-Needs pytest and the CUDA plugin; with pytest-xdist many tests run at once. Exit code 1 where a test fails, or none ran.
+Writes the outcome of each test to `testbed_tests.json`, with the machine and versions. Cases with more ranks than GPUs are skipped.
+Needs pytest and the CUDA plugin; with pytest-xdist, tests run in parallel. Exit code 1 if a test fails or none passed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from testbed.gpus import ROOT, machine, python_path
 
 TESTS = ROOT / "tests" / "testbed"
 APART = "test_training.py"
-"""Its tests share nothing and spread over processes one by one; those of other files share what a file made."""
+"""Tests of this file share no state and are spread over processes one by one; those of other files share fixtures and stay together."""
 WORKERS, TIMEOUT_S = "6", 1800.0
 DONE = (0, 1)
-"""Exit codes of pytest with which its results are whole."""
+"""Exit codes with which pytest has written complete results."""
 
 
 def run_tests(out: Path, variant: str, gpus: int) -> dict[str, Any]:
-    """Run them all and return the results, which are also written to `out`."""
+    """Run all tests and return the results, which are also written to `out`."""
     groups = [("load", [TESTS / APART]), ("loadfile", sorted(path for path in TESTS.glob("test_*.py") if path.name != APART))]
     env = {**os.environ, VARIANT_VARIABLE: variant, "PYTHONPATH": python_path()}
     if variant == "cuda":

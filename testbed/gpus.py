@@ -1,4 +1,4 @@
-"""The machine that measurements run on: its libraries, its name, how its processes find our code."""
+"""The machine that measurements run on: its CUDA libraries, GPUs and versions, and `PYTHONPATH` for its processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIBRARIES = {"TESTBED_CUBLAS": "libcublas.so.13", "TESTBED_NCCL": "libnccl.so.2"
 
 
 def find_libraries() -> dict[str, str]:
-    """cuBLAS and NCCL where Python packages brought them; the loader looks for those that are not named here."""
+    """Variable -> path of cuBLAS, NCCL and cuDNN in Python packages or CUDA's folder; the loader searches for any that are missing here."""
     places = [Path(folder) / "nvidia" for folder in sys.path if folder] + [Path("/usr/local")]
     found: dict[str, str] = {}
     for variable, name in LIBRARIES.items():
@@ -24,7 +24,7 @@ def find_libraries() -> dict[str, str]:
 
 
 def machine() -> dict[str, str]:
-    """The GPUs and versions."""
+    """The GPUs, and the versions of Paddle, Interlace and Python."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm", "--format=csv,noheader"]
     try:
         shown = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
@@ -38,5 +38,5 @@ def machine() -> dict[str, str]:
 
 
 def python_path() -> str:
-    """`PYTHONPATH` of a process that is to find this package."""
+    """`PYTHONPATH` with which a process finds this package."""
     return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,4 +1,4 @@
-"""How Interlace's programs are built for the testbed. Known to Interlace once `register` was called."""
+"""How Interlace's programs are built for the testbed. `register` makes this known to Interlace."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from testbed.target import RULES
 
 @dataclass(frozen=True, slots=True)
 class TestbedDevice(CustomDevice):
-    """The testbed plays a GPU: it frees at issue time, holds a block that its last reader's stream still reads, and lets the host run
-    ahead (switch `nosync`)."""
+    """The testbed imitates a GPU: memory is freed at issue time, a freed block stays allocated while its last reader's stream reads it,
+    and the host runs ahead (switch `nosync`)."""
 
     __test__ = False
     target: ClassVar[Target] = RULES
@@ -78,5 +78,5 @@ def _reasoned(call: Callable[[], Any]) -> Any:
 
 
 def register() -> None:
-    """Let plans for the testbed be built with this class."""
+    """Register `TestbedDevice`, so that plans for the testbed are built with it."""
     register_device(NAME, TestbedDevice)

@@ -1,12 +1,12 @@
-"""Measure the steps of a training run, on each rank: times, memory, and a trace of the last ones.
+"""Measure the steps of a training run on each rank: times, memory, and a trace of the last ones.
 
-Steps follow each other as they do in training: the device is idle only before the first one, before the first that is traced and after
-the last. So a host that does not wait for its device runs ahead of it, and copies of a step's end lie beneath the next step's forward.
+Steps follow each other as in training: the device is idle only before the first step, before the first traced step and after the last. So a
+host that does not wait for its device runs ahead of it, and copies at the end of a step run during the next step's forward.
 
-`TESTBED_MEASURE=FOLDER` turns it on; the folder gets `rank<r>.json`. With `TESTBED_TRACE=N` the last N steps are traced together;
-`trace<r>.msgpack` is of the last one, and for how long computation stood still between any two is beside its summary. With
-`TESTBED_GATE=FOLDER:0,1` a run waits before it first uses its GPUs until no other run does, so that many runs can be
-prepared at once and are measured one after the other.
+`TESTBED_MEASURE=FOLDER` turns it on and writes `rank<r>.json` to the folder. With `TESTBED_TRACE=N` the last N steps are traced together:
+`trace<r>.msgpack` contains the last one, and `rank<r>.json` its summary and how long computation idled between traced steps. With
+`TESTBED_GATE=FOLDER:0,1` a run waits before it first uses its GPUs until no other run uses them, so that many runs can be
+prepared at once and measured one after the other.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from testbed.trace import Planned, RankTrace, between_steps, host_around, since,
 FOLDER_VARIABLE, GATE_VARIABLE, STEPS_VARIABLE, TRACE_VARIABLE = "TESTBED_MEASURE", "TESTBED_GATE", "TESTBED_STEPS", "TESTBED_TRACE"
 _POLL_S = 0.005
 STEP_LIMIT_S = 60.0
-"""A step that takes longer never ends: its process says where it is and exits, so that the next run gets the GPUs."""
+"""A step that takes longer is taken to hang: its process prints its stack and exits, so that the next run gets the GPUs."""
 
 
 @dataclass(slots=True)
 class Gate:
-    """Turns at the GPUs of a run: when the gate is open, its first rank takes a lock for each, the others wait for its word."""
+    """Exclusive use of a run's GPUs: once `folder` contains the file `open`, the first rank locks each GPU and then writes the file `word`,
+    for which the other ranks wait."""
 
     rank: int
     folder: Path
@@ -42,12 +43,12 @@ class Gate:
     locks: list[IO[str]] = field(default_factory=list)
 
     def enter(self) -> None:
-        """Say that this rank is prepared, wait for the whole wave, then for the GPUs."""
+        """Report that this rank is prepared, wait until the gate opens, then for the GPUs."""
         (self.folder / f"{self.word.parent.name}.{self.rank}.ready").touch()
         while not (self.folder / "open").exists():
             time.sleep(10 * _POLL_S)
         if self.rank == 0:
-            for gpu in self.gpus:  # in one order everywhere: no two runs wait for each other
+            for gpu in self.gpus:  # in the same order in every run, so that no two runs wait for each other
                 lock = open(self.folder / f"gpu{gpu}.lock", "w")  # noqa: SIM115 - held until the end
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 self.locks.append(lock)
@@ -64,7 +65,7 @@ class Gate:
 
 @contextmanager
 def _ended_in_time() -> Iterator[None]:
-    """End the process where what runs inside never ends (`STEP_LIMIT_S`)."""
+    """Context that ends the process if its body takes longer than `STEP_LIMIT_S`."""
     faulthandler.dump_traceback_later(STEP_LIMIT_S, exit=True)
     try:
         yield
@@ -74,7 +75,7 @@ def _ended_in_time() -> Iterator[None]:
 
 @dataclass(slots=True)
 class Measurer:
-    """Stands around `Engine.run`. Times at which it is called and returns are `time.perf_counter`'s, which ranks of a machine share."""
+    """Wraps `Engine.run`. Times of calls and returns are those of `time.perf_counter`, which all ranks of a machine share."""
 
     rank: int
     folder: Path
@@ -86,12 +87,12 @@ class Measurer:
 
     @contextmanager
     def step(self, engine: Any) -> Iterator[None]:
-        """Measure one step; the last ones are traced too, if asked."""
+        """Context that measures one step, and traces it if it is one of the last `num_traced`."""
         left = self.num_steps - len(self.steps)
         last, is_traced = left == 1, left <= self.num_traced
         before = device.memory()
         if left == self.num_traced:
-            device.start_trace()  # behind all that was issued
+            device.start_trace()  # after all that was issued
         elif not self.steps:
             device.synchronize()
         device.reset_peaks()
@@ -131,7 +132,7 @@ class Measurer:
 
 
 def install(rank: int, run_dir: Path) -> None:
-    """Measure every step of this process, if that is asked for."""
+    """Measure every step of this process if `TESTBED_MEASURE` is set."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return

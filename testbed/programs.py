@@ -1,9 +1,9 @@
-"""What a Paddle program needs before it runs on the testbed.
+"""Preparation of Paddle programs for the testbed.
 
-Point-to-point operations become broadcasts on their two-rank ring (Paddle's own are legacy operators that no plugin can supply);
-an operation that records an event for other jobs gets a reader on another stream, without which Paddle makes no event on a custom
-device; streams get the priority that the plan asks for; an operation without a kernel, two rings or two priorities under one stream
-name, is an error here and no surprise later.
+Point-to-point operations become broadcasts on their two-rank ring, because Paddle's own are legacy operators that no plugin can supply.
+An operation that records an event for other jobs gets a reader on another stream, without which Paddle creates no event on a custom
+device. Streams get the priority that the plan asks for. An operation without a kernel, and two rings or two priorities under one stream
+name, are errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from interlace.bridge.blocks import blocks_of
 from testbed import device
 from testbed.device import NAME, TestbedError
 
-SHARED_STREAM_VARIABLE = "TESTBED_SHARED_STREAM"  # "first": two rings of one stream name use the first's, as the GPU place does
+SHARED_STREAM_VARIABLE = "TESTBED_SHARED_STREAM"  # "first": rings of one stream name use that of the first, as on the GPU place
 EVENT_STREAM, COPY_STREAM = "testbed_events", "D2HStream"
 HOST_OPS = frozenset({"data", "fetch", "feed", "full_int_array", "shadow_output", "if", "nop", "print", "shape", "share_var"})
 KERNEL_NAMES = {"assign_out": "assign", "flatten": "flatten", "send_v2": "broadcast", "recv_v2": "broadcast"}
@@ -31,7 +31,7 @@ def prepare_program(program: Any, job: str) -> None:
     """Rewrite one program in place.
 
     Raises:
-        TestbedError: An operation has no kernel here, or two rings share a stream name.
+        TestbedError: An operation has no kernel on the testbed, or two rings or two priorities have one stream name.
     """
     rewrite_p2p(program)
     rewrite_assign(program)
@@ -47,7 +47,7 @@ def prepare_program(program: Any, job: str) -> None:
 
 
 def rewrite_p2p(program: Any) -> int:
-    """Replace sends and receives; returns how many there were."""
+    """Replace sends and receives by broadcasts, and return their number."""
     found = [op for op in _ops(program) if op.name() in ("pd_op.send_v2", "pd_op.recv_v2")]
     for op in found:
         paddle.pir.set_insertion_point(op)
@@ -66,7 +66,7 @@ def rewrite_p2p(program: Any) -> int:
 
 
 def rewrite_assign(program: Any) -> int:
-    """Copies become products with one: the wheel takes its own kernel of `assign`, which cannot write on this device."""
+    """Replace `assign` by a multiplication by one: for `assign` the wheel chooses its own kernel, which cannot write to this device."""
     found = [op for op in _ops(program) if op.name() == "pd_op.assign" and _type_name(op.result(0)) in ("float32", "bfloat16")]
     for op in found:
         paddle.pir.set_insertion_point(op)
@@ -78,7 +78,7 @@ def rewrite_assign(program: Any) -> int:
 
 
 def name_copies(program: Any) -> int:
-    """A copy out without a stream gets the one that the GPU place has for them: compute goes on while the host waits for it."""
+    """Put copies to the host that have no stream on the one that the GPU place uses, so that computation continues while the host waits."""
     found = [op for op in _ops(program) if op.name() == "pd_op.memcpy_d2h" and not _stream(op)]
     for op in found:
         op.set_execution_stream(COPY_STREAM)
@@ -86,7 +86,7 @@ def name_copies(program: Any) -> int:
 
 
 def _text(op: Any, name: str) -> str:
-    """One attribute of text, or nothing; `attrs()` fails as a whole where Paddle cannot give one (`interlace/bridge/attributes.py`)."""
+    """A text attribute, or empty text. `attrs()` would fail if Paddle cannot convert any one of them (`interlace/bridge/attributes.py`)."""
     return str(op.str_attr(name)) if op.has_attr(name) else ""
 
 
@@ -96,16 +96,16 @@ def _stream(op: Any) -> str:
 
 
 def _p2p_stream(op: Any) -> str:
-    """A stream a ring: Paddle's own operators look their ring up by number and may share a stream, a broadcast may not."""
+    """The stream of a ring. Each has its own: unlike Paddle's operators, which find their ring by number, broadcasts cannot share one."""
     named = _text(op, "execution_stream")
     return f"{named or 'p2p'}.{op.int_attr('ring_id')}"
 
 
 def _take_holds_along(send: Any) -> None:
-    """A last reader on the send's stream, which holds what is sent, goes where the send goes.
+    """Move last readers that keep the sent value alive from the send's stream to the ring's stream.
 
     Raises:
-        TestbedError: It holds the value for sends of two rings, which have a stream each here.
+        TestbedError: A reader keeps the value alive for sends on two rings, which have different streams here.
     """
     named = _text(send, "execution_stream")
     users = [op for op in send.operand_source(0).all_used_ops() if named and _text(op, "execution_stream") == named]
@@ -113,15 +113,15 @@ def _take_holds_along(send: Any) -> None:
     rings = {op.int_attr("ring_id") for op in users if op.name() == "pd_op.send_v2"}
     if readers and len(rings) > 1:
         raise TestbedError(
-            f"rings {sorted(rings)} send one value on stream {named!r}, and one reader holds it for both; a ring has a "
-            "stream of its own here: give each its name (name_streams: on)"
+            f"rings {sorted(rings)} send one value on stream {named!r}, and one reader keeps it alive for both; each "
+            "ring has a stream of its own here: name their streams differently (name_streams: on)"
         )
     for reader in readers:
         reader.set_execution_stream(_p2p_stream(send))
 
 
 def _receive(op: Any, ring: int, peer: int) -> Any:
-    """A broadcast into memory of its own: taken on the receive's stream, so that it waits for nothing there."""
+    """A broadcast into new memory, which is allocated on the receive's stream, so that it need not wait there."""
     result = op.result(0)
     empty = paddle._C_ops.empty(result.shape, result.dtype, paddle.CustomPlace(NAME, 0))
     maker = empty.get_defining_op()
@@ -153,14 +153,14 @@ def _take_over(new: Any, old: Any) -> None:
 
 
 def let_events_exist(program: Any) -> int:
-    """Give each operation that records an event a reader on another stream; returns how many there are."""
+    """Give each operation that records an event a reader on another stream; return the number of these operations."""
     recorders = [op for op in _ops(program) if op.has_attr("force_record_event") and op.attrs()["force_record_event"]]
     for op in recorders:
-        made = next((each for each in op.results() if each.initialized()), None)  # a gradient that is left out is none
+        made = next((each for each in op.results() if each.initialized()), None)  # a gradient that is left out has no value
         if made is None:
             raise TestbedError(f"{op.name()} records event {_text(op, 'event_to_record')!r} and has no result that could be read")
         paddle.pir.set_insertion_point_after(op)
-        on_host = op.name() == "pd_op.memcpy_d2h"  # where the wheel's share_data knows no bfloat16
+        on_host = op.name() == "pd_op.memcpy_d2h"  # where the wheel's share_data does not support bfloat16
         read = paddle._C_ops.shape if on_host else paddle._C_ops.share_data
         result = paddle._C_ops.builtin_split(made)[0] if made.type().as_vec_type() else made
         reader = read(result).get_defining_op()
@@ -172,8 +172,8 @@ def let_events_exist(program: Any) -> int:
 def put_something_first(program: Any) -> bool:
     """Put a host operation before a copy out that is the first of its program.
 
-    Of such a `memcpy_d2h` Paddle's executor records the events that it waits for anew, on the compute stream: it then waits for what
-    the compute stream was given so far, and no longer for what it should. The GPU place's copy out is `memcpy`, where it does not.
+    For such a `memcpy_d2h`, Paddle's executor records the events to wait for again, on the compute stream, so that it waits for the work
+    issued there so far instead of for the right work. The GPU place copies to the host by `memcpy`, which is not affected.
     """
     first = next(iter(_ops(program)), None)
     if first is None or first.name() != "pd_op.memcpy_d2h":
@@ -187,14 +187,14 @@ def put_something_first(program: Any) -> bool:
 # -- streams ---------------------------------------------------------------------------------------------------------
 
 _streams: dict[str, tuple[int, int]] = {}
-"""Streams by name: the priority that was asked for, and the stream's number on the device."""
+"""Stream name -> the requested priority, and the stream's number on the device."""
 
 
 def make_streams(program: Any, job: str) -> int:
-    """Make each stream that a program is the first to name, with the priority that its operations ask for; returns how many.
+    """Create each stream that this program is the first to name, with the priority that its operations ask for; return their number.
 
-    Paddle makes a stream at the first operation that names it, in this process for good. On the GPU place that operation's
-    priority counts; a custom device does not get it, so the stream is made here, before the operation runs.
+    Paddle creates a stream at the first operation that names it, for the rest of the process. On the GPU place the stream gets that
+    operation's priority; a custom device does not get it, so the stream is created here, before the operation runs.
 
     Raises:
         TestbedError: Operations of one stream name ask for different priorities.
@@ -209,15 +209,15 @@ def make_streams(program: Any, job: str) -> int:
         if (first := _streams[stream][0]) != asked:
             raise TestbedError(
                 f"job {job}: {op.name()} asks for priority {asked} on stream {stream!r}, whose first operation asked for {first}; "
-                "a device keeps one priority a stream name: give all its operations the same one, or a stream of their own"
+                "a stream name has one priority on a device: give all its operations the same one, or put them on another stream"
             )
     return len(_streams) - before
 
 
 def _make_stream(name: str, priority: int) -> int:
-    """The number that it has on the device; -1 where a program that was not prepared made it, with the usual priority 0."""
+    """Create a stream and return its number on the device; -1 if a program that was not prepared has created it, with priority 0."""
     if not _streams:
-        _run_on(None)  # makes what every program has
+        _run_on(None)  # creates the streams of every program
     with device.new_streams(priority):
         before = len(device.stream_priorities())
         _run_on(name)
@@ -226,14 +226,14 @@ def _make_stream(name: str, priority: int) -> int:
         return -1
     if made != 1:
         raise TestbedError(
-            f"stream {name!r} was to be made with priority {priority}, and {made} streams were: expected one; "
+            f"creating stream {name!r} with priority {priority} created {made} streams, expected one; "
             "a program that was not prepared may have named it before"
         )
     return before
 
 
 def _run_on(stream: str | None) -> None:
-    """One operation; on the compute stream where none is named."""
+    """Run one operation on a stream; None is the compute stream."""
     program, place = paddle.static.Program(), core.Place()
     place.set_place(paddle.CustomPlace(NAME, 0))
     with paddle.static.program_guard(program, paddle.static.Program()):
@@ -244,7 +244,7 @@ def _run_on(stream: str | None) -> None:
 
 
 def stream_priorities() -> dict[str, int]:
-    """What each stream that a prepared program named has on the device."""
+    """Stream name -> its priority on the device, for the streams of prepared programs."""
     found = device.stream_priorities()
     return {name: found[number] if number >= 0 else 0 for name, (_, number) in _streams.items()}
 
@@ -259,7 +259,7 @@ _ring_of_stream: dict[str, int] = {}
 
 
 def check_streams(program: Any, job: str) -> None:
-    """One ring a stream name, in the whole process; with `TESTBED_SHARED_STREAM=first` the first ring serves them all."""
+    """Check that each stream name has one ring in the whole process; with `TESTBED_SHARED_STREAM=first`, the first ring is used for all."""
     for op in _ops(program):
         stream = _text(op, "execution_stream") if op.has_attr("ring_id") else ""
         if stream in DEFAULT_STREAMS:
@@ -270,13 +270,13 @@ def check_streams(program: Any, job: str) -> None:
         if os.environ.get(SHARED_STREAM_VARIABLE) != "first":
             raise TestbedError(
                 f"job {job}: {op.name()} of ring {op.int_attr('ring_id')} is on stream {stream!r}, which belongs to ring {first}; "
-                "a device keeps one communicator a stream name: give each ring a name of its own"
+                "a stream name has one communicator on a device: give each ring a stream of its own"
             )
         op.set_int_attr("ring_id", first)
 
 
 def check_kernels(program: Any, job: str) -> None:
-    """Name the first operation that Paddle would silently run on the CPU."""
+    """Raise TestbedError for the first operation that Paddle would silently run on the CPU."""
     for op in _ops(program):
         dialect, _, name = op.name().partition(".")
         plain = name.removesuffix("_")
@@ -293,9 +293,9 @@ def check_kernels(program: Any, job: str) -> None:
 
 @cache
 def kernel_types() -> dict[str, frozenset[str]]:
-    """Element types of every kernel that the testbed has, by kernel name."""
+    """Kernel name -> element types, for every kernel of the testbed."""
     found: dict[str, frozenset[str]] = {}
-    registered = vars(core)["_get_registered_phi_kernels"]  # Paddle's stubs do not have it
+    registered = vars(core)["_get_registered_phi_kernels"]  # missing in Paddle's type stubs
     for name, keys in registered("all").items():
         types = {key.strip("()").split(", ")[2] for key in keys if key.startswith(f"({NAME},")}
         if types:
@@ -306,7 +306,7 @@ def kernel_types() -> dict[str, frozenset[str]]:
 def _type_name(value: Any) -> str:
     try:
         return _name_of(value.dtype)
-    except (ValueError, RuntimeError, AttributeError):  # vectors and absent operands have none
+    except (ValueError, RuntimeError, AttributeError):  # vectors and absent operands have no type
         return ""
 
 
@@ -316,7 +316,7 @@ def _name_of(dtype: Any) -> str:
 
 
 def _ops(program: Any) -> Iterator[Any]:
-    """All operations; those of branches follow the operation that contains them."""
+    """All operations; those inside branches come after the operation that contains them."""
     return iter(list(_ops_in(program.global_block())))
 
 
@@ -327,15 +327,15 @@ def _ops_in(block: Any) -> Iterator[Any]:
             yield from _ops_in(inner)
 
 
-# -- what a trace is named by ----------------------------------------------------------------------------------------
+# -- names in traces -------------------------------------------------------------------------------------------------
 
 _ROLES = {0: "forward", 1: "backward", 2: "optimize"}
 
 
 def planned_ops(plan: Any) -> tuple[list[str], list[tuple[int, str, str, str, int | None, str]]]:
-    """The jobs of a plan by name, and their operations in host order: job, kernel, stream, role, micro-batch, what they say they are."""
+    """The names of a plan's jobs, and its operations in host order as (job, kernel, stream, role, micro-batch, label)."""
     jobs, rows = list(plan.job_list()), []
-    one_id = len({job.micro_batch_id() for job in jobs}) == 1  # then jobs mix micro-batches, or there is one
+    one_id = len({job.micro_batch_id() for job in jobs}) == 1  # jobs mix micro-batches, or there is only one
     for number, job in enumerate(jobs):
         for op in _ops(plan.ir_program(job.type())):
             dialect, _, name = op.name().partition(".")
@@ -352,7 +352,7 @@ def _row(op: Any, name: str, micro_batch: int | None) -> tuple[str, str, str, in
 
 
 def labels(plan: Any, issued: Sequence[str]) -> dict[int, str]:
-    """Place of an operation among those that a step issued, by name -> what the plan's operation there says it is."""
+    """Index in `issued`, the names of a step's operations in host order -> label of the matching operation of the plan."""
     from testbed.device import Issue
     from testbed.trace import Planned, align, snake
 

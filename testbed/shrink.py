@@ -1,11 +1,11 @@
 """Find the delays that make a training run fail: `python -m testbed.shrink SCRIPT --world N --delays WORDS -- ARGS`.
 
-Trains undelayed with Paddle's baseline (`--against undelayed`: with the same plan), then under the drawn delays; where losses, parameters
-or optimizer state then differ in a bit, or a rank fails, or all stop, it takes delays away on every rank, as long as the
-run still fails. What is left is printed with the operations that it delays, and as words for `TESTBED_DELAYS`. Exit codes: 0 found,
-1 the run never fails, 2 the user's error.
+Trains without delays with Paddle's baseline (`--against undelayed`: with the same plan), then with the given delays. If losses, parameters
+or optimizer state then differ in a bit, or a rank fails, or all ranks hang, it removes delays on all ranks as long as the run still
+fails. It prints the remaining delays with the operations that they delay, and in the form of `TESTBED_DELAYS`. Exit codes: 0 found,
+1 the run does not fail, 2 user error.
 
-Needs O(log n) runs where one delay of n is enough, and O(n^2) at worst.
+Needs O(log n) runs if one delay out of n is enough, and O(n^2) at worst.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from testbed.device import SWITCHES_VARIABLE, TestbedError
 
 @dataclass(slots=True)
 class Case:
-    """A training run that may fail, and the right result to hold it against."""
+    """A training run that may fail, and the correct result to compare it with."""
 
     script: str
     args: Sequence[str]
@@ -42,13 +42,13 @@ class Case:
     num_runs: int = 0
 
     def run(self, words: str, folder: Path, **variables: str) -> LaunchResult:
-        """Train under delays."""
+        """Train with delays, given in the form of `TESTBED_DELAYS`."""
         self.num_runs += 1
         env = {**self.env, DELAYS_VARIABLE: words, TAKEN_VARIABLE: os.fspath(folder), **variables}
         return launch(self.script, self.args, self.world, env, None, folder / "logs", self.timeout_s)
 
     def failure(self, words: str) -> tuple[str, list[Site]]:
-        """What is wrong under these delays (empty: nothing), and the delays that were taken."""
+        """What is wrong with these delays (empty: nothing), and the delays that were applied."""
         with tempfile.TemporaryDirectory(prefix="testbed-shrink-") as folder:
             try:
                 found = self.run(words, Path(folder))
@@ -58,7 +58,7 @@ class Case:
             return first_difference(self.right.reports, found.reports) or "", self.taken(Path(folder))
 
     def taken(self, folder: Path) -> list[Site]:
-        """The delays that all ranks of a run took, as they left them in its folder; records what each of them delayed."""
+        """The delays applied on all ranks of a run, read from its folder; also stores in `labels` what each of them delayed."""
         sites = []
         for rank in range(self.world):
             path = folder / f"delays{rank}.json"
@@ -69,18 +69,18 @@ class Case:
         return sites
 
     def fails(self, sites: Sequence[Site]) -> bool:
-        """Whether the run fails under these delays alone."""
+        """Whether the run fails with only these delays."""
         why, _ = self.failure(f"sites={show_sites(sites)}")
         print(f"run {self.num_runs}: {len(sites)} delays: {why or 'right'}", file=sys.stderr, flush=True)
         return bool(why)
 
 
 def find(case: Case, delays: str, against: str) -> list[Site]:
-    """The smallest set of delays found under which the case fails; empty where it does not.
+    """A minimal set of delays with which the case fails; empty if it does not fail.
 
     Raises:
-        InterlaceError: It fails without any delay, or Paddle's baseline does.
-        TestbedError: Ranks that failed left no record of their delays.
+        InterlaceError: The reference run without delays fails.
+        TestbedError: The case fails, but its ranks left no record of their delays.
     """
     with tempfile.TemporaryDirectory(prefix="testbed-shrink-") as folder:
         baseline = {"INTERLACE_DISABLE": "1", SWITCHES_VARIABLE: "record=2"} if against == "baseline" else {}
@@ -89,8 +89,8 @@ def find(case: Case, delays: str, against: str) -> list[Site]:
     print(f"run {case.num_runs}: {delays}: {why or 'right'}", file=sys.stderr, flush=True)
     if why and not sites:
         raise TestbedError(
-            f"no rank that failed left a record of its delays (a step writes it when it ends): {why}; "
-            "give the sites themselves: --delays sites=..."
+            f"no failed rank left a record of its delays, which is written at the end of each step: {why}; "
+            "give the sites instead: --delays sites=..."
         )
     return shrink(sites, case.fails) if why else []
 

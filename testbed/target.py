@@ -1,4 +1,4 @@
-"""The testbed as a target of Interlace: `interlace run --target testbed` trains on it."""
+"""The testbed as a target of Interlace, for `interlace run --target testbed`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from interlace.ir.target import GPU
 from interlace.local.own_target import OwnTarget
 
 RULES = msgspec.structs.replace(GPU, name="testbed", blocking=frozenset(), host_memory_edges=False)
-"""Those of a GPU, but for `memcpy_d2h`: it copies without blocking, and the executor orders no stream by what it wrote."""
+"""Rules of a GPU, except for `memcpy_d2h`: it does not block, and the executor makes no stream wait for the host memory that it wrote."""
 
 
 class Testbed(OwnTarget):
-    """Ranks on host threads or CUDA streams, as `TESTBED_VARIANT` says."""
+    """Ranks whose streams are host threads or CUDA streams, depending on `TESTBED_VARIANT`."""
 
     rules = RULES
 
     def require(self) -> None:
-        """The plugin must be built."""
+        """Raise ConfigError if the plugin is not built."""
         from testbed.build import library
         from testbed.device import variant
 

@@ -1,7 +1,7 @@
-"""A measured step as Chrome-trace JSON, in the form of the simulated one (`interlace timeline`): open both side by side.
+"""A measured step as Chrome-trace JSON, with the layout of the simulated one (`interlace timeline`), so that both can be compared.
 
-Ranks are processes and streams are threads; thread 0 is the host with its jobs, from a job's first operation to its last. Slices
-are what device events measured (CUDA) or what the host threads did. Counters are device and pinned memory as the allocator saw it.
+Ranks are processes and streams are threads. Thread 0 is the host with its jobs, each from its first operation to its last. Slices
+were measured by device events (CUDA) or by the host threads. Counters are device and pinned memory as the allocator recorded it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from testbed.device import Issue, Trace
 
 Event = dict[str, Any]
 HOST = 0
-AHEAD = 40  # operations of a program that the executor may have left out between two that it issued
+AHEAD = 40  # how many operations of a program the executor may have left out between two issued ones
 COMM = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"})
 COPIES = frozenset({"copy_d2h", "copy_h2d", "memcpy_d2h", "memcpy_h2d"})
 
 
 class Planned(NamedTuple):
-    """An operation of a job as the plan has it."""
+    """An operation of a job in the plan."""
 
     job: int
     name: str
@@ -40,7 +40,7 @@ class Planned(NamedTuple):
 
 @dataclass(slots=True)
 class RankTrace:
-    """What one rank's trace needs beside the trace itself."""
+    """One rank's trace, with what is needed to name its parts."""
 
     rank: int
     trace: Trace
@@ -56,7 +56,7 @@ def write_rank(path: Path, ranked: RankTrace) -> None:
 
 
 def read_rank(path: Path) -> RankTrace:
-    """A stored trace: plain data, nothing in it is run. Raises ValueError where it is none."""
+    """Read a stored trace, which is plain data. Raises ValueError if the file is not one."""
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=RankTrace)
     except msgspec.DecodeError as error:
@@ -64,7 +64,7 @@ def read_rank(path: Path) -> RankTrace:
 
 
 def since(trace: Trace, begin_us: float) -> Trace:
-    """What the host asked for from a time on, and the work of that; of a launched step, which is not issued, the work that began then."""
+    """What the host issued from a time on, and the work of that. A launched step issues nothing; its work is taken by the time it began."""
     issues = [each for each in trace.issues if each.at_us >= begin_us]
     first = min((each.number for each in issues), default=0)
     calls = [each for each in trace.calls if each.at_us >= begin_us]
@@ -72,9 +72,9 @@ def since(trace: Trace, begin_us: float) -> Trace:
 
 
 def between_steps(trace: Trace, begins_us: Sequence[float]) -> list[float]:
-    """Microseconds for which the stream with the most work had none between what was issued before each of these times and behind it.
+    """For each of these times, microseconds for which the busiest stream idled between the work issued before it and after it.
 
-    Nothing of launched steps.
+    Launched steps are left out.
     """
     busy = Counter[int]()
     for each in trace.intervals:
@@ -92,8 +92,8 @@ def between_steps(trace: Trace, begins_us: Sequence[float]) -> list[float]:
 
 
 def host_around(trace: Trace, steps_us: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of each step, which was called and returned at these times: microseconds from the call to its first issue, and from the last to the
-    return, with what the host waited for there, such as losses. Nothing of launched steps.
+    """For each step, given by the times of its call and return: microseconds from the call to the first issued operation, and from the last
+    one to the return, including what the host waits for there, such as losses. Launched steps are left out.
     """
     found = []
     for begin_us, end_us in steps_us:
@@ -104,7 +104,7 @@ def host_around(trace: Trace, steps_us: Sequence[tuple[float, float]]) -> list[t
 
 
 def align(planned: Sequence[Planned], issues: Sequence[Issue]) -> dict[int, Planned]:
-    """Number of an issued operation -> the planned one it is; both lists are in host order, and either may have extras.
+    """Number of an issued operation -> the matching planned one. Both lists are in host order, and either may have additional operations.
 
     >>> ops = [Planned(0, name, "", "forward", 0) for name in ("matmul", "scale", "add")]
     >>> sorted(align(ops, [Issue(0.0, "matmul", 0, 5), Issue(1.0, "fetch", 0, 6), Issue(2.0, "add", 0, 7)]))
@@ -138,7 +138,7 @@ def stream_names(ranked: RankTrace, known: dict[int, Planned]) -> dict[int, str]
 
 
 def chrome_trace(ranks: Sequence[RankTrace]) -> dict[str, Any]:
-    """The trace as plain data; times in microseconds from the first thing that any rank did."""
+    """The trace as plain data; times in microseconds since the first record of any rank."""
     start = min((issue.at_us for each in ranks for issue in each.trace.issues[:1]), default=0.0)
     events = [event for each in ranks for event in _rank_events(each, start)]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
@@ -208,14 +208,14 @@ def _memory(ranked: RankTrace, start: float) -> Iterable[Event]:
             }
 
 
-# -- what a trace says in numbers ------------------------------------------------------------------------------------
+# -- figures of a trace -----------------------------------------------------------------------------------------------
 
 
 def summary(ranked: RankTrace) -> dict[str, Any]:
-    """Where the step's time went: length, busy time by stream and kernel, host time an operation and a job.
+    """Where the step's time went: length, busy time by stream and kernel, host time per operation and per job.
 
-    `idle_us` is the simulator's *idle*. `comm_alone_us` is communication with no computation beside it, kernels that wait for
-    their peers included: the simulator's *exposed* (less copies) and what of it runs in a *bubble*, which a trace cannot tell apart.
+    `idle_us` corresponds to the simulator's *idle*. `comm_alone_us` is communication while no computation runs, including kernels that wait
+    for their peers: what the simulator reports as *exposed* (without copies) and as *bubble*, which a trace cannot tell apart.
     """
     known = align(ranked.planned, ranked.trace.issues)
     names = stream_names(ranked, known)
@@ -250,7 +250,7 @@ def _times(found: Sequence[float]) -> dict[str, float]:
 
 
 def _covered(work: Sequence[Any]) -> float:
-    """Length of the union of some intervals, in order of their begin."""
+    """Length of the union of intervals, which are sorted by their begin."""
     total, until = 0.0, float("-inf")
     for each in work:
         total += max(0.0, each.end_us - max(each.begin_us, until))
@@ -259,12 +259,12 @@ def _covered(work: Sequence[Any]) -> float:
 
 
 def _outside(some: Sequence[Any], cover: Sequence[Any]) -> float:
-    """Length of `some` that no interval of `cover` runs beside."""
+    """Length of the union of `some` outside all intervals of `cover`."""
     return _covered(sorted([*some, *cover])) - _covered(cover)
 
 
 def _until(ranked: RankTrace) -> dict[str, dict[str, float]]:
-    """Host time that ends with each kind of call: `op` is the executor's way to an operation's kernel, `op_end` the kernel's own."""
+    """Host time before each kind of call: before `op` that of the executor, on its way to a kernel, before `op_end` that of the kernel."""
     calls = sorted([(call.at_us, call.what) for call in ranked.trace.calls] + [(issue.at_us, "op") for issue in ranked.trace.issues])
     found: dict[str, list[float]] = {}
     for (before, _), (now, what) in itertools.pairwise(calls):
@@ -273,7 +273,7 @@ def _until(ranked: RankTrace) -> dict[str, dict[str, float]]:
 
 
 def _host(ranked: RankTrace, known: dict[int, Planned]) -> dict[str, float]:
-    """Host time from one operation to the next, inside a job and from the last of a job to the first of the next; medians."""
+    """Median host time from one operation to the next, within a job and between jobs; also the host time of the step."""
     inside: list[float] = []
     between: list[float] = []
     issues = [issue for issue in ranked.trace.issues if issue.number in known]

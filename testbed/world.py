@@ -1,8 +1,8 @@
-"""One rank's process on the testbed: what `interlace run --target testbed` calls before the user's script.
+"""Setup of a rank's process on the testbed: `interlace run --target testbed` calls it before the user's script.
 
 The script builds its model on the CPU, where Paddle can reshard in the dynamic graph; groups, barriers and resharding outside of
-programs go through Interlace's CPU transport. From the moment an engine is made the device is the testbed; parameters move there
-before the first step. Rings become the plugin's communicators.
+programs use Interlace's CPU transport. Once an engine is created, the device is the testbed; parameters move there before the first
+step. Rings become communicators of the plugin.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from interlace.cpu.transport import Transport
 from testbed import delays, device, measure
 
 DEVICE = f"{device.NAME}:0"
-REPORT_VARIABLE = "TESTBED_REPORT"  # a folder that gets each rank's memory numbers, and its streams' priorities, at its end
+REPORT_VARIABLE = "TESTBED_REPORT"  # folder where each rank writes its memory numbers and stream priorities when it ends
 INPLACE_VARIABLE = "TESTBED_INPLACE"  # 0 or 1: Paddle's in-place pass
-TRACE_RUN_VARIABLE = "TESTBED_TRACE_RUN"  # 0 or 1: the executor issues all from one thread, with no hand-over to others
+TRACE_RUN_VARIABLE = "TESTBED_TRACE_RUN"  # 0 or 1: the executor issues everything from one thread
 ID_BYTES = 128
-KEPT_FEEDS = 8  # steps that the host may be ahead of the device
+KEPT_FEEDS = 8  # how many steps the host may run ahead of the device
 _ID_TIMEOUT_S = 60.0
 
 
@@ -47,7 +47,7 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
     paddle.set_flags({"FLAGS_new_executor_sequential_run": True})
     trace_run = os.environ.get(TRACE_RUN_VARIABLE, "1" if device.variant() == "cuda" else "0") == "1"
     paddle.set_flags({"FLAGS_enable_pir_in_executor_trace_run": trace_run})
-    inplace = os.environ.get(INPLACE_VARIABLE, "0" if device.variant() == "cuda" else "1")  # README.md, "Known faults"
+    inplace = os.environ.get(INPLACE_VARIABLE, "0" if device.variant() == "cuda" else "1")  # README.md, "Solved problems"
     paddle.set_flags({"FLAGS_pir_apply_inplace_pass": inplace == "1"})
     ops.set_transport(transport)
     dynamic.patch(transport)
@@ -68,7 +68,7 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
 
 
 def _own_gpu(rank: int) -> str:
-    """The GPUs of the run with the rank's own first, which is the one it uses; the others are seen, so that NCCL finds them."""
+    """The GPUs of the run, the rank's own first, as it uses the first one; the others stay visible, so that NCCL finds them."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if not given:
         return str(rank)
@@ -83,7 +83,7 @@ def _write_report(path: Path) -> None:
 
 
 def _record_delays(path: Path, rank: int) -> None:
-    """Write the delays taken so far, and what each of them delayed, to a file at the end of each step."""
+    """At the end of each step, write the delays applied so far, and what each of them delayed, to a file."""
     from paddle.distributed.auto_parallel.static.engine import Engine
 
     run = Engine.run
@@ -127,9 +127,9 @@ def _patch_groups(rank: int, run_dir: Path) -> None:
 
 
 def _patch_p2p() -> None:
-    """The CPU wheel builds no bfloat16 `send_v2` and `recv_v2`: let them be built as float16.
+    """Build bfloat16 `send_v2` and `recv_v2` as float16, because the CPU wheel cannot build them.
 
-    Resharding gives the received value its type anyway, and `programs` replaces both operators.
+    Resharding sets the type of the received value anyway, and `programs` replaces both operators.
     """
     import paddle
 
@@ -154,12 +154,12 @@ def _patch_p2p() -> None:
 
 
 def make_ring(ring: int, rank: int, size: int, path: Path) -> None:
-    """Make this rank's end of a communicator; returns when all its ranks have come, at a path that is theirs alone.
+    """Create this rank's side of a communicator; returns when all its ranks have met at `path`, which must be unique to them.
 
-    The ring's number is not enough: disjoint groups may share one, each on its own ranks.
+    The ring's number is not unique: disjoint groups may have the same number.
 
     Raises:
-        device.TestbedError: The others did not come, or the communicator could not be made.
+        device.TestbedError: Another rank did not come, or the communicator could not be created.
     """
     name = _ring_id(ring, rank, path)
     if device.plugin().tb_ring_make(str(ring).encode(), 0, rank, size, ctypes.c_char_p(name)):
@@ -167,7 +167,7 @@ def make_ring(ring: int, rank: int, size: int, path: Path) -> None:
 
 
 def _ring_id(ring: int, rank: int, meeting: Path) -> bytes:
-    """The ring's name: the file where threads meet, or what NCCL's first rank gave out."""
+    """The ring's id: the path of the meeting file (threads), or NCCL's unique id from the first rank."""
     if device.variant() == "threads":
         return os.fsencode(meeting).ljust(ID_BYTES, b"\0")
     path = meeting.with_suffix(".id")
@@ -198,11 +198,11 @@ def _patch_engine() -> None:
     def make_here(self: Any, *args: Any, **kwargs: Any) -> None:
         paddle.set_device(DEVICE)
         generator = paddle.base.core.default_custom_device_generator(paddle.CustomPlace(device.NAME, 0))
-        generator.manual_seed(paddle.base.core.default_cpu_generator().initial_seed())  # paddle.seed met the CPU
+        generator.manual_seed(paddle.base.core.default_cpu_generator().initial_seed())  # paddle.seed has set the CPU generator
         make(self, *args, **kwargs)
 
     def initialize_here(self: Any, mode: str, *args: Any, **kwargs: Any) -> None:
-        if self._nranks == 1:  # where Paddle makes no group; a collective of one rank inside a branch stays, and wants its ring
+        if self._nranks == 1:  # Paddle creates no group, but a collective inside a branch stays and needs its ring
             for group in process_group.get_all_process_groups():
                 group.instantiate()
         initialize(self, mode, *args, **kwargs)
@@ -211,9 +211,9 @@ def _patch_engine() -> None:
     fed: list[dict[str, Any]] = []
 
     def feed_device(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Jobs after the first read what was fed where it is: on the device, as a loader on a GPU would give it.
+        """Put the batch on the device, as a loader on a GPU does, because jobs after the first read it there.
 
-        The host goes on meanwhile, and so must not give back what steps before may still read.
+        The host continues meanwhile, so batches that earlier steps may still read must stay alive.
         """
         if len(fed) == KEPT_FEEDS:
             device.synchronize()
@@ -229,7 +229,7 @@ def _patch_engine() -> None:
 
 
 def _patch_amp() -> None:
-    """Mixed precision as on the GPU place: on a custom place Paddle warns and builds the program in float32."""
+    """Let mixed precision work as on the GPU place: on a custom place, Paddle warns and builds the program in float32."""
     from paddle.distributed.auto_parallel.static.engine import Engine
 
     from interlace.cpu import half
@@ -254,7 +254,7 @@ def _on_device(value: Any) -> Any:
 
 
 def _move_parameters(engine: Any, mode: str) -> None:
-    """Bring what the script made on the CPU to the device."""
+    """Move the parameters that the script created on the CPU to the device."""
     import numpy as np
     import paddle
 
