@@ -41,10 +41,9 @@ def built(where: Path, script: str, world: int, words: Sequence[str], *, stages:
 def captured(name: str) -> list[Program]:
     """Programs that are stored for the tests, by the name of their case: small ones."""
     sys.path.insert(0, str(ROOT))
-    from tests.captured.build import member, ranks
-    from tests.captured.stored import stored
+    from tests.captured.stored import programs_of
 
-    return [stored()[1][member(name, rank)] for rank in ranks(name)]
+    return programs_of(name)
 
 
 def parser(about: str | None, quick: str) -> argparse.ArgumentParser:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -32,6 +34,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite expected texts instead of comparing with them")
     parser.addoption("--long", action="store_true", help="run tests marked long too")
     parser.addoption("--examples", type=float, default=1, help="run random tests with so many times their examples, 0.2 for fewer")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Modules all of whose tests have a mark that `-m` leaves out are not imported, and Paddle with them, which takes seconds in each
+    worker."""
+    left_out = [part.removeprefix("not ") for part in config.getoption("markexpr").split(" and ") if part.startswith("not ")]
+    if not left_out or collection_path.suffix != ".py":
+        return None
+    of_all = re.findall(r"^pytestmark = .*", collection_path.read_text(encoding="utf-8"), re.MULTILINE)
+    return True if any(re.search(rf"pytest\.mark\.{mark}\b", line) for line in of_all for mark in left_out) else None
 
 
 APART = (

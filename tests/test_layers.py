@@ -70,9 +70,14 @@ def layer(name: str) -> str | None:
 
 
 @cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imported(path: Path, top_level_only: bool = False) -> frozenset[str]:
     """Modules that a file imports, by full name."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = _tree(path)
     found = set()
     for node in tree.body if top_level_only else _statements(tree):
         if isinstance(node, ast.Import):
@@ -96,7 +101,7 @@ def _calls(path: Path, *names: str) -> Iterator[ast.Call]:
     """Calls of functions with these names, or of methods."""
     text = path.read_text(encoding="utf-8")
     if any(name in text for name in names):
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(_tree(path)):
             called = node.func if isinstance(node, ast.Call) else None
             if getattr(called, "attr", getattr(called, "id", None)) in names:
                 assert isinstance(node, ast.Call)

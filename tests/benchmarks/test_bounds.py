@@ -59,9 +59,20 @@ def bounds_of(pp: int, micro_batches: int, costs: GivenCosts) -> Bounds:
     return Bounds(every, stock, bound_ns(stages, costs), firm_ns, floors_of(stages, costs), own)
 
 
+def marks(form: str, pp: int) -> list[pytest.MarkDecorator]:
+    """The search over forms is as near to the bounds with two stages as with three."""
+    return [*[pytest.mark.slow] * (form == "auto" or pp > 2), *[pytest.mark.long] * (form == "auto" and pp > 2)]
+
+
 @pytest.mark.parametrize("costs", [COSTS, AT_THE_LIMIT], ids=["full-clock", "limited"])
-@pytest.mark.parametrize("form", ["stock", "dx-first", "mixed", "zb-h1", pytest.param("auto", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("pp", "micro_batches"), [(2, 4), pytest.param(3, 6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("form", "pp", "micro_batches"),
+    [
+        pytest.param(form, pp, micro_batches, marks=marks(form, pp))
+        for pp, micro_batches in ((2, 4), (3, 6))
+        for form in ("stock", "dx-first", "mixed", "zb-h1", "auto")
+    ],
+)
 def test_no_plan_passes_a_bound(form: str, pp: int, micro_batches: int, costs: GivenCosts) -> None:
     known = bounds_of(pp, micro_batches, costs)
     config = {"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}}

@@ -20,6 +20,7 @@ from interlace.bridge.nvml import MODULE, find_gpu
 from interlace.bridge.tokens import tokens_of
 from interlace.report.measured import COUNTED, WARM_UP, Measured
 
+pytestmark = pytest.mark.paddle
 STATIC_W, LIMIT_W, HIGHEST = 150.0, 700.0, 1980
 SHARE, EXPONENT = 0.6, 1.2
 """Of the played product's time, and of all energy."""

@@ -23,8 +23,8 @@ from interlace.ir.target import GPU
 from interlace.planning.plan import make_plans
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.simulate.simulator import Options, simulate
-from tests.captured.build import CASES, member, ranks
-from tests.captured.stored import stored
+from tests.captured.build import CASES
+from tests.captured.stored import programs_of
 from tests.searches import WHOLE
 
 FILE = Path(__file__).with_name("goldens.json")
@@ -78,7 +78,7 @@ def digest(name: str, title: str) -> list[str]:
     cost, config = CostModel(load_profile("h200")), CONFIGS[title]
     work, interleave.SEARCH_WORK = interleave.SEARCH_WORK, WHOLE if title in SEARCHED else 0
     try:
-        plans = [plan.program for plan in make_plans([stored()[1][member(name, rank)] for rank in ranks(name)], config, cost, "h200")]
+        plans = [plan.program for plan in make_plans(programs_of(name), config, cost, "h200")]
         found = [[digest_of_plan(plan) for plan in plans], digest_of_times(plans, cost)]
     except InterlaceError as error:
         return [type(error).__name__]

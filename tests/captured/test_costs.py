@@ -9,7 +9,8 @@ from interlace.ir import Graph, parse
 from interlace.ir.kinds import HOST_PLACE, NO_KERNEL
 from interlace.ir.operation_kinds import is_free
 from interlace.ir.program import Op
-from tests.captured.stored import stored
+from tests.captured.build import CASES
+from tests.captured.stored import programs_of
 
 GIVEN = """
 program rank=0 world=2 mode=train paddle=3.3.1
@@ -52,7 +53,7 @@ def unpaid(listed: list[tuple[Op, Graph]], cost: CostModel) -> list[str]:
 @pytest.mark.slow
 def test_no_computing_operation_is_free() -> None:
     cost = CostModel(load_profile("h200"))
-    graphs = [Graph(program) for program in stored()[1].values()]
+    graphs = [Graph(program) for name in CASES for program in programs_of(name)]
     assert len({op.name for graph in graphs for op in graph.program.ops}) > 80
     assert unpaid([(op, graph) for graph in graphs for op in graph.program.ops], cost) == []
 

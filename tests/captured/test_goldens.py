@@ -9,11 +9,20 @@ import pytest
 from tests.captured.goldens import CONFIGS, FILE, digest
 
 FAST = ("pp2, clip", "mp2, clip, accumulation: column overlap")
+LONG = ("dx-first", "weight_delay 1", "mixed, offload, held")
+"""Of the second, the rest in `make test-long`."""
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("title", [title for title in CONFIGS if title != "mixed"])
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        pytest.param(name, title, marks=[pytest.mark.long] * (name == FAST[1] and title in LONG))
+        for name in FAST
+        for title in CONFIGS
+        if title != "mixed"
+    ],
+)
 def test_a_plan_is_the_frozen_one(name: str, title: str) -> None:
     """A change that is to change plans stores them anew (`--write`) and says why."""
     assert digest(name, title) == json.loads(FILE.read_text())[name][title]

@@ -16,8 +16,8 @@ from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.interleave import planner as interleave
 from testbed.target import RULES
-from tests.captured.build import CASES, MASKED, member, ranks
-from tests.captured.stored import stored
+from tests.captured.build import CASES, MASKED, ranks
+from tests.captured.stored import cases, programs_of
 
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
 pytestmark = pytest.mark.slow
@@ -31,8 +31,8 @@ CONFIGS: dict[str, Config] = {
     "mixed": make_config({"memory_budget": "+1GB", "schedule_1f1b": {"interleave": "mixed"}, "offload_activations": OFFLOAD}),
     "zb-h1": make_config({"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
 }
-MOVES_HALF = {MASKED: ("half offloaded",)}
-"""The one with sizes at which there is a half to move."""
+ALSO = {MASKED: ("half offloaded",), "pp2 vpp2, offload": ("zb-h1",)}
+"""Beside a case's own turn: sizes at which there is a half to move, and what is refused."""
 REFUSED = {("zb-h1", "VPP"): "zb-h1 has no chunks; expected a 1F1B pipeline, found VPP"}
 """Configuration and the program's schedule -> why there is no plan."""
 
@@ -55,17 +55,18 @@ def _plans_are_proved() -> None:
 
 
 def test_the_archive_is_of_these_cases() -> None:
-    assert stored()[0] == CASES, "the stored programs are of other cases; run `python -m tests.captured.build`"
+    assert cases() == CASES, "the stored programs are of other cases; run `python -m tests.captured.build`"
 
 
 def configurations(name: str, whole: bool) -> list[str]:
-    """Those that a case is planned with: Paddle's baseline order and one of the others, in turn, so that every one meets every kind of
-    program; all of them with more examples (`make test-long`)."""
+    """Those that a case is planned with: one of them, in turn, so that every one meets every kind of program, and those of which something
+    else is known; all of them with more examples (`make test-long`)."""
     has_many = len(ranks(name)) > 2
-    baseline, *others = (title for title in CONFIGS if not (has_many and title in COVERED))
+    mine = [title for title in CONFIGS if not (has_many and title in COVERED)]
     alike = [each for each in CASES if (len(ranks(each)) > 2) == has_many]
-    in_turn = others[alike.index(name) % len(others)]
-    return [baseline, *(others if whole else dict.fromkeys([in_turn, *MOVES_HALF.get(name, ())]))]
+    in_turn = mine[alike.index(name) % len(mine)]
+    known = [title for title, case in STALLS if case == name]
+    return mine if whole else [*dict.fromkeys([in_turn, *known, *ALSO.get(name, ())])]
 
 
 @pytest.mark.parametrize("has_many", [False, True])
@@ -78,7 +79,7 @@ def test_every_configuration_has_its_turn(has_many: bool) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_plans_of_captured_programs_are_safe_everywhere(name: str, pytestconfig: pytest.Config) -> None:
     """No deadlock - no correct plan is refused, on programs that Paddle built."""
-    programs = [stored()[1][member(name, rank)] for rank in ranks(name)]
+    programs = programs_of(name)
     schedule = programs[0].pipeline.schedule
     cost = CostModel(load_profile("h200"))
     whole = pytestconfig.getoption("--examples") > 1

@@ -19,7 +19,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("model", ["gpt", "moe", pytest.param("llama", marks=pytest.mark.long)])
+@pytest.mark.parametrize("model", ["gpt", *(pytest.param(model, marks=pytest.mark.long) for model in ("moe", "llama"))])
 def test_forks_are_as_built(forked_ranks: None, tmp_path: Path, model: str) -> None:
     words = tuple(f"{SMALL} {CASES[model]}".split())
     stages = int(words[words.index("--pp") + 1])

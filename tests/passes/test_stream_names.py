@@ -89,12 +89,11 @@ def test_a_ring_that_sums_gradients_of_weights_is_one_of_data_parallelism() -> N
 @pytest.mark.slow
 def test_streams_of_real_programs_are_named_for_what_they_are() -> None:
     """Data parallelism beside tensor parallelism, and alone: the loss's mean over replicas is no tensor parallelism."""
-    from tests.captured.build import member
-    from tests.captured.stored import stored
+    from tests.captured.stored import programs_of
 
     found = {}
     for name, rank in (("dp2 mp2 sharding 1, clip", 3), ("dp2 pp2 sharding 2, clip", 2), ("mp2 without accumulation", 0)):
-        program = stored()[1][member(name, rank)]
+        program = programs_of(name)[rank]
         made = NameStreams().run(program, Context(GivenCosts({"default": 1})))
         groups = {group.id: group.ranks for group in made.groups}
         found[name] = {groups[op.group]: op.stream for op in made.ops if op.stream.startswith(("auto_parallel_dp", "auto_parallel_mp"))}

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BASES = {"pp2": ("mixed", ("--pp", "2", "--clip-grad", "1")), "mp2": ("dx-first", ("--mp", "2", "--schedule", "1F1B"))}
 SIZE = ("--layers", "2", "--micro-batches", "4", "--steps", str(NUM_STEPS + 1))
 DELAY_US = 200_000
-TURNS = {"copy": (4, 6000), "collective": (4, 20000), "compute": (4, 2000)}
+TURNS = {"copy": (2, 6000), "collective": (2, 20000), "compute": (2, 2000)}
 """Kind of work -> runs in which each piece of that kind is delayed once, and by how many microseconds."""
 
 

@@ -98,6 +98,7 @@ LONG_ON_CPU_RANKS = (
     "pp2 vpp2 mp2 mixed",
     "pp2, all offload, 2 pp + 1 micro-batches",
     "mp2 bfloat16 O2, master weights and gradients, optimizer state on the host",
+    "pp2 vpp2, optimizer state on the host",
 )
 """Collectives of every kind: experts, sharding, sequence parallelism; chunks, which `test_zoo.py` trains on CPU ranks too."""
 

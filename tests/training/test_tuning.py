@@ -96,7 +96,7 @@ def test_a_plan_with_more_memory_is_tried_where_every_device_has_it(memory: int,
 
 def test_a_plan_that_becomes_slow_is_tried_against_the_others_again(tmp_path: Path, folder: Path) -> None:
     """On one rank alone; a run that knows the choice of an earlier one. The bits stay, and what was kept for later runs."""
-    words, first = "--steps 70", decided(SMALL, folder / SMALL)
+    words, first = "--steps 55", decided(SMALL, folder / SMALL)
     shutil.copytree(folder / SMALL / "cache", tmp_path / "cache")
     kept = [path.read_bytes() for path in (tmp_path / "cache").glob("tuned-*.json")]
     run = Run(tmp_path, SMALL, {"later": 10}, words)
