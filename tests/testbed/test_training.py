@@ -163,7 +163,7 @@ def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, stocks: d
         assert BASELINE_KEPT not in said, "another form is faster here"
     if "pp2, experts" in name:  # Paddle gathers tokens on a mesh of dp and mp
         assert lines_of(passes, "narrow-gathers")
-    if name in ("auto, pp4", "pp4 zero bubble"):  # events inside jobs and between them hold transfers back
+    if name == "auto, pp4":  # events inside jobs and between them hold transfers back
         assert any("posted when their peer is about to be ready" in line for line in lines_of(passes, "delay-transfers"))
 
 

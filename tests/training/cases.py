@@ -182,10 +182,9 @@ LONG_ON_THE_TESTBED = (
     "pp3 vpp2, shared embedding, optimizer state on the host",
     "one rank, accumulation, offload",
     "pp4 mixed, offload",
-    "auto, pp4",
     "pp2, a budget",
 )
 """Beside `LONG`: any two parts of these cases (parallelism, form, offload, recomputation, number type) meet in another case too, there or
 on CPU ranks; sharding stage 1 and chunks beside mp, sharding stage 2 beside pp, and bfloat16 beside sequence parallelism, in plans that
 `tests/captured` proves, `auto` beside accumulation and chunks in those of `tests/planning/test_whole_step.py`.
-`tests/testbed` runs a plan of `auto` in `test_tuning.py` too, and one within a budget in `test_peak.py`."""
+`tests/testbed/test_peak.py` runs a plan within a budget."""
