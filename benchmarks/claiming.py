@@ -1,4 +1,4 @@
-"""What every claim is made with: the stored results, ranges, tables, and the list of claims by name."""
+"""Tools for claims: the stored results, ranges, tables, and the list of claims by name."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ RESULTS = ROOT / "benchmarks" / "results"
 Row = dict[str, Any]
 Producer = Callable[[], str]
 CLAIMS: dict[str, Producer] = {}
-"""What gives the text of a block, by its name."""
+"""Name of a block -> the function that returns its text."""
 
 
 def claim(producer: Producer) -> Producer:
-    """Make a function the source of the blocks of its name: `step_times` of `step-times`."""
+    """Register a function for the blocks of its name: `step_times` for `step-times`."""
     CLAIMS[producer.__name__.replace("_", "-")] = producer
     return producer
 
 
 def raw(name: str) -> Any:
-    """A file of results."""
+    """The contents of a results file."""
     return json.loads((RESULTS / name).read_text())
 
 
 def by_case(*names: str) -> dict[str, dict[str, Row]]:
-    """Case -> plan -> its run, of files of runs."""
+    """Case -> plan -> its run, from files of runs."""
     found: dict[str, dict[str, Row]] = {}
     for row in (row for name in names for row in raw(name)["runs"]):
         found.setdefault(row["case"], {})[row["plan"]] = row
@@ -35,17 +35,17 @@ def by_case(*names: str) -> dict[str, dict[str, Row]]:
 
 
 def fullest_gb(row: Row, *keys: str) -> float:
-    """What the fullest rank of a run held at its peak, in GB."""
+    """What the fullest rank of a run held at its peak (the sum of `keys`), in GB."""
     return float(max(sum(each[key] for key in keys) for each in row["peak_bytes_by_rank"]) / 1e9)
 
 
 def median_ms(row: Row) -> float:
-    """The measured step of a run, in ms."""
+    """Median measured step of a run, in ms."""
     return float(row["step_ms"]["median"])
 
 
 def span(values: Iterable[float], digits: int = 1) -> str:
-    """Shares from the smallest to the largest, in percent.
+    """The range of some shares, in percent.
 
     >>> span([0.012, -0.004]), span([0.5])
     ('-0.4 to +1.2 %', '+50.0 %')

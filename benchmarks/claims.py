@@ -1,8 +1,8 @@
-"""What the texts say of stored results: `python benchmarks/claims.py` writes it anew, `--check` compares and writes nothing.
+"""Statements in texts about stored results: `python benchmarks/claims.py` rewrites them; `--check` only compares.
 
-Between `<!-- claims: NAME -->` and `<!-- /claims -->` in the texts (`TEXTS`) stands what the function of that name gives, from
-`benchmarks/results` alone (the modules `claims_*`). Every case that the files hold
-counts: no range leaves one out. A sentence stays in the line of its comment; where the comment ends its line, it is wrapped.
+The text between `<!-- claims: NAME -->` and `<!-- /claims -->` in `TEXTS` is what the function of that name in a module `claims_*` returns,
+computed only from `benchmarks/results`. Ranges cover every case in the files. A sentence stays on the line of its comment; if the comment
+ends its line, the sentence is wrapped.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ TEXTS = (
     "docs/decisions/017-power-and-clock-in-the-simulator.md",
 )
 WIDTH = 138
-"""Of lines of sentences that are wrapped."""
+"""Width to which sentences are wrapped."""
 BLOCK = re.compile(r"<!-- claims: (\S+) -->(.*?)<!-- /claims -->", re.DOTALL)
 
 
 def rewritten(text: str, where: str) -> str:
-    """The text with every block as the results give it. Raises SystemExit for a block that nothing gives, or that is not closed."""
+    """The text with every block rewritten. Raises SystemExit for a block without a function of its name, and for one that is not closed."""
     if len(re.findall(r"<!-- claims: ", text)) != len(BLOCK.findall(text)) or text.count("<!-- /claims -->") != len(BLOCK.findall(text)):
         raise SystemExit(f"{where}: a `<!-- claims: NAME -->` without its `<!-- /claims -->`, or the other way round")
 
@@ -74,7 +74,7 @@ def rewritten(text: str, where: str) -> str:
 
 
 def stale() -> Iterator[tuple[Path, str]]:
-    """Texts that say other than the results, with what they should say."""
+    """Texts that differ from the results, with the text that they should have."""
     for name in TEXTS:
         path = ROOT / name
         text = path.read_text()

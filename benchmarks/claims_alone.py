@@ -1,4 +1,4 @@
-"""Claims about operations, collectives, the host and orders measured alone on H200s."""
+"""Claims about operations, collectives, the host and orders of operations, each measured alone on H200s."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from interlace.grouping import grouped
 from interlace.report.accuracy import BASELINE, kind_of
 
 FEWEST = 5
-"""Operations that a figure of a kind needs."""
+"""Least number of operations from which a figure of a kind is computed."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 
 
@@ -39,10 +39,10 @@ def operations() -> str:
 
 @claim
 def left_out() -> str:
-    """Samples of the H200's profile, each from all others of its kind and type: median of the errors, and what nine in ten are below."""
+    """Samples of the H200's profile, each predicted from all others of its kind and type: the median and the 90 % quantile of errors."""
     profile, kinds = device_profile.profiles()["h200"], dict[tuple[str, str], list[OpSample]]()
     for sample in profile.ops:
-        if "elements" not in sample.dims:  # whose depth is 1, and which has no operand to transpose
+        if "elements" not in sample.dims:  # such samples have depth 1 and no operand to transpose
             kinds.setdefault((sample.kind, sample.dtype), []).append(sample)
     rows = []
     for (kind, dtype), samples in sorted(kinds.items(), key=lambda each: each[0]):
@@ -53,8 +53,8 @@ def left_out() -> str:
 
 
 def errors_left_out(samples: Sequence[OpSample], floor_ns: float) -> Iterator[tuple[float, float, float]]:
-    """Of each sample: relative errors of one curve through all others, of one through those with the same operands transposed (where they
-    answer, as in the cost model), and of these by depth besides."""
+    """For each sample, relative errors of a curve through all others, of a curve through those with the same transposed operands (if they
+    give a time, as in the cost model), and of the latter separated by depth too."""
     for left in samples:
         others = [each for each in samples if each is not left]
         like = [each for each in others if transposed_of(each.dims) == transposed_of(left.dims)]
@@ -84,25 +84,25 @@ def collectives() -> str:
 
 @claim
 def host() -> str:
-    """The executor's cost of an operation."""
+    """The executor's cost per operation and per job."""
     found = raw("h200/testbed_host.json")
     fast, alone, two = found["fast"], found["fast in one thread"]["an_op_us"], found["event"]["an_op_us_two_streams"]
     return (
         f"an operation costs the executor {fast['an_op_us']:.1f} us ({alone:.1f} us from one thread), "
-        f"{fast['an_op_us_two_streams']:.1f} us where two streams alternate, {two:.1f} us there where memory is collected by "
-        f"events; a job {fast['a_job_us']:.1f} us beyond its operations"
+        f"{fast['an_op_us_two_streams']:.1f} us if two streams alternate, {two:.1f} us if memory is collected by events as well; "
+        f"a job costs {fast['a_job_us']:.1f} us in addition to its operations"
     )
 
 
 def oracle_of(source: str) -> dict[str, Row]:
-    """The oracle's results by configuration, with times alone from its own file (`own`) or from the others (`left-out`)."""
+    """The oracle's results by configuration, with times of single operations from its own file (`own`) or from the others (`left-out`)."""
     found = raw("oracle.json")["configurations"].items()
     return {key.rpartition(" ")[0].replace("_s", " seq "): each for key, each in found if key.endswith(f" {source}")}
 
 
 @claim
 def oracle_errors() -> str:
-    """Predicted against measured step times of the oracle's plans."""
+    """Predicted step times of the oracle's plans compared with measured ones."""
     rows = []
     for name, own in oracle_of("own").items():
         judged = [each["judged"]["simulator"] for each in (own, oracle_of("left-out")[name])]
@@ -117,7 +117,7 @@ def oracle_errors() -> str:
 
 @claim
 def oracle_orders() -> str:
-    """Our orders, simulated, beside the best known, measured."""
+    """Interlace's orders (simulated) and the best known ones (measured)."""
     rows = []
     for name, found in oracle_of("own").items():
         row = [name]
@@ -143,15 +143,15 @@ def oracle_orders() -> str:
 
 @claim
 def oracle_distance() -> str:
-    """How far our orders' simulated time is from the best known ones', and the host time that they take."""
+    """How far the simulated time of Interlace's orders is from that of the best known ones, and the host time needed to find them."""
     rows = [row for found in oracle_of("own").values() for row in found["planner"]]
     over, spent = [row["over_best_known"] for row in rows], [row["plan_cpu_s"] for row in rows]
-    return f"{span(over)} off the best known orders' time, at {min(spent):.1f} to {max(spent):.1f} s of host time"
+    return f"{span(over)} off the best known orders' time, and finding them takes {min(spent):.1f} to {max(spent):.1f} s of host time"
 
 
 @claim
 def beside_transfers() -> str:
-    """How many times as long computation takes beside a send or receive that waits, and beside one that moves data."""
+    """How much slower computation is beside a send or receive that waits, and beside one that moves data."""
     found = raw("h200/beside_transfers.json")["beside"]
     waits, moves = found["wait"], found["p2p"]
     sizes = sorted((int(name.partition(" of ")[2]), row["stretch"]) for name, row in waits.items() if " of " in name)
@@ -162,8 +162,8 @@ def beside_transfers() -> str:
         for rows in (waits, moves)
     ]
     return (
-        f"products {products} times as long, by the elements of their result; {beside[0]}. Beside one that moves data products take "
-        f"{moves['gemm']['stretch']:.2f} times as long; {beside[1]}"
+        f"products take {products} times as long, by number of elements of their result; {beside[0]}. Beside a transfer that moves "
+        f"data, products take {moves['gemm']['stretch']:.2f} times as long; {beside[1]}"
     )
 
 
@@ -187,7 +187,7 @@ def _by_connections() -> dict[tuple[str, ...], list[Row]]:
 
 @claim
 def connections() -> str:
-    """Steps and gaps between kernels of computation by the number of hardware connections that streams share."""
+    """Steps, and gaps between kernels of computation, by the number of hardware connections that streams share."""
     rows = [
         (
             *key,
@@ -201,7 +201,7 @@ def connections() -> str:
 
 @claim
 def connections_in_short() -> str:
-    """Steps with 32 connections against the same plan with 8."""
+    """Steps with 32 connections compared with the same plans with 8."""
     steps = {key: [row["step_ms"][0] for row in found] for key, found in _by_connections().items()}
     pairs = {key: (eight, steps[more]) for key, eight in steps.items() if key[3] == "8" and (more := (*key[:3], "32")) in steps}
     of_baseline, of_one = [[key for key in pairs if key[at] == name] for at, name in ((2, "baseline"), (0, "1 H100"))]
@@ -211,14 +211,15 @@ def connections_in_short() -> str:
     )
     apart = sum(max(pairs[key][1]) < min(pairs[key][0]) for key in of_several)
     return (
-        f"steps of our plans on several GPUs {several} ({len(of_several)} cases; in {apart} every run with 32 is shorter than every run "
-        f"with 8), on one GPU {one} ({len(of_one)}), of the baseline {baseline} ({len(of_baseline)})"
+        f"steps of Interlace's plans change by {several} on several GPUs ({len(of_several)} cases; in {apart}, every run with 32 is "
+        f"faster than every run with 8) and by {one} on one GPU ({len(of_one)} cases), those of the baseline by {baseline} "
+        f"({len(of_baseline)} cases)"
     )
 
 
 @claim
 def gaps_beside_communication() -> str:
-    """Gaps between kernels beside communication on another stream and with nothing there, of the baseline and of our plans."""
+    """Gaps between kernels beside communication on another stream and without it, with the baseline and with Interlace's plans."""
     found: dict[str, list[tuple[float, float]]] = {"baseline": [], "ours": []}
     for (_, _, plan, connections), rows in _by_connections().items():
         if plan == "baseline" or connections == "32":
@@ -227,10 +228,10 @@ def gaps_beside_communication() -> str:
                 (each["beside communication"]["median_us"], each["with nothing beside"]["median_us"]) for each in gaps
             ]
     told = []
-    for name, shown in (("baseline", "the baseline's"), ("ours", "ours with 32 connections")):
+    for name, shown in (("baseline", "the baseline has"), ("ours", "Interlace's plans with 32 connections have")):
         beside, apart = zip(*found[name], strict=True)
         told.append(
-            f"{shown} {min(beside):.1f} to {max(beside):.1f} us beside communication and {min(apart):.1f} to {max(apart):.1f} else "
+            f"{shown} {min(beside):.1f} to {max(beside):.1f} us beside communication and {min(apart):.1f} to {max(apart):.1f} otherwise "
             f"({len(beside)} runs)"
         )
     return ", ".join(told)

@@ -1,4 +1,4 @@
-"""Claims about steps that are launched as a graph, measured on two H200 and on four H100 beside the same plans as they are issued."""
+"""Claims about steps that are launched as a graph, measured on two H200 and on four H100, compared with the same plans issued."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _pairs(card: str) -> list[tuple[str, Row, Row]]:
 
 @claim
 def captured_gains() -> str:
-    """What launching brings, by hidden size."""
+    """Gain of launching, by hidden size."""
     told = []
     for card in CARDS:
         for hidden in (1024, 2048, 4096):

@@ -1,4 +1,4 @@
-"""Claims about times that others measured: how far the shipped profiles, and our own measurements, are from them."""
+"""Claims about times that others published: how far the shipped profiles and Interlace's own measurements are from them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DEVICES = {"h100": "H100", "h200": "H200"}
 TIMES = ((0.0, 20.0, "below 20 us"), (20.0, 100.0, "20 to 100 us"), (100.0, 1000.0, "0.1 to 1 ms"), (1000.0, 1e9, "above 1 ms"))
 SIZES = ((0, 1 << 20, "below 1 MiB"), (1 << 20, 16 << 20, "1 to below 16 MiB"), (16 << 20, 1 << 40, "16 MiB and more"))
 KINDS = {"alltoall": "all_to_all"}
-"""What the tables call a kind -> what it is called here."""
+"""Name of a kind in published tables -> its name here."""
 Pair = tuple[float, Estimate]
-"""Published microseconds, and what the cost model says."""
+"""Published microseconds, and the cost model's estimate."""
 
 
 def rows(kind: str, device: str) -> list[dict[str, str]]:
@@ -29,7 +29,7 @@ def rows(kind: str, device: str) -> list[dict[str, str]]:
 
 
 def distance(pairs: Sequence[Pair]) -> str:
-    """Median error, median amount, and the part that the claimed error covers."""
+    """Median error, median absolute error, and the share of errors within the claimed error."""
     errors = [(said.dur_ns / 1e3 / us - 1, said.rel_error) for us, said in pairs]
     covered = sum(abs(error) <= claimed for error, claimed in errors) / len(errors)
     return (
@@ -40,7 +40,7 @@ def distance(pairs: Sequence[Pair]) -> str:
 
 @claim
 def external_products() -> str:
-    """By time."""
+    """Errors for products, by published time."""
     found: dict[str, list[Pair]] = {}
     for device in DEVICES:
         cost = CostModel(load_profile(device))
@@ -53,18 +53,18 @@ def external_products() -> str:
 
 
 def published(device: str) -> Iterator[tuple[str, int, int, float]]:
-    """Collectives: kind, GPUs, bytes, microseconds."""
+    """Published collectives: kind, GPUs, bytes, microseconds."""
     for row in rows("nccl", device):
         yield KINDS.get(row["operation"], row["operation"]), int(row["gpus"]), int(row["bytes"]), float(row["us"])
 
 
 def size_label(size: int) -> str:
-    """The class of a message."""
+    """The size class of a message."""
     return next(label for low, high, label in SIZES if low <= size < high)
 
 
 def predicted_collectives(device: str) -> Iterator[tuple[str, int, int, float, Estimate]]:
-    """And what the cost model says: where the profile has the published time itself, without it."""
+    """Published collectives with the cost model's estimate; a published time that is also in the profile is left out there."""
     profile = load_profile(device)
     cost = CostModel(profile)
     for kind, gpus, size, us in published(device):
@@ -80,7 +80,7 @@ def predicted_collectives(device: str) -> Iterator[tuple[str, int, int, float, E
 
 @claim
 def external_collectives() -> str:
-    """By number of GPUs and size, all kinds together."""
+    """Errors for collectives by number of GPUs and size, all kinds together."""
     found: dict[tuple[int, str, str], list[Pair]] = {}
     for device in DEVICES:
         for _, gpus, size, us, said in predicted_collectives(device):
@@ -94,7 +94,7 @@ def external_collectives() -> str:
 
 @claim
 def external_measured() -> str:
-    """Our two GPUs over the published ones, by kind and size: smallest to largest."""
+    """Times on two GPUs measured here over published ones, by kind and size: smallest to largest."""
     found: dict[tuple[str, str], list[float]] = {}
     for device in DEVICES:
         ours: dict[tuple[str, int], Row] = {(row["kind"], row["size_bytes"]): row for row in raw(f"{device}/collectives.json")["samples"]}

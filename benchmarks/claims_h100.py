@@ -26,26 +26,26 @@ KINDS = (
     ("layer norms, GELU, SiLU", ("layer_norm", "gelu", "silu")),
     ("all else", ("",)),
 )
-"""What a table calls kinds of operations -> how their names begin; the first that fits."""
+"""Name in tables -> prefixes of operation kinds; the first match counts."""
 MODELS = {"gpt-2": "GPT, 2 layers", "gpt-4": "GPT, 4 layers", "llama-2": "Llama, 2 layers", "llama-4": "Llama, 4 layers"}
-"""How a case's name begins -> what a table calls it."""
+"""Prefix of case names -> name in tables."""
 SHORT_PAUSE_US = 100
 BUDGETS_ALONE = "2026-11-27 01:46, 1 H100"
 """The session of budgets on one GPU."""
 SUMS_LATE = "2026-11-26 22:16"
-"""A session whose plans still fetched losses that data parallelism sums at the end of the step."""
+"""A session whose plans still fetched, at the end of the step, the losses that data parallelism sums."""
 BEFORE = "2026-11-23 11:40"
-"""How the name of the H200's sitting of the same cases begins."""
+"""Prefix of the name of the H200's sitting of the same cases."""
 
 
 def steps() -> list[Row]:
-    """Runs on the H100 that were simulated too."""
+    """Runs on the H100 that were also simulated."""
     return [row for row in raw("h100/testbed_layers.json")["runs"] if "simulated" in row]
 
 
 @claim
 def h100_steps() -> str:
-    """How far steps and peaks simulated for an H100 are off, and how far runs are apart."""
+    """Errors of steps and peaks simulated for an H100, and how much runs differ."""
     every, rows = raw("h100/testbed_layers.json")["runs"], steps()
     stock, ours = ([row for row in rows if (row["plan"] == "stock") == paddles] for paddles in (True, False))
     right, pairs = accuracy.count_order(rows)
@@ -58,22 +58,23 @@ def h100_steps() -> str:
     amount = statistics.median(map(abs, ours_off))
     return (
         f"simulated steps are off by {span(stock_off)} for Paddle's baseline ({len(stock)} runs) and by {span(ours_off)} for "
-        f"ours ({len(ours)}; median of the amounts {100 * amount:.1f} %), peaks by {100 * off:.2f} % at most; {right} of {pairs} pairs "
-        f"of plans of a case come in the right order. Slowest over fastest step of a run: {100 * statistics.median(within):.1f} % in "
-        f"the median, up to {100 * max(within):.1f} %; stock again {100 * min(again):.1f} to {100 * max(again):.1f} % apart. {same} of "
-        f"{len(every)} runs have the baseline's losses of every step and all its parameters, bit for bit"
+        f"Interlace's plans ({len(ours)}; median of the absolute errors {100 * amount:.1f} %), peaks by at most {100 * off:.2f} %; {right} "
+        f"of {pairs} pairs of plans of a case are in the right order. The slowest step of a run takes "
+        f"{100 * statistics.median(within):.1f} % longer than the fastest in the median, up to {100 * max(within):.1f} %; two runs of the "
+        f"baseline differ by {100 * min(again):.1f} to {100 * max(again):.1f} %. {same} of {len(every)} runs have the baseline's losses "
+        "of every step and all its parameters, bit for bit"
     )
 
 
 @claim
 def h100_budgets() -> str:
-    """Steps and peaks on the H100, planned and measured."""
+    """Planned and measured steps and peaks on the H100."""
     return results.budget_table(steps())
 
 
 @claim
 def h100_costs() -> str:
-    """What budgets cost on the H100 and on the H200 of 11:40, over Paddle's baseline of the sitting."""
+    """What budgets cost on the H100 and in the H200's sitting of 11:40, compared with Paddle's baseline of the sitting."""
     stored = [row for row in raw("h200/testbed_layers.json")["runs"] if row["sitting"].startswith(BEFORE)]
     shown = []
     for name, rows in (("H100", steps()), ("H200", stored)):
@@ -87,7 +88,7 @@ def h100_costs() -> str:
             for row in budgets
         ]
         off = [100 * (simulated - measured) for measured, simulated in dearer]
-        shown.append(f"{name} {span(measured - 1 for measured, _ in dearer)} (simulated {min(off):+.1f} to {max(off):+.1f} points off)")
+        shown.append(f"{name} {span(measured - 1 for measured, _ in dearer)} (simulation off by {min(off):+.1f} to {max(off):+.1f} points)")
     return "; ".join(shown)
 
 
@@ -105,7 +106,7 @@ def h100_kinds() -> str:
             for case in MODELS
         ]
     sums["together"] = [tuple(map(sum, zip(*column, strict=True))) for column in zip(*sums.values(), strict=True)]
-    head = ["ms a step: measured, if each took what the fastest of its sizes did, profile h100", *MODELS.values()]
+    head = ["ms per step: measured, with all of a size at the time of the fastest, profile h100", *MODELS.values()]
     return table(head, ([name, *(", ".join(f"{ms:.1f}" for ms in cell) for cell in cells)] for name, cells in sums.items()))
 
 
@@ -115,7 +116,7 @@ def _group(kind: str) -> str:
 
 @claim
 def h200_at_clock() -> str:
-    """Operations of traced steps on H200s against the profile at the clock that the GPU had."""
+    """Operations of traced steps on H200s compared with the profile at the clock that the GPU had."""
     apart = _apart_at_clock("h200/by_kind_at_clock.json")
     rows = ([name, str(len(found)), f"{100 * statistics.median(found):+.1f} %", span(found)] for name, found in apart.items())
     return table(["kinds", "steps", "profile against measured, median", "range"], rows)
@@ -123,13 +124,13 @@ def h200_at_clock() -> str:
 
 @claim
 def h100_calibrated_kinds() -> str:
-    """Operations of traced steps on H100s against the shipped profile, and against times that `interlace calibrate` measured."""
+    """Operations of traced steps on H100s compared with the shipped profile and with times that `interlace calibrate` measured."""
     return _kinds_with("h100", "calibrated")
 
 
 @claim
 def h200_carried_kinds() -> str:
-    """The same on H200s, against the H100's calibrated times carried to the H200."""
+    """The same on H200s, with the H100's calibrated times converted to the H200."""
     return _kinds_with("h200", "carried")
 
 
@@ -144,7 +145,7 @@ def _kinds_with(device: str, other: str) -> str:
 
 @claim
 def h100_calibrated_steps() -> str:
-    """Errors of steps and gains with both."""
+    """Errors of steps and gains with both profiles."""
     return _steps_with("h100", "calibrated")
 
 
@@ -166,11 +167,11 @@ def _steps_with(device: str, other: str) -> str:
             rows.append(
                 [name, label, str(said.steps), steps, gains, f"{said.right_sign} of {said.gains}", f"{said.right_order} of {said.pairs}"]
             )
-    return table(["profile", "runs", "steps", "median, worst", "gains: ratio, off", "sign", "order of pairs"], rows)
+    return table(["profile", "runs", "steps", "median, worst", "gains: ratio, error", "sign", "order of pairs"], rows)
 
 
 def _apart_at_clock(name: str) -> dict[str, list[float]]:
-    """Group of kinds -> of each traced step, by how much the profile is off at the clock that the GPU had."""
+    """Group of kinds -> for each traced step, the profile's error at the clock that the GPU had."""
     apart: dict[str, list[float]] = {name: [] for name in (*(name for name, _ in KINDS), "together")}
     for step in raw(name)["steps"]:
         sums: dict[str, list[tuple[float, float]]] = {name: [] for name in apart}
@@ -187,17 +188,17 @@ def _apart_at_clock(name: str) -> dict[str, list[float]]:
 
 @claim
 def h100_products() -> str:
-    """What products take in traced steps against the profile, as they are and as the fastest of each size."""
+    """Times of products in traced steps compared with the profile, as measured and with the time of the fastest of each size."""
     tooks = [took for step in raw("h100/by_kind.json")["steps"] for kind, took in step["kinds"].items() if kind == "gemm bfloat16"]
     return (
-        f"{span(took['measured_us'] / took['predicted_us'] - 1 for took in tooks)} against the profile; if each took what the "
-        f"fastest one of its sizes did, {span(took['fastest_us'] / took['predicted_us'] - 1 for took in tooks)}"
+        f"{span(took['measured_us'] / took['predicted_us'] - 1 for took in tooks)} against the profile; with all products of a size at "
+        f"the time of the fastest, {span(took['fastest_us'] / took['predicted_us'] - 1 for took in tooks)}"
     )
 
 
 @claim
 def waits_at_once() -> str:
-    """How much products are stretched beside two transfers that wait, and the same ones of the same stage beside one."""
+    """How much slower products run beside two waiting transfers, and the same products of the same stage beside one."""
     beside: dict[int, dict[tuple[int, float], float]] = {1: {}, 2: {}}
     for row in raw("h100/waits_at_once.json")["products"]:
         beside[row["waiting"]][row["rank"], row["apart_us"]] = row["stretch"]
@@ -205,7 +206,7 @@ def waits_at_once() -> str:
     more = [two - one for one, two in both]
     return (
         f"{len(both) // 2} products on two middle stages take {_range(one for one, _ in both)} times as long beside one transfer "
-        f"that waits and {_range(two for _, two in both)} times beside two, {statistics.fmean(more):.2f} more in the mean"
+        f"that waits and {_range(two for _, two in both)} times beside two, {statistics.fmean(more):.2f} more on average"
     )
 
 
@@ -215,7 +216,7 @@ def _range(values: Iterable[float]) -> str:
 
 
 def _gains(found: dict[str, Row], plan: str) -> tuple[float, float]:
-    """Of a plan over the baseline in percent, measured and simulated with the limit of power."""
+    """Measured gain of a plan over the baseline, and gain simulated with the power limit, in percent."""
     times = [(median_ms(row), row["simulated"]["limited"]["step_ms"]) for row in (found["stock"], found[plan])]
     measured, simulated = (100 * (stock / ours - 1) for stock, ours in zip(*times, strict=True))
     return measured, simulated
@@ -223,7 +224,7 @@ def _gains(found: dict[str, Row], plan: str) -> tuple[float, float]:
 
 @claim
 def back_to_back() -> str:
-    """Steps of four H100 that follow each other without a pause: measured and simulated with the limit of power."""
+    """Steps of four H100 that follow each other without a pause: measured, and simulated with the power limit."""
     rows = []
     for case, found in by_case("h100/testbed_back_to_back.json").items():
         for plan, name in (("stock", "Paddle's baseline"), ("auto", "`auto`")):
@@ -238,7 +239,7 @@ def back_to_back() -> str:
 
 @claim
 def back_to_back_in_short() -> str:
-    """Gains of the default of the same steps, with and without a pipeline."""
+    """Gains of the default in the same steps, with and without a pipeline."""
     both = {case: _gains(found, "auto") for case, found in by_case("h100/testbed_back_to_back.json").items() if "auto" in found}
     short = {
         case
@@ -252,7 +253,7 @@ def back_to_back_in_short() -> str:
             continue
         measured, off = ([gain for gain, _ in gains], [simulated - gain for gain, simulated in gains])
         told.append(
-            f"{name} {min(measured):+.1f} to {max(measured):+.1f} %, simulated {min(off):+.1f} to {max(off):+.1f} points off "
+            f"{name} {min(measured):+.1f} to {max(measured):+.1f} %, simulation off by {min(off):+.1f} to {max(off):+.1f} points "
             f"({len(gains)} cases)"
         )
     return "; ".join(told)
@@ -260,7 +261,7 @@ def back_to_back_in_short() -> str:
 
 @claim
 def settled_runs() -> str:
-    """Gains of plans in steps that count once pools of memory have settled, by sitting."""
+    """Gains of plans by sitting, in steps after memory pools have settled."""
     runs = [row for row in raw(SETTLED)["runs"] if row.get("first_step") is not None]
     baselines = {(row["case"], row["sitting"]): median_ms(row) for row in runs if row["plan"] == "stock"}
     plans = [row for row in runs if row["plan"] != "stock"]
@@ -278,18 +279,18 @@ def settling() -> str:
     rows = [row for row in raw(SETTLED)["runs"] if row["plan"] == "dx-first" and row.get("first_step") and "-mp2-dp2-" in row["case"]]
     (row,) = rows
     before, after = row["steps_ms"][WARM_OF_LONG : row["first_step"]], median_ms(row)
-    return f"{statistics.median(before):.0f} ms from the {WARM_OF_LONG + 1}th to the {row['first_step']}th, {after:.0f} ms from then on"
+    return f"{statistics.median(before):.0f} ms in steps {WARM_OF_LONG + 1} to {row['first_step']}, {after:.0f} ms in later ones"
 
 
 @claim
 def losses_late() -> str:
-    """Gains of the default in steps of two H100 in a row, of plans that fetched their losses at the end of the step."""
+    """Gains of the default in consecutive steps of two H100, with plans that fetched their losses at the end of the step."""
     runs = raw("h100/testbed_losses_late.json")["runs"]
     return "; ".join(f"{name} {_range_of_gains(runs, has)}" for name, has in (("with a pipeline", True), ("without one", False)))
 
 
 def _of_losses_early() -> dict[str, list[Row]]:
-    """Runs without a pipeline of plans that fetch their losses early and of the baselines beside them, by GPU and mesh."""
+    """Runs without a pipeline, by GPU and mesh: plans that fetch their losses early, and the baselines of the same sittings."""
     found: dict[str, list[Row]] = {}
     for name, folder in (("H100", "h100"), ("H200", "h200")):
         for row in raw(f"{folder}/testbed_losses_early.json")["runs"]:
@@ -301,13 +302,13 @@ def _of_losses_early() -> dict[str, list[Row]]:
 
 @claim
 def losses_early() -> str:
-    """Gains of the default without a pipeline, of plans that fetch their losses early."""
+    """Gains of the default without a pipeline, with plans that fetch their losses early."""
     return "; ".join(f"{name}: {_range_of_gains(runs, has_stages=False)}" for name, runs in _of_losses_early().items())
 
 
 @claim
 def sums_late_and_early() -> str:
-    """Steps of plans of dp 2 and of the baseline beside them, that fetch sums of losses late and early."""
+    """Steps of plans at dp 2 that fetch sums of losses late and early, and of the baseline in the same sittings."""
     steps: dict[tuple[str, str], list[str]] = {}
     for row in raw("h200/testbed_losses_early.json")["runs"]:
         if "-dp2" in row["case"]:
@@ -318,7 +319,7 @@ def sums_late_and_early() -> str:
 
 @claim
 def pauses_between_steps() -> str:
-    """How long computation stood still between traced steps without a pipeline, in plans that fetch their losses early."""
+    """How long computation idled between traced steps without a pipeline, in plans that fetch their losses early."""
     runs = [row for runs in _of_losses_early().values() for row in runs if not row["plan"].startswith("stock")]
     pauses = sorted(each for row in runs for each in row["traced_step"]["still_between_us"])
     short = [each for each in pauses if each < SHORT_PAUSE_US]
@@ -330,7 +331,7 @@ def pauses_between_steps() -> str:
 
 @claim
 def budgets_on_one_gpu() -> str:
-    """Plans under memory budgets beside the baseline: what tensors hold, and the step, planned and measured."""
+    """Plans under memory budgets and the baseline: what tensors hold, and the step, planned and measured."""
     runs = [row for row in raw("h100/testbed_between_steps.json")["runs"] if row["sitting"] == BUDGETS_ALONE]
     own, rows = {row["case"]: row for row in runs if row["plan"] == "stock"}, []
     for row in runs:
@@ -350,20 +351,20 @@ def budgets_on_one_gpu() -> str:
             [row["case"].partition("-s2048")[0], row["plan"], f"{held[0]:.2f}", f"{planned:.2f}, {held[1]:.2f}", f"{median_ms(row):.1f}"]
             + [f"{each:+.1f}" for each in steps]
         )
-    heads = ["case", "plan", "baseline GB", "tensors GB, planned and measured", "step ms", "beside the baseline %, simulated", "measured"]
+    heads = ["case", "plan", "baseline GB", "tensors GB, planned and measured", "step ms", "over the baseline %, simulated", "measured"]
     return table(heads, sorted(rows))
 
 
 @claim
 def beside_collectives() -> str:
-    """How computation and collectives stretch each other in traced steps, by which of them began first."""
+    """How much computation and collectives slow each other in traced steps, by which of them began first."""
     rows = []
     for collective, kinds in raw("h100/beside_collectives.json")["beside"].items():
         for kind, row in kinds.items():
             name, _, first = kind.partition(" ")
             cells = [f"{row['op']:.2f} ({row['lowest']:.2f} to {row['highest']:.2f})"]
             rows.append([collective, name, "computation" if first else "collective", *cells, f"{row['beside']:.2f}", f"{row['ms']:.0f}"])
-    return table(["collective", "beside", "began first", "factor on computation", "on the collective", "ms at once"], rows)
+    return table(["collective", "beside", "began first", "slowdown of computation", "of the collective", "ms together"], rows)
 
 
 @claim
@@ -378,7 +379,7 @@ def gains_of_long_runs() -> str:
 
 @claim
 def gains_of_long_runs_in_short() -> str:
-    """The same by what the GPUs share, from the lowest to the highest."""
+    """The range of these gains for each mesh."""
     found = grouped((accuracy.place_of(own["case"]), _measured_and_simulated(base, own)) for base, own in _long_runs())
     said = []
     for place, gains in sorted(found.items()):
@@ -400,7 +401,7 @@ def _long_runs() -> list[tuple[Row, Row]]:
 
 
 def _measured_and_simulated(base: Row, own: Row) -> tuple[float, float]:
-    """Gains in percent."""
+    """Measured and simulated gain, in percent."""
     return 100 * (1 - median_ms(own) / median_ms(base)), 100 * (1 - _limited(own) / _limited(base))
 
 
@@ -438,6 +439,6 @@ def h200_again() -> str:
     held = (row["peak_bytes_by_rank"][0]["allocated"] / old["peak_bytes_by_rank"][0]["allocated"] - 1 for row, old in pairs)
     bits = sum(row["bits"] == old["bits"] and row["losses_equal_stock"] and row["parameters_equal_stock"] for row, old in pairs)
     return (
-        f"{len(pairs)} of the 20 runs: steps {span(took)}, peaks of tensors {span(held, 2)} from what they were, and the same losses "
-        f"and parameters bit for bit in {bits}"
+        f"{len(pairs)} of the 20 runs: steps changed by {span(took)}, peaks of tensors by {span(held, 2)}, and losses and parameters "
+        f"are the same, bit for bit, in {bits}"
     )

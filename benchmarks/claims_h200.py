@@ -18,16 +18,17 @@ from interlace.report.accuracy import HOST_BOUND, count_order, place_of
 FORMS = ("column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "lag-2", "auto", "auto-8gb", "offload-0.5", "offload-1")
 PEAKS = (("hidden 4096, seq 4096", "peak-gpt-h4096-s4096-pp2"), ("hidden 2048, seq 8192", "peak-gpt-h2048-s8192-pp2"))
 LATE = 1.2
-"""Times the median from which on a step counts as one of the rare late ones."""
+"""A step that takes this many times the median, or more, counts as one of the rare late steps."""
 BY_COPIES = "waits by copies out"
-"""How a sitting's name says that the host waited by copies out, as it no longer does."""
+"""In names of sittings in which host waits were copies to the host, as they no longer are."""
 KEPT = 0.02
-"""Within this part of the baseline's memory a plan keeps to it: the limit has a hundredth, and runs of one plan differ by as much."""
+"""A plan counts as within the baseline's memory if it exceeds it by at most this share: the limit allows 1 %, and runs of one plan differ
+by as much."""
 
 
 LATER = ("testbed_two_gpus", "testbed_captured", "testbed_settled")
-"""Files of runs since 2026-11-26: layouts and layers of the 13B size; steps that are issued beside such that are launched; steps that
-follow each other without a pause."""
+"""Files of runs since 2026-11-26: layouts and layers of the 13B size; issued and launched steps; steps that follow each other without a
+pause."""
 
 
 class Pair(NamedTuple):
@@ -38,12 +39,12 @@ class Pair(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """Stock's median step over the plan's, less 1."""
+        """Median step of the baseline over that of the plan, minus 1."""
         return median_ms(self.stock) / median_ms(self.ours) - 1
 
     @property
     def simulated_gain(self) -> float:
-        """The same of simulated steps."""
+        """The same for simulated steps."""
         return float(self.stock["simulated"]["step_ms"] / self.ours["simulated"]["step_ms"] - 1)
 
     def more(self, key: str) -> float:
@@ -53,13 +54,13 @@ class Pair(NamedTuple):
 
 
 def layers() -> list[Row]:
-    """Runs of layers of the 6.7B size that ended, without the small cases that are there for their losses."""
+    """Completed runs with layers of the 6.7B size, without small cases that only compare losses."""
     return [row for row in raw("h200/testbed_layers.json")["runs"] if "step_ms" in row and not row["case"].startswith("small")]
 
 
 def pairs(plans: Sequence[str]) -> list[Pair]:
-    """Runs of these plans that have the baseline's beside them, without the cases that are there for their peaks and those that the host
-    bounds."""
+    """Runs of these plans that have a run of the baseline in the same sitting, without cases that only compare peaks and cases bound by the
+    host."""
     rows = [*layers(), *(row for name in LATER for row in raw(f"h200/{name}.json")["runs"] if not HOST_BOUND.match(row["case"]))]
     found = {results.run_of(row): row for row in rows if "step_ms" in row and not row["case"].startswith("peak")}
     both = ((row, found.get((case, "stock", sitting))) for (case, plan, sitting), row in found.items() if plan in plans)
@@ -67,7 +68,7 @@ def pairs(plans: Sequence[str]) -> list[Pair]:
 
 
 def by_place(found: Iterable[Pair]) -> dict[str, list[Pair]]:
-    """Pairs by the axes of their case, small worlds first."""
+    """Pairs by the mesh axes of their case, small worlds first."""
     groups: dict[str, list[Pair]] = {}
     for pair in found:
         groups.setdefault(place_of(pair.ours["case"]), []).append(pair)
@@ -82,7 +83,7 @@ def step_times() -> str:
 
 @claim
 def gains() -> str:
-    """Smallest and largest gain of each form by the axes of its cases."""
+    """Smallest and largest gain of each form, by mesh axes."""
     found = {form: by_place(pairs([form])) for form in FORMS}
     places = by_place(pairs(FORMS))
     return table(
@@ -102,7 +103,7 @@ def gains() -> str:
 
 @claim
 def gains_in_readme() -> str:
-    """Smallest and largest gain of the default and of its main forms, by the axes of their cases, of each case in its newest sitting."""
+    """Smallest and largest gain of the default and of the main forms, by mesh axes, with the latest sitting of each case."""
     forms = ("auto", "dx-first", "mixed")
     found = {form: by_place(_newest(pairs([form]))) for form in forms}
     rows = [place for place in by_place(pairs(forms)) if place != "one GPU"]
@@ -114,7 +115,7 @@ def gains_in_readme() -> str:
 
 
 def _newest(found: Iterable[Pair]) -> list[Pair]:
-    """Of each case and plan the pair of the newest sitting; sittings of one case may have names that end in how they differ."""
+    """The pair of the latest sitting for each case and plan; the end of a case's name may say how sittings differ."""
     by_case: dict[tuple[str, str], Pair] = {}
     for pair in sorted(found, key=lambda pair: pair.ours["sitting"]):
         by_case[re.sub(r"-(auto|slabs|unthrottled|sendrecv)$", "", pair.ours["case"]), pair.ours["plan"]] = pair
@@ -131,14 +132,14 @@ def gains_in_short() -> str:
         said.append(f"`{form}` {ranges}")
     now = [pair.gain for pair in pairs(["offload-1"]) if BY_COPIES not in pair.ours["sitting"]]
     return (
-        f"step time gained over the baseline, smallest to largest of all cases: {'. '.join(said)}. Offload of all that can move, "
-        f"with the host's waits as they are now: {span(now)}"
+        f"the gain over the baseline, smallest to largest of all cases: {'. '.join(said)}. Offload of everything that can move, "
+        f"with today's host waits: {span(now)}"
     )
 
 
 @claim
 def memory() -> str:
-    """What the first rank holds more than under stock."""
+    """How much more than with the baseline the first rank holds."""
     rows = []
     for form in ("auto", "auto-8gb", "dx-first", "mixed", "zb-h1", "lag-1", "lag-1-2", "offload-1"):
         found = pairs([form])
@@ -152,14 +153,14 @@ def memory() -> str:
 
 @claim
 def comm_alone() -> str:
-    """Communication with no computation beside it in a traced step of GPT, mp 4."""
+    """Communication while no computation runs, in a traced step of GPT, mp 4."""
     found = {row["plan"]: row["traced_step"] for row in layers() if row["case"] == "gpt-s4096-mp4-b2"}
     return ", ".join(f"{found[plan]['comm_alone_us'] / 1e3:.1f} ms {plan}" for plan in ("stock", "column", "dx-first", "mixed"))
 
 
 @claim
 def stretched() -> str:
-    """What collectives and products take in the baseline's traced step and in `mixed`'s."""
+    """Times of collectives and products in the traced steps of the baseline and of `mixed`."""
     found = {row["plan"]: row["kernels_us"] for row in layers() if row["case"] == "gpt-s2048-mp4-b4"}
     took = {kernel: [found[plan][kernel]["total"] / 1e3 for plan in ("stock", "mixed")] for kernel in ("gemm", "all_reduce")}
     products, reduces = took["gemm"], took["all_reduce"]
@@ -168,7 +169,7 @@ def stretched() -> str:
 
 @claim
 def repeated() -> str:
-    """How far two runs of stock are apart, and how far a run's steps are."""
+    """How far two runs of the baseline are apart, and how far the steps of a run are."""
     again = [abs(pair.gain) for pair in pairs(["stock-again"])]
     runs = [[step / median_ms(row) for step in row["steps_ms"][2:-1]] for row in layers()]
     steps = [step for run in runs for step in run]
@@ -176,9 +177,9 @@ def repeated() -> str:
     late = sum(step > LATE for step in steps)
     within = [max(run) / min(run) - 1 for run in kept]
     return (
-        f"the baseline run again in the same session: {100 * min(again):.1f} to {100 * max(again):.1f} % apart ({len(again)} pairs). "
-        f"Slowest over fastest step of a run: {100 * statistics.median(within):.1f} % in the median, up to {100 * max(within):.0f} %, "
-        f"without the {late} of {len(steps)} steps that took {LATE} to {max(steps):.1f} times the median"
+        f"two runs of the baseline in one session differ by {100 * min(again):.1f} to {100 * max(again):.1f} % ({len(again)} pairs). "
+        f"The slowest step of a run takes {100 * statistics.median(within):.1f} % longer than the fastest in the median, up to "
+        f"{100 * max(within):.0f} %, without the {late} of {len(steps)} steps that took {LATE} to {max(steps):.1f} times the median"
     )
 
 
@@ -191,7 +192,7 @@ def traced() -> str:
 
 @claim
 def offload_cost() -> str:
-    """Offload over the same plan without it, in sittings with the host's waits as they are."""
+    """Step of plans with offload over the same plans without it, in sittings with today's host waits."""
     runs = {results.run_of(row): median_ms(row) for row in layers() if BY_COPIES not in row["sitting"]}
     groups: dict[str, list[tuple[float, str]]] = {}
     for (case, plan, sitting), took in runs.items():
@@ -203,7 +204,7 @@ def offload_cost() -> str:
 
 @claim
 def host_waits() -> str:
-    """Plans with the host's waits and with a free host."""
+    """Plans with and without host waits."""
     runs = {results.run_of(row): row for row in layers()}
     rows = []
     for (case, plan, sitting), free in runs.items():
@@ -215,7 +216,7 @@ def host_waits() -> str:
 
 @claim
 def bits() -> str:
-    """Which runs were compared with the baseline's, and what the others' last losses are like."""
+    """Which runs were compared with the baseline, and whose last loss the others have."""
     data = raw("h200/testbed_layers.json")
     runs, args = data["runs"], data["args"]
     compared = [row for row in runs if "losses_equal_stock" in row]
@@ -232,11 +233,11 @@ def bits() -> str:
     failed = sum("failed" in row for row in runs)
     names = ", ".join(f"`{row['case']}` {row['plan']}" for row in unlike)
     return (
-        f"of {len(runs)} runs ({failed} failed) {len(compared)} have a baseline of their own session beside them, and {same} of these "
-        "have its losses of every step and all its parameters after the last, bit for bit. "
-        f"{len(others)} were run without one: by their last loss {len(like)} are like a baseline of the same arguments in another "
-        f"session, {len(lone)} have none, {len(unlike)} are like none{': ' * bool(unlike)}{names}. "
-        f"The baseline's own last loss differs between sessions in {two} cases"
+        f"of {len(runs)} runs ({failed} failed), {len(compared)} have a baseline in the same session, and {same} of these have its "
+        "losses of every step and its parameters after the last step, bit for bit. "
+        f"Of {len(others)} runs without one, {len(like)} have the last loss of a baseline with the same arguments in another session; "
+        f"number of runs for which there is no such baseline: {len(lone)}; number whose last loss differs from all of them: "
+        f"{len(unlike)}{f' ({names})' * bool(unlike)}. The baseline's own last loss differs between sessions in {two} cases"
     )
 
 
@@ -271,7 +272,7 @@ def peaks() -> str:
 
 @claim
 def peaks_held() -> str:
-    """What pools hold and reserve with offload, and the steps."""
+    """What streams hold and pools reserve without and with offload, and the steps."""
     found = peak_rows()
 
     def said(key: str, rank: int) -> str:
@@ -309,7 +310,7 @@ def gains_simulated() -> str:
     found = [pair for pair in pairs(["dx-first", "mixed"]) if "step_ms" in pair.ours.get("simulated", {})]
     more = sum(pair.simulated_gain > pair.gain for pair in found)
     ratio = statistics.median(pair.simulated_gain / pair.gain for pair in found)
-    return f"simulated gains of `dx-first` and `mixed` exceed measured ones in {more} of {len(found)} runs, in the median {ratio:.1f} times"
+    return f"simulated gains of `dx-first` and `mixed` exceed measured ones in {more} of {len(found)} runs; median ratio {ratio:.1f}"
 
 
 @claim
@@ -324,7 +325,7 @@ def measured_budgets() -> str:
 
 @claim
 def delays() -> str:
-    """Plans with transfers delayed, without, and with all issued where they were, beside stock of their sitting."""
+    """Plans with delayed transfers, without, and with transfers that wait but are issued where they were; and their sitting's baseline."""
     compared = {row["sitting"] for row in layers() if row["plan"] == "auto-in-place"}
     runs = {
         results.run_of(row): row
@@ -377,4 +378,6 @@ def default_memory_kept() -> str:
     """How often the default keeps to the baseline's memory."""
     shares = [fullest_gb(auto, "in_use", "outside") / fullest_gb(stock, "in_use", "outside") - 1 for _, stock, auto in _defaults()]
     kept = sum(share <= KEPT for share in shares)
-    return f"{kept} of {len(shares)} within {100 * KEPT:.0f} % of the baseline's, the others up to {100 * max(shares):.1f} % over it"
+    return (
+        f"{kept} of {len(shares)} cases hold at most {100 * KEPT:.0f} % more than the baseline, the others up to {100 * max(shares):.1f} %"
+    )

@@ -13,11 +13,11 @@ MEASURED = {
     "h200/testbed_two_gpus.json": "GPT-3 6.7B layers, 4 of them, 2 GPUs, listed",
     "h100/testbed_four_gpus.json": "GPT-3 6.7B layers, 4 of them, 4 GPUs, listed",
 }
-"""Measured runs -> the search that has these layouts, with the times of the testbed's kernels on an H200."""
+"""File of measured runs -> the search of these layouts, with times of the testbed's kernels on an H200."""
 EVERY = "Llama 7B, 8 GPUs, all layouts of few values"
 ROOMY, BOUNDED = "Llama 7B, 8 H200, all layouts of few values", "Llama 7B, 8 H200, few values"
 PUBLIC = "vpp 1, pp 1, mp 1, dp 8, m 8, sharding 1, recompute none"
-"""What NVIDIA's summary has for Llama 2 7B on 8 H100, with half of its batch: replicas alone, one sequence a micro-batch."""
+"""The layout of NVIDIA's summary for Llama 2 7B on 8 H100, with half of its batch: data parallelism only, one sequence per micro-batch."""
 
 
 def _cases() -> dict[str, Row]:
@@ -25,12 +25,12 @@ def _cases() -> dict[str, Row]:
 
 
 def _best_ns(row: Row) -> int:
-    """The shortest step that keeps the memory; 0 without one."""
+    """The shortest step that fits in memory; 0 if there is none."""
     return min((row[f"{whose}_step_ns"] for whose in ("paddles", "ours") if row.get(f"{whose}_fits")), default=0)
 
 
 def _best(row: Row) -> str:
-    """The shortest step that keeps the memory; where none does, what is held least."""
+    """The shortest step that fits in memory; if there is none, the layout that holds the least."""
     best = row["layouts"][0]
     if _best_ns(best):
         return f"{best['layout']}: {_best_ns(best) / 1e6:.1f} ms"
@@ -40,7 +40,7 @@ def _best(row: Row) -> str:
 
 @claim
 def layouts() -> str:
-    """Each search: what it looked at, and what it took."""
+    """Each search: what it considered, its result, and its cost."""
     rows = []
     for name, case in _cases().items():
         count, ended = case["counts"], not case.get("interrupted")
@@ -59,12 +59,12 @@ def layouts() -> str:
             ]
         )
     head = ["search", "layouts", "excluded", "refused", "simulated / planned", "programs built", "best step, simulated"]
-    return table([*head, "a layout not built may take less by", "wall", "CPU", "largest process", "load"], rows)
+    return table([*head, "a layout that was not built may be faster by", "wall", "CPU", "largest process", "load"], rows)
 
 
 @claim
 def layouts_exhaustive() -> str:
-    """How far the answer of a search that builds few layouts is from that of one that builds all."""
+    """How far the result of a search that builds few layouts is from that of one that builds all."""
     every, few = (min(filter(None, map(_best_ns, _cases()[name]["layouts"]))) for name in (ROOMY, BOUNDED))
     built = _cases()[BOUNDED]["counts"]
     return (
@@ -75,7 +75,7 @@ def layouts_exhaustive() -> str:
 
 @claim
 def layouts_public() -> str:
-    """What the simulator says of a published setting."""
+    """Simulated step of a published setting."""
     rows = _cases()[EVERY]["layouts"]
     theirs = next(_best_ns(row) for row in rows if row["layout"] == PUBLIC)
     best = min((row for row in rows if _best_ns(row)), key=_best_ns)
@@ -86,7 +86,7 @@ def layouts_public() -> str:
 
 
 class Ran(NamedTuple):
-    """A layout that ran: whose plan it was, and its step in ms as searched, as simulated for the card, and measured."""
+    """A run of a layout: whose plan it used, and its step in ms as found by the search, simulated for the GPU in use, and measured."""
 
     layout: str
     whose: str
@@ -96,7 +96,7 @@ class Ran(NamedTuple):
 
 
 def _ran(file: str) -> list[Ran]:
-    """Shortest measured first."""
+    """The runs of a file, shortest measured step first."""
     runs = by_case(file)
     found = []
     for row in _cases()[MEASURED[file]]["layouts"]:
@@ -120,7 +120,7 @@ def _steps(file: str, how: str) -> str:
 
 def _order(file: str, how: str) -> str:
     told = []
-    for whose, name in (("paddles", "Paddle's plan"), ("ours", "ours")):
+    for whose, name in (("paddles", "Paddle's plan"), ("ours", "Interlace's")):
         rows = [(getattr(each, how), each.measured) for each in _ran(file) if each.whose == whose]
         pairs = [(one, other) for one, other in combinations(rows, 2) if abs(one[1] / other[1] - 1) > CLEAR]
         right = sum((one[0] - other[0]) * (one[1] - other[1]) > 0 for one, other in pairs)
@@ -131,7 +131,7 @@ def _order(file: str, how: str) -> str:
 
 @claim
 def layouts_measured() -> str:
-    """Steps of two H200 in each layout, by Paddle's plan and by ours, beside the search's."""
+    """Steps of two H200 in each layout with Paddle's plan and with Interlace's, as found by the search and measured."""
     return _steps("h200/testbed_two_gpus.json", "searched")
 
 
@@ -143,17 +143,17 @@ def layouts_order() -> str:
 
 @claim
 def layouts_measured_four() -> str:
-    """Steps of four H100, beside those of the plans that ran."""
+    """Steps of four H100, measured and simulated for the plans that ran."""
     return _steps("h100/testbed_four_gpus.json", "planned")
 
 
 @claim
 def layouts_order_four() -> str:
-    """How many pairs of these are in the right order, by the plans that ran."""
+    """How many pairs of these are in the right order, simulated with the plans that ran."""
     return _order("h100/testbed_four_gpus.json", "planned")
 
 
 @claim
 def layouts_searched_four() -> str:
-    """The same by the search that was stored before they ran, for H200."""
+    """The same with steps of the search that was stored before the runs, for H200."""
     return _order("h100/testbed_four_gpus.json", "searched")

@@ -1,4 +1,4 @@
-"""Claims about power and clocks measured on H100s and H200s, from the raw files alone."""
+"""Claims about power and clocks measured on H100s and H200s."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from benchmarks.gpu import predict
 from interlace.cost_model.profile import Accuracy, Errors, Power, PowerSample, load_profile
 
 DEVICES = {"H100": "h100", "H200": "h200"}
-"""What a table calls a device -> the folder of its results."""
+"""Name of a device in tables -> folder of its results."""
 SUSTAINED = ("gemm 8192x8192x8192", "gemm 4096x4096x4096", "gemm 2048x4096x4096")
 LOADS = {"gemm 8192x8192x8192": "8192 x 8192 x 8192", "gemm 2048x4096x4096": "2048 x 4096 x 4096"}
-"""Products whose load begins and ends, and comes and goes."""
+"""Products that are used as a load which starts and stops."""
 FALLEN, RISEN = 0.95, 1.03
-"""Parts of the clock with which a load begins below which it has fallen, and of that at its end above which it has risen again."""
+"""The clock has fallen if it is below this multiple of the clock when a load starts, and has risen if it is above this multiple of the
+clock when the load ends."""
 AT_REST = {
     "idle": "nothing queued",
     "wait 1 thread": "one thread sleeps",
@@ -39,22 +40,22 @@ def _parts() -> dict[str, Power]:
 
 @claim
 def power_parameters() -> str:
-    """What holds for a device as a whole."""
+    """Parameters of a device as a whole."""
     said = []
     for name, part in _parts().items():
         measured = _files()[name]
         drivers, a_degree = measured["gpus"][0]["limits"]["limit_w"], power_profile.static_of(measured).a_degree
         said.append(
             f"{name}: limit {part.limit_w:.0f} W (the driver's is {drivers:.0f}), static {part.static_w:.0f} W (rises by {a_degree:.1f} W "
-            f"a degree), energy of a kernel as the clock to the power of {part.energy_exponent:.2f}"
+            f"per degree), energy of a kernel proportional to the clock to the power of {part.energy_exponent:.2f}"
         )
     beside = _parts()["H100"].beside_w
-    return "; ".join(said) + f"; a communication beside computation adds {beside:.0f} W (H100; taken for H200)"
+    return "; ".join(said) + f"; communication beside computation adds {beside:.0f} W (measured on H100, also used for H200)"
 
 
 @claim
 def power_kinds() -> str:
-    """Watts above static at the highest clock, and the part of the time that follows the clock, by kind and size."""
+    """Watts above static at the highest clock, and the share of the time that depends on the clock, by kind and size."""
     found = {name: {(each.kind, each.size): each for each in part.samples} for name, part in _parts().items()}
     keys = dict.fromkeys(key for samples in found.values() for key in sorted(samples))
     rows = ([kind, _size(kind, size), *(_sample(samples.get((kind, size))) for samples in found.values())] for kind, size in keys)
@@ -72,7 +73,7 @@ def _sample(each: PowerSample | None) -> str:
 
 @claim
 def power_sustained() -> str:
-    """Products repeated for a second, without and with gaps: what they take, the clock and the power, medians of the GPUs."""
+    """Products repeated for a second, without and with gaps: their time, the clock and the power, medians over the GPUs."""
     rows = []
     for kind in SUSTAINED:
         for busy in (1.0, 0.75, 0.5):
@@ -97,20 +98,20 @@ def power_reaction() -> str:
 
 
 def _falls(each: Row) -> float:
-    """Milliseconds from the first product on."""
+    """Milliseconds from the first product until the clock falls."""
     begin = median(mhz for _, mhz, _ in each["up"][:5])
     return float(next(at for at, mhz, _ in each["up"] if mhz < FALLEN * begin))
 
 
 def _rises(each: Row) -> float:
-    """Milliseconds from the end of the last product on."""
+    """Milliseconds from the end of the last product until the clock rises."""
     loaded = each["down"][0][1]
     return float(next(at for at, mhz in each["down"] if mhz > RISEN * loaded))
 
 
 @claim
 def power_waves() -> str:
-    """Load for half of each period: the clock where it begins and where it ends, medians of the GPUs."""
+    """Load for half of each period: the clock at its start and at its end, medians over the GPUs."""
     rows = []
     periods = dict.fromkeys(row["period_ms"] for file in _files().values() for gpu in file["gpus"] for row in gpu["waves"])
     for period in periods:
@@ -139,7 +140,7 @@ def _drawn(rows: list[Row], kind: str) -> str:
 
 @claim
 def power_beside() -> str:
-    """Kernels and all_reduces at the same time: what a chunk of each takes, and the energy above static over that of each alone."""
+    """Kernels and all_reduces at the same time: the time of a chunk of each, and their energy above static compared with running alone."""
     static, found = power_profile.static_of(raw("h100/power_kinds.json")), power_profile.beside_of(raw("h100/power_beside.json"))
     sizes, rows = sorted({each.all_reduce_mib for each in found}), []
     for kind in dict.fromkeys(each.kind for each in found):
@@ -158,7 +159,7 @@ def power_beside() -> str:
 
 @claim
 def energy_beside() -> str:
-    """What communication adds in training steps, and how far changes of a step's energy are off with and without it."""
+    """Power that communication adds in training steps, and errors of changes of a step's energy with and without it."""
     found, static = raw("h100/beside_energy.json"), power_profile.static_of(raw("h100/power_kinds.json"))
     rows = found["configurations"]
     without, with_it = _off(rows)
@@ -167,15 +168,15 @@ def energy_beside() -> str:
     steep = max(rows, key=lambda row: abs(row["predicted"] - row["without"]) / row["others_w"])
     return (
         f"{found['watts']:.0f} W by least squares from {len(rows)} configurations, {min(others):.0f} to {max(others):.0f} W with one "
-        f"of them left out (`{steep['case']}` {steep['plan']} weighs most: {steep['others_w']:.0f} W without it; the rows above: "
-        f"{looped:.0f} W); the change of energy that a plan makes is {100 * with_it:.1f} points off in the median, each by the value of "
-        f"all others, and {100 * without:.1f} without"
+        f"of them left out (`{steep['case']}` {steep['plan']} has the largest influence: {steep['others_w']:.0f} W without it; the table "
+        f"above gives {looped:.0f} W); the median error of a plan's change of energy is {100 * with_it:.1f} points, each predicted with "
+        f"the value from all others, and {100 * without:.1f} points without this power"
     )
 
 
 @claim
 def energy_waiting() -> str:
-    """What a communication that waits adds in training steps, by device."""
+    """Power that waiting communication adds in training steps, by device."""
     said = []
     for name, folder in DEVICES.items():
         found = raw(f"{folder}/waiting_energy.json")
@@ -183,20 +184,20 @@ def energy_waiting() -> str:
         without, with_it = _off(rows)
         others = [row["others_w"] for row in rows]
         spans = f"{min(others):.0f} to {max(others):.0f} W with one left out"
-        off = f"{100 * with_it:.1f} points off in the median, each by the value of all others, and {100 * without:.1f} without"
-        said.append(f"{name} {found['watts']:.0f} W from {len(rows)} configurations ({spans}; the change of energy {off})")
+        off = f"{100 * with_it:.1f} points, each predicted with the value from all others, and {100 * without:.1f} points without it"
+        said.append(f"{name} {found['watts']:.0f} W from {len(rows)} configurations ({spans}; median error of the change of energy {off})")
     return "; ".join(said)
 
 
 def _off(rows: Sequence[Row]) -> tuple[float, float]:
-    """By how much changes of a step's energy are off in the median, without and with the fitted watts."""
+    """Median errors of changes of a step's energy, without and with the fitted watts."""
     without, with_it = (median(abs(row[key] - row["measured"]) for row in rows) for key in ("without", "predicted"))
     return without, with_it
 
 
 @claim
 def power_mixes() -> str:
-    """Energy of a kernel at lower clocks over that at the highest, each in turn with products whose energy at that clock is known."""
+    """Energy of a kernel at lower clocks over that at the highest clock, in turns with products whose energy at that clock is known."""
     cells: dict[str, dict[str, str]] = {}
     for name, folder in DEVICES.items():
         static, by_kind = power_profile.static_of(_files()[name]), {}
@@ -212,7 +213,7 @@ def power_mixes() -> str:
 
 @claim
 def predicted_gains() -> str:
-    """Predicted gains against measured ones, as the profiles have it."""
+    """Predicted gains compared with measured ones, as stored in the profiles."""
     return _accuracies(
         lambda found: (
             f"{found.gains}: {found.gain_ratio:.2f}, {100 * found.gain_median:.0f} %, {100 * found.gain_points:.1f}" if found.gains else ""
@@ -223,7 +224,7 @@ def predicted_gains() -> str:
 
 @claim
 def predicted_steps() -> str:
-    """Predicted steps against measured ones, as the profiles have it."""
+    """Predicted steps compared with measured ones, as stored in the profiles."""
     return _accuracies(
         lambda found: (
             f"{found.steps}: {100 * found.step_bias:+.1f}, {100 * found.step_median:.1f}, {100 * found.step_worst:+.1f} %; "
@@ -237,7 +238,7 @@ def predicted_steps() -> str:
 
 @claim
 def gains_now() -> str:
-    """Gains predicted with the limit of power, as plans are judged, against measured ones."""
+    """Gains predicted with the power limit, as planning does, compared with measured ones."""
     said = []
     for name, device in DEVICES.items():
         found = _errors(device)
@@ -264,7 +265,7 @@ def _accuracies(cell: Callable[[Errors], str], what: str) -> str:
         found = _errors(device)
         rows.append([f"{name}, one stage", cell(found.one_stage), cell(found.one_stage_limited)])
         rows.append([f"{name}, several stages", cell(found.stages), cell(found.stages_limited)])
-    return table([what, "without the limit of power", "with it"], rows)
+    return table([what, "without the power limit", "with it"], rows)
 
 
 @claim
@@ -275,5 +276,5 @@ def two_gpus_predicted() -> str:
 
 @claim
 def two_h200_predicted() -> str:
-    """The same of two H200."""
+    """The same for two H200."""
     return predict.table(raw("two_gpus_predictions.json")["predictions"], raw("h200/testbed_two_gpus.json"))

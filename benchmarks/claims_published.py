@@ -1,4 +1,4 @@
-"""Claims about published layouts: what their sources reached, and what is simulated for the programs that Paddle builds."""
+"""Claims about published layouts: rates that the sources report, and rates simulated for the programs that Paddle builds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from claiming import Row, claim, raw, span, table
 
 PADDLES, OURS = "paddles", "ours"
 BESIDE = "GPT-3 175B, 1,024 GPUs, as searched"
-"""The published layout beside the one that a search recommends; no row of the table."""
+"""Setting that compares the published layout with the one that a search recommends; it has no row in the table."""
 
 
 def _settings() -> dict[str, Row]:
@@ -14,13 +14,13 @@ def _settings() -> dict[str, Row]:
 
 
 def _rate(setting: Row, row: Row, whose: str) -> float:
-    """Model TFLOP/s of a GPU; 0 where it is not known."""
+    """Model TFLOP/s per GPU; 0 if unknown."""
     step_ns = row.get(f"{whose}_step_ns", 0)
     return float(setting["tokens"] * setting["flops_a_token"] / step_ns / setting["gpus"] / 1e3) if step_ns else 0.0
 
 
 def _shown(setting: Row) -> Row:
-    """Of several layouts the one that is fastest by a plan that keeps the memory; where none does, by any."""
+    """The layout with the fastest plan that fits in memory; if none fits, with the fastest plan of all."""
     fit = [(row[f"{whose}_fits"], _rate(setting, row, whose), k) for k, row in enumerate(setting["layouts"]) for whose in _plans(row)]
     found: Row = setting["layouts"][max(fit)[2]]
     return found
@@ -38,14 +38,14 @@ def _cell(setting: Row, row: Row, whose: str) -> str:
 
 
 def _parts(row: Row, whose: str) -> str:
-    """Shares of a step: what the stage that computes most computes, and the means over ranks of the rest."""
+    """Shares of a step: computation of the stage that computes most, and means over ranks of exposed communication and waiting."""
     names = [f"{whose}_{part}_ns" for part in ("compute", "exposed", "bubble")]
     return ", ".join(f"{100 * row[name] / row[f'{whose}_step_ns']:.0f}" for name in names) + " %" if names[0] in row else ""
 
 
 @claim
 def published() -> str:
-    """Each setting: what its source reached, and what is simulated."""
+    """Each setting: the rate that its source reports, and the simulated ones."""
     rows = []
     for name, setting in _settings().items():
         if name == BESIDE:
@@ -73,20 +73,23 @@ def published() -> str:
 
 @claim
 def published_in_short() -> str:
-    """How far simulated plans are from what the sources reached."""
+    """How far simulated rates are from those that the sources report."""
     told = []
     known = [(each, _shown(each)) for name, each in _settings().items() if each["precision"] == "bfloat16" and name != BESIDE]
-    for whose, name in ((PADDLES, "Paddle's plan"), (OURS, "ours")):
+    for whose, name in ((PADDLES, "Paddle's plan"), (OURS, "Interlace's")):
         off = [_rate(each, row, whose) / each["published_tflops"] - 1 for each, row in known if whose in _plans(row)]
-        told.append(f"by {name} {span(off, 0)} ({len(off)} settings)")
+        told.append(f"{span(off, 0)} with {name} ({len(off)} settings)")
     errors = sorted(row[f"{whose}_rel_error"] for _, row in known for whose in _plans(row))
     share = f"{100 * errors[0]:.0f} to {100 * errors[-1]:.0f} %"
-    return f"against what the sources reached in bfloat16, {', '.join(told)}; the cost model expects errors of {share} of these steps"
+    return (
+        f"in bfloat16, simulated rates differ from those of the sources by {' and by '.join(told)}; the cost model expects errors of "
+        f"{share} for these steps"
+    )
 
 
 @claim
 def published_ahead() -> str:
-    """By how much the published layout is ahead of the recommended one, each by the faster of both plans that keeps the memory."""
+    """How much faster the published layout is than the recommended one, each with the faster of both plans that fits in memory."""
     chosen = raw("layouts.json")["cases"]["GPT-3 175B, 1,024 GPUs"]["layouts"][0]
     theirs, mine = (
         min(row[f"{whose}_step_ns"] for whose in _plans(row) if row[f"{whose}_fits"]) for row in (_shown(_settings()[BESIDE]), chosen)
@@ -96,7 +99,7 @@ def published_ahead() -> str:
 
 @claim
 def published_and_chosen() -> str:
-    """The published layout of 175B on 1,024 GPUs beside the one that a search recommends, with the batch of the search."""
+    """The published layout of 175B on 1,024 GPUs and the one that a search recommends, with the batch of the search."""
     setting = _settings()[BESIDE]
     chosen = raw("layouts.json")["cases"]["GPT-3 175B, 1,024 GPUs"]["layouts"][0]
     rows = []

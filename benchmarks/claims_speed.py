@@ -39,14 +39,14 @@ def executor() -> str:
         )
     )
     return (
-        f"{numbers} operations build in {built} CPU seconds (power {found['build_grows_with_ops_to_the']}) and {held} MB. "
-        f"An operation of them takes {issued} us, a job {job:.0f} us, {flagged:.0f} us with the flag"
+        f"{numbers} operations build in {built} CPU seconds (exponent {found['build_grows_with_ops_to_the']}) and {held} MB. "
+        f"Issuing one of these operations takes {issued} us, a job {job:.0f} us, {flagged:.0f} us with the flag"
     )
 
 
 @claim
 def dumps() -> str:
-    """The largest program's size and times."""
+    """Size of the largest program, and times of its dump."""
     row = raw("dumps.json")["rows"][-1]
     took = ", ".join(f"{name} {row[f'{name}_s']['median']:.2f} s" for name in ("encode", "decode", "verify", "show", "parse"))
     return f"{row['ops']:,} operations: {row['bytes'] / 1e6:.1f} MB ({row['gzip_bytes'] / 1e6:.1f} MB gzip), {took}"
@@ -64,14 +64,14 @@ def check() -> str:
 
 @claim
 def memory_model() -> str:
-    """Predicted against held bytes on the CPU."""
+    """Predicted bytes compared with bytes held on the CPU."""
     found = raw("memory.json")
     return f"error {found['median_error_percent']} % in the median, {found['worst_error_percent']} % at worst"
 
 
 @claim
 def splitting() -> str:
-    """What cut products gain, in simulation."""
+    """Simulated gain of splitting products into parts."""
     rows = [row for rows in raw("splitting.json")["configurations"].values() for row in rows]
     free, slower = ([row["gain"] for row in rows if (row["overhead"] == 0) is exact] for exact in (True, False))
     return f"free parts {span(free)}, parts 5 % slower {span(slower)}"
@@ -79,7 +79,7 @@ def splitting() -> str:
 
 @claim
 def grid() -> str:
-    """Points of the grid with the same bits."""
+    """Number of points of the grid with the same bits."""
     rows = raw("grid.json")["rows"]
     return f"the same at {sum(row['same'] for row in rows)} of {len(rows)} points"
 
@@ -123,21 +123,21 @@ def stages() -> str:
 
 
 BOUNDS = ("bound_ms", "firm_bound_at_full_clock_ms", "firm_bound_ms")
-"""What no schedule can pass: without collectives and memory, with them, and with the limit of power too."""
+"""Lower bounds of the step: without collectives and memory, with them, and with the power limit too."""
 
 
 @claim
 def schedules() -> str:
-    """Simulated steps of every form, beside the bound."""
+    """Simulated steps of every form, and the bounds."""
     return _schedules(raw("schedules.json")["rows"])
 
 
 @claim
 def schedules_over_bound() -> str:
-    """How far auto is from the firm bound."""
+    """How far `auto` is from the firm bound."""
     over = [row["auto"]["step_ms"] / row["firm_bound_ms"] - 1 for row in raw("schedules.json")["rows"]]
     return (
-        f"its steps are {100 * min(over):.0f} to {100 * max(over):.0f} % above the firm bound, which counts no offload "
+        f"its steps are {100 * min(over):.0f} to {100 * max(over):.0f} % above the firm bound, which leaves out offload "
         f"(median {100 * median(over):.1f}, {len(over)} cases)"
     )
 
@@ -145,7 +145,7 @@ def schedules_over_bound() -> str:
 def _schedules(rows: list[dict[str, Any]]) -> str:
     forms = ("stock", *NAMED_FORMS, "auto")
     return table(
-        ["mp 2 where no other, micro-batches", "bound, firm at the full clock, firm", *forms, "auto over these"],
+        ["case (mp 2 unless stated), micro-batches", "bound, firm at the full clock, firm", *forms, "auto over these"],
         [
             [
                 f"{row['case']}, {row['micro_batches']}",
@@ -169,7 +169,7 @@ def _schedule(form: dict[str, Any], stock: dict[str, Any]) -> str:
 
 @claim
 def schedules_in_short() -> str:
-    """Gains of auto, and how far it is ahead of the best form that holds no more."""
+    """Gains of `auto`, and how far it is ahead of the best form that needs no more memory."""
     gains, ahead = [], []
     rows = raw("schedules.json")["rows"]
     for row in rows:
@@ -183,12 +183,12 @@ def schedules_in_short() -> str:
         ahead.append(stock["step_ms"] / row["auto"]["step_ms"] - stock["step_ms"] / min(others))
     return (
         f"`auto` gains {span(gains)} over Paddle's baseline in {len(gains)} cases, "
-        f"{100 * min(ahead):.1f} to {100 * max(ahead):.1f} points more than the best other form that holds no more"
+        f"{100 * min(ahead):.1f} to {100 * max(ahead):.1f} points more than the best other form that needs no more memory"
     )
 
 
 NOT_FORMS = ("case", "ranks", "stages", "ops", "stock", *BOUNDS)
-"""What a row of the zoo holds besides plans."""
+"""Fields of a row of the zoo that are not plans."""
 
 
 @claim
@@ -199,26 +199,26 @@ def zoo() -> str:
 
 @claim
 def zoo_in_short() -> str:
-    """What plans gain there, how far they are from the firm bound, and what they hold beside Paddle's own."""
+    """What plans gain there, how far they are from the firm bound, and their memory compared with the baseline's."""
     rows = raw("zoo.json")["rows"]
     return "; ".join(
         f"`{form}` ({len(found)} programs): {span(row['stock']['step_ms'] / row[form]['step_ms'] - 1 for row in found)} over the baseline, "
         f"{span(row[form]['step_ms'] / row['firm_bound_ms'] - 1 for row in found)} above the firm bound "
         f"(median {_median_over(found, form, 'firm_bound_ms'):.1f}; at the full clock {_median_over(found, form, BOUNDS[1]):.1f}), "
-        f"memory {span(_held(row, form) for row in found)} beside the baseline's, behind a named form that holds no more on "
-        f"{sum(_best_named(row, form) < row[form]['step_ms'] for row in found)}"
+        f"memory {span(_held(row, form) for row in found)} compared with the baseline; number of programs on which a named form that "
+        f"needs no more memory is faster: {sum(_best_named(row, form) < row[form]['step_ms'] for row in found)}"
         for form in ("auto",)
         if (found := [row for row in rows if row.get(form, {}).get("step_ms")])
     )
 
 
 def _median_over(rows: Sequence[Mapping[str, Any]], form: str, bound: str) -> float:
-    """Percent that steps are above a bound, in the median."""
+    """Median percentage by which steps exceed a bound."""
     return 100 * float(median(row[form]["step_ms"] / row[bound] - 1 for row in rows))
 
 
 def zoo_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of the zoo: gains over Paddle's baseline and, in brackets, memory beside its own; last `auto` over the firm bounds."""
+    """Rows of the zoo: gains over Paddle's baseline and, in brackets, memory compared with it; then `auto` over the firm bounds."""
     forms = list(dict.fromkeys(name for row in rows for name in row if name not in NOT_FORMS))
     lines = []
     for row in rows:
@@ -226,7 +226,7 @@ def zoo_table(rows: Sequence[Mapping[str, Any]]) -> str:
         over = ", ".join(f"{auto['step_ms'] / row[bound] - 1:+.1%}" for bound in BOUNDS[1:]) if auto.get("step_ms") else ""
         cells = [_zoo_cell(row, form) if form in row else "" for form in forms]
         lines.append([row["case"], f"{stock['step_ms']:.1f} ms, {stock['peak_gib']:.1f} GiB", *cells, over, f"{auto.get('cpu_s', '')}"])
-    return table(["program", "baseline", *forms, "`auto` over the firm bound at the full clock, and with power", "CPU s"], lines)
+    return table(["program", "baseline", *forms, "`auto` over the firm bound at the full clock, with the power limit", "CPU s"], lines)
 
 
 def _zoo_cell(row: Mapping[str, Any], form: str) -> str:
@@ -236,13 +236,13 @@ def _zoo_cell(row: Mapping[str, Any], form: str) -> str:
 
 
 def _held(row: Mapping[str, Any], form: str) -> float:
-    """What a plan holds more than the baseline, alone or in the step of all."""
+    """How much more than the baseline a plan holds, alone or in the step of all."""
     held = max(row[form]["peak_gib"], row[form]["step_peak_gib"])
     return float(held / row["stock"]["peak_gib"] - 1)
 
 
 def _best_named(row: Mapping[str, Any], form: str) -> float:
-    """The step of the fastest named form that holds no more than a plan or the baseline, longer by the thousandth that counts as equal."""
+    """Step of the fastest named form that needs no more memory than a plan or the baseline, plus the thousandth that counts as equal."""
     most = max(_held(row, form), 0.0)
     steps = [row[each]["step_ms"] for each in NAMED_FORMS if row.get(each, {}).get("step_ms") and _held(row, each) <= most]
     return 1.001 * min(steps, default=float("inf"))
@@ -250,7 +250,7 @@ def _best_named(row: Mapping[str, Any], form: str) -> float:
 
 @claim
 def budgets() -> str:
-    """Steps under memory budgets, by what gives memory back; recomputation by hand by Paddle's plan and by ours."""
+    """Steps under memory budgets, by what saves memory; recomputation by hand with Paddle's plan and with Interlace's."""
     rows = []
     for model in raw("budgets.json")["models"]:
         peak = model["by_hand"]["none"]["stock_peak_bytes"]
@@ -263,7 +263,7 @@ def budgets() -> str:
 
 @claim
 def exact() -> str:
-    """Repetitions of a micro-batch on the first stage: as plans choose them, and the least within the same peak."""
+    """Recomputation per micro-batch on the first stage: as plans choose it, and the least within the same peak."""
     rows = []
     for model in raw("budgets.json")["models"]:
         for row in model.get("exact", []):
@@ -279,19 +279,19 @@ BY_HAND, OURS = ("none", "attention", "full"), ("offload alone", "both")
 
 
 def _by_hand(found: dict[str, Any], budget: float) -> str:
-    """By Paddle's baseline, then by ours without a budget."""
+    """Recomputation by hand with Paddle's baseline, then with Interlace's plan without a budget."""
     return ", ".join("-" if step is None else f"{step:.0f}" for step in _steps_by_hand(found, budget))
 
 
 def _steps_by_hand(found: dict[str, Any], budget: float) -> list[float | None]:
-    """As `_by_hand`, in ms; None for what holds more than the budget. Allocators round by 1 %."""
+    """As `_by_hand`, in ms; None for steps that exceed the budget by more than 1 %, by which allocators round."""
     sides = (("stock_ms", "stock_peak_bytes"), ("step_ms", "peak_bytes"))
     return [found[ms] if found[held] <= 1.01 * budget else None for ms, held in sides]
 
 
 @claim
 def budget_aims() -> str:
-    """What a budget costs: at 80 %, at the peak that full recomputation by hand has, and against all else that the same memory allows."""
+    """What a budget costs: at 80 %, at the peak of full recomputation by hand, and compared with other means in the same memory."""
     rows = []
     for model in raw("budgets.json")["models"]:
         hand, row_of = model["by_hand"], {row["fraction"]: row for row in model["budgets"]}
@@ -312,9 +312,9 @@ def budget_aims() -> str:
     return table(
         [
             "",
-            "80 % over no limit",
-            "won back, at its peak, of what full recomputation by hand costs Paddle's baseline",
-            "both over the fastest other in the same memory, at worst",
+            "80 % compared with no limit",
+            "cost of full recomputation by hand that is won back, within its peak",
+            "both compared with the fastest other in the same memory, at worst",
         ],
         rows,
     )
@@ -336,8 +336,8 @@ def budgets_in_short() -> str:
             cannot += 1
     kept = f"{cannot} cannot keep it" if cannot else "all keep it"
     return (
-        f"0.8 of the baseline's peak costs {100 * min(dearer):.1f} to {100 * max(dearer):.1f} % of the step ({len(dearer)} models; "
-        f"{kept}); at the peak of full recomputation by hand {100 * min(won):.0f} to {100 * max(won):.0f} % of its price is won back"
+        f"a budget of 0.8 of the baseline's peak costs {100 * min(dearer):.1f} to {100 * max(dearer):.1f} % of the step ({len(dearer)} "
+        f"models; {kept}); at the peak of full recomputation by hand {100 * min(won):.0f} to {100 * max(won):.0f} % of its cost is won back"
     )
 
 
@@ -377,12 +377,12 @@ def recompute() -> str:
 
 @claim
 def recompute_in_short() -> str:
-    """The ends of that table."""
+    """The first and last rows of that table."""
     found = raw("recompute.json")
     lowered, unread, without = (found[name]["step_ms"] for name in ("lowered", "unread", "without"))
     return (
-        f"{lowered:.1f} ms in Paddle's order as Interlace lowers it, {unread:.1f} without what nothing reads, at the same peak, and "
-        f"{without:.1f} without recomputation, which a budget of its peak reaches"
+        f"{lowered:.1f} ms in Paddle's order as Interlace lowers it, {unread:.1f} ms without recomputing results that nothing reads, at "
+        f"the same peak, and {without:.1f} ms without recomputation, which a budget of its peak also reaches"
     )
 
 
@@ -402,7 +402,7 @@ def exposed_in_short() -> str:
 
 @claim
 def exposed_collectives() -> str:
-    """Exposed communication by case and kind, of Paddle's baseline and of ours."""
+    """Exposed communication by case and kind, with Paddle's baseline and with Interlace's plan."""
     kinds = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
     rows = []
     for row in raw("collectives.json")["rows"]:

@@ -1,4 +1,4 @@
-"""Claims about optimizer state that leaves the device between updates, measured on two GPUs and simulated."""
+"""Claims about optimizer state that is kept on the host between updates, measured on two GPUs and simulated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = {
 }
 
 SHARES = (0.8, 0.7, 0.6, 0.5)
-"""Budgets, of what Paddle's baseline holds."""
+"""Budgets as shares of what Paddle's baseline holds."""
 
 
 @claim
@@ -23,19 +23,19 @@ def states_on_h100() -> str:
 
 @claim
 def states_back_to_back() -> str:
-    """One job on a host with four H100, its steps measured back to back."""
+    """One job on a host with four H100, with steps that follow each other without a pause."""
     return _table("h100", "testbed_back_to_back")
 
 
 @claim
 def states_on_h200() -> str:
-    """The same with plans that held what moved for longer."""
+    """The same with earlier plans, which held the moved state for longer."""
     return _table("h200")
 
 
 @claim
 def states_beside_another_job() -> str:
-    """Two jobs at once on a host with four H100, each on two GPUs."""
+    """Two jobs at the same time on a host with four H100, each on two GPUs."""
     return _table("h100", "shared_host")
 
 
@@ -67,7 +67,7 @@ def _table(card: str, file: str = "testbed_states") -> str:
                     f"{held:.2f} ({100 * (held / in_use - 1):+.0f} %)",
                     f"{fullest_gb(row, 'reserved', 'outside'):.2f}",
                     f"{fullest_gb(row, 'pinned'):.2f}",
-                    {True: "yes", False: "no", None: "no baseline of as many steps"}[_has_baselines_bits(row)],
+                    {True: "yes", False: "no", None: "no baseline with as many steps"}[_has_baselines_bits(row)],
                 ]
             )
     head = [
@@ -86,7 +86,7 @@ def _table(card: str, file: str = "testbed_states") -> str:
 
 @claim
 def states_simulated() -> str:
-    """Steps within budgets and least feasible budgets, with and without state that leaves the device, simulated."""
+    """Simulated steps within budgets, and least feasible budgets, with optimizer state on the device and with state that may move."""
     rows = []
     for each in raw("optimizer_state.json")["models"]:
         known = [row["leaves"] for row in each["budgets"] if "stock_ms" in row["leaves"]]
@@ -96,7 +96,7 @@ def states_simulated() -> str:
         floors = [f"{100 * each['floor_bytes'][name] / held:.0f} %" for name in ("stays", "leaves")]
         rows.append([each["model"], each["device"], *cells, *floors])
     heads = [f"{share} of its peak" for share in SHARES]
-    return table(["model", "profile", "baseline, ms", *heads, "least feasible, state stays", "state may leave"], rows)
+    return table(["model", "profile", "baseline, ms", *heads, "least feasible, state on the device", "state may move"], rows)
 
 
 def _simulated(row: Row) -> str:
@@ -107,13 +107,13 @@ def _simulated(row: Row) -> str:
 
 @claim
 def states_largest() -> str:
-    """How many layers of GPT-3 175B eight GPUs hold, with and without state that leaves the device."""
+    """How many layers of GPT-3 175B fit on eight GPUs, with all optimizer state on the device and with state that may move."""
     found = raw("optimizer_state.json")["largest"]
     stays, leaves = found["stays"], found["leaves"]
 
     def told(row: Row) -> str:
         layers, held = row["layers"], {int(each): size for each, size in row["least_bytes_by_layers"].items()}
-        over = f"{layers + 4} need {held[layers + 4] / 1e9:.1f} GB" if layers + 4 in held else f"{layers + 4} were not looked at"
+        over = f"{layers + 4} need {held[layers + 4] / 1e9:.1f} GB" if layers + 4 in held else f"{layers + 4} were not tried"
         return f"{layers} layers ({row['parameters'] / 1e9:.1f} billion parameters) in {held[layers] / 1e9:.1f} GB, {over}"
 
-    return f"with all state on the device {told(stays)}; where it may leave {told(leaves)}"
+    return f"with all state on the device {told(stays)}; if it may move {told(leaves)}"

@@ -1,4 +1,4 @@
-"""Claims about runs that measured plans on their own steps."""
+"""Claims about runs that measured plans on their own training steps (`tune`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from claiming import Row, claim, raw, table
 
 KINDS = ("Paddle's baseline*", "Interlace's plan*", "the plan with *.interleave=mixed*", "the plan with *_bytes=*")
-"""How the runs' records call them."""
+"""Patterns of plan names in the records of trials, one for each kind of plan."""
 NAMES = ("baseline", "`auto`", "`mixed`", "a tenth more memory")
 CLEAR = 0.02
 
@@ -21,13 +21,13 @@ def _runs(cards: Sequence[str] = CARDS) -> list[Row]:
 
 
 def _results(row: Row) -> list[Row | None]:
-    """By kind of plan; None for one of which no step counted."""
+    """The results of a trial by kind of plan; None for a kind of which no step counted."""
     found = [next((each for each in row["trial"]["results"] if fnmatchcase(each["name"], kind)), None) for kind in KINDS]
     return [each if each and each["steps"] else None for each in found]
 
 
 def _gains(row: Row) -> dict[str, float]:
-    """Of each plan over the baseline of the same trial, by name."""
+    """Plan name -> gain over the baseline of the same trial."""
     found = dict(zip(NAMES, _results(row), strict=True))
     baseline = found["baseline"]
     assert baseline is not None, row["case"]
@@ -43,7 +43,7 @@ def _taken(row: Row) -> str:
 
 
 def _is_apart(row: Row) -> bool:
-    """Whether a plan that was not taken is faster by more than its steps spread."""
+    """Whether another plan is faster than the chosen one by more than the spread of its steps."""
     found = [each for each in _results(row) if each]
     taken = next(each for each in found if each["name"] == row["trial"]["taken"]["name"])
     return any(taken["median_ns"] - each["median_ns"] > each["spread_ns"] for each in found)
@@ -51,12 +51,12 @@ def _is_apart(row: Row) -> bool:
 
 @claim
 def tuned() -> str:
-    """Steps of every plan of a trial and which one was taken."""
+    """Steps of every plan of each trial, and the plan that was chosen."""
     rows = []
     for row in _runs():
         cells = [_cell(each) for each in _results(row)]
         predicted = [f"{each['predicted_ns'] / 1e6:.1f}" for each in _results(row) if each]
-        same = {True: "yes", False: "no", None: "no baseline beside it"}[row.get("parameters_equal_stock")]
+        same = {True: "yes", False: "no", None: "no baseline"}[row.get("parameters_equal_stock")]
         gain = f"{100 * _gains(row)[_taken(row)]:+.1f} %"
         rows.append([row["card"], row["case"], *cells, ", ".join(predicted), _taken(row), gain, str(row["trial"]["steps"]), same])
     head = [
@@ -64,9 +64,9 @@ def tuned() -> str:
         "case",
         *(f"{name}: ms (spread), steps" for name in NAMES),
         "predicted ms",
-        "taken",
+        "chosen",
         "gain",
-        "steps until taken",
+        "steps of the trial",
         "same bits",
     ]
     return table(head, rows)
@@ -74,7 +74,7 @@ def tuned() -> str:
 
 @claim
 def tuned_in_short() -> str:
-    """What trials took, against the baseline, the default's plan and the fastest of all."""
+    """Gains of the plans that trials chose, compared with the baseline, the default's plan and the fastest plan."""
     runs = _runs()
     over = [_gains(row)[_taken(row)] for row in runs]
     default = [_gains(row)[_taken(row)] - _gains(row)["`auto`"] for row in runs]
@@ -83,8 +83,8 @@ def tuned_in_short() -> str:
     apart = sum(_is_apart(row) for row in runs)
     clear = sum(each >= CLEAR for each in default)
     return (
-        f"in {len(runs)} cases the plan that was taken gains {100 * min(over):.1f} to {100 * max(over):.1f} % over Paddle's baseline and "
+        f"in {len(runs)} cases, the chosen plan gains {100 * min(over):.1f} to {100 * max(over):.1f} % over Paddle's baseline and "
         f"{100 * min(default):.1f} to {100 * max(default):.1f} points over the plan that the simulator alone chose ({clear} cases: "
-        f"{100 * CLEAR:.0f} points or more); in {best} it has the lowest median of all that were tried, in the others it is "
-        f"{100 * max(behind):.1f} points behind at most (in {apart} by more than the steps of the faster one spread)"
+        f"{100 * CLEAR:.0f} points or more); in {best} it has the lowest median of all plans that were tried, in the others it is at "
+        f"most {100 * max(behind):.1f} points behind (in {apart} by more than the spread of the faster plan's steps)"
     )
