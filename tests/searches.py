@@ -12,6 +12,7 @@ import pytest
 
 from interlace.planning import fastest
 from interlace.planning.proposals import Tried, baseline_jobs, forms_by_name
+from interlace.planning.variants import named
 from interlace.scheduler.interleave import planner
 
 SHORT = 500
@@ -28,8 +29,9 @@ def shorten() -> None:
 
 @contextmanager
 def few_forms() -> Iterator[None]:
-    """Where `auto` decides, it tries Paddle's jobs and the forms that have a name, and no schedules of the coarse model."""
+    """Where `auto` decides, it tries Paddle's jobs and the first form that has a name, and no schedules of the coarse model."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fastest, "named", lambda *given: named(*given)[:1])
         patch.setattr(fastest, "PROPOSALS", (baseline_jobs, forms_by_name))
         patch.setattr(Tried, "draft_in", lambda *_: None)
         yield

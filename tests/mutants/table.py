@@ -13,6 +13,7 @@ Entries are parted by empty lines; lines that begin with `//` are remarks.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from tests.mutants.mutant import Mutant
@@ -21,6 +22,7 @@ FILES = tuple(sorted(Path(__file__).parent.glob("*.txt")))
 MARKS = ("-", "+", ">", "=")
 
 
+@cache
 def mutants() -> tuple[Mutant, ...]:
     """All of them, file by file."""
     return tuple(mutant for file in FILES for mutant in parse(file.read_text(encoding="utf-8"), file.name))
