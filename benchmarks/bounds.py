@@ -1,4 +1,4 @@
-"""Times of a step that no schedule can pass."""
+"""Lower bounds of the time of a step, for any schedule."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class Stage:
 
     Attributes:
         compute: Computation of each part.
-        path: Forward and input gradients of the first chunk until they are sent: the longest chain, collectives included, or all
-            computation that the message needs, where that is longer.
-        draws: The same computation by what it draws.
-        hiding: Time that computation takes longer where it hides all collectives of the stage, each beneath what suffers least from it.
-        deferred: The most time of weight gradients whose operands fit beside what the stage always holds.
+        path: Time until forward and input gradients of the first chunk are sent: that of the longest chain, collectives included, or of all
+            computation that the message needs if that is longer.
+        draws: The same computation by the power that it draws.
+        hiding: By how much computation takes longer if it hides all collectives of the stage, each during the computation that slows down
+            least.
+        deferred: The most time of weight gradients whose operands fit into memory in addition to what the stage always holds.
     """
 
     compute: dict[Key, int]
@@ -44,15 +45,16 @@ class Stage:
     deferred: float
 
     def all(self, kind: str) -> int:
-        """Computation of a kind, over chunks."""
+        """Computation of a kind, summed over chunks."""
         return sum(took for (each, _), took in self.compute.items() if each == kind)
 
 
 def bound_ns(programs: Sequence[Program], cost: Costs) -> int:
-    """Every stage's computation at full speed, behind the forwards that fill the pipeline; collectives, messages and memory count nothing.
+    """A bound from every stage's computation at full speed, after the forwards that fill the pipeline; collectives, messages and memory are
+    free.
 
-    A stage computes all its micro-batches; or all their forwards and input gradients, before the last gradient passes the stages
-    before it, the first of which then has weight gradients and its optimizer to run.
+    A stage computes all its micro-batches. Or it computes all their forwards and input gradients; then the last gradient passes the stages
+    before it, and the first stage still has weight gradients and the optimizer to run.
     """
     stages = [_stage(program, cost, 0, 0) for program in sorted(programs, key=lambda program: program.pipeline.stage)]
     count, longest = programs[0].pipeline.num_micro_batches, 0
@@ -64,25 +66,25 @@ def bound_ns(programs: Sequence[Program], cost: Costs) -> int:
 
 
 def firm_bound_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int], limit_bytes: int = 0) -> int:
-    """As `bound_ns`, with collectives, memory and the limit of power, of a step that is repeated.
+    """Like `bound_ns`, with collectives, memory and the power limit, for a step that is repeated.
 
-    The first forward and the last input gradients have their collectives in their way; all others are hidden, beneath the computation
-    that suffers least, and cost what that suffers. Before its last input gradients a stage can put off only those weight gradients of
-    other micro-batches whose operands fit, beside the last forward, into the limit; those are counted that keep least for their time.
-    Computation counts what it costs at the limit of power (`prices.py`), where one is known; of a program that recomputes none of that,
-    and then memory does not either. Plans that offload may hold more weight gradients, and beat the bound by it.
+    The first forward and the last input gradients wait for their collectives; all other collectives are hidden during the computation that
+    slows down least, and cost this slowdown. Before its last input gradients, a stage can defer only those weight gradients of other
+    micro-batches whose operands, together with the last forward, fit into the limit; those that keep least memory for their time are
+    counted. Computation counts at its price under the power limit (`prices.py`), if that is known. Recomputation does not count, and for
+    programs that recompute, neither does memory. Plans with offload may defer more weight gradients, and so beat the bound.
 
     Args:
-        programs: Of one rank of each stage.
+        programs: The program of one rank of each stage.
         cost: Times, interference and power.
-        peaks: Of Paddle's baseline with operations in turn, by rank as `programs` are.
+        peaks: Peaks of Paddle's baseline if operations run one after another, in the order of `programs`.
         limit_bytes: What a stage may hold; without it the largest of these, as `SLACK` counts.
     """
     return max(firm_bounds_ns(programs, cost, peaks, limit_bytes))
 
 
 def firm_bounds_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int], limit_bytes: int = 0) -> tuple[int, int]:
-    """At the full clock, and with the limit of power."""
+    """The bounds at the full clock, and with the power limit."""
     limit = limit_bytes or int(max(peaks) * SLACK)
     order = sorted(range(len(programs)), key=lambda k: programs[k].pipeline.stage)
     stages = [_stage(programs[k], cost, peaks[k], limit) for k in order]
@@ -105,7 +107,7 @@ def _firm_ns(stages: Sequence[Stage], count: int, prices: Prices) -> int:
 
 
 def _last(first: Stage) -> int:
-    """What the first stage has left once it has the last gradient."""
+    """The time that the first stage needs after it has the last gradient."""
     return first.compute["W", 0] + first.compute["O", 0]
 
 
@@ -136,8 +138,8 @@ def _stage(program: Program, cost: Costs, peak_bytes: int, limit_bytes: int) -> 
 
 
 def _longest(graph: Graph, ops: Sequence[Op], took: Callable[[Op], int]) -> int:
-    """Time that a message to another stage must wait, without the message itself: for the longest chain of operations that it needs, and
-    for all computation among these, which is on one stream."""
+    """Time before a message to another stage can start: that of the longest chain of operations that it needs, or of all computation among
+    them, which runs on one stream."""
     after, ends = dependencies(graph, ops), dict[int, int]()
     longest, sent = 0, list[int]()
     for op in ops:
@@ -154,7 +156,7 @@ def _longest(graph: Graph, ops: Sequence[Op], took: Callable[[Op], int]) -> int:
 
 
 def _hiding(program: Program, collectives: Sequence[Op], computation: Sequence[Op], cost: Costs) -> float:
-    """Each kind of computation hides as much as runs beside all of it; what is left over costs its own time."""
+    """The cost of hiding collectives, if each kind of computation hides as much as can run beside it; the rest costs its own time."""
     tables = tables_of(program)
     took: dict[str, int] = {}
     for op in computation:

@@ -1,11 +1,11 @@
 """Step time under memory budgets, simulated: recomputation by hand, offload alone, and what Interlace chooses from both.
 
-Programs are Paddle's: GPT-3 6.7B and Llama 7B, mp 2, sequence 4096, bfloat16 (O2, master gradients), one rank of each stage; the times
-are those of the H200 profile. Without `--model` those of 8 layers, pp 4, 8 micro-batches; with it others too, among them all 32 layers
-with flash attention and 16 micro-batches. They are built where DIR lacks them (minutes each): without recomputation, with that of every
-layer (`full`), and with that of attention alone (`attention`). Budgets are fractions of what Paddle's baseline of the first holds, and
-what it holds with `full`, on the fullest GPU, as planning counts it for its limit. Times have the limit of power. What is stored of other
-models stays.
+Programs are built by Paddle: GPT-3 6.7B and Llama 7B, mp 2, sequence 4096, bfloat16 (O2, master gradients), one rank of each stage; times
+are those of the H200 profile, with its power limit. The default is 8 layers, pp 4, 8 micro-batches; `--model` selects others, such as all
+32 layers with flash attention and 16 micro-batches. Programs that DIR lacks are built (minutes each): without recomputation, with that of
+every layer (`full`), and with that of attention only (`attention`). Budgets are shares of the memory of Paddle's baseline without
+recomputation, and its memory with `full`, on the fullest GPU, in the way that planning counts its limit. Stored results of other models
+are kept.
 
     python benchmarks/budgets.py DIR [--model NAME ...] [-o FILE]
     python benchmarks/budgets.py --quick [-o FILE]
@@ -52,13 +52,13 @@ MODELS = {
     "GPT-3 6.7B, pp 2, vpp 2": ("gpt", "gpt3-6.7b", CHUNKS, 4),
     "GPT-3 6.7B, pp 1, 2 layers": ("gpt", "gpt3-6.7b", ALONE, 2),
 }
-"""Name -> script, its preset, its words, and ranks."""
+"""Name -> script, preset, further arguments, and number of ranks."""
 USUAL = ("GPT-3 6.7B", "Llama 7B")
 BY_HAND = ("none", "attention", "full")
-"""Recomputation that the script asks for."""
+"""Recomputation that the script requests."""
 FRACTIONS = (1.0, 0.8, 0.6, 0.4)
 FREED = (0.2, 0.4, 0.6, 0.8)
-"""Parts of what recomputation can free at the peak."""
+"""Shares of the memory that recomputation can free at the peak."""
 OURS: dict[str, dict[str, Any]] = {"offload alone": {"choose_recompute": "off"}, "both": {}}
 
 
@@ -78,10 +78,10 @@ def small() -> list[Program]:
 
 
 def planned(programs: Sequence[Program], cost: CostModel, options: dict[str, Any]) -> dict[str, Any]:
-    """A plan: step and peak in ms and bytes beside Paddle's own, CPU seconds of planning, and what became of the saved bytes."""
+    """A plan: step in ms and peak in bytes, also of Paddle's baseline, CPU seconds of planning, and what became of the saved bytes."""
     start = time.process_time()
     try:
-        with rarely_collected():  # as the commands
+        with rarely_collected():  # like the commands
             plans = make_plans(programs, make_config(options), cost, "h200")
     except BudgetError as error:
         return {"least_bytes": error.least_bytes, "cpu_s": round(time.process_time() - start, 1)}
@@ -102,8 +102,8 @@ def planned(programs: Sequence[Program], cost: CostModel, options: dict[str, Any
 
 
 def gaps(program: Program) -> list[dict[str, float]]:
-    """What the choice of recomputed values takes, of the first stage, beside the cheapest one within the same peak; without `exact_ms`
-    where that was not proved in its time."""
+    """Recomputation time of the first stage as planning chooses it, and of the cheapest choice within the same peak; without `exact_ms` if
+    the solver did not prove that in time."""
     from benchmarks.exact_recompute import cheapest
 
     found = choices(program, CostModel(load_profile("h200")), {})
@@ -121,13 +121,13 @@ def gaps(program: Program) -> list[dict[str, float]]:
 
 
 def by_hand(programs: dict[str, list[Program]]) -> dict[str, Any]:
-    """What the script asks for, by Paddle's baseline and by ours."""
+    """Recomputation that the script requests, with Paddle's baseline and with Interlace."""
     cost = CostModel(load_profile("h200"))
     return {name: planned(each, cost, {}) for name, each in programs.items()}
 
 
 def within(programs: Sequence[Program], options: dict[str, Any], fractions: Sequence[float]) -> list[dict[str, Any]]:
-    """A plan for each fraction, largest first; none is made below a budget that is known to be the least."""
+    """A plan for each fraction, largest first; none below a budget that is known to be the least feasible one."""
     cost, found = CostModel(load_profile("h200")), []
     full = planned(programs, cost, {"memory_budget": fractions[0], **options})
     for fraction in fractions:
@@ -140,13 +140,13 @@ def within(programs: Sequence[Program], options: dict[str, Any], fractions: Sequ
 
 
 def fractions_of(hand: dict[str, Any]) -> list[float]:
-    """Budgets, the largest first: the peak that full recomputation by hand has is one of them."""
+    """Budgets, largest first; one of them is the peak of full recomputation by hand."""
     most = hand["none"]["stock_peak_bytes"]
     return sorted({*FRACTIONS, *(hand[name]["stock_peak_bytes"] / most for name in hand if name == "full")}, reverse=True)
 
 
 def measured(models: dict[str, dict[str, list[Program]]]) -> list[dict[str, Any]]:
-    """Every model: recomputation by hand, and every budget; several at a time."""
+    """Every model with recomputation by hand, and with every budget; several at a time."""
     with ProcessPoolExecutor() as pool:
         asked = {model: pool.submit(by_hand, programs) for model, programs in models.items()}
         hand = {model: each.result() for model, each in asked.items()}
@@ -170,7 +170,7 @@ def measured(models: dict[str, dict[str, list[Program]]]) -> list[dict[str, Any]
 
 
 def others(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """What is stored of other models."""
+    """Stored results of other models."""
     stored: list[dict[str, Any]] = json.loads(out.read_text())["models"] if out.is_file() else []
     return [each for each in stored if each["model"] not in models]
 

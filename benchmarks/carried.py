@@ -1,10 +1,11 @@
-"""Times of kernels measured on one card, carried to another card that they were not measured on.
+"""Scale times of kernels that were measured on one GPU to another GPU.
 
 `python benchmarks/carried.py MEASURED --from h100 --to h200 -o FILE`
 
-MEASURED has one library's kernels on the first card; the profiles `--from` and `--to` have another library's on both, measured alike. An
-operation is taken to differ between the cards by the same factor in both libraries: each time of MEASURED is multiplied by what `--to` says
-of this operation over what `--from` says. All else of the profile written is as in `--to`. Of use between cards of one architecture.
+MEASURED has the kernels of one library on the first GPU; the profiles `--from` and `--to` have those of another library on both GPUs,
+measured in the same way. An operation is assumed to differ between the GPUs by the same factor in both libraries: each time of MEASURED is
+multiplied by the ratio of its times in `--to` and `--from`. Everything else in the result is as in `--to`. Meant for GPUs of one
+architecture.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from interlace.cost_model.work import Part, flops_of
 
 
 def carried(measured: DeviceProfile, there: DeviceProfile, here: DeviceProfile) -> DeviceProfile:
-    """`here` with the operations of `measured`, whose card `there` describes too."""
+    """`here` with the operations of `measured`, scaled from the GPU of `measured` and `there` to that of `here`."""
     on_there, on_here = CostModel(there), CostModel(here)
 
     def moved(sample: OpSample) -> OpSample:

@@ -1,7 +1,7 @@
-"""Time of the checker against the size of the plan: eight ranks, every rank's operations from thousands to 100,000.
+"""Time of the checker by size of the plan: eight ranks, with one thousand to 100,000 operations each.
 
-Plans of `tests/scheduler/plans.py` (pp 4, mp 2, every kind of stream, offload of half the micro-batches), found safe or not by the
-rules of the GPU. CPU seconds of one thread.
+Plans of `tests/scheduler/plans.py` (pp 4, mp 2, every kind of stream, offload of half the micro-batches), checked with the rules of GPUs.
+Times are CPU seconds of one thread.
 
     python benchmarks/check.py [--quick] [-o FILE]
 """
@@ -39,7 +39,7 @@ def items_of(layers: int) -> int:
 
 
 def measure(num_items: int, runs: int) -> dict[str, Any]:
-    """One row: at least this many operations a rank."""
+    """One row, for at least this many operations per rank."""
     one, two = items_of(1), items_of(2)
     programs = world(shape(max(1, -(-(num_items - one) // (two - one)) + 1)))
     items = sum(len(job.items) for program in programs for job in program.jobs)

@@ -1,7 +1,7 @@
-"""How much communication stays exposed, by kind, in Paddle's baseline and in ours: simulated steps with the H200 profile.
+"""How much communication is exposed, by kind, with Paddle's baseline and with Interlace: simulated steps with the H200 profile.
 
 Cases: Llama 7B with sequence parallelism, with and without recomputation; with data parallelism and sharding; a mixture of 8 experts in a
-pipeline. One rank of each stage is built where DIR lacks it (needs PaddlePaddle).
+pipeline. Programs of one rank of each stage that DIR lacks are built (needs PaddlePaddle).
 
     python benchmarks/collectives.py DIR [-o FILE]
     python benchmarks/collectives.py --quick [-o FILE]
@@ -51,7 +51,7 @@ CASES = {
         "--preset 8x7b --layers 4 --dp 8 --pp 2 --micro-batches 8 --batch-size 64 --attention flash --amp O2",
     ),
 }
-"""Ranks, example, arguments."""
+"""Name -> ranks, example, arguments."""
 QUICK = "dp2 mp2 sharding 1, clip"
 
 
@@ -62,7 +62,7 @@ def programs_of(name: str, folder: Path) -> list[Program]:
 
 
 def judged(plans: Sequence[Program], cost: CostModel) -> dict[str, Any]:
-    """Step, and communication, exposed and in all and by kind of collective: ms, means over the given ranks."""
+    """The step, and communication in total, exposed, and by kind of collective; in ms, means over the given ranks."""
     result = simulate(plans, cost, Options.of(GPU, representative=representatives(plans)), target=GPU)
     ranks = range(len(plans))
     kinds = sorted({op.kind for plan in plans for op in plan.ops if is_collective(op)})
@@ -79,7 +79,7 @@ def judged(plans: Sequence[Program], cost: CostModel) -> dict[str, Any]:
 
 
 def exposed_ns(result: Result, at: int, kind: str) -> int:
-    """Time in which a kind of collective runs on a rank and counts as exposed."""
+    """Time during which a kind of collective runs on a rank and is exposed."""
     sim, times = result.input, result.times
     kinds = {op.id: op.kind for op in sim.programs[at].ops if is_collective(op)}
     mine = [k for k in range(int(sim.first[at]), int(sim.first[at + 1])) if kinds.get(int(sim.op[k])) == kind]

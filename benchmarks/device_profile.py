@@ -2,10 +2,9 @@
 
     python benchmarks/device_profile.py [--check]
 
-Every entry is the median over the runs that measured it; its spread is largest minus smallest. `--check` compares with
-the stored files and writes nothing. Of the H100 one GPU was measured, collectives of two and copies of four: all else is the H200's,
-marked `derived`.
-Collectives of four and more GPUs over sizes are those that others published (results/external), marked `published`.
+Every entry is the median over the runs that measured it; its spread is the largest minus the smallest. `--check` compares with the stored
+files and writes nothing. On H100s, kernels of one GPU, collectives of two and copies of four were measured; everything else is the
+H200's, marked `derived`. Collectives of four and more GPUs over sizes are published ones (results/external), marked `published`.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DEVICES = ROOT / "configs" / "devices"
 HIDDEN, HEADS, FFN, VOCAB, BF16 = 4096, 32, 16384, 32000, "bfloat16"
-"""GPT-3 6.7B, as the probes ran it (32000 words in the softmax)."""
+"""GPT-3 6.7B as in the measurements, with a softmax over 32000 words."""
 
 FEW_SIZES = 2
-"""Of a kind and group that say nothing of others."""
+"""Number of sizes of a kind and group up to which they do not allow conclusions about other sizes."""
 LAUNCHED = 0.75
-"""Where a step takes less than so much of its time when it is launched as a graph, the host bounds it."""
+"""The host bounds a step that takes less than this share of its time when it is launched as a graph."""
 PUBLISHED = {"alltoall": "all_to_all"}
-"""What published tables call a kind -> what it is called here."""
+"""Name of a kind in published tables -> name in the cost model."""
 Row = TypeVar("Row", CommSample, CopySample, Interference)
 Timed = tuple[str, str, dict[str, int], int, float, float]
 """kind, dtype, dims, bytes, microseconds, spread in microseconds."""
@@ -102,12 +101,12 @@ TRACED = {
 }
 """Kernels of beside_transfers.json -> categories; the others are parts of operations."""
 FEWEST = 5
-"""Operations that a row of beside_transfers.json needs to count."""
+"""Least number of operations for a row of beside_transfers.json to count."""
 RATES = ("gemm_no_tf32", "shortest")
-"""Kinds of single*.json that are no operations."""
+"""Kinds of single*.json that are not operations."""
 OTHER_KERNELS = ("embedding_grad", "silu")
-"""Kinds whose kernel is another one in Paddle or in measured steps: PyTorch sorts the words of an embedding, Paddle adds atomically;
-PyTorch's silu of bfloat16 reaches 1.8 TB/s, that of the testbed's steps 3.4 to 3.9, as the addition that stands for it."""
+"""Kinds with different kernels in Paddle or in measured steps: for an embedding's gradient PyTorch sorts the words, Paddle adds atomically;
+PyTorch's silu of bfloat16 reaches 1.8 TB/s, that of the testbed 3.4 to 3.9 TB/s, like the addition that is used in its place."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -122,14 +121,14 @@ def weights(mp: int) -> dict[str, tuple[int, int]]:
 
 
 def timed(part: Part, dur_us: float, size_bytes: int = 0) -> Timed:
-    """A measurement of a part; `size_bytes` where it moved other than the part says."""
+    """A measurement of a part; `size_bytes` if it moved a different number of bytes than the part says."""
     return part.kind, part.dtype, dict(part.dims), size_bytes or part.size_bytes, dur_us, 0.0
 
 
 def pair_ops(raw: dict[str, Any]) -> Iterator[Timed]:
-    """Operations alone in a pairs file.
+    """Operations measured alone in a pairs file.
 
-    The probe gave `add`, `gelu_grad` and `layer_norm_grad` one tensor twice, which is read once.
+    There `add`, `gelu_grad` and `layer_norm_grad` got the same tensor as two operands, which is read once.
     """
     mp, seq, alone = raw["world"], raw["seq"], raw["alone_us"]
     for name, (k, n) in weights(mp).items():
@@ -149,14 +148,14 @@ def pair_ops(raw: dict[str, Any]) -> Iterator[Timed]:
 
 
 def attention(seq: int, mp: int, grad: bool) -> Part:
-    """The probes' causal attention on one of `mp` ranks."""
+    """The measured causal attention on one of `mp` ranks."""
     return attention_part(1, HEADS // mp, HEADS // mp, seq, seq, HIDDEN // HEADS, True, BF16, grad)
 
 
 def oracle_ops(raw: dict[str, Any]) -> Iterator[tuple[str, Timed]]:
-    """Operations alone in an oracle file, with their names there.
+    """Operations measured alone in an oracle file, with their names there.
 
-    `attn_b` is left out: it holds a stack and a permuting copy besides the attention's backward.
+    `attn_b` is left out, as it also includes a stack and a permuting copy.
     """
     mp, seq = raw["mp"], raw["seq"]
     act, wide = seq * HIDDEN, seq * FFN // mp
@@ -188,7 +187,7 @@ def oracle_all_reduces(raw: dict[str, Any]) -> list[float]:
 
 
 def single_ops(singles: Sequence[dict[str, Any]]) -> Iterator[Timed]:
-    """Operations of single*.json, as they are."""
+    """Operations of single*.json, unchanged."""
     for row in (row for raw in singles for row in raw["samples"]):
         if row["kind"] not in (*RATES, *OTHER_KERNELS):
             kind = "gemm_batched" if row["dims"].get("batch", 1) > 1 and row["kind"] == "gemm" else row["kind"]
@@ -238,7 +237,7 @@ def comm_samples(
 
 
 def with_published(measured: Sequence[CommSample], device: str) -> tuple[CommSample, ...]:
-    """And what others measured over the groups of which several sizes were not measured here."""
+    """The measured samples, and published ones for groups of which only few sizes were measured here."""
     many = Counter((each.kind, each.group_size) for each in measured if not each.ctas)
     known = {(each.kind, each.group_size, each.size_bytes) for each in measured}
     with (RESULTS / "external" / f"nccl_{device}.csv").open() as file:
@@ -256,7 +255,8 @@ def with_published(measured: Sequence[CommSample], device: str) -> tuple[CommSam
 
 
 def never_falling(samples: Iterable[CommSample]) -> tuple[CommSample, ...]:
-    """With a larger size that takes less both take their mean: short calls of one sitting differ by more than by their sizes."""
+    """Samples whose times do not fall with size: if a larger size takes less, both get the mean. Short calls differ by more within a
+    session than by size."""
     samples, groups = tuple(samples), dict[tuple[str, int, int], list[tuple[float, float]]]()
     for each in samples:
         groups.setdefault((each.kind, each.group_size, each.ctas), []).append((each.size_bytes, each.dur_ns))
@@ -267,7 +267,7 @@ def never_falling(samples: Iterable[CommSample]) -> tuple[CommSample, ...]:
 
 
 def split_ctas(name: str) -> tuple[str, int]:
-    """`all_reduce_8cta` is an all_reduce under a limit of 8 CTAs."""
+    """Split a name such as `all_reduce_8cta`, an all_reduce with a limit of 8 CTAs."""
     head, _, tail = name.rpartition("_")
     return (head, int(tail[:-3])) if tail.endswith("cta") else (name, 0)
 
@@ -317,10 +317,11 @@ def interference(pairs: list[dict[str, Any]]) -> tuple[Interference, ...]:
 
 
 def with_traced(looped: Iterable[Interference], raw: dict[str, Any]) -> tuple[Interference, ...]:
-    """Computation beside sends and receives as traced steps have it; products beside one that waits by the size of their result too.
+    """Interference of computation with sends and receives from traced steps; for products beside a waiting transfer also by the size of
+    their result.
 
-    These rows take the place of those measured with both sides looping, where a transfer holds its multiprocessors before a product
-    starts: in a step it mostly comes to one that runs. How much the transfer is stretched is the median of the rows that go.
+    These rows replace those measured with both sides in loops, where a transfer occupies its multiprocessors before a product starts; in a
+    step it mostly starts during a product. The slowdown of the transfer is the median of the replaced rows.
     """
     looped, found = tuple(looped), []
     for beside, kernels in raw["beside"].items():
@@ -347,7 +348,7 @@ def with_traced(looped: Iterable[Interference], raw: dict[str, Any]) -> tuple[In
 
 
 def _same(op: str, other: str) -> bool:
-    """Whether rows of these categories say the same: all products do."""
+    """Whether two categories are equivalent: all products are."""
     return op == other or (op.startswith("gemm:") and other.startswith("gemm:"))
 
 
@@ -357,7 +358,7 @@ def read(prefix: str, device: str = "h200") -> list[dict[str, Any]]:
 
 
 def product_rate(singles: Sequence[dict[str, Any]], kind: str, dtype: str, how: str) -> Peak:
-    """FLOP/s of the largest cubic product in single*.json, the median of their runs."""
+    """FLOP/s of the largest cubic product in single*.json, the median over runs."""
     cubes: dict[int, list[float]] = {}
     for row in _rows(singles, kind, dtype):
         if len({row["dims"][key] for key in "mnk"}) == 1:
@@ -367,7 +368,7 @@ def product_rate(singles: Sequence[dict[str, Any]], kind: str, dtype: str, how: 
 
 
 def memory_rate(singles: Sequence[dict[str, Any]]) -> Peak:
-    """Bytes/s of the additions that move most in single*.json, the median of their runs."""
+    """Bytes/s of the largest additions in single*.json, the median over runs."""
     rows = _rows(singles, "add", BF16)
     most = max(row["size_bytes"] for row in rows)
     took = median(row["dur_us"] for row in rows if row["size_bytes"] == most)
@@ -396,15 +397,16 @@ def rates(singles: Sequence[dict[str, Any]]) -> tuple[dict[str, Peak], dict[str,
 
 
 def shortest_ns(singles: Sequence[dict[str, Any]]) -> int:
-    """The shortest kernel's time."""
+    """The time of the shortest kernel, in nanoseconds."""
     return round(1000 * median(row["dur_us"] for raw in singles for row in raw["samples"] if row["kind"] == "shortest"))
 
 
 def host_costs(raw: dict[str, Any], issued_us: Sequence[float], between_us: Sequence[float]) -> HostCosts:
-    """Of Paddle's executor on this machine, as the engine sets it: an operation in training steps that the host bounds, a job by itself,
-    and what lies between two steps of training.
+    """Host times of Paddle's executor with the engine's settings: for an operation in training steps that the host bounds, for a job in
+    addition to its operations, and between two training steps.
 
-    In `raw` `an_op_us` is the slope from 50 to 550 tiny operations on one stream, `a_job_us` what 20 jobs more add beyond their operations.
+    In `raw`, `an_op_us` is the slope from 50 to 550 tiny operations on one stream, and `a_job_us` what 20 more jobs cost in addition to
+    their operations.
     """
     found = raw["fast"]
     return HostCosts(
@@ -422,15 +424,15 @@ def host_costs(raw: dict[str, Any], issued_us: Sequence[float], between_us: Sequ
 
 
 def between_us(runs: Sequence[dict[str, Any]]) -> list[float]:
-    """Microseconds from a traced step's last issue to its return, and from the next step's call to its first issue; not behind the last
-    traced step, which waits for the device."""
+    """Microseconds from a traced step's last issue to its return plus those from the next step's call to its first issue. The last traced
+    step is left out, as it waits for the device."""
     around = (row.get("traced_step", {}).get("host_around_us") or [] for row in runs)
     return [behind + before for steps in around for (_, behind), (before, _) in pairwise(steps)]
 
 
 def issued_us(runs: Sequence[dict[str, Any]], between_us: float) -> list[float]:
-    """A step's microseconds, without those between steps, over the operations that it issues, what lies between operations and jobs
-    included, of plans that take less than `LAUNCHED` of that time as a launched graph."""
+    """Microseconds of a step per issued operation, with time between operations and jobs but without time between steps, for plans that
+    take less than `LAUNCHED` of that time as a launched graph."""
     steps = {(row["case"], row["plan"], row["sitting"]): row for row in runs if "step_ms" in row}
     found = []
     for (case, plan, sitting), row in steps.items():
@@ -445,11 +447,11 @@ def issued_us(runs: Sequence[dict[str, Any]], between_us: float) -> list[float]:
 def with_collectives(
     looped: Iterable[Interference], raw: dict[str, Any], classes: Collection[str], source: Literal["measured", "derived"]
 ) -> tuple[Interference, ...]:
-    """Classes of computation beside collectives as traced steps have them (`benchmarks.gpu.beside_collectives`).
+    """Interference of classes of computation with collectives from traced steps (`benchmarks.gpu.beside_collectives`).
 
-    With both sides looping, most of the time that a collective takes beside products is spent waiting for one that began before it.
-    These rows take the place of the class's beside the same collective, whatever the ranks: a product holds up a collective that it
-    began before, and of one that it begins beside it takes the share that was traced.
+    With both sides in loops, a collective beside products spends most of its time waiting for a product that began before it. These rows
+    replace those of the same class and collective for all group sizes: a product delays a collective that begins after it, and slows down
+    one that it begins during by the traced share.
     """
     found, replaced = [], set[tuple[str, str]]()
     for name, kinds in raw["beside"].items():
@@ -487,7 +489,7 @@ def build(
     alone: Sequence[dict[str, Any]] = (),
     together: Sequence[dict[str, Any]] = (),
 ) -> DeviceProfile:
-    """The H200's profile from raw results."""
+    """The profile of the H200 from raw results."""
     collectives, p2p = comm_samples(pairs, oracles, alone)
     ops = [row for raw in pairs for row in pair_ops(raw)]
     ops += [row for raw in oracles for _, row in oracle_ops(raw)]
@@ -531,8 +533,8 @@ def h100(
     together: Sequence[dict[str, Any]],
     beside: dict[str, Any],
 ) -> DeviceProfile:
-    """The H100's profile: operations, rates and copies of one GPU, collectives of two, copies of four and what computation and collectives
-    cost each other measured, all else the H200's."""
+    """The profile of the H100. Operations, rates and copies of one GPU, collectives of two GPUs, copies of four, and interference of
+    computation with collectives are measured; everything else is the H200's."""
 
     def derived(rows: Iterable[Row]) -> tuple[Row, ...]:
         return tuple(msgspec.structs.replace(row, source="derived") for row in rows)
@@ -602,21 +604,22 @@ def profiles() -> dict[str, DeviceProfile]:
 
 
 def power_of(name: str) -> Power:
-    """The power part of a profile; what communication adds is found from training steps, beside computation from those of H100s alone."""
+    """The power part of a profile. The power that communication adds is derived from training steps; beside computation, from those of
+    H100s only."""
     (kinds,), (beside,), (waiting,) = read("power_kinds", name), read("beside_energy", "h100"), read("waiting_energy", name)
     note = "" if name == "h100" else "; what a communication beside computation adds is that of H100s"
     return power_part(kinds, float(beside["watts"]), float(waiting["watts"]), note)
 
 
 def late_beside_wait_ns(rows: Iterable[dict[str, Any]]) -> int:
-    """How much longer the gap between two kernels is beside communication than with nothing there, in traced steps of the baseline's
-    pipelines, whose transfers wait for most of the step: the median over runs of the difference of medians, to a tenth of a microsecond."""
+    """By how much the gap between two kernels grows during communication, in traced steps of the baseline with a pipeline, whose transfers
+    wait for most of the step: the median over runs of the difference of medians, rounded to 0.1 us."""
     gaps = [row["gap_us"] for row in rows if kind_of(row["plan"]) == BASELINE and "beside communication" in row["gap_us"]]
     return 100 * round(10 * median(each["beside communication"]["median_us"] - each["with nothing beside"]["median_us"] for each in gaps))
 
 
 def with_stored_accuracy(name: str, profile: DeviceProfile) -> DeviceProfile:
-    """What `interlace accuracy --write` stored with these very times; with others it no longer holds, and is left out."""
+    """The profile with the accuracy that `interlace accuracy --write` stored, if its times are the same; otherwise without any."""
     path = DEVICES / f"{name}.json"
     stored = decode_profile(path.read_bytes(), str(path)) if path.exists() else profile
     same = msgspec.structs.replace(stored, accuracy=None) == profile

@@ -1,4 +1,4 @@
-"""Programs as files: size, and time to encode, decode, verify, print and parse, by number of operations.
+"""Size of stored programs, and time to encode, decode, verify, print and parse them, by number of operations.
 
 python benchmarks/dumps.py [--quick] [-o FILE]
 """

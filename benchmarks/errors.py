@@ -1,4 +1,4 @@
-"""Comparison of predictions with measurements. Pure functions over `(name, predicted, measured)`; any unit, larger is slower."""
+"""Comparison of predictions with measurements: pure functions over `(name, predicted, measured)`, in any unit of time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Case(NamedTuple):
-    """One thing that was predicted and measured, both in the same unit and > 0."""
+    """Something that was predicted and measured, both in the same unit and > 0."""
 
     name: str
     predicted: float
@@ -17,12 +17,12 @@ class Case(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Relative, signed: 0.1 is a prediction 10 % too slow."""
+        """The relative error, signed: 0.1 for a prediction that is 10 % too slow."""
         return self.predicted / self.measured - 1
 
 
 class Summary(NamedTuple):
-    """Errors of a set of cases as fractions; `order` is the share of pairs whose order was predicted right."""
+    """Errors of a set of cases as fractions; `order` is the share of pairs whose order was predicted correctly."""
 
     num_cases: int
     median_abs: float
@@ -48,7 +48,7 @@ def summarize(cases: Sequence[Case], same: float = 0.0) -> Summary:
 
 
 def order_share(cases: Sequence[Case], same: float = 0.0) -> float:
-    """Share of pairs that the prediction puts in the measured order; 1 where there is no pair to tell apart. O(cases^2).
+    """Share of pairs that the prediction puts in the measured order; 1 if no pair is distinguishable. O(cases^2).
 
     >>> order_share([Case("a", 1, 1), Case("b", 3, 2), Case("c", 2, 3)]).__round__(3)
     0.667
@@ -59,7 +59,7 @@ def order_share(cases: Sequence[Case], same: float = 0.0) -> float:
 
 
 def inversions(cases: Sequence[Case], same: float = 0.0) -> list[tuple[str, str]]:
-    """Pairs of names `(said to be faster, measured to be faster)` that the prediction puts in the wrong order."""
+    """Pairs of names `(predicted to be faster, measured to be faster)` that the prediction puts in the wrong order."""
     found = []
     for a, b in combinations(cases, 2):
         if apart(a, b, same) and (a.predicted - b.predicted) * (a.measured - b.measured) <= 0:

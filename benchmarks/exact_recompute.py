@@ -1,6 +1,5 @@
-"""The cheapest choice of what is recomputed, exactly, by OR-tools' CP-SAT (extra `solve`): how far `RecomputeLevels.within` is off.
-
-Nothing is planned with it.
+"""The exact cheapest choice of recomputation, by OR-tools' CP-SAT (extra `solve`), to judge `RecomputeLevels.within`. Planning does not use
+it.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from interlace.scheduler.recompute.choices import RecomputeLevels
 
 
 def cheapest(choices: RecomputeLevels, limit_bytes: int, most_s: float = 20.0) -> frozenset[int]:
-    """The groups, by index, that take least time to recompute where no section of the step holds more than the limit.
+    """The groups, by index, that take least time to recompute such that no section of the step holds more than the limit.
 
     Args:
-        choices: Of a program.
-        limit_bytes: Live bytes, no less than everything recomputed holds.
+        choices: The choices of a program.
+        limit_bytes: Live bytes, at least what is held if everything is recomputed.
         most_s: Seconds that the solver may take.
 
     Raises:
-        PlanError: OR-tools is not installed, or found no proved optimum in that time.
+        PlanError: OR-tools is not installed, or did not prove an optimum in that time.
     """
     try:
         from ortools.sat.python import cp_model
@@ -34,7 +33,7 @@ def cheapest(choices: RecomputeLevels, limit_bytes: int, most_s: float = 20.0) -
         copies = [value for value in op.reads if value in found.producer]
         for value in copies:
             makes = runs[found.producer[value].id]
-            if op.id not in found.copies:  # what backward reads is kept, or computed again
+            if op.id not in found.copies:  # backward's operands are kept or recomputed
                 model.add(makes >= of_value[value])
             elif value in of_value:
                 model.add(makes >= runs[op.id] + of_value[value] - 1)

@@ -1,8 +1,8 @@
-"""What a job costs Paddle's executor: building it, its memory, and the host's time for an operation and for a job.
+"""Costs of jobs in Paddle's executor: time to build them, memory, and host time per operation and per job.
 
-Building a program is quadratic in its operations, which is why a job's size is bounded (`max_ops_per_job`); every job costs the
-host time of its own, which is why a backward and a forward are one job and not one for each piece between collectives. All on
-the CPU place, with tiny tensors, so that the host is what is measured. A process for each row.
+Building a program takes time quadratic in its operations, so the size of a job is bounded (`max_ops_per_job`). Every job costs host time,
+so a backward and a forward are one job, instead of one for each piece between collectives. Everything runs on the CPU place with tiny
+tensors, so that host time dominates. Each row is measured in its own process.
 
     python benchmarks/executor.py [--quick] [--runs N] [-o FILE]
 """
@@ -44,7 +44,7 @@ def build(num_ops: int) -> dict[str, float]:
 
 
 def jobs(num_jobs: int, num_ops: int) -> dict[str, float]:
-    """Run the same operations cut into jobs, each given its values by the one before."""
+    """Run the same operations cut into jobs, each of which reads the values of the previous one."""
     made = [(f"j{k}", _program(num_ops // num_jobs, k + 1)[0]) for k in range(num_jobs)]
     run, _ = _executor(made)
     run()
@@ -52,7 +52,7 @@ def jobs(num_jobs: int, num_ops: int) -> dict[str, float]:
 
 
 def _program(num_ops: int, number: int) -> tuple[Any, str]:
-    """Reads `x`, leaves `out<number>`; two chains that meet, so that there are dependencies to find."""
+    """A program that reads `x` and writes `out<number>`; two chains that meet, so that there are dependencies to find."""
     import paddle
 
     paddle.enable_static()
@@ -96,12 +96,12 @@ def _executor(programs: list[tuple[str, Any]]) -> tuple[Any, Any]:
 
 
 def _warm(run: Any) -> float:
-    """Shortest of many runs: the host's own time, whatever else the machine does."""
+    """The shortest of many runs: the host's own time without other load."""
     return min(run() for _ in range(40))
 
 
 def child(what: str, *sizes: int, trace: bool = False) -> dict[str, Any]:
-    """One measurement in a process of its own."""
+    """One measurement in a separate process."""
     environment = {**os.environ, TRACE: "1" if trace else "0", "GLOG_v": "0"}
     command = [sys.executable, __file__, "--child", json.dumps([what, *sizes])]
     found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -112,7 +112,7 @@ def child(what: str, *sizes: int, trace: bool = False) -> dict[str, Any]:
 
 
 def sizes_of(sizes: tuple[int, ...], runs: int) -> list[dict[str, Any]]:
-    """A row a program size."""
+    """A row for each program size."""
     rows = []
     for size in sizes:
         found = [child("build", size) for _ in range(runs)]
@@ -124,7 +124,7 @@ def sizes_of(sizes: tuple[int, ...], runs: int) -> list[dict[str, Any]]:
 
 
 def jobs_of(counts: tuple[int, ...], num_ops: int, runs: int) -> dict[str, Any]:
-    """Host time of a step by number of jobs, and what one more job costs."""
+    """Host time of a step by number of jobs, and the cost of an additional job."""
     rows: list[dict[str, Any]] = []
     for count in counts:
         row: dict[str, Any] = {"jobs": count, "ops": num_ops}
@@ -142,7 +142,7 @@ def jobs_of(counts: tuple[int, ...], num_ops: int, runs: int) -> dict[str, Any]:
 
 
 def growth(rows: list[dict[str, Any]]) -> float:
-    """Exponent of the build time over the sizes: 1 is linear, 2 quadratic."""
+    """Exponent of the build time as a function of size: 1 is linear, 2 quadratic."""
     from math import log
 
     first, last = rows[0], rows[-1]

@@ -1,9 +1,8 @@
-"""Searches for layouts: how many candidates there are, what bounds exclude, what is built and planned, how long it takes; all steps are
-simulated.
+"""Searches for layouts: number of candidates, how many bounds exclude, what is built and planned, and the time; all steps are simulated.
 
-The programs are Paddle's, built without parameters. What is stored says how busy the machine was: other work on it makes building longer.
+The programs are built by Paddle without parameters. Results include the load of the machine, as other work makes building slower.
 
-With `--known` nothing is built: stored is what interrupted searches have found. Other cases in FILE stay.
+With `--known` nothing is built, and what interrupted searches have found is stored. Other cases in FILE are kept.
 
     PYTHONPATH=. python benchmarks/layouts.py [--case NAME ...] [--keep DIR [--known]] [--jobs J] [-o FILE]     (with Paddle)
     PYTHONPATH=. python benchmarks/layouts.py --quick [-o FILE]
@@ -35,7 +34,7 @@ FEW = (
     "--try recompute=none --finalists 1"
 )
 ROOMY = "--device h200 --memory 125GB --config baseline"
-"""Paddle's own plans fit: what is compared is the search."""
+"""With this much memory Paddle's own plans fit, so that only the search is compared."""
 LLAMA_FEW = f"--preset llama-7b {HALF} --batch-size 64 --vpp {{vpp}} {VARIES}"
 MEASURED = {gpus: [each for each in LAYOUTS if each["pp"] * each["mp"] * each["dp"] == gpus] for gpus in (2, 4)}
 """Layouts that `benchmarks.gpu.training` trains, by the number of GPUs."""
@@ -123,7 +122,7 @@ LISTED: dict[str, Sequence[Mapping[str, int | str]]] = {
         {"pp": 1, "mp": 1, "dp": 16, "vpp": 1, "m": 8, "sharding": 1, "recompute": "none"},
     ],
 }
-"""Layouts of cases that list them, in a file of alternatives: the first is what NVIDIA's summary of NeMo 24.09 has."""
+"""Layouts of cases that list them in a file of alternatives; the first one is that of NVIDIA's summary of NeMo 24.09."""
 COMMON = "--memory 70GB --device h100"
 QUICK = (GPT, "--gpus 2 --layers 2 --heads 4 --batch-size 4 --layouts 2 --finalists 1 --try m=1,2", f"{VARIES} --layers 2 --batch-size 4")
 
@@ -137,8 +136,16 @@ def searched(
     jobs: int = 0,
     common: str = COMMON,
 ) -> dict[str, Any]:
-    """One search, in a process of its own; `keep` is its folder, and what earlier runs in it took and built counts too. With `known` it is
-    not gone on with; `jobs`: processes at once, 0 for as many as there are cores; `common`: words before those of the case."""
+    """One search, in a separate process.
+
+    Args:
+        case: Script, arguments of `choose`, arguments of the script.
+        keep: The folder of the search; time and programs of earlier runs in it are counted too.
+        listed: Layouts for a file of alternatives.
+        known: Whether the search is not continued.
+        jobs: Number of processes at a time; 0 for one per core.
+        common: Arguments of `choose` before those of the case.
+    """
     script, words, arguments = case
     words += f" --jobs {jobs}" if jobs else ""
     answer_file = keep / "answer.json"
@@ -158,7 +165,7 @@ def searched(
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         figures = {"wall_s": time.perf_counter() - start, "processor_s": used, "load": os.getloadavg()[1]}
-        if after.ru_maxrss > before.ru_maxrss:  # else a process of a case before held more
+        if after.ru_maxrss > before.ru_maxrss:  # otherwise a process of an earlier case held more
             figures["peak_rss_bytes"] = after.ru_maxrss * 1024
         runs.append(figures)
         spent.write_text(json.dumps(runs))
@@ -183,7 +190,7 @@ def searched(
 
 
 def row_of(answer: dict[str, Any]) -> dict[str, Any]:
-    """What is stored of an answer."""
+    """The row that is stored for an answer."""
     rows = [row for row in answer["rows"] if row["paddles"] or row["ours"]]
     kept = [
         {
@@ -213,7 +220,7 @@ def row_of(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure the cases that are asked for."""
+    """Measure the requested cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--keep", type=Path, help="folder of what is built; what is there already is not built again")

@@ -1,4 +1,4 @@
-"""What the benchmarks share: medians with their spread, and results with machine, versions and date."""
+"""What the benchmarks share: medians with their spread, and stored results with machine, versions and date."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 NAMED_FORMS = ("dx-first", "mixed", "zb-h1")
-"""Forms of a schedule that plans are asked for by name; so rows of results call them."""
+"""Forms of a schedule that are requested by name; rows of results have the same names."""
 
 
 def middle(samples: Sequence[float], digits: int = 4) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""What Paddle's executor really holds on the CPU, against what the memory model predicts from the plan of the same run.
+"""Memory that Paddle's executor holds on the CPU, compared with the prediction of the memory model from the plan of the same run.
 
-Each case trains an example on CPU ranks and reads Paddle's allocation statistics (`host_memory_stat_*`, bytes that tensors
-hold; Python's and the transport's own buffers are not in it, copies to host memory are). On the CPU a thread of its own
-collects tensors and comes late on a busy machine, so every step is measured in two ways: *free*, as it runs, and *settled*,
-where each op is followed by a wait until nothing is freed any more. The prediction is of the second.
+Each case trains an example on CPU ranks and reads Paddle's allocation statistics (`host_memory_stat_*`: bytes of tensors, including copies
+in host memory, without buffers of Python and of the transport). On the CPU a separate thread frees tensors, and is late on a busy machine.
+Every step is therefore measured in two ways: *free*, as it runs, and *settled*, in which each operation is followed by a wait until nothing
+more is freed. The prediction is for the second.
 
     python benchmarks/memory.py [--quick] [-o FILE]
 """
@@ -40,7 +40,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "dx-first": DX_FIRST,
     "dx-first, offload": {**DX_FIRST, "offload_activations": {"fraction": 1.0, "min_bytes": 64}},
 }
-"""Configurations; `stock` is run by Paddle alone and predicted from our plan of the same schedule."""
+"""Configurations; `stock` is run by Paddle alone and predicted from Interlace's plan of the same schedule."""
 Rows = list[dict[str, Any]]
 OUT_VARIABLE, STEPS_VARIABLE = "INTERLACE_MEMORY_OUT", "INTERLACE_MEMORY_STEPS"
 _WAIT_S, _STILL, _MOST_WAITS = 0.0003, 3, 400
@@ -50,7 +50,7 @@ _WAIT_S, _STILL, _MOST_WAITS = 0.0003, 3, 400
 
 
 class Probe:
-    """Puts a wait behind every op of a program; it does nothing but while `on`."""
+    """Adds a wait after every operation of a program, which is active while `on`."""
 
     def __init__(self, core: Any) -> None:
         self.core, self.on, self.functions = core, False, []
@@ -72,7 +72,7 @@ class Probe:
         return last
 
     def put(self, program: Any) -> None:
-        """Into one program."""
+        """Add the waits to a program."""
         import numpy as np
         import paddle
         from paddle.static.python_op import register_op
@@ -97,7 +97,7 @@ class Probe:
 
 
 def rank(model: str, arguments: list[str]) -> None:
-    """Train in this rank; leaves the peak of each step: the first warms up, the second half is settled."""
+    """Train this rank and store the peak of each step. The first step is a warm-up; the second half of the steps is settled."""
     sys.path.insert(0, str(ROOT / "examples"))
     example, common = importlib.import_module(model), importlib.import_module("common")
     from paddle.base import core
@@ -134,9 +134,9 @@ def rank(model: str, arguments: list[str]) -> None:
 
 
 def measure(world: int, model: str, arguments: str, options: dict[str, Any], folder: Path, steps: int = 5) -> Rows:
-    """One case on local ranks: for every rank the predicted peak, and the measured one, settled and free.
+    """One case on local ranks: for every rank the predicted peak, and the measured peaks, settled and free.
 
-    With the options `PLAIN` one step of ours leaves the plan, and Paddle alone is measured.
+    With the options `PLAIN`, one step with Interlace stores the plan, and Paddle alone is measured.
     """
     from interlace.ir import load
     from interlace.ir.target import CPU, with_paddles_jobs
@@ -178,7 +178,7 @@ def measure(world: int, model: str, arguments: str, options: dict[str, Any], fol
 
 
 def _plain(folder: Path, number: int) -> int:
-    """The peak without what the executor does beside the program."""
+    """The peak of the program alone, if its operations run one after another."""
     from interlace.ir import load
     from interlace.scheduler.memory.live import in_order
 

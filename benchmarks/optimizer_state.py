@@ -1,10 +1,9 @@
-"""Floors of memory, and step times under budgets, with and without optimizer state that leaves the device, simulated.
+"""Simulated step times under budgets, and least feasible budgets, with and without moving optimizer state to the host.
 
-Programs, mesh and precision are those of `budgets.py`, with AdamW. Budgets are fractions of what Paddle's baseline holds; a row says
-the simulated step and peak of the plan that is taken, or the least feasible budget where it cannot be kept. What is stored of other
-models and devices stays.
+Programs, mesh and precision are those of `budgets.py`, with AdamW. Budgets are shares of the memory of Paddle's baseline; a row has the
+simulated step and peak of the plan, or the least feasible budget if no plan fits. Stored results of other models and devices are kept.
 
-With `--largest`, instead: how many layers of GPT-3 175B eight GPUs hold in 80 GB each, with and without state that leaves.
+`--largest` instead finds how many layers of GPT-3 175B fit on eight GPUs with 80 GB each, with and without moving optimizer state.
 
     python benchmarks/optimizer_state.py DIR [--model NAME ...] [--device NAME] [--fraction F ...] [--floors | --largest] [-o FILE]
     python benchmarks/optimizer_state.py --quick [-o FILE]
@@ -32,14 +31,14 @@ from interlace.planning.plan import make_plans
 
 FRACTIONS = (0.8, 0.7, 0.6, 0.5)
 LEAST = 0.01
-"""A budget that no plan keeps, so that the refusal says the floor."""
+"""A budget that no plan keeps, so that the error gives the least feasible one."""
 STAYS, LEAVES = {"offload_optimizer_state": "off"}, {"offload_optimizer_state": {"min_bytes": 1 << 20}}
 
 
 def within(programs: Sequence[Program], cost: CostModel, device: str, fraction: float, options: dict[str, Any]) -> dict[str, Any]:
     """A plan within a budget, or the least feasible one."""
     try:
-        with rarely_collected():  # as the commands
+        with rarely_collected():  # like the commands
             plans = make_plans(programs, make_config({"memory_budget": fraction, **options}), cost, device)
     except BudgetError as error:
         return {"least_bytes": error.least_bytes}
@@ -74,14 +73,14 @@ def measured(model: str, programs: Sequence[Program], device: str, fractions: Se
 
 BUDGET = 80 * 10**9
 LAYERED = "--preset gpt3-175b --pp 4 --mp 2 --micro-batches 8 --batch-size 8 --attention flash --amp O2 --master-grad"
-"""Of these layers each of the four stages has as many as another."""
+"""A model whose number of layers must be a multiple of the four stages."""
 STAGES = 4
 PARAMETERS_A_LAYER, PARAMETERS_BESIDE = 12 * 12288**2 + 13 * 12288, (50304 + 2048 + 50304 + 2) * 12288
-"""Weights and biases of a layer; embeddings of tokens and places, the head, and the last norm."""
+"""Parameters of a layer, and of the rest: embeddings of tokens and positions, the head, and the last norm."""
 
 
 def of_layers(layers: int, folder: Path) -> list[Program]:
-    """Programs of so many layers of GPT-3 175B, one rank of each stage, of one build."""
+    """Programs of GPT-3 175B with this number of layers, one rank of each stage, from one build."""
     words = (*LAYERED.split(), "--layers", str(layers))
     kept = Store(folder, 1, print)
     requests = [Request(str(ROOT / "examples" / "gpt.py"), words, rank, 2 * STAGES) for rank in range(0, 2 * STAGES, 2)]
@@ -93,7 +92,7 @@ def of_layers(layers: int, folder: Path) -> list[Program]:
 
 
 def largest(options: dict[str, Any], device: str, folder: Path) -> dict[str, Any]:
-    """The most layers for which a plan keeps the budget: guessed from what few layers hold at least, and looked at on both sides."""
+    """The most layers for which a plan keeps the budget: estimated from the least memory of few layers, then checked on both sides."""
     cost, least = CostModel(load_profile(device)), dict[int, int]()
 
     def fits(layers: int) -> bool:

@@ -1,9 +1,9 @@
-"""Predicted against measured: orders of a backward beside a forward whose times were measured on H200s.
+"""Predicted and measured times of orders of operations, for a backward mixed with a forward on H200s.
 
-`results/h200/oracle_*.json` hold the step times of two layers of backward and two of forward of GPT-3 6.7B, in the orders of
-several plans and of a search on the hardware. Each is predicted by the simulator and by the planner's own clock, twice: from
-the per-operation times of the same file (`own`), and from a profile made without any file of that configuration
-(`left-out`). Then the planner orders the same operations, and the same two clocks judge its orders.
+`results/h200/oracle_*.json` have step times of two layers of backward and two of forward of GPT-3 6.7B, in the orders of several plans and
+of a search on the hardware. Each is predicted by the simulator and by the planner's own estimate (its *clock*), twice: from the operations'
+times in the same file (`own`), and from a profile made without any file of that configuration (`left-out`). Then the planner orders the
+same operations, and both judge its orders.
 
     python benchmarks/oracle.py [--quick] [-o FILE]
 """
@@ -35,10 +35,10 @@ Mode = Literal["serial", "nocomm", "column", "overlap"]
 Source = Literal["own", "left-out"]
 SOURCES: tuple[Source, ...] = ("own", "left-out")
 Order = list[tuple[str, int]]
-"""`(side, op id)`, as the planner gives them."""
+"""`(side, op id)`, as returned by the planner."""
 MP_RING, STREAM = 17, "auto_parallel_mp"
 SAME = 0.01
-"""Orders measured within 1 % of each other do not count for the order."""
+"""Orders whose measured times are within 1 % count as equal."""
 
 
 @dataclass
@@ -73,14 +73,14 @@ class Layers:
         return made
 
     def named(self, name: str, shape: Sequence[int], label: str, persistable: bool = False, dtype: str = BF16) -> int:
-        """An input, a parameter or a buffer of gradients."""
+        """Add an input, a parameter or a buffer of gradients; returns its id."""
         number = self._value(shape, dtype, label, persistable)
         self.ops.append(Op(len(self.ops), name, (), (number,), "forward"))
         self.names[label] = number
         return number
 
     def op(self, label: str, kind: str, operands: Sequence[int], *shapes: Sequence[int], **more: Any) -> int:
-        """An operation; gives its first result."""
+        """Add an operation; returns its first result."""
         results = tuple(self._value(shape) for shape in shapes)
         self._put(label, kind, operands, results, **more)
         self.names[label] = results[0]
@@ -169,13 +169,14 @@ class Layers:
 
 
 class OwnTimes(Costs):
-    """Times of one oracle file's operations, all else from a model; the host costs nothing, as in the CUDA graphs."""
+    """Times of operations from one file, everything else from a cost model; the host costs nothing, as the measurements used CUDA
+    graphs."""
 
     def __init__(self, model: Costs, times_us: Mapping[str, float]) -> None:
         self.model, self.times_us = model, times_us
 
     def op_time(self, op: Op, values: Any, groups: Any) -> Estimate:
-        """The file's time; an operation's parts that the file has no name for are in its first part."""
+        """The time in the file; parts of an operation without a name in the file are included in its first part."""
         if op.layer in self.times_us:
             return Estimate(round(1000 * self.times_us[op.layer]), "given", 0.0)
         if op.layer.partition(".")[2].startswith("attn_b.") and "B0.attn_b" in self.times_us:
@@ -183,15 +184,15 @@ class OwnTimes(Costs):
         return self.model.op_time(op, values, groups)
 
     def for_world(self, world: int) -> OwnTimes:
-        """The model's copies of a job of so many devices."""
+        """The same with the model's copies for this number of devices."""
         return OwnTimes(self.model.for_world(world), self.times_us)
 
     def category(self, op: Op, values: Any, groups: Any) -> str:
-        """As the model names it."""
+        """The category in the model."""
         return self.model.category(op, values, groups)
 
     def stretch_between(self, category: str, beside: str) -> Stretch:
-        """As the model has it."""
+        """The stretch in the model."""
         return self.model.stretch_between(category, beside)
 
     def host_ns(self, op: Op) -> int:
@@ -222,7 +223,7 @@ class Setting:
 
     @property
     def by_name(self) -> dict[str, list[Op]]:
-        """Operations of each name in the files, the parts of an operation in order."""
+        """Name in the files -> operations, with the parts of an operation in order."""
         found: dict[str, list[Op]] = {}
         for op in self.program.ops:
             if op.layer:
@@ -231,7 +232,7 @@ class Setting:
         return found
 
     def names(self, order: Sequence[tuple[str, int]]) -> list[str]:
-        """The planner's order in the names of the files, to be measured on the device."""
+        """The planner's order with the names of the files, for measuring it on the device."""
         first = {ops[0].id: name for name, ops in self.by_name.items() if len(name.partition(".")[2]) > 2 or ops[0].kind == "all_reduce"}
         known = set(needs())
         return [first[op_id] for _, op_id in order if first.get(op_id) in known]
@@ -245,7 +246,7 @@ class Setting:
         return [PartOps(side, side, self.side(side)) for side in "BF"]
 
     def order(self, names: Sequence[str]) -> Order:
-        """Names of a file -> the planner's form; views go in front of who reads them."""
+        """An order with names of a file -> the planner's form, with views directly before their readers."""
         table, placed = self.by_name, []
         for name in names:
             placed += [(name[0], op.id) for op in table[name]]
@@ -253,7 +254,7 @@ class Setting:
         return self._legal(placed, missing)
 
     def _legal(self, placed: Order, missing: Order) -> Order:
-        """Put views in front of the first operation of their side that reads them."""
+        """Put views before the first operation of their side that reads them."""
         ops = {op.id: op for op in self.program.ops}
         giver = {v: (side, k) for side, k in missing for v in ops[k].results}
         made: Order = []
@@ -291,7 +292,7 @@ def costs(setting: Setting, source: Source, ctas: int) -> Costs:
 
 
 def alone_on_one() -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What was measured on one GPU, and the host's costs."""
+    """The measurements on one GPU, and the host's costs."""
     return device_profile.read("single"), device_profile.read("testbed_host")[0]
 
 
@@ -385,11 +386,11 @@ DEPS = {
         "add2": ["add1", "ar2"],
     },
 }
-"""What each operation of the probe waits for; `^` is the layer before."""
+"""Operation of the measurement -> operations that it waits for; `^` is the layer before."""
 
 
 def needs(num_layers: int = 2) -> dict[str, list[str]]:
-    """Operation -> what it waits for, in stock order."""
+    """Operation -> operations that it waits for, in baseline order."""
     found = {}
     for side, ops in (("B", BACKWARD), ("F", FORWARD)):
         layers = list(range(num_layers))[:: -1 if side == "B" else 1]
@@ -406,14 +407,14 @@ def stock_order() -> list[str]:
 
 
 def comm_early(order: Sequence[str]) -> list[str]:
-    """Every collective right behind what it reduces."""
+    """Every collective directly after the operation whose result it reduces."""
     deps = needs()
     comm_of = {deps[name][0]: name for name in order if ".ar" in name}
     return [each for name in order if ".ar" not in name for each in ((name, comm_of[name]) if name in comm_of else (name,))]
 
 
 def swapped() -> list[str]:
-    """Backward and forward take turns at every collective."""
+    """Backward and forward alternate at every collective."""
     parts = []
     for side in "BF":
         line: list[list[str]] = [[]]
@@ -427,7 +428,7 @@ def swapped() -> list[str]:
 
 
 def greedy(times_us: Mapping[str, float]) -> list[str]:
-    """The probe's list schedule, with its crude factors."""
+    """The list schedule of the measurement, with its rough interference factors."""
     deps = needs()
     users = {name: [other for other in deps if name in deps[other]] for name in deps}
     critical: dict[str, float] = {}
@@ -471,7 +472,8 @@ def _score(name: str, critical: float, flying: bool, feeds: bool) -> float:
 
 
 def simulated_ms(setting: Setting, order: Order, mode: Mode, cost: Costs, probe: bool = True) -> float:
-    """Milliseconds by the simulator; the probe's collectives wait for all computation in front of them, Paddle's for data."""
+    """Milliseconds by the simulator. With `probe`, collectives wait for all earlier computation, as in the measurements; otherwise only for
+    their data, as in Paddle."""
     program = with_streams(setting, mode)
     comm = {op.id for op in program.ops if op.group >= 0}
     items = tuple((op, 0 if side == "B" else 1) for side, op in order if mode != "nocomm" or op not in comm)
@@ -496,7 +498,7 @@ def simulated_ms(setting: Setting, order: Order, mode: Mode, cost: Costs, probe:
 
 
 def with_streams(setting: Setting, mode: Mode) -> Program:
-    """Collectives that a plan does not overlap stay on the compute stream."""
+    """The program with collectives that the plan does not overlap on the compute stream."""
 
     def stays(op: Op) -> bool:
         return op.group >= 0 and (mode in ("serial", "nocomm") or (mode == "column" and op.layer.startswith("F")))
@@ -525,7 +527,7 @@ def clocked_ms(setting: Setting, order: Order, mode: Mode, cost: Costs) -> float
 
 
 def predict(setting: Setting, source: Source) -> list[dict[str, Any]]:
-    """A row a measured plan."""
+    """A row for each measured plan."""
     rows = []
     model = {ctas: costs(setting, source, ctas) for ctas in (0, 8, 16)}
     for kind, name, mode, names, took, ctas in plans(setting):
@@ -565,7 +567,7 @@ def judge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def best_known(setting: Setting, cost: Costs) -> dict[str, dict[str, Any]]:
-    """The fastest measured order of each kind without a limit for NCCL, and what both clocks say of it."""
+    """The fastest measured order of each kind without a limit of NCCL's CTAs, with the predictions of both clocks."""
     found: dict[str, dict[str, Any]] = {}
     for kind, name, mode, names, took, ctas in plans(setting):
         form = "dx-first" if name.startswith("b_first") else "mixed"
@@ -582,10 +584,10 @@ def best_known(setting: Setting, cost: Costs) -> dict[str, dict[str, Any]]:
 
 
 def planner(setting: Setting, source: Source) -> list[dict[str, Any]]:
-    """Our orders of the same operations, with memory to spare and within the plain order's, judged by the simulator.
+    """Interlace's orders of the same operations, with additional memory and within that of the serial order, judged by the simulator.
 
-    `gain` is over the serial order, `comm_saved` the share of the communication's cost that is gone; both are simulated for our
-    orders and measured for the best known ones.
+    `gain` is over the serial order; `comm_saved` is the share of the cost of communication that is saved. Both are simulated for
+    Interlace's orders, and measured for the best known ones.
     """
     cost = costs(setting, source, 0)
     stock = setting.order(stock_order())

@@ -1,9 +1,9 @@
 """The power part of a device profile, from `power_kinds.json` of `benchmarks/gpu/power.py`.
 
-What a device draws while nothing computes rises with its temperature; a line through its idle readings gives it at any. A kernel's energy
-above that, over its time, is what it draws at the clock of its window; windows with gaps give the exponent with which products' energy
-follows the clock, and kernels timed behind a load of products give the part of their time that follows it. With both, what was drawn at a
-lower clock is carried to the highest.
+The power of a device on which nothing computes (*static*) rises with its temperature; a line through idle readings gives it for any
+temperature. A kernel's energy above static, divided by its time, is its power at the clock of its window. Windows with gaps give the
+exponent with which the energy of products depends on the clock; kernels timed after a load of products give the share of their time that is
+inversely proportional to the clock. With both, power at a lower clock is converted to that at the highest clock.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from interlace.cost_model.profile import Power, PowerSample
 TRAINING_CELSIUS = 60
 HIGHEST_MHZ, LOWEST_MHZ, STEP_MHZ = 1980, 345, 15
 RESPONSE_NS = 40_000_000
-"""From idle the clock falls 25 to 80 ms after products begin that draw more than the limit, and begins to rise 19 to 63 ms after they end
-(benchmarks/results/power.md); load that comes and goes within 20 ms is averaged, within 200 ms it is not."""
+"""From idle, the clock falls 25 to 80 ms after the start of products above the power limit, and begins to rise 19 to 63 ms after their end
+(benchmarks/results/power.md). A periodic load with a period of 20 ms is averaged, one of 200 ms is not."""
 HELD = 0.85
-"""Part of the highest clock below which a device is at its limit: products without gaps run at 1500 to 1620 MHz."""
+"""Share of the highest clock below which a device is at its power limit: products without gaps run at 1500 to 1620 MHz."""
 BYTES_AN_ELEMENT = {
     "add": 6,
     "gelu": 4,
@@ -37,9 +37,9 @@ BYTES_AN_ELEMENT = {
 }
 KERNEL_OF_NOTHING = ("shortest", 256)
 RUNS_BELOW, AVERAGED_MS = "gemm 2048x4096x4096", 20
-"""A product that never runs at the highest clock, whatever is drawn in the mean, and periods of load that comes and goes which the limiter
-averages. The other products of the profile do as it does: there, with pauses between them, they take as long as at this clock (3 to 5 %
-longer than at the highest, by what follows the clock). The cube of 8192 alone is at 1980 MHz in both."""
+"""A product that never runs at the highest clock, whatever the mean power, and the periods of periodic loads that the limiter averages. The
+other products of the profile behave the same: with pauses between them, they take as long as at this clock (3 to 5 % longer than at the
+highest). Only the cube of 8192 runs at 1980 MHz in both."""
 COLLECTIVES = {
     "all_reduce 128M": ("all_reduce", 128 << 20),
     "all_reduce 16M": ("all_reduce", 16 << 20),
@@ -51,8 +51,8 @@ Row = dict[str, Any]
 
 
 def power_part(raw: Row, beside_w: float, waiting_w: float, note: str = "") -> Power:
-    """From the raw file of one kind of device, and what a communication adds in training, beside computation and while it waits; `note`
-    ends that of the part."""
+    """The power part from the raw file of one kind of device, and the watts that communication adds in training, beside computation and
+    while it waits. `note` is appended to the note of the part."""
     static = static_of(raw)
     windows = [
         row | {"millijoules_above": above_static(row, static) * row["every_ms"] / row["count"]}
@@ -80,14 +80,14 @@ def power_part(raw: Row, beside_w: float, waiting_w: float, note: str = "") -> P
 
 
 MOST_PRODUCTS = 2
-"""Chunks of products to one of a kernel: with more of them the kernel's part is too small a difference."""
+"""Most chunks of products per chunk of a kernel: with more, the kernel's share of the energy is too small."""
 
 
 def energy_ratios(mixes: Sequence[Row], static: Static) -> dict[str, list[tuple[float, float]]]:
-    """By kind, clocks in MHz, and the energy of a kernel there over that at its highest clock, from one GPU's rows of `power_mixes.json`.
+    """Kind -> (clock in MHz, energy of a kernel relative to that at its highest clock), from one GPU's rows of `power_mixes.json`.
 
-    Of a kernel in turn with products: what is left of the energy when that of the products is taken off, which products with gaps
-    give for any clock (a curve of second order through the logarithms).
+    The kernel alternates with products, whose energy is subtracted; products with gaps give it for any clock (a curve of second order
+    through the logarithms).
     """
     energy = {id(row): above_static(row, static) * float(row["every_ms"]) for row in mixes}
     cubes = [row for row in mixes if row["kind"] == "gemm 8192x8192x8192"]
@@ -108,7 +108,7 @@ def energy_ratios(mixes: Sequence[Row], static: Static) -> dict[str, list[tuple[
 
 
 class Beside(NamedTuple):
-    """Chunks of kernels, of all_reduces, and of both at the same time, on one GPU: their rows in `power_beside.json`."""
+    """Rows of `power_beside.json` for one GPU: chunks of kernels, of all_reduces, and of both at the same time."""
 
     kind: str
     all_reduce_mib: int
@@ -117,14 +117,14 @@ class Beside(NamedTuple):
     both: Row
 
     def more_millijoules(self, static: Static) -> tuple[float, float]:
-        """Energy above static of both at once less that of each alone, and the latter."""
+        """Energy above static of both at once minus that of each alone, and the latter."""
         rows = (self.kernels, self.all_reduces, self.both)
         kernels, all_reduces, both = (above_static(row, static) * float(row["every_ms"]) for row in rows)
         return both - kernels - all_reduces, kernels + all_reduces
 
 
 def beside_of(raw: Row) -> list[Beside]:
-    """What `power_beside.json` has, GPU by GPU."""
+    """The contents of `power_beside.json`, for each GPU."""
     found = []
     for rank in raw["beside"]:
         rows = {(row["kind"], row["all_reduce_mib"]): row for row in rank}
@@ -133,24 +133,24 @@ def beside_of(raw: Row) -> list[Beside]:
 
 
 def beside_watts(raw: Row, static: Static) -> float:
-    """What a device draws more while all_reduces run beside computation: the median over kernels, sizes and GPUs."""
+    """Additional watts of a device while all_reduces run beside computation: the median over kernels, sizes and GPUs."""
     return median(each.more_millijoules(static)[0] / float(each.both["kernels_ms"]) for each in beside_of(raw))
 
 
 class Static(NamedTuple):
-    """What a device draws while nothing computes: at `TRAINING_CELSIUS`, and by how much it rises with each degree."""
+    """Power of a device on which nothing computes, at `TRAINING_CELSIUS`, and its increase per degree."""
 
     watts: float
     a_degree: float
 
 
 def above_static(row: Row, static: Static) -> float:
-    """What was drawn in a window above the static draw at its temperature, in watts."""
+    """Power in a window above the static power at its temperature, in watts."""
     return float(row["watts"]) - static.watts - static.a_degree * (row["celsius"] - TRAINING_CELSIUS)
 
 
 def static_of(raw: Row) -> Static:
-    """The static draw, from a device that does nothing and from kernels that do nothing."""
+    """Static power, from an idle device and from kernels that compute nothing."""
     points = [(row["celsius"], row["watts"]) for gpu in raw["gpus"] for row in gpu["idle"] if row["kind"] in ("idle", "wait 1 thread")]
     points += [(row["celsius"], row["watts"]) for gpu in raw["gpus"] for row in gpu["windows"] if row["kind"] in ("shortest", "h2d 64M")]
     slope, at = np.polyfit([celsius - TRAINING_CELSIUS for celsius, _ in points], [watts for _, watts in points], 1)
@@ -158,13 +158,14 @@ def static_of(raw: Row) -> Static:
 
 
 def _limit(windows: list[Row]) -> float:
-    """What the limiter keeps, by the counter that all energies here are of: the median of products without gaps that it holds down."""
+    """The power limit as measured by the energy counter: the median over products without gaps whose clock is lowered."""
     held = [row["watts"] for row in windows if row["kind"].startswith("gemm") and row["busy"] == 1.0 and row["mhz"] < HELD * HIGHEST_MHZ]
     return float(median(held))
 
 
 def _exponent(windows: list[Row]) -> float:
-    """Of products' energy over the clock: median over products that ran with and without gaps at clocks that differ."""
+    """Exponent of the energy of products as a function of the clock: the median over products that ran at different clocks with and without
+    gaps."""
     found = []
     for full in windows:
         for row in windows:
@@ -175,7 +176,7 @@ def _exponent(windows: list[Row]) -> float:
 
 
 def _shares(raw: Row) -> dict[str, float]:
-    """Part of each kind's time that follows the clock: its time at the two lowest clocks against that at the highest."""
+    """Share of each kind's time that is inversely proportional to the clock, from its times at the two lowest clocks and at the highest."""
     found: dict[str, list[float]] = {}
     for gpu in raw["gpus"]:
         fastest = {row["kind"]: row for row in gpu["follow"] if row["load"] == 3}
@@ -187,7 +188,7 @@ def _shares(raw: Row) -> dict[str, float]:
 
 
 def _kernels(windows: list[Row], shares: dict[str, float], exponent: float, product_mhz: int) -> Iterator[PowerSample]:
-    """Kernels in the windows in which their clock was highest, carried to the highest there is; one sample for each kind and size."""
+    """Kernels in the windows with their highest clock, converted to the device's highest clock; one sample for each kind and size."""
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for name in dict.fromkeys(row["kind"] for row in windows if "float32" not in row["kind"]):
         kind, size = sized(name)
@@ -214,14 +215,14 @@ def _nearest(shares: dict[str, float], kind: str) -> float:
 
 
 def _moves(raw: Row, static: Static) -> Iterator[PowerSample]:
-    """Collectives and exchanges of two GPUs, of both."""
+    """Collectives and exchanges of two GPUs, from both of them."""
     for name, (kind, size) in COLLECTIVES.items():
         watts = [above_static(row, static) for rank in raw["ranks"] for row in rank if row["kind"] == name]
         yield PowerSample(kind, size, round(max(0.0, median(watts)), 1), num_runs=len(watts))
 
 
 def sized(name: str) -> tuple[str, int]:
-    """Kind and size of a window's name: FLOPs of a product or of causal attention, else bytes.
+    """Kind and size from a window's name; the size is the FLOPs of a product or of causal attention, else bytes.
 
     >>> sized("gemm 8x8x64"), sized("add 67M"), sized("d2h 64M")
     (('gemm', 8192), ('add', 402653184), ('d2h', 67108864))

@@ -1,18 +1,18 @@
-"""What computation costs at least on a device at its limit of power: a price for each nanosecond of it, at whatever clock it runs.
+"""The least cost of computation on a device at its power limit: a price for each nanosecond of it, whatever its clock.
 
-The limiter of the simulator (`interlace/scheduler/simulate/power.py`) follows an average m of what is drawn, as if at the highest clock: in
-a tick in which d is drawn m becomes m + r (d - m), and the next tick has the highest clock at which m keeps the limit. Let G be rising and
-concave. Over a step that begins as it ends the changes of G add up to nothing, so as many ticks pass as the sum of
+The limiter of the simulator (`interlace/scheduler/simulate/power.py`) follows an average m of the power at the highest clock: in a tick
+with power d, m becomes m + r (d - m), and the next tick has the highest clock at which m is within the limit. Let G be increasing and
+concave. Over a step that ends in the state in which it began, the changes of G add up to zero, so the number of ticks is the sum of
 
     1 + (G(m + r (d - m)) - G(m)) / r.
 
-d is the mean, by time, of what runs in the tick: s for a kernel that draws s at the clock of m, and 0 while nothing is computed; what
-collectives draw only adds. As G is concave, a nanosecond of a kernel, which the clock of m stretches t times, counts no less than
+d is the mean power over the tick: s for a kernel with power s at the clock of m, and 0 while nothing is computed; collectives only add to
+it. As G is concave, a nanosecond of a kernel, which takes t times as long at the clock of m, counts at least
 
     t (1 + (G(m + r (s - m)) - G(m)) / r),
 
-and one in which nothing is computed the same with s = 0 and t = 1. The least over all m is its price, and what a rank must do, at these
-prices, is no more than its step. Every G gives such a bound; those of `SLOPES`, `BENDS` and `CURVES` are tried.
+and one in which nothing is computed the same with s = 0 and t = 1. The minimum over all m is its price, and the work of a rank at these
+prices is a lower bound of its step. Every G gives such a bound; those of `SLOPES`, `BENDS` and `CURVES` are tried.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from interlace.scheduler.simulate.arrays import ONE
 from interlace.scheduler.simulate.power import TICK_NS, PowerInput
 
 SLOPES, BENDS, CURVES = (0.2, 0.3, 0.4, 0.5, 0.6), (1.1, 1.2, 1.3, 1.4, 1.5), (0.0, 0.4, 0.7, 0.9)
-"""G is a line, up to a bend, and a logarithm beyond: its slope there over the room below the limit, where it bends, in parts of the room,
-and where its logarithm is infinite, in parts of the bend."""
+"""G is linear up to a bend, and a logarithm beyond it. These are its linear slope, relative to the room below the limit; the place of the
+bend, in parts of the room; and the pole of the logarithm, in parts of the bend."""
 WIDE = 0.004
-"""Part of the room that a cell of averages spans, at most."""
+"""Largest part of the room that a cell of averages spans."""
 MOST = 2
-"""Times the average that computation alone can bring about: what runs beside it, collectives of several groups at most, draws less."""
+"""Highest average as a multiple of that of computation alone: what can run beside it, at most collectives of several groups, draws less."""
 ROUNDED = 1e-4
-"""Part of the price for what the limiter rounds to whole milliwatts."""
+"""Part of the price that covers the limiter's rounding to milliwatts."""
 
 
 Floats = npt.NDArray[np.float64]
@@ -45,14 +45,14 @@ Levels = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What counts for a nanosecond.
+    """The prices of a nanosecond.
 
     Attributes:
-        of: Of computation, by what it draws.
-        idle: Of one in which nothing is computed.
-        at_once: Nanoseconds that may not count, once, of a time in which nothing is computed for long, and the average falls to nothing.
-        ends: Nanoseconds that may not count in a step: what is drawn after the last tick, and an average that ends elsewhere within the
-            same clock.
+        of: Price of computation, by its power.
+        idle: Price while nothing is computed.
+        at_once: Nanoseconds of a long time without computation that may not count, once, as the average falls to zero.
+        ends: Nanoseconds of a step that may not count, because of the power after the last tick, and of an average that ends elsewhere
+            within the same clock.
     """
 
     of: Mapping[Draw, float]
@@ -61,16 +61,16 @@ class Prices:
     ends: float = 0.0
 
     def total(self, computation: Mapping[Draw, int]) -> float:
-        """What some computation counts."""
+        """The price of some computation, in nanoseconds."""
         return sum(took * self.of[draw] for draw, took in computation.items())
 
     def waited(self, ns: float) -> float:
-        """What a time counts in which nothing is computed."""
+        """The price of a time during which nothing is computed, in nanoseconds."""
         return max(self.idle * ns, ns - self.at_once)
 
 
 def prices_of(draws: Sequence[Draw], power: Power | None) -> Iterator[Prices]:
-    """The full clock, at which everything counts what it takes; then, where the limit is known, those of each G."""
+    """First the prices at the full clock, at which everything counts as long as it takes; then, if the limit is known, those of each G."""
     yield Prices(dict.fromkeys(draws, 1.0))
     if power is not None:
         limited = _Limited(draws, power)
@@ -81,11 +81,11 @@ def prices_of(draws: Sequence[Draw], power: Power | None) -> Iterator[Prices]:
 
 
 class _Limited:
-    """Kernels at each average that the limiter may have, in cells of one clock. `[num_draws, num_cells]` each.
+    """Kernels at each possible average of the limiter, in cells of one clock each. Arrays of kernels are `[num_draws, num_cells]`.
 
     Attributes:
-        stretch: How much longer each takes at that clock.
-        drawn: What it then draws.
+        stretch: Factor by which each kernel takes longer at that clock.
+        drawn: Its power at that clock.
         low, high: The ends of each cell.
         edges: The highest average of each clock.
         top: The highest of all.
@@ -103,7 +103,7 @@ class _Limited:
             return stretch, given.draw[:, None] * (given.clocks.energy[clock] / ONE) / load[level] / stretch
 
         hottest = at(levels)[1].max(axis=0)
-        rises = hottest > self.room / load  # and lowers the clock further, down to the lowest
+        rises = hottest > self.room / load  # the clock is then lowered further, down to the lowest
         self.top = MOST * float(np.maximum(hottest, self.room / load)[-1 if rises.all() else int(np.argmin(rises))])
         self.edges = np.minimum(np.r_[self.room / load[:-1], self.top], self.top)
         ends = zip(np.r_[0.0, self.edges[:-1]], self.edges, strict=True)
@@ -112,7 +112,7 @@ class _Limited:
         self.stretch, self.drawn = at(np.repeat(levels[: len(spans)], [len(span) - 1 for span in spans]))
 
     def prices(self, slope: float, bend: float, pole: float) -> Prices:
-        """With the G that rises by `slope` up to `bend`, and as a logarithm beyond."""
+        """The prices for the G with this slope up to `bend`, and a logarithm beyond."""
 
         def potential(mean: Floats) -> Floats:
             far = np.maximum(mean - pole, bend - pole)
@@ -123,7 +123,7 @@ class _Limited:
             return slope * (bend - pole) / np.maximum(mean - pole, bend - pole)
 
         def least(drawn: Floats) -> Floats:
-            """The least of what a nanosecond counts in each cell: at one of its ends, but where it may fall and rise within."""
+            """The least count of a nanosecond in each cell: at one of its ends, unless it may fall and rise within."""
             after_low, after_high = (mean + self.rate * (drawn - mean) for mean in (self.low, self.high))
             ends = np.minimum(potential(after_low) - potential(self.low), potential(after_high) - potential(self.high))
             falls = rises(self.low) - (1 - self.rate) * rises(after_high)
