@@ -1,7 +1,7 @@
-"""Layouts that others published with what their own programs reached, simulated for the programs that Paddle builds.
+"""Published layouts with the speed that their authors' programs reached, simulated for the programs that Paddle builds.
 
-Every setting is a row of facts with its source. The layout is built and simulated as `interlace choose` does it, by Paddle's plan and by
-ours within most of the device; what the examples cannot express is told beside it. Other settings in FILE stay.
+Every setting is a row of facts with its source. The layout is built and simulated like in `interlace choose`, with Paddle's plan and with
+Interlace's within nine tenths of the device memory; each row says what the examples cannot express. Other settings in FILE are kept.
 
     PYTHONPATH=. python benchmarks/published.py [--only NAME ...] [--keep DIR] [--drafts] [--jobs J] [-o FILE]     (with Paddle)
 """
@@ -23,12 +23,12 @@ MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/f2e5db402c44ae309aa6448bc
 CLOUD = "https://github.com/NVIDIA/dgxc-benchmarking/blob/0b71cfda5163540778e2a3d2db59858bf62f96f7/{}"
 NEMO = "https://docs.nvidia.com/nemo-framework/user-guide/24.09/performance/performance_summary.html"
 H100, H200 = "--memory 76GB --device h100", "--memory 133GB --device h200"
-"""Nine tenths of their memory: the rest is the driver's, and NCCL's."""
+"""Nine tenths of device memory; the rest is for the driver and NCCL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A transformer, as the sources describe it; `products` of its MLP: two, or three where it is gated."""
+    """A transformer as described by the sources. `products`: those of its MLP, two, or three if it is gated."""
 
     script: str
     layers: int
@@ -48,8 +48,8 @@ class Model:
         return " ".join(f"--{name} {size}" for name, size in sizes.items())
 
     def flops_a_token(self) -> int:
-        """Forward and backward, without recomputation, attention as if it were not causal: the formula of all sources (the readmes of DGX
-        Cloud write it out, Megatron-LM's table follows arXiv 2104.04473 without recomputation)."""
+        """FLOPs per token of forward and backward, without recomputation and with attention counted as if it were not causal: the formula
+        of all sources (given in the readmes of DGX Cloud; Megatron-LM's table follows arXiv 2104.04473 without recomputation)."""
         width, share = self.intermediate or 4 * self.hidden, (self.kv_heads or self.heads) / self.heads
         attention = 12 * self.layers * self.hidden * (self.hidden * (1 + share) + self.seq_len)
         return round(attention + 6 * self.products * self.layers * self.hidden * width + 6 * self.vocab * self.hidden)
@@ -60,15 +60,15 @@ class Setting:
     """A row of a published table.
 
     Attributes:
-        source: Where it stands.
-        layouts: Of the source; several where it does not tell all of it, or where examples have only something near it.
-        batch: Sequences a step.
-        step_s, tflops, tokens: One of them, as the source gives it: seconds a step, or of a GPU model TFLOP/s, or tokens a second.
-        precision: Of the source's matrix products; all simulated ones are in bfloat16.
-        differs: Between the source and what is simulated, beside what differs everywhere.
-        flags: Of the script, beside the model's sizes.
-        config: Of our plans; empty for the defaults.
-        common: Words of `choose`: the device and its memory.
+        source: Address of the source.
+        layouts: The source's layout; several if the source does not give all of it, or if the examples can only express similar ones.
+        batch: Sequences per step.
+        step_s, tflops, tokens: The one that the source gives: seconds per step, or per GPU model TFLOP/s, or tokens per second.
+        precision: Precision of the source's matrix products; all simulated ones are in bfloat16.
+        differs: Differences between the source and the simulation, besides those of all settings.
+        flags: Arguments of the script, besides the model's sizes.
+        config: Configuration of Interlace's plans; empty for the defaults.
+        common: Arguments of `choose`: the device and its memory.
     """
 
     source: str
@@ -86,26 +86,27 @@ class Setting:
     common: str = H100
 
     def reached(self) -> float:
-        """Model TFLOP/s of a GPU, by the source."""
+        """Model TFLOP/s per GPU according to the source."""
         a_token = self.model.flops_a_token()
         if self.tflops:
             return self.tflops
         return a_token * (self.tokens or self.batch * self.model.seq_len / self.step_s / self.gpus) / 1e12
 
     def case(self, *, plans: bool = True) -> tuple[str, str, str]:
-        """Script, words of `choose`, arguments of the script; `plans`: whether plans of ours are made."""
+        """Script, arguments of `choose`, arguments of the script; `plans`: whether Interlace plans are made."""
         sizes = f"--layers {self.model.layers} --heads {self.model.heads} --batch-size {self.batch}"
         words = f"--gpus {self.gpus} --gpus-a-host 8 {sizes} --all"
         words += f" --finalists {len(self.layouts) if plans else 0}" + (f" --config {self.config}" if self.config else "")
-        half = HALF if all(each["vpp"] == 1 for each in self.layouts) else HALF.replace(" --master-grad", "")  # VPP refuses their casts
+        # VPP does not support the casts of master gradients
+        half = HALF if all(each["vpp"] == 1 for each in self.layouts) else HALF.replace(" --master-grad", "")
         arguments = f"{self.model.words()} {half} --batch-size {self.batch} --vpp {{vpp}} {VARIES} {self.flags}"
         return self.model.script, words, arguments.strip()
 
 
 KEPT = ("command", "alternatives", "simulated", "tokens", "layouts", "refused")
-"""Of what is found."""
+"""Keys of an answer that are stored."""
 REPLICAS = 32
-"""Of Megatron-LM's rows."""
+"""Number of replicas in the simulated rows of Megatron-LM."""
 BESIDE = "GPT-3 175B, 1,024 GPUs, as searched"
 """The published layout with the batch of a stored search (`layouts.py`)."""
 
@@ -116,8 +117,8 @@ def layout(pp: int, mp: int, dp: int, m: int, vpp: int = 1, sharding: int = 1) -
 
 
 def megatron(layers: int, hidden: int, heads: int, mp: int, pp: int, batch: int, tflops: float) -> Setting:
-    """A row of Megatron-LM's table, with as much for each replica: the source has 48, and does not tell its micro-batches. Not all tensors
-    can be split over 48 ranks, which Paddle's sharding of the optimizer must do."""
+    """A row of Megatron-LM's table with fewer replicas and the same batch for each: the source has 48 replicas, does not give its
+    micro-batches, and not all tensors can be split over 48 ranks, as Paddle's sharding of the optimizer requires."""
     a_replica = batch // 48
     batches = [a_replica // size for size in ((1, 2, 4) if pp == 1 else (1,))]
     return Setting(
@@ -224,7 +225,7 @@ SETTINGS: dict[str, Setting] = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Simulate the settings that are asked for."""
+    """Simulate the requested settings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), metavar="NAME")
     parser.add_argument("--keep", type=Path, help="folder of what is built; what is there already is not built again")

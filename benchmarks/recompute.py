@@ -1,9 +1,9 @@
-"""What leaving out recomputation gains, and what it costs in memory: simulated steps at several budgets, in Paddle's own schedule.
+"""Gains and memory costs of leaving out recomputation: simulated steps at several budgets, in Paddle's own schedule.
 
-Every plan but Paddle's own is lowered by us, with a host that waits and transfers that are delayed; `lowered` is that alone.
+All plans except Paddle's own are lowered by Interlace, with host waits and delayed transfers; `lowered` has only these changes.
 
 The program is GPT-3 6.7B with 8 layers, float32, pp 2, mp 2, sequence 2048, 8 micro-batches, built with full recomputation (and without,
-for comparison); the times are those of the H200 profile. Programs are built where DIR lacks them.
+for comparison); times are those of the H200 profile. Programs that DIR lacks are built.
 
     python benchmarks/recompute.py DIR [-o FILE]
     python benchmarks/recompute.py --quick [-o FILE]
@@ -31,7 +31,7 @@ from interlace.scheduler.simulate.simulator import simulate
 
 WORDS = "--preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8"
 SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Budgets: the peak of the program with recomputation, and so much of what the one without holds more."""
+"""Budgets: the peak of the program with recomputation, plus these shares of what the program without recomputation holds in addition."""
 ALONE = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams"), "off")
 
 
@@ -51,7 +51,7 @@ def judged(programs: Sequence[Program], cost: Costs) -> dict[str, Any]:
 
 
 def planned(programs: Sequence[Program], budget: int | None, cost: CostModel, **options: Any) -> dict[str, Any]:
-    """Paddle's own schedule with as much recomputation as the budget needs."""
+    """Paddle's own schedule with as much recomputation as the budget requires."""
     within = {"memory_budget": budget, "offload_activations": "off"} if budget else {}
     config = make_config({"schedule_1f1b": {"interleave": "off"}, **ALONE, **within, **options})
     try:

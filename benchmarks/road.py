@@ -1,10 +1,9 @@
-"""What Interlace adds to building a model: capture, passes, proof and lowering, against Paddle's own build of the same model.
+"""What Interlace adds to the time of building a model (capture, passes, proof and lowering), compared with Paddle's own build.
 
-The middle stage of a Llama is built as one faked rank of its world, without parameters, first by Paddle alone
-(`Engine._build` and `_parallel_pir`), then with Interlace, both in one process. Times are CPU seconds of that process, so
-that other load on the machine counts less; the share is made from one process's times each. The other stages, whose plans are
-simulated together with this one's before a form of the schedule is kept, are this one's with the ends of the pipeline cut off.
-The configuration is the preset `overlap`, which plans for an H200.
+The middle stage of a Llama is built as a simulated rank of its world, without parameters, first by Paddle alone (`Engine._build` and
+`_parallel_pir`), then with Interlace, both in one process. Times are CPU seconds of that process, so that other load on the machine counts
+less; each share is computed from the times of one process. Planning simulates the plans of all stages together; the other stages are copies
+of this one, without the communication beyond the ends of the pipeline. The configuration is the preset `overlap`, which plans for an H200.
 
     python benchmarks/road.py [--quick] [--runs N] [--amp] [--profile] [-o FILE]
 """
@@ -32,11 +31,11 @@ from interlace.outside import DISABLE_VARIABLE
 
 PP, MP = 4, 2
 FULL = ("--preset", "llama-7b", "--layers", "32", "--pp", str(PP), "--mp", str(MP), "--lazy")
-"""Eight layers a stage, eight micro-batches."""
+"""Eight layers per stage, eight micro-batches."""
 SMALL = ("--layers", "4", "--hidden", "32", "--heads", "4", "--pp", str(PP), "--mp", str(MP), "--lazy")
 HALF = ("--amp", "O2", "--master-grad", "--attention", "flash")
 PARTS = {"capture": "capture", "make_plan": "passes", "require_safe": "checks", "lower": "lowering"}
-"""Functions of `bridge/modes.py` -> the part of the road they are."""
+"""Function of `bridge/modes.py` -> the part of the time to which it belongs."""
 
 
 class Built(BaseException):
@@ -44,13 +43,13 @@ class Built(BaseException):
 
 
 class Timers:
-    """CPU seconds by name, added up."""
+    """CPU seconds by name, summed."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def wrap(self, owner: Any, name: str, part: str, see: Callable[[Any], None] | None = None) -> None:
-        """Time every call of `owner.name`; `see` is shown its result."""
+        """Time every call of `owner.name`; `see` gets its result."""
         inner = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -67,14 +66,14 @@ class Timers:
 
 
 class Neighbours:
-    """The ranks of the other stages: they do what this one asks for, with its program moved to their stage.
+    """The ranks of the other stages, which do what this rank requests, with copies of its program.
 
     Args:
-        workers: Of one rank of each other stage, by stage.
+        workers: Stage -> the worker of one of its ranks.
     """
 
     seconds = 0.0
-    """CPU time of what they do, which other processes spend."""
+    """CPU time of their work, which other processes spend in a real run."""
     helpers = ()
     """See `interlace.planning.world.Link`."""
 
@@ -96,7 +95,7 @@ class Neighbours:
 
 
 def plan_among_neighbours(program: Any, config: Any, cost: Any, profile: str, peers: Any = None) -> Any:
-    """As `make_plan`, for the rank that plans the world."""
+    """Like `make_plan`, for the rank that plans the world."""
     from interlace.planning import plan
     from interlace.planning.world import World
 
@@ -111,7 +110,7 @@ def plan_among_neighbours(program: Any, config: Any, cost: Any, profile: str, pe
 
 
 def _of_stage(program: Any, stage: int) -> Any:
-    """The plan of another stage: ranks moved along; at the ends nothing is received from, or sent to, beyond."""
+    """The plan of another stage: ranks are moved there, and at the ends of the pipeline nothing is received from or sent beyond it."""
     import msgspec
 
     by = MP * (stage - program.pipeline.stage)
@@ -140,7 +139,7 @@ def _of_stage(program: Any, stage: int) -> Any:
 
 
 def build_both(options: list[str], profile: bool) -> dict[str, Any]:
-    """Build a small model to warm up, then the asked one, each by Paddle alone and with Interlace."""
+    """Build a small model to warm up, then the requested one, each by Paddle alone and with Interlace."""
     hook, llama, timers, plans = _prepare()
     import paddle
 
@@ -193,7 +192,7 @@ def _row(paddle: dict[str, float], ours: dict[str, float], plan: Any) -> dict[st
 
 
 def _prepare() -> tuple[Any, Any, Timers, list[Any]]:
-    """Become a rank of the middle stage; stand timers in the engine and in the hook."""
+    """Become a rank of the middle stage, and install timers in the engine and in the hook."""
     from interlace.cpu.install import rank_environment
 
     os.environ.update(rank_environment(MP * (PP // 2), PP * MP))
@@ -224,7 +223,7 @@ def _stop(_: Any) -> None:
 
 
 def measure(options: list[str], runs: int) -> dict[str, Any]:
-    """Rows of several processes, as medians with their spread."""
+    """Medians with their spread, over several processes."""
     rows = [_child(options) for _ in range(runs)]
     parts = {part: middle([row["parts_s"][part] for row in rows]) for part in rows[0]["parts_s"]}
     passes = {name: round(median(row["wall_s_of_passes"][name] for row in rows), 4) for name in rows[0]["wall_s_of_passes"]}

@@ -1,10 +1,10 @@
-"""Schedules of a step compared by simulation: Paddle's own, the named forms and the default, and how near each comes to the bound.
+"""Simulated comparison of schedules: Paddle's own, the named forms and the default, with lower bounds.
 
-The programs are Paddle's, float32, one rank of each stage, sequence 2048; times and power are those of the H200 profile. They are built
-where DIR lacks them (some ten seconds each). A program of 16 micro-batches differs from one of 8 only in the number by which the loss is
-divided. Memory is what the fullest GPU holds, as planning counts it for its limit; forms by name are held to no limit.
+The programs are built by Paddle, in float32, one rank of each stage, sequence 2048; times and power are those of the H200 profile. Programs
+that DIR lacks are built (some ten seconds each). A program of 16 micro-batches differs from one of 8 only in the number by which the loss
+is divided. Memory is that of the fullest GPU, in the way that planning counts its limit; named forms have no limit.
 
-    python benchmarks/schedules.py DIR [--case NAME ...] [--form NAME ...] [-o FILE]     (other rows and forms in FILE stay)
+    python benchmarks/schedules.py DIR [--case NAME ...] [--form NAME ...] [-o FILE]     (other rows and forms in FILE are kept)
     python benchmarks/schedules.py --quick [-o FILE]
 """
 
@@ -45,12 +45,13 @@ SHAPES = {
     "pp 2, vpp 2": (2, 2, 8, 2),
     "pp 4, vpp 2": (4, 2, 16, 2),
 }
-"""Stages, chunks, layers and tensor-parallel ranks of each: four layers a stage, the whole model with eight stages, or all 32 on four."""
+"""Stages, chunks, layers and tensor-parallel ranks of each case: four layers per stage (the whole model with eight stages), or all 32 on
+four stages."""
 MICRO_BATCHES = (8, 16)
 PADDLES = with_paddles_jobs(IDEAL)
-"""Paddle's own jobs keep what ours free (interlace/ir/target.py)."""
+"""The rules for Paddle's own jobs, which keep values that Interlace's jobs free (interlace/ir/target.py)."""
 NAMED = {name: {"schedule_1f1b": {"interleave": name, "only_gains": False, "search": False}} for name in NAMED_FORMS}
-"""Options of the forms that are taken as they are named."""
+"""Name of a form -> its options."""
 FORMS: dict[str, dict[str, Any]] = {**NAMED, "auto": {}}
 
 
@@ -64,12 +65,12 @@ def programs_of(name: str, folder: Path) -> list[Program]:
 
 
 def with_micro_batches(programs: Sequence[Program], count: int) -> list[Program]:
-    """The same programs for a step of so many micro-batches."""
+    """The same programs for a step with this number of micro-batches."""
     return [replace(program, pipeline=replace(program.pipeline, num_micro_batches=count)) for program in programs]
 
 
 def judged(plans: Sequence[Plan], peak: int) -> dict[str, Any]:
-    """Simulated step, and what that of the stage that computes longest consists of; in milliseconds and bytes."""
+    """The simulated step, and its parts on the stage that computes longest; in milliseconds and bytes."""
     outcome = plans[0].outcome
     assert outcome is not None
     busiest = max(outcome.plan.stages, key=lambda stage: stage.compute_ns)
@@ -83,18 +84,18 @@ def judged(plans: Sequence[Plan], peak: int) -> dict[str, Any]:
 
 
 def held_bytes(plans: Sequence[Plan], cost: CostModel) -> int:
-    """What the fullest GPU holds, alone however fast its host, or in the step of all."""
+    """Bytes on the fullest GPU: the most of its rank alone with any speed of the host, and in the step of all ranks."""
     in_step = plans[0].outcome.plan.peak_bytes if plans[0].outcome else 0
     return max(in_step, *(peak_bytes(plan.program, cost) or 0 for plan in plans))
 
 
 def baseline_bytes(programs: Sequence[Program], cost: CostModel) -> int:
-    """The same of Paddle's baseline: what planning takes for the limit."""
+    """The same for Paddle's baseline, which is the limit of planning."""
     return max(baseline_peak_bytes(each, cost) or 0 for each in programs)
 
 
 def chosen(plan: Plan) -> str:
-    """What `auto` says that it took."""
+    """What `auto` chose, from its remarks."""
     taken = next((each for report in plan.reports for each in report.done if each.rule in (FORM_TAKEN, BASELINE_KEPT)), None)
     if taken is None:
         return ""
@@ -117,7 +118,7 @@ def rows_of(
         for label in forms:
             begin = time.process_time()
             try:
-                with rarely_collected():  # as the commands
+                with rarely_collected():  # like the commands
                     plans = make_plans(given, make_config(FORMS[label]), cost, "h200")
             except InterlaceError as error:
                 row[label] = {"why_not": str(error)}
@@ -128,11 +129,11 @@ def rows_of(
 
 
 def bounds_ms(programs: Sequence[Program], baseline: Sequence[Plan], limit: int, cost: CostModel) -> dict[str, float]:
-    """What no schedule can pass (`bounds.py`): without collectives and memory; with them, at the full clock and with the limit of power.
+    """Lower bounds for all schedules (`bounds.py`): without collectives and memory; with both, at the full clock and with the power limit.
 
     Args:
-        programs, baseline: As captured, and as Paddle's baseline.
-        limit: What the baseline holds on its fullest GPU.
+        programs, baseline: The captured programs, and Paddle's baseline.
+        limit: Bytes that the baseline holds on its fullest GPU.
         cost: Times, interference and power.
     """
     peaks = [in_order(plan.program, target=PADDLES).peak() for plan in baseline]
@@ -147,7 +148,7 @@ def stock() -> Config:
 
 
 def _stored(out: Path | None) -> list[dict[str, Any]]:
-    """Rows that there are."""
+    """The stored rows, if any."""
     path = out or RESULTS / "schedules.json"
     return json.loads(path.read_text())["rows"] if path.is_file() else []
 

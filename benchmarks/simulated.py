@@ -1,4 +1,4 @@
-"""What the benchmarks of simulated plans share: their programs, built once or stored for tests, and their command line."""
+"""What benchmarks of simulated plans share: programs, which are built once or stored for tests, and the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from interlace.ir.dump import find_dumps
 
 
 def built(where: Path, script: str, world: int, words: Sequence[str], *, stages: bool = True) -> list[Program]:
-    """Programs of an example, built by `interlace dump` where the folder is not there: of one rank of each stage, or of all ranks."""
+    """Programs of an example, of one rank of each stage or of all ranks; built by `interlace dump` if the folder does not exist."""
     if not where.is_dir():
         subprocess.run(
             [
@@ -39,7 +39,7 @@ def built(where: Path, script: str, world: int, words: Sequence[str], *, stages:
 
 
 def captured(name: str) -> list[Program]:
-    """Programs that are stored for the tests, by the name of their case: small ones."""
+    """Small programs that are stored for tests, by the name of their case."""
     sys.path.insert(0, str(ROOT))
     from tests.captured.stored import programs_of
 
@@ -47,7 +47,7 @@ def captured(name: str) -> list[Program]:
 
 
 def parser(about: str | None, quick: str) -> argparse.ArgumentParser:
-    """A command line with the folder of the programs, `--quick` (`quick` says what it takes in their place) and `-o`."""
+    """A command line with the folder of the programs, `--quick` (`quick` says what it uses instead of them) and `-o`."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("folder", type=Path, nargs="?", help="where the programs are, or will be built")
     made.add_argument("--quick", action="store_true", help=quick)
@@ -56,7 +56,7 @@ def parser(about: str | None, quick: str) -> argparse.ArgumentParser:
 
 
 def parse(made: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options; ends the program with a message where neither a folder nor `--quick` is given."""
+    """The options; ends the process with a message if neither a folder nor `--quick` is given."""
     args = made.parse_args(argv)
     if not args.quick and args.folder is None:
         made.error("name the folder of the programs, or take --quick")

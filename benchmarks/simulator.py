@@ -1,6 +1,6 @@
-"""Speed of the simulator: the compiled twin and the plain one, on plans of eight ranks. Results: `results/simulator.json`.
+"""Speed of the compiled and of the plain simulator, on plans of eight ranks. Results: `results/simulator.json`.
 
-An *event* is the start or the end of an op. Times are CPU seconds of one thread, the best of several runs, so that other
+An *event* is the start or the end of an operation. Times are CPU seconds of one thread, the best of several runs, so that other
 load on the machine counts less.
 
     python benchmarks/simulator.py [--quick] [--micro-batches N] [-o FILE]
@@ -45,7 +45,7 @@ def best(action: Callable[[], Any], runs: int) -> float:
 
 
 def measure(name: str, shape: Shape, runs: int, plain: bool) -> dict[str, Any]:
-    """One row: sizes, seconds of each step, events a second."""
+    """One row: sizes, seconds of each stage of the simulation, events per second."""
     begin = time.thread_time()
     programs = world(shape)
     built = time.thread_time()

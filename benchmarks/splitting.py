@@ -1,8 +1,8 @@
-"""What cutting matrix products into parts could gain: simulated, docs/decisions/007.
+"""Simulated gains of splitting matrix products into parts; docs/decisions/007.
 
-The programs and times of `oracle`. Products are cut into two or four parts that run one behind the other and may stand apart in
-the order; a part takes its share of the time, or 5 % more (the join of two halves of 2048 x 16384 in bfloat16 takes 9 % of the
-product's time at the card's memory bandwidth). The planner orders the whole and the cut programs; the simulator judges both.
+Programs and times are those of `oracle`. Products are split into two or four parts, which run in sequence but may be separated in the
+order. A part takes its share of the time, or 5 % more (joining two halves of 2048 x 16384 in bfloat16 takes 9 % of the product's time at
+the memory bandwidth of the GPU). The planner orders the original and the split programs; the simulator judges both.
 
     python benchmarks/splitting.py [--quick] [-o FILE]
 """
@@ -23,26 +23,26 @@ from interlace.ir import Op, Program, Value, verify
 from interlace.scheduler.interleave.planner import SEARCH_WORK, Pair, plan_pair
 
 CUTS = {"every product": "", "MLP products": ".fc", "weight gradients": "_dw"}
-"""What is cut, by a part of its name."""
+"""What is split -> a part of the names of these operations."""
 PARTS, OVERHEADS = (2, 4), (0.0, 0.05)
 FREE = 1 << 40
 
 
 class PartCosts(oracle.OwnTimes):
-    """Of a part: its share of the product's time, and what cutting costs; all else as of the whole."""
+    """Costs in which a part takes its share of the product's time, plus the cost of splitting; everything else is unchanged."""
 
     def __init__(self, whole: Costs, parts: int, overhead: float) -> None:
         super().__init__(whole, {})
         self.factor = (1 + overhead) / parts
 
     def op_time(self, op: Op, values: Any, groups: Any) -> Estimate:
-        """A part's share."""
+        """The time of an operation; for a part, its share."""
         found = super().op_time(op, values, groups)
         return Estimate(round(found.dur_ns * self.factor), "given", 0.0) if "part" in op.attrs else found
 
 
 def cut(program: Program, parts: int, name: str) -> Program:
-    """The program with its products of that name in parts; each writes on into the memory of the first."""
+    """The program with its products of that name split into parts, all of which write into the memory of the first."""
     values, ops = list(program.values), []
     next_id = max(op.id for op in program.ops) + 1
     for op in program.ops:
@@ -64,14 +64,14 @@ def cut(program: Program, parts: int, name: str) -> Program:
 
 
 def _stored(values: list[Value], ops: Sequence[Op]) -> tuple[Value, ...]:
-    """Values whose memory is now given by a first part name that one as their storage."""
+    """The values, with first parts as the storage of those whose memory they now provide."""
     first = {op.results[0] for op in ops if op.attrs.get("part") == 0}
     moved = {values[value].storage: value for value in first}
     return tuple(replace(value, storage=moved.get(value.storage, value.storage)) for value in values)
 
 
 def gains(setting: oracle.Setting, counts: Sequence[int] = PARTS) -> list[dict[str, Any]]:
-    """A row for each way to cut: the time over that of whole products, simulated."""
+    """A row for each way of splitting: the simulated time relative to that of whole products."""
     cost = oracle.costs(setting, "own", 0)
     whole = {form: _took(setting, cost, form) for form in ("dx-first", "mixed")}
     rows = []

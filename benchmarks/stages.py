@@ -1,9 +1,10 @@
 """Large worlds from one rank of each pipeline stage: CPU and wall seconds of `interlace dump --stages`, `plan`, `check`, `timeline` and
-`report`, by ranks, micro-batches and layers. GPT-3 6.7B, two layers a stage unless said otherwise, auto within Paddle's memory.
+`report`, by ranks, micro-batches and layers. GPT-3 6.7B, by default with two layers per stage, `auto` within the memory of Paddle's
+baseline.
 
     python benchmarks/stages.py [--quick] [--work DIR] [-o FILE]
 
-Building with Paddle takes most of the time. With `--work` its programs stay there, and a second run takes them from there.
+Building with Paddle takes most of the time. With `--work` the programs are kept in DIR, and later runs use them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SCRIPT = ROOT / "examples" / "gpt.py"
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A world and its step; `built` is the number of micro-batches with which its programs were built, where that is another."""
+    """A world and its step; `built` is the number of micro-batches with which its programs were built, if it differs."""
 
     pp: int
     mp: int
@@ -40,16 +41,16 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def world(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return self.pp * self.mp * self.dp
 
     @property
     def folder(self) -> str:
-        """Name of its dumps' folder."""
+        """Name of the folder of its dumps."""
         return f"pp{self.pp}-mp{self.mp}-dp{self.dp}-l{self.layers}-m{self.built or self.micro_batches}"
 
     def arguments(self) -> list[str]:
-        """Of the script; one sequence a micro-batch and replica."""
+        """Arguments of the script, with one sequence per micro-batch and replica."""
         degrees = {"pp": self.pp, "mp": self.mp, "dp": self.dp, "layers": self.layers, "micro-batches": self.built or self.micro_batches}
         words = [word for name, degree in degrees.items() for word in (f"--{name}", str(degree))]
         return ["--preset", "gpt3-6.7b", "--seq-len", "2048", "--batch-size", str(self.dp * (self.built or self.micro_batches)), *words]
@@ -59,15 +60,15 @@ RANKS = [Case(2, 8, 4, 4, 16), Case(4, 8, 4, 8, 16), Case(8, 8, 4, 16, 16), Case
 MICRO_BATCHES = [Case(4, 8, 4, 8, count, 16) for count in (8, 32, 64)]
 LAYERS = [Case(4, 8, 4, layers, 16) for layers in (16, 32)]
 LONG = [Case(8, 4, 1, 32, 64)]
-"""The step whose planning is held to a minute of wall time."""
+"""The step whose planning must take less than a minute of wall time."""
 QUICK = [Case(2, 2, 2, 2, 4)]
 
 
 def timed(*words: object) -> tuple[dict[str, float], str]:
-    """CPU and wall seconds of a command with all its processes, and what it printed.
+    """CPU and wall seconds of a command with all its processes, and its output.
 
     Raises:
-        RuntimeError: It failed.
+        RuntimeError: The command failed.
     """
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run([sys.executable, "-m", "interlace", *map(str, words)], capture_output=True, text=True, check=False)
@@ -79,7 +80,7 @@ def timed(*words: object) -> tuple[dict[str, float], str]:
 
 
 def dumps_of(case: Case, work: Path) -> tuple[Path, dict[str, float]]:
-    """The folder with a case's programs, built where it is not there yet, and what building took."""
+    """The folder with a case's programs, which are built if they are missing, and the time to build them."""
     folder, took = work / case.folder, work / f"{case.folder}.json"
     if not took.exists():
         seconds, _ = timed("dump", SCRIPT, "--world", case.world, "--stages", "-o", folder, "--", *case.arguments())
@@ -90,7 +91,7 @@ def dumps_of(case: Case, work: Path) -> tuple[Path, dict[str, float]]:
 
 
 def _with_micro_batches(folder: Path, count: int, work: Path) -> Path:
-    """The same programs for another number of micro-batches: no operation depends on it but the scale of the loss."""
+    """The same programs for another number of micro-batches, on which only the scale of the loss depends."""
     other = work / f"{folder.name}-as-m{count}"
     for path in find_dumps([folder]):
         program = load(path)
@@ -121,7 +122,7 @@ def measure(case: Case, work: Path) -> dict[str, Any]:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> str:
-    """A line a case."""
+    """A line for each case."""
     heads = ("ranks", "pp", "layers", "micro-batches", *(f"{name} s" for name in ("dump", "plan", "check", "timeline", "report")))
     lines = ["  ".join(f"{head:>13}" for head in heads)]
     for row in rows:

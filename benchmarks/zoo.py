@@ -1,10 +1,10 @@
-"""Programs that no option was tuned for, planned by simulation: Paddle's baseline, the named forms and `auto`, with bounds and memory.
+"""Simulated plans of programs for which no option was tuned: Paddle's baseline, the named forms and `auto`, with bounds and memory.
 
-The programs are Paddle's, one rank of each stage, at real size, built without parameters (`zoo/models.py` and the examples) and stored in
-`zoo/programs.tar.xz`; the times are those of the H200 profile. Memory is what a GPU holds however fast its host (`peak_gib`), and what
-operations hold in turn (`live_gib`); a row's limit is what Paddle's baseline holds on its fullest rank.
+The programs are built by Paddle, one rank of each stage, at real size and without parameters (`zoo/models.py` and the examples), and stored
+in `zoo/programs.tar.xz`; times are those of the H200 profile. Memory is the peak of a GPU for any speed of its host (`peak_gib`), and the
+peak if operations run one after another (`live_gib`). A row's limit is what Paddle's baseline holds on its fullest rank.
 
-    python benchmarks/zoo.py [--case NAME ...] [--form NAME ...] [-o FILE]     (other rows and forms in FILE stay)
+    python benchmarks/zoo.py [--case NAME ...] [--form NAME ...] [-o FILE]     (other rows and forms in FILE are kept)
     python benchmarks/zoo.py --table [-o FILE]                                 (the stored rows as a table)
     python benchmarks/zoo.py --build [--case NAME ...]                         (with Paddle: build the programs anew)
     python benchmarks/zoo.py --quick [-o FILE]
@@ -48,7 +48,7 @@ HALF, FLASH = "--amp O2 --master-grad", "--attention flash"
 LAYER = "--hidden 4096 --heads 32 --kv-heads 8 --gated --no-bias --intermediate 14336 --vocab 32000"
 BLOCK = "--hidden 4096 --heads 32 --vocab 32768"
 Case = tuple[str, int, str]
-"""Script, ranks, and its words."""
+"""Script, number of ranks, arguments."""
 CASES: dict[str, Case] = {
     "experts, pp 2, dp 4": (
         MOE,
@@ -182,7 +182,7 @@ def stored() -> dict[str, list[Program]]:
 
 
 def built(name: str, folder: Path) -> list[Program]:
-    """Programs of a case, each built in a process of its own."""
+    """Programs of a case, each built in a separate process."""
     script, world, words = CASES[name]
     first = _built(script, words, 0, world, folder)
     stages = stages_of(first)
@@ -207,7 +207,7 @@ def _built(script: str, words: str, rank: int, world: int, folder: Path) -> Prog
 
 
 def build(names: Iterable[str]) -> None:
-    """Build cases anew and write the archive, whose bytes depend on the programs alone."""
+    """Build cases again and write the archive, whose bytes depend only on the programs."""
     import interlace.bridge.hook
     import interlace.bridge.lower  # noqa: F401
 
@@ -239,7 +239,7 @@ def _write(programs: Mapping[str, Sequence[Program]]) -> None:
 
 
 def row_of(name: str, programs: Sequence[Program], forms: Sequence[str], cost: CostModel) -> dict[str, Any]:
-    """The bounds of a case, Paddle's baseline, and some of ours."""
+    """The bounds of a case, Paddle's baseline, and these forms."""
     row: dict[str, Any] = {
         "case": name,
         "ranks": programs[0].world,
@@ -253,7 +253,7 @@ def row_of(name: str, programs: Sequence[Program], forms: Sequence[str], cost: C
 
 
 def planned(programs: Sequence[Program], config: Config, cost: CostModel) -> dict[str, Any]:
-    """A plan: its step, memory, and what planning took; or why there is none."""
+    """A plan: its step, memory and planning time; or the reason why there is none."""
     begin, wall = time.process_time(), time.monotonic()
     try:
         with rarely_collected():
@@ -265,7 +265,8 @@ def planned(programs: Sequence[Program], config: Config, cost: CostModel) -> dic
 
 
 def judged(plans: Sequence[Plan], cost: CostModel) -> dict[str, Any]:
-    """Simulated step in ms, and what the fullest rank holds: alone with the fastest host, in the step of all, and in turn."""
+    """Simulated step in ms, and memory of the fullest rank: alone with the fastest host, in the step of all ranks, and with operations one
+    after another."""
     programs, outcome = [plan.program for plan in plans], plans[0].outcome
     found = {
         "peak_gib": gib(max(peak_bytes(each, cost) or 0 for each in programs)),
