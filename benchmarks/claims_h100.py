@@ -313,8 +313,8 @@ def sums_late_and_early() -> str:
     for row in raw("h200/testbed_losses_early.json")["runs"]:
         if "-dp2" in row["case"]:
             steps.setdefault((row["case"].partition("-")[0], row["plan"]), []).append(f"{median_ms(row):.1f}")
-    told = {"gpt": "GPT", "llama": "Llama"}
-    return "; ".join(f"{told[model]} {plan} {' and '.join(each)} ms" for (model, plan), each in sorted(steps.items()))
+    told = {"gpt": "GPT", "llama": "Llama", "stock": "baseline"}
+    return "; ".join(f"{told[model]} {told.get(plan, plan)} {' and '.join(each)} ms" for (model, plan), each in sorted(steps.items()))
 
 
 @claim

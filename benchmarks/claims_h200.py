@@ -155,7 +155,8 @@ def memory() -> str:
 def comm_alone() -> str:
     """Communication while no computation runs, in a traced step of GPT, mp 4."""
     found = {row["plan"]: row["traced_step"] for row in layers() if row["case"] == "gpt-s4096-mp4-b2"}
-    return ", ".join(f"{found[plan]['comm_alone_us'] / 1e3:.1f} ms {plan}" for plan in ("stock", "column", "dx-first", "mixed"))
+    names = {"stock": "baseline", "column": "column", "dx-first": "dx-first", "mixed": "mixed"}
+    return ", ".join(f"{name} {found[plan]['comm_alone_us'] / 1e3:.1f} ms" for plan, name in names.items())
 
 
 @claim
