@@ -103,7 +103,7 @@ def external_measured() -> str:
                 found.setdefault((kind, size_label(size)), []).append(ours[kind, size]["dur_us"] / us)
     labels = [label for _, _, label in SIZES]
     return table(
-        ["both cards", *labels],
+        ["both GPUs", *labels],
         ([kind, *(_ratios(found[kind, label]) for label in labels)] for kind in dict.fromkeys(kind for kind, _ in found)),
     )
 
