@@ -4,12 +4,12 @@
 
 KIND:
     decoder           causal blocks with grouped queries and SwiGLU (a language model)
-    bert              blocks that see all tokens, norms behind the sums, dropout; token and segment embeddings
-    encoder-decoder   an encoder on the first half of the stages, a decoder that reads its result in every block on the others (T5)
-    vision            patches of pictures by a convolution, blocks that see all patches, mean over them, classes (ViT)
+    bert              blocks that attend to all tokens, norms after the residual sums, dropout; token and segment embeddings
+    encoder-decoder   an encoder on the first half of the stages; on the others a decoder, each block of which reads its result (T5)
+    vision            patches of images by a convolution, blocks that attend to all patches, their mean, classes (ViT)
     diffusion         patches of latents, blocks modulated by an embedded time, mean squared error (DiT)
-    parallel          attention and MLP of a block side by side, from one norm (GPT-J)
-    convolution       residual blocks of convolutions, the pictures halved between stages (ResNet)
+    parallel          attention and MLP of a block in parallel, after one norm (GPT-J)
+    convolution       residual blocks of convolutions, with images halved in size between stages (ResNet)
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ import interlace
 
 KINDS = ("decoder", "bert", "encoder-decoder", "vision", "diffusion", "parallel", "convolution")
 PATCH = 2
-"""Side of a patch of latents; of pictures 16."""
+"""Side of a patch of latents; that of images is 16."""
 CHANNELS, TIMES = 4, 256
 SEQUENCE_FIRST = {"blocks.*.attention": dist.SequenceParallelDisable(), "blocks.*.mlp": dist.SequenceParallelDisable()}
 
 
-# Where tensors lie --------------------------------------------------------------------------------------------
+# Placement of tensors -----------------------------------------------------------------------------------------
 
 
 class Unplaced(common.Stage):
-    """A stage of a model that is written for one device: `dist.parallelize` places it afterwards."""
+    """A stage of a model written for one device, which `dist.parallelize` places afterwards."""
 
     def parameter(self, tensor: paddle.Tensor, over_mp: dist.Placement | None = None) -> paddle.Tensor:
         return tensor
@@ -62,13 +62,13 @@ class Unplaced(common.Stage):
 
 
 def stages_of(args: argparse.Namespace) -> list[common.Stage]:
-    """The stages, or as many that leave all to `dist.parallelize`."""
+    """The stages of the model; with `dist.parallelize` those that place nothing themselves."""
     found = common.stages(args)
     return [Unplaced(stage.mesh, False) for stage in found] if args.parallelize else found
 
 
 def plan_of(args: argparse.Namespace) -> dict:
-    """What `dist.parallelize` is told."""
+    """The configuration for `dist.parallelize`."""
     plan = {
         "embedding": dist.ColWiseParallel(),
         "blocks.*.attention.q": dist.ColWiseParallel(),
@@ -95,7 +95,7 @@ def plan_of(args: argparse.Namespace) -> dict:
 
 
 class Attention(nn.Layer):
-    """Attention to the same tokens, or to another sequence; groups of query heads share a key and value head."""
+    """Attention to the same tokens or to another sequence; each group of query heads shares a key and value head."""
 
     def __init__(self, args: argparse.Namespace, stage: common.Stage, *, causal: bool) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Attention(nn.Layer):
 
 
 class MLP(nn.Layer):
-    """Two matrices with GELU between, or three with SwiGLU."""
+    """Two linear layers with GELU between them, or three with SwiGLU."""
 
     def __init__(self, args: argparse.Namespace, stage: common.Stage) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class MLP(nn.Layer):
 
 
 class Block(nn.Layer):
-    """Attention and MLP, each added to what it read. `beside` is what all blocks read: the encoder's result, or the embedded time."""
+    """Attention and MLP, each with a residual connection. `beside` is read by all blocks: the encoder's result, or the embedded time."""
 
     def __init__(self, args: argparse.Namespace, stage: common.Stage, *, kind: str, recomputed: bool) -> None:
         super().__init__()
@@ -171,8 +171,8 @@ class Block(nn.Layer):
 
 
 class Network(nn.Layer):
-    """Blocks over the stages; subclasses say what stands before and behind them. Layers are made in the order in which they run, from
-    which `dist.parallelize` tells their stages."""
+    """Blocks distributed over the stages; subclasses define what comes before and after them. Layers are created in the order in which they
+    run, from which `dist.parallelize` derives their stages."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
@@ -182,11 +182,11 @@ class Network(nn.Layer):
         self.make_last(args, self.stages[-1])
 
     def make_first(self, args: argparse.Namespace, stage: common.Stage) -> None:
-        """Make what the first block reads."""
+        """Create the layers before the first block."""
         raise NotImplementedError
 
     def make_last(self, args: argparse.Namespace, stage: common.Stage) -> None:
-        """Make what reads the last block."""
+        """Create the layers after the last block."""
         self.norm = stage.replicated(nn.LayerNorm(args.hidden))
         self.head = common.ColumnLinear(stage, args.hidden, args.vocab, bias=False)
 
@@ -196,7 +196,7 @@ class Network(nn.Layer):
         return Block(self.args, self.stage_of(layer), kind=self.kind_of(layer), recomputed=bool(every) and layer % every == 0)
 
     def kind_of(self, layer: int) -> str:
-        """The kind of block that a layer is."""
+        """The kind of a layer's block."""
         return self.args.kind
 
     def stage_of(self, layer: int) -> common.Stage:
@@ -206,7 +206,7 @@ class Network(nn.Layer):
         return self.stages[stage]
 
     def through(self, x: paddle.Tensor, blocks: Sequence[nn.Layer], beside: paddle.Tensor | None = None) -> paddle.Tensor:
-        """Run blocks, going from stage to stage with what all of them read."""
+        """Run blocks; move `x` and `beside` from stage to stage."""
         stage = blocks[0].stage
         for block in blocks:
             if block.stage is not stage:
@@ -260,7 +260,7 @@ class EncoderDecoder(Network):
 
 
 class Vision(Network):
-    """Pictures in, logits of classes out."""
+    """Images in, logits of classes out."""
 
     def make_first(self, args: argparse.Namespace, stage: common.Stage) -> None:
         self.patches = stage.replicated(nn.Conv2D(3, args.hidden, 16, stride=16))
@@ -292,7 +292,7 @@ class Diffusion(Network):
 
 
 class Residual(nn.Layer):
-    """Two convolutions with batch norm, added to what they read."""
+    """Two convolutions with batch norm and a residual connection."""
 
     def __init__(self, stage: common.Stage, width: int) -> None:
         super().__init__()
@@ -312,7 +312,7 @@ class Residual(nn.Layer):
 
 
 class Convolution(Network):
-    """Pictures in, logits of classes out; between two stages they are half as high and wide, and have twice the channels."""
+    """Images in, logits of classes out; from stage to stage height and width are halved and the number of channels is doubled."""
 
     def make_first(self, args: argparse.Namespace, stage: common.Stage) -> None:
         self.widths = [args.hidden << s for s in range(len(self.stages))]
@@ -353,7 +353,7 @@ class SquaredError(common.NextTokenLoss):
 
 
 class Constant(paddle.io.Dataset):
-    """Zeros of the shapes and kinds that a network reads; programs do not depend on them."""
+    """Zeros with the shapes and types of a network's inputs; programs do not depend on the values."""
 
     def __init__(self, count: int, fields: Sequence[tuple[tuple[int, ...], str]]) -> None:
         self.count, self.sample = count, tuple(np.zeros(shape, dtype) for shape, dtype in fields)
@@ -404,7 +404,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def build(args: argparse.Namespace) -> tuple:
-    """(DistModel, loader); nothing has run yet."""
+    """Returns (DistModel, loader); nothing has run yet."""
     with common.construction(args):
         model = NETWORKS.get(args.kind, Words)(args)
     strategy, fields = common.make_strategy(args), fields_of(args)
