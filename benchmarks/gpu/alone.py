@@ -1,4 +1,4 @@
-"""What a GPU does alone: single operations, collectives, the executor's host cost, short kernels beside copies."""
+"""Single measurements on GPUs: operations, collectives, the executor's host time, and short kernels beside copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT_S = 90.0
 
 
 def time_all(out: Path, variant: str, gpus: int) -> None:
-    """Everything here, in processes of their own; one file each."""
+    """Run all measurements, each in a separate process that writes one file."""
     for function in ("time_ops", "time_host") if variant == "cuda" else ("time_host",):
         command = [sys.executable, "-c", f"import pathlib, benchmarks.gpu.alone as h; h.{function}(pathlib.Path({os.fspath(out)!r}))"]
         env = {**os.environ, "TESTBED_VARIANT": variant, "PYTHONPATH": python_path()}
@@ -50,7 +50,8 @@ def _runner(paddle: Any, device: Any, programs: dict[str, Any], feed: dict[str, 
 
 
 def time_ops(out: Path) -> dict[str, Any]:
-    """Device times of single operations in bfloat16 at the sizes of a 4096 layer, sequence 2048, and the host's cost of an op."""
+    """Device times of single bfloat16 operations at the sizes of a layer with hidden 4096 and sequence 2048, and host time per
+    operation."""
     from testbed import device
 
     os.environ.update(find_libraries())
@@ -110,7 +111,7 @@ def _labels(paddle: Any, rows: int) -> Any:
 
 
 def _attention_cases(paddle: Any, data: Any) -> list[tuple[str, Any, float, float]]:
-    """Causal attention forward, and forward with backward, of one sequence; a causal one counts half of the products."""
+    """Causal attention of one sequence, forward, and forward with backward; being causal, it counts half of the products' FLOPs."""
     found: list[tuple[str, Any, float, float]] = []
     for seq, heads in ((2048, 32), (2048, 16), (4096, 32)):
         shape, products = (1, seq, heads, 128), 2.0 * heads * seq * seq * 128
@@ -173,7 +174,7 @@ COLLECTIVE_MIB, COLLECTIVE_REPEATS, RING = (4, 16, 64, 256), 12, 91
 
 
 def time_collectives(out: Path, variant: str, gpus: int) -> None:
-    """Every collective alone on 2, 4, ... GPUs, a process a rank: device time and bus bandwidth, in bfloat16."""
+    """Device time and bus bandwidth of every collective alone on 2, 4, ... GPUs, in bfloat16, with a process for each rank."""
     found: dict[str, Any] = {**machine(), "dtype": "bfloat16", "worlds": {}}
     for world in (each for each in (2, 4, 8) if each <= gpus):
         with tempfile.TemporaryDirectory() as folder:
@@ -204,7 +205,7 @@ def time_collectives(out: Path, variant: str, gpus: int) -> None:
 
 
 def collective_rank(rank: int, world: int, folder: str) -> None:
-    """One rank of `time_collectives`; the first writes what it measured."""
+    """One rank of `time_collectives`; the first rank writes its results."""
     from testbed import device
     from testbed.world import make_ring
 
@@ -255,7 +256,7 @@ def _collective_us(paddle: Any, device: Any, name: str, make: Any, elements: int
 
 
 def time_host(out: Path) -> dict[str, Any]:
-    """The executor's host cost of an operation and of a job: how long the host takes to issue programs of tiny operations."""
+    """The executor's host time per operation and per job, from the time to issue programs of tiny operations."""
     from testbed import device
 
     os.environ.update(find_libraries())
@@ -318,9 +319,9 @@ def _issue_us(paddle: Any, device: Any, num_jobs: int, num_ops: int, streams: in
 
 
 def _kernel_us_beside_copies(paddle: Any, device: Any) -> dict[str, dict[str, float]]:
-    """Device time of a short kernel in a row of them, all issued before the first one starts, beside copies of each direction.
+    """Device time of a short kernel in a row of them, all issued before the first one starts, beside copies in each direction.
 
-    Traced ones have an event before and behind each, which is what a measured trace adds.
+    Traced kernels have an event before and after each, as in a measured trace.
     """
     few, many, rounds, hold_us = (100, 1100, 9, 40000) if device.variant() == "cuda" else (2, 12, 3, 1000)
     found = {}
@@ -337,7 +338,7 @@ def _kernel_us_beside_copies(paddle: Any, device: Any) -> dict[str, dict[str, fl
 
 
 def _held_run_us(run: Any, device: Any, hold_us: int, around: Any) -> float:
-    """Host time of a run that ends with compute; the first piece of work is held up meanwhile."""
+    """Host time of a run that ends with computation, while the first piece of work is delayed."""
     from testbed import delays
 
     delays.hold(run, hold_us)

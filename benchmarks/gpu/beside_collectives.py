@@ -1,14 +1,14 @@
-"""How computation and collectives that run at once stretch each other, by which of them began first.
+"""How much computation and collectives that run at the same time slow each other down, by which of them began first.
 
 `python -m benchmarks.gpu.beside_collectives FOLDER [FOLDER ...] --base h100 -o FILE`.
 
-FOLDER is the --out of `benchmarks.gpu.training`; its traced steps hold the same operations beside a collective and apart. A product that
-runs when a collective's data are there keeps it waiting until it has ended; one that begins beside a collective that runs already
-leaves it most of its share. So both are told apart:
+FOLDER is the --out of `benchmarks.gpu.training`; its traced steps have the same operations beside a collective and without one. A product
+that runs when a collective's data are ready makes the collective wait until the product ends; a product that begins during a collective
+leaves it most of its share. The two cases are therefore distinguished:
 
-- the factor on computation is the time that it ran beside one collective over what that time would have been alone;
-- that on collectives fits what each of them took: the time that ran beside products, beside other kernels and alone, each at a pace of its
-  own, adds up to its time alone (least squares). Of the same collective on several ranks the shortest counts: on the others it waited.
+- the factor on computation is its time beside one collective, divided by the time that this part would have taken alone;
+- the factor on collectives is a fit (least squares): the times beside products, beside other kernels and alone, each at its own speed, add
+  up to the collective's time alone. Of the same collective on several ranks the shortest counts, as it waited on the others.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from testbed.device import Interval
 from testbed.trace import RankTrace, align, stream_names
 
 APART, BESIDE = 0.02, 0.3
-"""Shares of an operation's time beside collectives: at most, where it counts as apart, and at least, where it counts as beside one."""
+"""Shares of an operation's time that overlap collectives: the most at which it counts as without, the least at which it counts as
+beside."""
 SHORTEST_MS = 1.0
-"""Time beside each other that a factor needs."""
+"""Least milliseconds of overlap for a factor."""
 CLASSES = ("gemm", "memory")
 FIRST = " first"
-"""Behind the class of computation that began before the collective did."""
+"""Suffix of the class of computation that began before the collective."""
 
 
 class Beside(NamedTuple):
-    """One operation beside one collective: its class, the time beside it, and what that time would have been alone, in microseconds."""
+    """An operation beside a collective: its class, and microseconds of overlap, measured and as they would have been alone."""
 
     kind: str
     collective: str
@@ -53,7 +54,7 @@ class Beside(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """One collective: what it is, what it took and takes alone, and how long which class of computation ran beside it, in microseconds."""
+    """A collective: its kind, its time, its time alone, and for how long each class of computation ran beside it, in microseconds."""
 
     collective: str
     took_us: float
@@ -62,7 +63,7 @@ class Ran(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """What one rank's step shows; collectives by their label, which is the same on all ranks."""
+    """The observations of one rank's step; collectives by label, which is the same on all ranks."""
 
     operations: list[Beside]
     collectives: dict[str, Ran]
@@ -117,7 +118,7 @@ def _ran(each: Interval, name: str, spans: Sequence[tuple[float, float, str]], a
 
 def summary(steps: Sequence[Sequence[Traced]]) -> dict[str, dict[str, dict[str, float]]]:
     """Collective -> class -> factors on computation (`op`) and on the collective (`beside`), lowest and highest `op` of a rank's step, and
-    milliseconds at once. `steps`: of each step its ranks."""
+    milliseconds of overlap. `steps` has the ranks of each step."""
     every = [rank for ranks in steps for rank in ranks]
     shortest = [
         min((rank.collectives[label] for rank in ranks if label in rank.collectives), key=lambda ran: ran.took_us)
@@ -145,7 +146,7 @@ def _factor(rank: Traced, kind: str, name: str) -> float:
 
 
 def _paces(rans: Sequence[Ran]) -> dict[str, float]:
-    """Class -> work of a collective done in a microsecond beside it, of those alone."""
+    """Class -> speed of a collective beside it, relative to its speed alone."""
     kinds = sorted({kind for ran in rans for kind in ran.beside_us})
     beside = np.array([[ran.beside_us.get(kind, 0.0) for kind in kinds] for ran in rans])
     work = np.array([ran.alone_us - (ran.took_us - sum(ran.beside_us.values())) for ran in rans])

@@ -1,12 +1,12 @@
-"""What a communication adds to a GPU's draw in training steps: beside computation, or while it waits for its peers.
+"""The power that communication adds in training steps, beside computation or while it waits for its peers.
 
 `python -m benchmarks.gpu.beside_energy --device h100 [--of waiting_w] -o FILE`
 
-Of stored runs that have a plan and Paddle's baseline side by side, and say where the host's time lies around steps (earlier runs measured
-too few steps): with tensor parallelism and no pipeline for `Power.beside_w`, with a pipeline, whose baseline waits more than plans do, for
-`Power.waiting_w`. Each is simulated with and without these watts, and the value is sought with which simulated energies of plans, over the
-baseline's, are nearest to the measured ones (least squares; each configuration, a case and plan, counts once, by the mean of its runs).
-A configuration's error is with the value that all others give.
+Uses stored runs with a plan and Paddle's baseline that record the host's time around steps (earlier runs measured too few steps): those
+with tensor parallelism and no pipeline for `Power.beside_w`; those with a pipeline, whose baseline waits more than plans do, for
+`Power.waiting_w`. Each run is simulated with and without these watts. The result is the value with which the simulated energies of plans,
+relative to the baseline's, are closest to the measured ones (least squares; each configuration, which is a case and plan, counts once with
+the mean of its runs). The error of a configuration is computed with the value from all others.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 
 PROBE_W = 100.0
-"""The energy is taken as linear in the watts; this is the other point of the line."""
+"""Energy is assumed to be linear in the watts; this is the second point of the line."""
 Row = dict[str, Any]
 
 
 class Change(NamedTuple):
-    """A plan's energy over the baseline's less one: measured, simulated without the watts, and what each of them adds to that."""
+    """A plan's energy relative to the baseline's, minus 1: measured, simulated without the watts, and what each watt adds."""
 
     measured: float
     without: float
@@ -47,11 +47,11 @@ MESHES: dict[str, Callable[[str], bool]] = {
     "beside_w": lambda place: "mp" in place and "pp" not in place,
     "waiting_w": lambda place: "pp" in place,
 }
-"""Field of `Power` -> of which meshes runs say most about it."""
+"""Field of `Power` -> the meshes whose runs determine it best."""
 
 
 def changes(device: str, profile: DeviceProfile, folder: Path, field: str) -> Iterator[tuple[tuple[str, str], Change]]:
-    """Of each run that can be compared: its case and plan, and its change."""
+    """Case, plan and change of each comparable run."""
     costs = [CostModel(_with_watts(profile, field, watts)) for watts in (0.0, PROBE_W)]
     runs = (row for row in stored_runs(folder, device) if row.get("power") and row["traced_step"].get("host_around_us"))
     rows = [row for row in runs if MESHES[field](place_of(row["case"])) and not row["case"].startswith(FLOAT32)]

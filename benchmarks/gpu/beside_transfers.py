@@ -1,10 +1,10 @@
-"""How much computation is stretched beside sends and receives: beside one that waits for its peer, and beside one that moves data.
+"""How much computation slows down beside a send or receive that waits for its peer, and beside one that moves data.
 
 `python -m benchmarks.gpu.beside_transfers FOLDER [FOLDER ...] -o FILE`.
 
 A receive that is posted early occupies multiprocessors until the other rank sends. Traced steps of pipelines (the --out of
-`benchmarks.gpu.training`) hold the same operation of other micro-batches beside such a receive, beside a transfer of data, and apart from
-both; their times are compared. Products are also told apart by the elements of their result (`gemm of 8388608`).
+`benchmarks.gpu.training`) have the same operation for different micro-batches beside such a receive, beside a transfer of data, and
+without either; their times are compared. Products are also distinguished by the elements of their result (`gemm of 8388608`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from testbed.trace import RankTrace, align, read_rank, stream_names
 SHORTEST_US = 20.0  # events around a kernel add several microseconds, so that shorter ones say little
 WHOLLY, APART, PARTLY = 0.95, 0.02, 0.3  # share of an operation's time beside a send or receive
 MOVES = 4.0
-"""A send or receive that takes at most so many times as long as its data takes alone counts as a transfer, a longer one as waiting."""
+"""A send or receive that takes at most this multiple of its time alone counts as moving data, a longer one as waiting."""
 PRODUCT = "gemm"
 NO_RUNS = "{}: no traced step beside a plan of ours; expected traces/ and plans/"
 
 
 class Ratio(NamedTuple):
-    """How many times as long an operation takes beside something, and its median time apart in microseconds."""
+    """The factor by which an operation takes longer beside a transfer, and its median time without in microseconds."""
 
     stretch: float
     apart_us: float
@@ -48,10 +48,10 @@ Ratios = dict[str, dict[str, list[Ratio]]]
 
 
 def ratios(program: Program, ranked: RankTrace, costs: Costs) -> Ratios:
-    """Of each operation that ran at least twice apart from sends and receives: beside a waiting one, and beside a transfer of data.
+    """Ratios beside waiting transfers and beside transfers of data, of each operation that ran at least twice without any.
 
-    Beside a transfer, which is often shorter than the operation, the part of the operation that lies beside it is compared with the
-    time that this part would take apart.
+    A transfer of data is often shorter than the operation; then only the overlapping part of the operation is compared with the time that
+    this part would take alone.
     """
     known = align(ranked.planned, ranked.trace.issues)
     names = stream_names(ranked, known)
@@ -88,7 +88,7 @@ def ratios(program: Program, ranked: RankTrace, costs: Costs) -> Ratios:
 
 
 def _stretch(took: float, share: float, alone: float) -> float:
-    """Of the part of an operation that lies beside something; 0 where the rest alone takes nearly as long as all of it should."""
+    """The factor for the overlapping part of an operation; 0 if the remaining time is nearly that of the whole operation alone."""
     inside = alone - took * (1.0 - share)
     return took * share / inside if inside > PARTLY * alone / 2 else 0.0
 
@@ -106,14 +106,14 @@ def _transfers(program: Program, ranked: RankTrace, costs: Costs) -> tuple[list[
 
 
 def results_of_products(program: Program) -> dict[int, int]:
-    """Operation -> elements of its result, of the operations that are one product."""
+    """Operation -> elements of its result, for operations that are a single product."""
     values, _ = tables_of(program)
     parts = {op.id: work_of(op, values).parts for op in program.ops}
     return {op: found[0].result_elements for op, found in parts.items() if len(found) == 1 and found[0].family == "gemm"}
 
 
 def op_of(label: str) -> int:
-    """Number of the operation in its label, -1 where it has none.
+    """Number of the operation in its label, or -1 without one.
 
     >>> op_of("micro-batch 0, op #66 pd_op.matmul (blocks.0.attention.qkv)"), op_of("")
     (66, -1)
@@ -123,12 +123,12 @@ def op_of(label: str) -> int:
 
 
 def runs_of(folders: Iterable[Path]) -> Iterator[tuple[Program, RankTrace]]:
-    """Each rank of each plan of ours with its traced step."""
+    """Each rank of each Interlace plan, with its traced step."""
     return ((program, ranked) for _, _, program, ranked in named_runs_of(folders))
 
 
 def named_runs_of(folders: Iterable[Path]) -> Iterator[tuple[str, str, Program, RankTrace]]:
-    """Case, plan, and each rank of each plan of ours with its traced step."""
+    """Case, plan, and each rank of each Interlace plan with its traced step."""
     for path in sorted(path for folder in folders for path in folder.glob("traces/*_trace*.msgpack")):
         run, _, rank = path.stem.rpartition("_trace")
         case, _, plan = run.rpartition("_")
@@ -138,12 +138,12 @@ def named_runs_of(folders: Iterable[Path]) -> Iterator[tuple[str, str, Program, 
 
 
 def overlap_us(begin_us: float, end_us: float, others: Iterable[Interval]) -> float:
-    """How long others run in a span, summed over them."""
+    """Time during which other intervals run in a span, summed over them."""
     return sum(max(0.0, min(end_us, each.end_us) - max(begin_us, each.begin_us)) for each in others)
 
 
 def summary(runs: Iterable[tuple[Program, RankTrace]], costs: Costs) -> dict[str, dict[str, dict[str, float]]]:
-    """`wait` or `p2p` -> kernel -> mean ratio weighted by time, lowest and highest mean of a trace, operations, traces that have some."""
+    """`wait` or `p2p` -> kernel -> mean ratio weighted by time, lowest and highest mean of a trace, numbers of operations and of traces."""
     each = [ratios(program, ranked, costs) for program, ranked in runs]
     return {
         what: {

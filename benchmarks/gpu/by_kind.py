@@ -1,10 +1,10 @@
-"""Where a simulated step is off: what each kind of operation took in a traced step, and what a profile says of the same operations.
+"""Errors of a profile by kind of operation: times in a traced step, compared with the profile's times of the same operations.
 
 `python -m benchmarks.gpu.by_kind FOLDER [FOLDER ...] --device h100 -o FILE [--plans auto]`.
 
-FOLDER is the --out of `benchmarks.gpu.training`. Times are of the compute stream; those of the profile are of each operation alone, and
-where the run's clocks were read (`--power`) also at its mean clock. Without CUPTI two timed events around a kernel add some microseconds to
-it. Kernels that are no operation of the plan are `other`.
+FOLDER is the --out of `benchmarks.gpu.training`. Times are those of the compute stream. The profile's times are those of each operation
+alone and, if the run recorded clocks (`--power`), also at its mean clock. Without CUPTI, the two timed events around a kernel add some
+microseconds. Kernels that do not belong to an operation of the plan are `other`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ OTHER = "other"
 
 @dataclass(slots=True)
 class Took:
-    """Operations of a kind in a step, and their microseconds; `fastest_us` if each took what the fastest one of its sizes did,
-    `at_clock_us` what is predicted for the clock of the run, where that was read."""
+    """Number and microseconds of operations of a kind in a step. `fastest_us`: if each took as long as the fastest of its size;
+    `at_clock_us`: predicted for the clock of the run, if that was recorded."""
 
     n: int = 0
     measured_us: float = 0.0
@@ -43,8 +43,8 @@ class Took:
 
 
 def by_kind(program: Program, ranked: RankTrace, costs: Costs, mhz: float = 0.0) -> dict[str, Took]:
-    """Kind and type, as `gemm bfloat16` -> what its operations took, and should take alone; what took most first. `mhz`: the clock of the
-    run, 0 where it is not known."""
+    """Kind and dtype, such as `gemm bfloat16` -> measured and predicted times of its operations, longest first. `mhz` is the clock of the
+    run, 0 if unknown."""
     known, ops = align(ranked.planned, ranked.trace.issues), {op.id: op for op in program.ops}
     names, (values, groups) = stream_names(ranked, known), tables_of(program)
     runs: dict[int, float] = defaultdict(float)
@@ -72,13 +72,13 @@ def by_kind(program: Program, ranked: RankTrace, costs: Costs, mhz: float = 0.0)
 
 
 def kind_of(op: Op, values: Values) -> str:
-    """The cost model's kind and type where the operation is one kernel of it, else the operation's own name."""
+    """Kind and dtype of the cost model if the operation is a single kernel, else the operation's own name."""
     parts = work_of(op, values).parts
     return f"{parts[0].kind} {parts[0].dtype}" if len(parts) == 1 else op.kind
 
 
 def _longer(costs: Costs, draw: Draw, mhz: float) -> float:
-    """How many times as long an operation takes at this clock as at that of the profile's times of its kind."""
+    """The factor by which an operation takes longer at this clock than at that of the profile's times of its kind."""
     if (power := costs.power()) is None:
         return 1.0
     ran, own = (1 + draw.clock_share * (power.highest_mhz / each - 1) for each in (mhz, draw.own_mhz or power.highest_mhz))
@@ -86,7 +86,7 @@ def _longer(costs: Costs, draw: Draw, mhz: float) -> float:
 
 
 def clocks_of(folder: Path) -> dict[tuple[str, str], list[float]]:
-    """Mean clock of each rank's GPU in the counted steps of each run, by case and plan, where it was read."""
+    """Mean clock of each rank's GPU in the counted steps of each run, by case and plan, if it was recorded."""
     return {
         (case["case"], plan): [each.get("mhz", 0.0) for each in run["power"]]
         for case in cases_of(folder)

@@ -1,11 +1,10 @@
 """Collectives and exchanges over all GPUs of a host, from 1 KiB to 512 MiB, by PyTorch and NCCL.
 
-    python -m benchmarks.gpu.collectives OUT.json        (two GPUs or more; a minute; nothing of Interlace)
+    python -m benchmarks.gpu.collectives OUT.json        (two GPUs or more; a minute; does not use Interlace)
 
-Every figure is the median of `REPLAYS` replays of a CUDA graph that holds the call many times, divided by their number, so that the host's
-launches do not count; of the ranks' medians the largest. `size_bytes` is the full tensor of one rank: operand of all_reduce,
-reduce_scatter, all_to_all and send, result of all_gather; `send` goes one way, `send_recv` both at once. A second round, in the opposite
-order, tells the spread.
+Every figure is the largest of the ranks' medians over `REPLAYS` replays of a CUDA graph with many calls, divided by the number of calls, so
+that launches by the host do not count. `size_bytes` is the full tensor of one rank: the operand of all_reduce, reduce_scatter, all_to_all
+and send, the result of all_gather. `send` goes one way, `send_recv` both ways at once. A second round in opposite order gives the spread.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from benchmarks.gpu.single import meta
 SIZES = tuple(1 << power for power in range(10, 30))
 REPLAYS, TARGET_MS, ROUNDS = 9, 3.0, 2
 ALONE = {"NCCL_GRAPH_MIXING_SUPPORT": "0"}
-"""Otherwise NCCL adds two dependencies to each captured call, by which short ones take twice as long (5 us)."""
+"""Without this, NCCL adds two dependencies to each captured call, with which short calls take twice as long (5 us)."""
 Row = dict[str, Any]
 
 
@@ -114,7 +113,7 @@ def one_rank(rank: int, world: int, out: str) -> None:
 
 
 def main() -> None:
-    """One process a GPU."""
+    """Start a process for each GPU."""
     world = torch.cuda.device_count()
     if world < 2:
         raise SystemExit(f"{world} GPU found; collectives need two or more")

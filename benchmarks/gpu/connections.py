@@ -1,9 +1,9 @@
-"""Steps, and gaps between kernels, by the number of hardware connections to a GPU that the streams of a process share.
+"""Step times, and gaps between kernels, by the number of hardware connections to a GPU that the streams of a process share.
 
 `python -m benchmarks.gpu.connections FOLDER [FOLDER ...] --sitting "date, GPUs" -o FILE`.
 
-FOLDER is the --out of `benchmarks.gpu.training` with CUPTI (`TESTBED_CUPTI`), in which plans stand beside the same plan with another
-number (`auto-8-connections`). Rows of the same sitting in FILE are replaced, others stay.
+FOLDER is the --out of `benchmarks.gpu.training` with CUPTI (`TESTBED_CUPTI`), which has plans and the same plans with another number of
+connections (`auto-8-connections`). Rows of the same session in FILE are replaced, others are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WITH_NUMBER = re.compile(r"(.+)-(\d+)-connections")
 
 
 def connections_of(plan: str) -> tuple[str, int]:
-    """A plan without the number in its name, and with how many connections it ran.
+    """The name of a plan without the number of connections, and that number.
 
     >>> connections_of("auto-8-connections"), connections_of("auto"), connections_of("stock")
     (('auto', 8), ('auto', 32), ('stock', 8))
@@ -36,7 +36,7 @@ def connections_of(plan: str) -> tuple[str, int]:
 
 
 def rows_of(folder: Path, sitting: str) -> Iterator[dict[str, Any]]:
-    """One row of each run that ended and left a trace: milliseconds of its steps (median, least, most), gaps of rank 0."""
+    """One row for each completed run with a trace: milliseconds of its steps (median, least, most), and gaps of rank 0."""
     for case in cases_of(folder):
         for name, run in case["plans"].items():
             trace = folder / "traces" / f"{case['case']}_{name}_trace0.msgpack"

@@ -1,8 +1,8 @@
-"""How late kernels of computation start behind the one before, beside copies and else: `python -m benchmarks.gpu.late_kernels TRACES`.
+"""Gaps between kernels of computation, beside copies and otherwise: `python -m benchmarks.gpu.late_kernels TRACES`.
 
-TRACES holds `trace<rank>.msgpack` files of traced steps, as `testbed.measure` writes them. A gap longer than `MOST_US` is a wait for other
-work, and is left out. Prints JSON: by file, for gaps beside copies and else, and of these apart those beside communication on another
-stream and with nothing there: their number, median and 90th percentile in microseconds, and their sum in milliseconds.
+TRACES has `trace<rank>.msgpack` files of traced steps, as written by `testbed.measure`. A gap longer than `MOST_US` is a wait for other
+work and is left out. Prints JSON with, for each file, gaps beside copies and other gaps, and separately those beside communication on
+another stream and those without it: number, median and 90th percentile in microseconds, and sum in milliseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_US = 200.0
 
 
 def gaps(path: Path) -> dict[str, dict[str, float]]:
-    """Of one rank's step."""
+    """The gaps in one rank's step."""
     work = sorted(read_rank(path).trace.intervals)
     (stream, _), *_ = Counter(each.stream for each in work if each.name == "gemm").most_common(1)
     copies, others = (
@@ -44,7 +44,7 @@ def gaps(path: Path) -> dict[str, dict[str, float]]:
 
 
 class _Busy:
-    """When any of some intervals runs."""
+    """The times at which any of some intervals runs."""
 
     def __init__(self, found: Iterable[Interval]) -> None:
         ordered, latest = sorted(found), 0.0
@@ -52,7 +52,7 @@ class _Busy:
         self._ends = [latest := max(latest, each.end_us) for each in ordered]
 
     def at(self, when_us: float) -> bool:
-        """Whether one runs then."""
+        """Whether an interval runs at this time."""
         at = bisect.bisect_right(self._begins, when_us)
         return at > 0 and self._ends[at - 1] >= when_us
 

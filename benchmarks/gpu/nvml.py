@@ -1,4 +1,4 @@
-"""Power, clock, temperature and energy of GPUs by NVML, read by a thread; no setting of a card is changed."""
+"""Power, clock, temperature and energy of GPUs, read from NVML by a thread; no setting of a GPU is changed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from statistics import fmean, median
 from typing import Any
 
 POWER_INSTANT = 186
-"""NVML's field of the power at this moment; `nvmlDeviceGetPowerUsage` is an average over a second."""
+"""NVML's field for momentary power; `nvmlDeviceGetPowerUsage` is an average over a second."""
 POWER_CAPPED = 4
 """Bit of the reasons for a lowered clock: the software power cap."""
 
 
 class Sampler:
-    """NVML's readings of one GPU, by a thread: energy where it changes, and power, clock, temperature and reasons every 20 ms.
+    """Reads one GPU in a thread: energy when it changes, and power, clock, temperature and throttle reasons every 20 ms.
 
     Times are `time.perf_counter`'s, which on Linux all processes of a machine share. `nvml` is the module that reads, by default `pynvml`.
     """
@@ -57,12 +57,12 @@ class Sampler:
             )
 
     def stop(self) -> None:
-        """Read no more; what was read stays."""
+        """Stop reading; the readings are kept."""
         self.going = False
         self.thread.join()
 
     def between(self, begin: float, end: float) -> dict[str, Any]:
-        """Mean power and medians of what was read; the power is None where the counter changed less than twice."""
+        """Mean power and medians of the readings between two times; the power is None if the energy counter changed less than twice."""
         at = [each for each in self.energy if begin <= each[0] <= end]
         rows = [each for each in self.rows if begin <= each[0] <= end]
         watts = (at[-1][1] - at[0][1]) / 1e3 / (at[-1][0] - at[0][0]) if len(at) > 1 else None
@@ -76,7 +76,7 @@ class Sampler:
         }
 
     def limits(self) -> dict[str, Any]:
-        """Limit of power, default and enforced, and highest clocks."""
+        """Power limit, default and enforced, and highest clocks."""
         nvml = self.nvml
         return {
             "limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(self.gpu) / 1e3,
@@ -87,10 +87,10 @@ class Sampler:
 
 
 def of_steps(sampler: Sampler, spans: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Of steps that follow each other, begin and end of each: mean power, clock, temperature, and joules a step.
+    """Mean power, clock, temperature, and joules per step, of consecutive steps given by the begin and end of each.
 
-    The power is the energy counter's, whose first and last change within the steps are its window; where it changed less than twice it is
-    the mean of the readings, and `energy_s` is 0.
+    Power comes from the energy counter, between its first and last change within the steps. If it changed less than twice, power is the
+    mean of the readings, and `energy_s` is 0.
     """
     begin, end = spans[0][0], spans[-1][1]
     found = sampler.between(begin, end)

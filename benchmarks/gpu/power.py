@@ -1,16 +1,16 @@
-"""Power, clock and energy of kernels on one GPU, and of collectives on several, by PyTorch, CuPy and NVML; no setting of a card is changed.
+"""Power, clock and energy of kernels on one GPU, and of collectives on several, with PyTorch, CuPy and NVML; no GPU setting is changed.
 
-    python -m benchmarks.gpu.power OUT.json        (every GPU there is, side by side; about four minutes; nothing of Interlace)
+    python -m benchmarks.gpu.power OUT.json        (all GPUs at the same time; about four minutes; does not use Interlace)
 
-Clocks are read on the device: a thread counts its cycles over 20 us of the global timer. Energy is NVML's counter since start, read where
-it changes, so that a window's mean power is exact to its ends. What waits on the device sleeps in one thread (`wait`), so that gaps have
-exact lengths. Data are random: products of zeros draw less.
+Clocks are measured on the device: a thread counts its cycles during 20 us of the global timer. Energy is NVML's counter, read when it
+changes, so that a window's mean power is exact. Gaps are made by a thread that sleeps on the device (`wait`), and have exact lengths. Data
+are random, as products of zeros take less power.
 
-Parts: `windows` (each kind repeated for a second, alone, and with gaps that keep the card below its limit), `follow` (how long a kernel
-takes at the clock that load before it has left), `mixes` (energy at lower clocks: products with ever shorter gaps, and each kind in turn
-with ever more products), `steps` (clock and power after load begins and ends), `waves` (load that comes and goes, by period), `ranks`
-(collectives, and collectives and receives that wait for a peer), `beside` (kernels and collectives at the same time).
-Only the parts given behind OUT.json are measured.
+Parts: `windows` (each kind repeated for a second, without gaps, and with gaps that keep the GPU below its power limit), `follow` (times of
+kernels at the clock that earlier load leaves), `mixes` (energy at lower clocks: products with different gaps, and each kind alternating
+with a growing number of products), `steps` (clock and power after load begins and ends), `waves` (periodic load, by period), `ranks`
+(collectives, and collectives and receives that wait for a peer), `beside` (kernels and collectives at the same time). If parts are named
+after OUT.json, only these are measured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from benchmarks.gpu.single import A, Step, adamw, attention_back, drawn, empty, 
 WINDOW_S, SETTLE_S = 1.4, 0.4
 CHUNK_MS = 2.0
 DEPTH = 4
-"""Chunks that the host is ahead of the device."""
+"""Number of chunks by which the host is ahead of the device."""
 BUSY = (1.0, 0.75, 0.5)
 SOURCE = r"""
 extern "C" __global__ void clock_rate(float* out) {
@@ -86,7 +86,7 @@ class Bench:
             yield
 
     def probe(self) -> int:
-        """Queue a reading of the clock; where it will stand in `clocks`."""
+        """Queue a reading of the clock; returns its index in `clocks`."""
         at = self.used % len(self.clocks)
         self.used += 1
         self._rate((1,), (1,), (self.clocks[at : at + 1],))
@@ -103,7 +103,7 @@ class Bench:
         return [float(values[each]) for each in at]
 
     def chunk(self, steps: Sequence[Step], ms: float = CHUNK_MS) -> tuple[Callable[[], None], int, float]:
-        """A CUDA graph of the steps in turn that takes about `ms`: its replay, how many steps it has, and one step's microseconds."""
+        """A CUDA graph that repeats the steps for about `ms`: its replay, its number of steps, and the microseconds of one step."""
 
         def each() -> None:
             for step in steps:
@@ -131,7 +131,7 @@ class Bench:
         return replay, count, one * 1e3
 
     def repeat(self, run: Callable[[], list[Any]], turns: Iterable[object], gap_ns: int = 0) -> tuple[list[list[Any]], list[int]]:
-        """Run chunks, each with a reading of the clock and a gap behind it: the events that each gave, and where its reading will stand."""
+        """Run chunks, each followed by a reading of the clock and a gap; returns the events of each, and the index of its reading."""
         marks: list[list[Any]] = []
         probes: list[int] = []
         with self.on_stream():
@@ -146,7 +146,7 @@ class Bench:
         return marks, probes
 
     def window(self, run: Callable[[], None], gap_ns: int = 0) -> dict[str, Any]:
-        """Repeat chunks, with gaps, and say what was read after the card has settled: durations of chunks in ms, clocks, power."""
+        """Repeat chunks with gaps; returns durations of chunks in ms, clocks and power after the GPU has settled."""
         begin = time.perf_counter()
         since, settled = begin + SETTLE_S, 0
 
@@ -177,14 +177,14 @@ def timed(run: Callable[[], object]) -> list[Any]:
 
 
 def _spread(name: str, found: Iterable[float]) -> dict[str, Any]:
-    """Median, and tenth and ninetieth percentile."""
+    """Median, and 10th and 90th percentile."""
     ordered = sorted(found)
     ends = [round(ordered[len(ordered) * tenths // 10], 4) for tenths in (1, 9)]
     return {name: round(median(ordered), 4), f"{name}_p10_p90": ends}
 
 
 def _every(marks: Sequence[Sequence[Any]]) -> float:
-    """Milliseconds from a chunk's begin to the next one's, in the mean."""
+    """Mean milliseconds from the begin of a chunk to that of the next."""
     return round(marks[0][0].elapsed_time(marks[-1][0]) / max(1, len(marks) - 1), 4)
 
 
@@ -229,7 +229,7 @@ def _copy(size: int, way: str) -> list[Step]:
 
 
 def kinds() -> dict[str, Callable[[], list[Step]]]:
-    """Kind and sizes -> the steps of it."""
+    """Kind and sizes -> its steps."""
     found: dict[str, Callable[[], list[Step]]] = {
         f"gemm {m}x{n}x{k}": partial(_product, m, n, k)
         for m, n, k in (
@@ -287,7 +287,7 @@ FOLLOWED = (
     "shortest",
     "d2h 64M",
 )
-"""Kinds of which the time is also measured at other clocks."""
+"""Kinds whose time is also measured at other clocks."""
 GAPPED = (
     "gemm 8192x8192x8192",
     "gemm 4096x4096x4096",
@@ -309,9 +309,9 @@ MIXED = (
     "softmax 16384x4096",
     "adamw 67M",
 )
-"""Kinds that are repeated in turn with products."""
+"""Kinds that are repeated alternating with products."""
 MIXES = (0, 1, 2, 4)
-"""Chunks of products, half as long, to a chunk of the kind."""
+"""Number of chunks of products, of half the length, per chunk of the kind."""
 PRODUCT, PRODUCTS = "gemm 8192x8192x8192", ("gemm 8192x8192x8192", "gemm 4096x4096x4096", "gemm 2048x4096x4096")
 PRODUCTS_BUSY = (1.0, 0.92, 0.85, 0.78, 0.7, 0.6)
 
@@ -320,7 +320,7 @@ PRODUCTS_BUSY = (1.0, 0.92, 0.85, 0.78, 0.7, 0.6)
 
 
 def idle_windows(bench: Bench) -> list[dict[str, Any]]:
-    """Nothing queued, a thread that sleeps, and blocks that wait for a flag, as collectives wait for their peers."""
+    """Windows with nothing queued, with a sleeping thread, and with blocks that wait for a flag, as collectives wait for their peers."""
     begin = time.perf_counter()
     time.sleep(WINDOW_S)
     found: list[dict[str, Any]] = [{"kind": "idle", "busy": 0.0, **bench.sampler.between(begin + SETTLE_S, time.perf_counter())}]
@@ -331,7 +331,7 @@ def idle_windows(bench: Bench) -> list[dict[str, Any]]:
 
 
 def windows(bench: Bench) -> list[dict[str, Any]]:
-    """Each kind repeated, without gaps and for some kinds with them."""
+    """Windows of each kind, without gaps and, for some kinds, with gaps."""
     found = []
     for kind, make in kinds().items():
         steps = make()
@@ -350,7 +350,7 @@ def windows(bench: Bench) -> list[dict[str, Any]]:
 
 
 def follow(bench: Bench) -> list[dict[str, Any]]:
-    """Each kind at the clock that products before it have left: medians of its time, by how much of 10 ms the products took."""
+    """Median time of each kind at the clock that earlier products leave, by the share of 10 ms that the products take."""
     heavy, _, _ = bench.chunk(_product(8192, 8192, 8192), 1.0)
     found = []
     for kind, make in kinds().items():
@@ -382,9 +382,10 @@ def follow(bench: Bench) -> list[dict[str, Any]]:
 
 
 def mixes(bench: Bench) -> list[dict[str, Any]]:
-    """Energy at clocks below the highest: products with ever longer gaps, and chunks of each kind in turn with ever more products.
+    """Energy at clocks below the highest: products with growing gaps, and chunks of each kind alternating with a growing number of
+    products.
 
-    A row has what passes between two chunks and what was drawn in the mean; the products' part of a mix is known from their own rows.
+    A row has the time between two chunks and the mean power; the products' share of a mix is known from their own rows.
     """
     found = []
     for kind in PRODUCTS:
@@ -453,7 +454,7 @@ def steps_of_load(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _thinned(rows: list[list[float]]) -> list[list[float]]:
-    """All of the first fifty, then ever fewer: about three hundred."""
+    """About three hundred rows: the first fifty, then fewer and fewer."""
     kept, at = rows[:50], 50.0
     while at < len(rows):
         kept.append(rows[int(at)])
@@ -463,7 +464,7 @@ def _thinned(rows: list[list[float]]) -> list[list[float]]:
 
 
 def waves(bench: Bench) -> list[dict[str, Any]]:
-    """Products for half of each period: clock where the load begins and ends, and mean power."""
+    """Products for half of each period: the clock at the begin and end of the load, and mean power."""
     found = []
     for kind in ("gemm 8192x8192x8192", "gemm 2048x4096x4096"):
         run, _, one = bench.chunk(kinds()[kind](), 0.5)
@@ -503,7 +504,7 @@ def waves(bench: Bench) -> list[dict[str, Any]]:
 
 
 def collectives(bench: Bench, rank: int, world: int) -> list[dict[str, Any]]:
-    """Collectives of all GPUs repeated, alone and beside products, and calls that wait a second for their peer."""
+    """Repeated collectives of all GPUs, alone and beside products, and calls that wait a second for their peer."""
     found = []
     big = torch.ones(1 << 26, device="cuda", dtype=torch.bfloat16)
     part = torch.ones((1 << 26) // world, device="cuda", dtype=torch.bfloat16)
@@ -574,15 +575,15 @@ BESIDE = {
     "gelu_grad 67M": 1.2,
     "layer_norm_grad 8192x4096": 1.0,
 }
-"""Kinds that are measured beside collectives -> the gap after a chunk over its own time, which keeps the card below its limit."""
+"""Kind measured beside collectives -> the gap after a chunk relative to its time, which keeps the GPU below its power limit."""
 BESIDE_MIB = (16, 64)
 
 
 def beside(bench: Bench, rank: int, world: int) -> list[dict[str, Any]]:
-    """Chunks of kernels, of all_reduces, and of both at the same time on streams of their own, with gaps; on all GPUs at once.
+    """Chunks of kernels, of all_reduces, and of both at the same time on separate streams, with gaps; on all GPUs at once.
 
-    A row has what one chunk took on each stream, how often chunks began, and what was drawn in the mean, so that the energy of both
-    at once can be held against that of each alone.
+    A row has the time of a chunk on each stream, the time between chunks, and mean power, so that the energy of both at once can be
+    compared with that of each alone.
     """
     big, side, found = torch.ones(1 << 26, device="cuda", dtype=torch.bfloat16), torch.cuda.Stream(), []
     counts = {}
@@ -612,7 +613,7 @@ def beside(bench: Bench, rank: int, world: int) -> list[dict[str, Any]]:
 
 
 def _both(bench: Bench, side: Any, run: Step | None, part: Any, count: int, gap_ns: int) -> dict[str, Any]:
-    """Chunks of `run` and of `count` all_reduces of `part`, begun together, with a gap behind whatever ends last."""
+    """Chunks of `run` and of `count` all_reduces of `part` that begin together, with a gap after the one that ends last."""
 
     def both() -> list[Any]:
         events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
@@ -639,7 +640,7 @@ def _both(bench: Bench, side: Any, run: Step | None, part: Any, count: int, gap_
 
 
 def _fixed(bench: Bench, run: Callable[[], None], chunks: int, count: int) -> dict[str, Any]:
-    """As `Bench.window`, with a number of chunks that is the same on all ranks."""
+    """Like `Bench.window`, with the same number of chunks on all ranks."""
     marks, clocks, power = _later(bench, partial(timed, run), chunks)
     return {
         **_spread("us", (start.elapsed_time(stop) / count * 1e3 for start, stop in marks)),
@@ -649,7 +650,7 @@ def _fixed(bench: Bench, run: Callable[[], None], chunks: int, count: int) -> di
 
 
 def _later(bench: Bench, run: Callable[[], list[Any]], chunks: int, gap_ns: int = 0) -> tuple[list[list[Any]], list[float], dict[str, Any]]:
-    """Repeat so many chunks; of the last two thirds, their events, clocks and power."""
+    """Repeat `chunks` chunks; returns events, clocks and power of the last two thirds."""
     begin = time.perf_counter()
     marks, probes = bench.repeat(run, range(chunks), gap_ns)
     end, skip = time.perf_counter(), chunks // 3
@@ -657,7 +658,7 @@ def _later(bench: Bench, run: Callable[[], list[Any]], chunks: int, gap_ns: int 
 
 
 def _is_asked(part: str) -> bool:
-    """Whether a part is to be measured: all are where none is named."""
+    """Whether a part is to be measured: all are if none is named."""
     return len(sys.argv) < 3 or part in sys.argv[2:]
 
 
@@ -674,7 +675,7 @@ TOGETHER: dict[str, Callable[[Bench, int, int], Any]] = {"ranks": collectives, "
 
 
 def one_gpu(index: int, out: str) -> None:
-    """All parts of one GPU; each is stored when it ends, and one that fails says so in its place."""
+    """Measure all parts on one GPU; each is stored when it ends, with its error if it fails."""
     bench = Bench(index)
     torch.manual_seed(index)
     found: dict[str, Any] = {"gpu": index, "meta": meta() | {"gpu": torch.cuda.get_device_name(index)}, "limits": bench.sampler.limits()}
@@ -692,7 +693,7 @@ def one_gpu(index: int, out: str) -> None:
 
 
 def one_rank(rank: int, world: int, part: str, out: str) -> None:
-    """A part of all GPUs together, on one of them."""
+    """One rank of a part that uses all GPUs together."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     bench = Bench(rank)
     dist.init_process_group("nccl", rank=rank, world_size=world, device_id=torch.device("cuda", rank))
@@ -701,7 +702,7 @@ def one_rank(rank: int, world: int, part: str, out: str) -> None:
 
 
 def main() -> None:
-    """All GPUs side by side, then together; one file."""
+    """Measure all GPUs, first independently, then together, and write one file."""
     target, count = Path(sys.argv[1]), torch.cuda.device_count()
     context = processes.get_context("spawn")
     found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M")}

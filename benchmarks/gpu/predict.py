@@ -1,10 +1,10 @@
 """Predict what `benchmarks.gpu.training` will measure: `python -m benchmarks.gpu.predict --gpus N --only ... --device h100 --out FILE`.
 
-No GPU is needed. Each case's programs are built on the CPU and planned as its run will be, and every plan and Paddle's own is simulated,
-without and with the device's limit of power: steps, clocks, joules a step, peaks. A run's own plan is made from the program that the
-testbed captures, whose conversions between the CPU's types may differ; its record says what was planned.
+No GPU is needed. The programs of each case are built on the CPU and planned like its run; every plan and Paddle's own are simulated without
+and with the device's power limit: steps, clocks, joules per step, peaks. The plan of a run is made from the program that the testbed
+captures, whose type conversions may differ from those on the CPU; its record says what was planned.
 
-`python -m benchmarks.gpu.predict --out FILE --against MEASURED`, a file of `benchmarks.gpu.results`, prints both side by side.
+`python -m benchmarks.gpu.predict --out FILE --against MEASURED`, with a file of `benchmarks.gpu.results`, prints both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from testbed.gpus import ROOT
 
 
 def predict(case: training.Case, device: str, out: Path) -> dict[str, results.Row]:
-    """By plan, what is simulated; plans lie below `out` as those of a run do."""
+    """Plan -> simulated results; plans are stored below `out` like those of a run."""
     programs = out / "programs" / case.name
     if not programs.exists():
         script = os.fspath(ROOT / "examples" / f"{case.script}.py")
@@ -82,9 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def table(predictions: Sequence[results.Row], measured: results.Row) -> str:
-    """Measured runs with the predictions for their GPU: steps, gains over the baseline of the sitting, joules of all GPUs, fullest peaks.
+    """Measured runs with the predictions for their GPU: steps, gains over the baseline of the session, joules of all GPUs, highest peaks.
 
-    Three numbers in a cell are measured, predicted, and predicted with the limit of power; two are measured and predicted.
+    Three numbers in a cell are measured, predicted, and predicted with the power limit; two are measured and predicted.
     """
     told = {(row["device"], row["case"], row["plan"]): row for row in predictions}
     runs = {results.run_of(row): row for row in measured["runs"] if "step_ms" in row}
@@ -119,7 +119,7 @@ def _each(clocks: Iterable[float]) -> str:
 
 
 def _room(folder: Path, device: str) -> Path:
-    """A folder of its own for each device, with the same programs."""
+    """A separate folder for each device, with the same programs."""
     (folder / "programs").mkdir(exist_ok=True)
     (folder / device).mkdir(exist_ok=True)
     link = folder / device / "programs"

@@ -1,9 +1,9 @@
-"""What runs of `benchmarks.gpu.training` found, simulated and measured.
+"""Simulated and measured results of runs of `benchmarks.gpu.training`.
 
 `python -m benchmarks.gpu.results FOLDER --into FILE --sitting "date, GPUs"`.
 
-Rows of the folder take the place of the file's rows of the same case, plan and sitting; other rows stay. `--traces INTO` writes the kept
-traces as gzipped Chrome traces, measured and simulated. `--tables` prints a file's step times, and how far the simulator is off.
+Rows of the folder replace the file's rows with the same case, plan and session (*sitting*); other rows are kept. `--traces INTO` writes the
+stored traces as gzipped Chrome traces, measured and simulated. `--tables` prints a file's step times and the errors of the simulator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from testbed.gpus import ROOT, python_path
 Row = dict[str, Any]
 STORED = ROOT / "benchmarks" / "results" / "h200"
 NOT_STARTED = "not started"
-"""How a run that its sitting had no time for says so."""
+"""Mark of a run for which its session had no time."""
 PLANS = (
     "stock",
     "column",
@@ -49,16 +49,16 @@ PLANS = (
 PINNED = ("pinned_reserved", "pinned_allocations")
 KERNELS_KEPT = 12
 DIGEST = 16
-"""Hexadecimal digits kept of a digest."""
+"""Number of hexadecimal digits that are kept of a digest."""
 BUDGET = "budget-"
-"""How the name of a plan under a memory budget begins; the share of what Paddle's baseline holds follows."""
+"""Prefix of the names of plans under a memory budget; the share of the memory of Paddle's baseline follows."""
 
 
 # -- simulated -------------------------------------------------------------------------------------------------------
 
 
 def simulate(out: Path) -> dict[str, Row]:
-    """What `interlace check` says of every plan that was run, and of Paddle's own, by "case plan"."""
+    """Simulated results of every plan that was run, and of Paddle's own, by "case plan"."""
     plans = [(folder, profile_of(folder)) for folder in plan_folders(out)]
     firsts = {folder.parent: (folder, profile) for folder, profile in reversed(plans) if list(folder.glob("captured/*.ilp"))}
     stock = [(_stock_plan(folder, profile), profile) for folder, profile in firsts.values()]
@@ -67,7 +67,7 @@ def simulate(out: Path) -> dict[str, Row]:
 
 
 def plan_folders(out: Path) -> list[Path]:
-    """The plans that a folder has, without those that differ by a switch alone, and without Paddle's own that an earlier run put there."""
+    """The plans in a folder, without those that differ only by a switch, and without Paddle's own that an earlier call put there."""
     return sorted(
         path
         for path in out.glob("plans/*/*")
@@ -104,7 +104,7 @@ def _stock_plan(planned: Path, profile: str) -> Path:
 
 
 def profile_of(planned: Path) -> str:
-    """The profile that a plan was made with; a file's name is looked up among the stored ones, since the plan may come from elsewhere."""
+    """The profile with which a plan was made. Its file name is looked up among the stored profiles, as the plan may come from elsewhere."""
     from interlace.planning.plan import read_record
 
     profile = read_record(min(planned.glob("rank*.ilp"))).profile
@@ -113,12 +113,10 @@ def profile_of(planned: Path) -> str:
 
 
 def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
-    """Name, and of a plan's folder and profile the slowest rank's times and each rank's memory.
+    """The name of a plan (given by its folder and profile), the slowest rank's times and each rank's memory.
 
-    `held` counts what side streams hold, `in_order` is as tensors are freed.
-
-    Times are by the rules of the GPU target, which the testbed plays: the host waits where the plan says so. `limited` is with the limit of
-    power, where the profile knows it.
+    `held` includes what side streams hold, `in_order` is the memory if operations run one after another. Times follow the rules of the GPU
+    target, like the testbed: the host waits where the plan says so. `limited` is with the power limit, if the profile has one.
     """
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load
@@ -168,13 +166,13 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
 
 
 def cases_of(out: Path) -> list[Row]:
-    """What a folder has of each case; other results lie beside them."""
+    """The results of each case in a folder, which may also have other files."""
     found = [json.loads(path.read_text()) for path in sorted(out.glob("testbed_*.json"))]
     return [each for each in found if "plans" in each]
 
 
 def rows(cases: Sequence[Row], sitting: str, simulated: dict[str, Row]) -> Iterator[Row]:
-    """One row a run."""
+    """One row for each run."""
     for case in cases:
         for plan, found in case["plans"].items():
             head = {"case": case["case"], "plan": plan, "world": case["world"], "sitting": sitting}
@@ -212,12 +210,12 @@ def _measured(found: Row, all_losses: bool) -> Row:
 
 
 def _digest(bits: Sequence[str]) -> str:
-    """Of all losses' bits, so that runs of different sittings can be compared."""
+    """A digest of the bits of all losses, for comparing runs of different sessions."""
     return hashlib.sha256(json.dumps(bits).encode()).hexdigest()[:DIGEST]
 
 
 def merge(path: Path, found: Sequence[Row], sitting: str, machine: Row, args: dict[str, str]) -> None:
-    """Write the file with these rows in it, one a line; a run that failed takes no measured one's place. `machine` says where they ran."""
+    """Update the file with these rows, one per line; failed runs do not replace measured ones. `machine` says where they ran."""
     old = json.loads(path.read_text()) if path.exists() else {"sittings": {}, "args": {}, "runs": []}
     measured = {run_of(row) for row in old["runs"] if "failed" not in row}
     new = {run_of(row): row for row in found if "failed" not in row or run_of(row) not in measured}
@@ -227,7 +225,7 @@ def merge(path: Path, found: Sequence[Row], sitting: str, machine: Row, args: di
 
 
 def run_of(row: Row) -> tuple[str, str, str]:
-    """Which run a row is: its case, plan and sitting."""
+    """The run of a row: its case, plan and session."""
     return row["case"], row["plan"], row["sitting"]
 
 
@@ -260,7 +258,8 @@ def _pack(path: Path, text: str) -> Path:
 
 
 def step_table(runs: Sequence[Row]) -> str:
-    """Step times of every case and sitting by plan, and the gain over Paddle's baseline of the same sitting; [1], [2]: which sitting."""
+    """Step times of every case and session by plan, and the gain over Paddle's baseline of the same session; [1], [2] number the
+    sessions."""
     found = {run_of(row): row for row in runs if "step_ms" in row and row["plan"] in PLANS}
     plans = [plan for plan in PLANS if any(plan == of for _, of, _ in found)]
     sittings = sorted({sitting for _, _, sitting in found})
@@ -283,7 +282,7 @@ def _cell(row: Row | None, stock: Row | None) -> str:
 
 
 def switch_table(runs: Sequence[Row]) -> str:
-    """Plans beside themselves on a testbed that differs by a switch, of one case and sitting."""
+    """Plans with and without a switch of the testbed, for the same case and session."""
     found = {run_of(row): row for row in runs if "step_ms" in row}
     lines = [
         "| case | plan | step ms (min-max) | with | step ms (min-max) | time | losses and parameters the baseline's |",
@@ -306,10 +305,10 @@ def _bits(row: Row) -> str:
 
 
 def budget_table(runs: Sequence[Row]) -> str:
-    """Budgets, and the plan without one, beside stock of the case's sitting: steps and the fullest rank's peaks, measured and planned.
+    """Plans with and without budgets, and the baseline of their session: steps and peaks of the fullest rank, measured and predicted.
 
-    A budget is held against tensors and what side streams keep of them (held); tensors alone are what was measured. Of stock only they
-    are shown: its jobs keep some of which backward reads the shape alone (`with_paddles_jobs`), which `interlace check` does not count.
+    A budget limits tensors including what side streams keep (held); only tensors were measured. For the baseline only these are shown, as
+    its jobs keep some tensors of which backward reads only the shape (`with_paddles_jobs`), which `interlace check` does not count.
     """
     found = {run_of(row): row for row in runs if "step_ms" in row}
     lines = [
@@ -340,7 +339,7 @@ def _budget_cells(row: Row) -> list[str]:
 
 
 def accuracy_table(runs: Sequence[Row]) -> str:
-    """How far simulated steps and peaks are off, and how many pairs of plans are in the right order."""
+    """Errors of simulated steps and peaks, and how many pairs of plans are ordered correctly."""
     groups: dict[str, list[Row]] = {}
     for row in runs:
         if is_compared(row):
@@ -359,7 +358,7 @@ def _errors(found: Sequence[float]) -> str:
 
 
 def _group(row: Row) -> str:
-    """Axis and sort of plan; offload by how the host waited, which decides what it costs; apart where the profile was the testbed's."""
+    """Parallelism and kind of plan; offload by how the host waited, which decides its cost; separately if the profile was the testbed's."""
     plan = "stock" if row["plan"].startswith("stock") else "offload" if "offload" in row["plan"] else "our plans"
     waits = f", {row['sitting'].rpartition(', ')[2]}" if plan == "offload" else ""
     planned = row["sitting"].rpartition(", ")[2]

@@ -1,9 +1,10 @@
-"""One GPU alone, by PyTorch: products, attention and memory-bound kernels of GPT and Llama, the shortest kernel, copies one way and both.
+"""Kernels of one GPU with PyTorch: products, attention and memory-bound kernels of GPT and Llama, the shortest kernel, and copies.
 
-    python benchmarks/gpu/single.py OUT.json        (PyTorch with CUDA, one GPU, a minute; nothing of Interlace)
+    python benchmarks/gpu/single.py OUT.json        (PyTorch with CUDA, one GPU, a minute; does not use Interlace)
 
-Every figure is the median of seven replays of a CUDA graph that holds the kernel many times, with pauses between them; memory-bound kernels
-go round sets of buffers that together exceed the L2 cache. `benchmarks/device_profile.py` makes a device profile of the file.
+Every figure is the median of seven replays of a CUDA graph that has the kernel many times, with pauses between replays. Memory-bound
+kernels use in turn several sets of buffers, which together exceed the L2 cache. `benchmarks/device_profile.py` makes a device profile of
+the file.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ A = torch.ops.aten
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 L2_BYTES = 50 << 20
 TARGET_MS = 2.0
-"""Of one replay."""
+"""Milliseconds of one replay."""
 REPLAYS = 7
 PAUSE_S = 0.002
-"""Before each replay: on an H200, 41 products of bfloat16 took 4 to 11 % longer without pauses than within measured steps of training, and
-2 % less with (medians of runs; results/h100/pauses.json). Presumably the device reaches its limit of power."""
+"""Seconds before each replay. On an H200, 41 products of bfloat16 took 4 to 11 % longer without pauses than in measured training steps, and
+2 % less with pauses (medians of runs; results/h100/pauses.json). Presumably the device reaches its power limit."""
 HIDDEN, HEAD_DIM, SEQUENCES, MP = 4096, 128, (1024, 2048, 4096, 8192), (1, 2, 4, 8)
 WIDTHS = {"GPT-3 6.7B": (16384, 50304), "Llama 7B": (11008, 32000)}
-"""Model -> width of its feed-forward layer, words."""
+"""Model -> width of its feed-forward layer, size of its vocabulary."""
 ELEMENTS = tuple(1 << power for power in range(18, 28, 2))
 
 Step = Callable[[], object]
@@ -40,7 +41,7 @@ samples: list[dict[str, Any]] = []
 
 
 def measure(steps: Sequence[Step]) -> tuple[float, float]:
-    """Median and spread in microseconds of one step; they are one kernel over different buffers, run in turn."""
+    """Median and spread in microseconds of one step. The steps are one kernel on different buffers, and run in turn."""
     side = torch.cuda.Stream()
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.stream(side):
@@ -69,7 +70,7 @@ def measure(steps: Sequence[Step]) -> tuple[float, float]:
 
 
 def note(kind: str, dtype: str, dims: Sizes, size_bytes: int, steps: Sequence[Step]) -> None:
-    """Measure a kernel and keep the result, under the kind and sizes that the cost model asks for."""
+    """Measure a kernel and store the result under the kind and sizes with which the cost model looks it up."""
     dur, spread = measure(steps)
     samples.append(
         {"kind": kind, "dtype": dtype, "dims": dims, "size_bytes": size_bytes, "dur_us": round(dur, 3), "spread_us": round(spread, 3)}
@@ -77,17 +78,17 @@ def note(kind: str, dtype: str, dims: Sizes, size_bytes: int, steps: Sequence[St
 
 
 def drawn(*shape: int, dtype: str = "bfloat16") -> torch.Tensor:
-    """Random data: products of zeros run faster."""
+    """Random data, as products of zeros run faster."""
     return torch.randn(*shape, device="cuda", dtype=torch.float32).to(DTYPES[dtype])
 
 
 def empty(*shape: int, dtype: str = "bfloat16") -> torch.Tensor:
-    """A result's memory."""
+    """Memory for a result."""
     return torch.empty(*shape, device="cuda", dtype=DTYPES[dtype])
 
 
 def sets(size_bytes: int) -> range:
-    """As many sets of buffers as exceed the L2 cache together."""
+    """Indices of as many sets of buffers as together exceed the L2 cache."""
     return range(max(1, min(8, -(-3 * L2_BYTES // size_bytes))))
 
 
@@ -104,8 +105,8 @@ def product(kind: str, dtype: str, batch: int, m: int, n: int, k: int, transpose
 
 
 def model_products() -> Iterator[tuple[int, int, int, str]]:
-    """All products of the models' layers and heads on one of `MP` ranks, as Paddle calls them: forward, gradient of the input (the weight
-    is transposed), gradient of the weight (the input is). m, n, k, and what is transposed."""
+    """m, n, k and transposed operands of all products of the models' layers and heads on one of `MP` ranks, as called by Paddle: forward,
+    gradient of the input (the weight is transposed), and gradient of the weight (the input is)."""
     for mp in MP:
         weights = {(HIDDEN, 3 * HIDDEN // mp), (HIDDEN // mp, HIDDEN), (HIDDEN, HIDDEN // mp)}
         for ffn, words in WIDTHS.values():
@@ -116,7 +117,7 @@ def model_products() -> Iterator[tuple[int, int, int, str]]:
 
 
 def products() -> None:
-    """Cubes and small products, those of models, and batched ones of attention."""
+    """Measure cubes and small products, those of models, and batched products of attention."""
     plain = [
         (4096, 4096, 4096),
         (8192, 8192, 8192),
@@ -164,7 +165,7 @@ def attention_back(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Step:
 
 
 def elementwise(dtype: str) -> None:
-    """Kernels whose time is that of their traffic, over sizes."""
+    """Measure memory-bound kernels over sizes."""
     width = DTYPES[dtype].itemsize
     for n in ELEMENTS:
         bufs = [(drawn(n, dtype=dtype), drawn(n, dtype=dtype), empty(n, dtype=dtype)) for _ in sets(3 * width * n)]
@@ -188,7 +189,7 @@ def elementwise(dtype: str) -> None:
 
 
 def mixed() -> None:
-    """Kernels between the two types, and the optimizer."""
+    """Measure casts between the two dtypes, and the optimizer."""
     for n in ELEMENTS:
         bufs = [(drawn(n, dtype="float32"), drawn(n)) for _ in sets(6 * n)]
         dims = {"elements": n}
@@ -252,13 +253,13 @@ def picks(dtype: str) -> None:
 
 
 def shortest() -> None:
-    """The time that no kernel goes below."""
+    """Measure the least time of any kernel."""
     x = torch.zeros(32, device="cuda")
     note("shortest", "float32", {"elements": 32}, 256, [lambda: x.add_(1.0)])
 
 
 def memory() -> None:
-    """All that is not a product."""
+    """Measure everything except products."""
     for dtype in DTYPES:
         elementwise(dtype)
         rows_of(dtype)
@@ -268,7 +269,7 @@ def memory() -> None:
 
 
 def copies() -> list[dict[str, Any]]:
-    """To and from pinned memory, each way alone and both at once."""
+    """Copies to and from pinned memory, in one direction and in both at once."""
     found = []
     for size in (1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28):
         empty_bytes = partial(torch.empty, size, dtype=torch.uint8)
@@ -288,7 +289,7 @@ def copies() -> list[dict[str, Any]]:
 
 
 def _copied(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], name: str, count: int) -> float:
-    """Microseconds of a copy, of `count` in a row; each way has a stream and buffers of its own."""
+    """Microseconds of a copy out of `count` in a row; each direction has its own stream and buffers."""
     torch.cuda.synchronize()
     start, ends = torch.cuda.Event(enable_timing=True), []
     start.record()

@@ -1,12 +1,12 @@
-"""A device profile with the times of operations that traced training steps took.
+"""Make a device profile with operation times from traced training steps.
 
 `python -m benchmarks.gpu.traced_ops FOLDER [FOLDER ...] -o FILE --date DAY [--base h200]`.
 
-FOLDER is the --out of `benchmarks.gpu.training`. Every operation of its plans that ran with nothing beside it on another stream becomes a
-sample, by the sizes that the cost model asks for: the median over all its runs. The two timed events around a kernel add some microseconds,
-which is near what passes between two kernels of an untraced step; neither is taken off or put on.
-Samples take the place of the base profile's of the same kind and dtype; so do the factors beside sends and receives
-(`benchmarks.gpu.waiting_receive`). Collectives, copies and the host's costs are the base's.
+FOLDER is the --out of `benchmarks.gpu.training`. Every operation of its plans that ran without work on another stream becomes a sample,
+with the sizes that the cost model uses: the median over all its runs. The two timed events around a kernel add some microseconds, about as
+much as the gap between two kernels of an untraced step, so neither is corrected. Samples replace those of the base profile with the same
+kind and dtype, and so do the factors beside sends and receives (`benchmarks.gpu.beside_transfers`). Collectives, copies and host times are
+the base's.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from interlace.ir import Program
 from testbed.trace import RankTrace, align, stream_names
 
 BESIDE = 0.02
-"""Share of an operation's time that may lie beside other streams' work."""
+"""Largest share of an operation's time that may overlap with other streams' work."""
 FEWEST = 2
-"""Runs of an operation that make a sample, and sizes of a kind that take the place of all of the base profile's."""
+"""Least runs of an operation for a sample, and least sizes of a kind to replace all of the base profile's."""
 Times = dict[Part, list[float]]
 
 
 def times_of(program: Program, ranked: RankTrace) -> Times:
-    """Microseconds of each run of each operation that is one kernel of the cost model and ran with nothing beside it."""
+    """Microseconds of each run of each operation that is a single kernel of the cost model and ran without other work."""
     known, ops = align(ranked.planned, ranked.trace.issues), {op.id: op for op in program.ops}
     values, _ = tables_of(program)
     names = stream_names(ranked, known)
@@ -66,7 +66,8 @@ def samples(found: Times) -> Iterator[OpSample]:
 
 
 def with_samples(base: DeviceProfile, found: Sequence[OpSample], provenance: Provenance) -> DeviceProfile:
-    """The base profile with these samples: alone where a kind has several, beside the base's other sizes where it has one."""
+    """The base profile with these samples: they replace all samples of a kind if there are several of it, else only that of the same
+    size."""
     sizes: dict[tuple[str, str], int] = defaultdict(int)
     for sample in found:
         sizes[sample.kind, sample.dtype] += 1

@@ -1,10 +1,10 @@
-"""How much products are stretched beside one transfer that waits for its peer, and beside two at once.
+"""How much products slow down beside one transfer that waits for its peer, and beside two at once.
 
 `python -m benchmarks.gpu.waits_at_once FOLDER --cases 'PATTERN' --note TEXT -o FILE`.
 
-FOLDER is the --out of `benchmarks.gpu.training`. Read are traced steps of Paddle's baseline, whose middle stages wait for an activation and
-for a gradient at once. A product is told from others by its place in its job; of its runs those with nothing beside them are compared with
-those that lie wholly beside waiting transfers.
+FOLDER is the --out of `benchmarks.gpu.training`. Uses traced steps of Paddle's baseline, whose middle stages wait for an activation and for
+a gradient at the same time. A product is identified by its place in its job; its runs without other work are compared with those that lie
+completely beside waiting transfers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from benchmarks.gpu.beside_transfers import APART, PRODUCT, WHOLLY, overlap_us
 from testbed.trace import Planned, RankTrace, align, read_rank, stream_names
 
 WAITS_US = 400.0
-"""A transfer that takes longer waits for its peer: data of these cases takes 50 to 150."""
+"""A transfer that takes more microseconds waits for its peer; data of these cases takes 50 to 150."""
 
 
 def stretched(ranked: RankTrace) -> list[dict[str, Any]]:
-    """Of each product that ran apart and beside transfers that wait: how many waited, its time apart, and its median stretch."""
+    """For each product that ran alone and beside waiting transfers: number of these transfers, time alone, and median slowdown."""
     known = align(ranked.planned, ranked.trace.issues)
     names, places = stream_names(ranked, known), _places(ranked, known)
     beside_it = [each for each in ranked.trace.intervals if names[each.stream] != "compute"]
@@ -58,7 +58,7 @@ def stretched(ranked: RankTrace) -> list[dict[str, Any]]:
 
 
 def _places(ranked: RankTrace, known: dict[int, Planned]) -> dict[int, tuple[str, int]]:
-    """Issued operation -> its job's name and its place there, which its runs for all micro-batches share."""
+    """Issued operation -> name of its job and place in it, which are the same for all micro-batches."""
     before, found = Counter[int](), {}
     for number in sorted(known):
         job = known[number].job
