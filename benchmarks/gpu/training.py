@@ -1,10 +1,10 @@
 """Measure on GPUs: `python -m benchmarks.gpu.training --gpus N --out FOLDER`.
 
-Times single operations and the host's cost of an operation and a job, then trains GPT and Llama layers of hidden size 4096 with
-Paddle's baseline and with Interlace's. Many runs are prepared at once; each is measured while no other uses its GPUs. One JSON
-file a case is written as soon as it is known: machine, versions, step times with their spread, peak memory, losses, a summary of
-the traced step. The traces themselves, and every rank's program and plan, lie beside them; `benchmarks.gpu.results` collects and shows it.
-`--power` adds power, clock, temperature and energy of each GPU during the measured steps, by NVML (nvidia-ml-py).
+Times single operations, and the host's time per operation and per job, then trains GPT and Llama layers of hidden size 4096 with Paddle's
+baseline and with Interlace plans. Many runs are prepared at once; each is measured while no other run uses its GPUs. A JSON file is written
+for each case as soon as it has results: machine, versions, step times with their spread, peak memory, losses, a summary of the traced step.
+Traces, and every rank's program and plan, are stored beside them; `benchmarks.gpu.results` collects and prints the results. `--power` adds
+power, clock, temperature and energy of each GPU during the measured steps, read from NVML (nvidia-ml-py).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LAYOUTS = [
     )
     for m in counts
 ]
-"""What may vary for two and for four GPUs, and its values."""
+"""Parameters that vary for two and for four GPUs, and their values."""
 LAYOUT_MODEL = (*BIG, "--layers", "4", "--seq-len", "2048", "--batch-size", "32", "--optimizer", "adamw")
 LAYOUT_WORDS = ("--pp", "{pp}", "--mp", "{mp}", "--dp", "{dp}", "--micro-batches", "{m}", "--sharding-stage", "{sharding}")
 WIDE = ("--hidden", "5120", "--heads", "40")
@@ -65,17 +65,18 @@ SMALL = ("--layers", "2", "--steps", "8", "--micro-batches", "4", "--schedule", 
 DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
 CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 400.0, 100.0  # a run waits for the others of its wave
 WARM_STEPS, LONG_RUN, WARM_OF_LONG, QUIET_STEPS, TRACED_STEPS = 2, 16, 9, 5, 3
-"""First steps of a run that do not count; a number of steps, from which on so many do not, while the host's lead and clocks settle, and
-none does until pools of memory have not grown for so many; and the last steps, which do not count either."""
+"""Numbers of steps: the first ones of a run, which do not count; those of a long run; the first ones of a long run, which do not count
+while the host's lead and clocks settle; those without growth of memory pools before the steps of a long run count; and the last ones, which
+are traced and do not count."""
 
 
 DEVICE = ROOT / "benchmarks" / "results" / "h200" / "testbed_profile.json"
-"""Times of the testbed's own kernels (`benchmarks.gpu.traced_ops`), which are not all those of Paddle's GPU place."""
+"""Times of the testbed's kernels (`benchmarks.gpu.traced_ops`), some of which differ from those of Paddle's GPU place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a case is run with: configuration text without the device, none for Paddle's baseline, switches of the testbed, environment."""
+    """How a case is run: configuration text without the device (none for Paddle's baseline), switches of the testbed, environment."""
 
     name: str
     config: str | None
@@ -85,7 +86,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A script, its ranks and arguments, and the plans to run it with."""
+    """A script, its ranks and arguments, and the plans with which it is run."""
 
     name: str
     script: str
@@ -108,16 +109,17 @@ WEIGHT_DELAYS = tuple(
     Plan(name, _pairs(f"dx-first, weight_delay: {weight_delay}"))
     for name, weight_delay in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]"), ("lag-2", "2"))
 )
-"""Weight gradients trail by one micro-batch or more; on the second of two stages by more."""
+"""Weight gradients that are delayed by one micro-batch or more; on the second of two stages by more."""
 AUTO = Plan("auto", "schedule_1f1b: {interleave: auto}\n"), Plan("auto-8gb", "memory_budget: +8GB\nschedule_1f1b: {interleave: auto}\n")
 """Within the memory of Paddle's baseline, and with more."""
 CONNECTIONS = tuple(
     replace(plan, name=f"{plan.name}-{count}-connections", env=((CONNECTIONS_VARIABLE, count),))
     for plan, count in ((BASELINE, "32"), (AUTO[0], "8"))
 )
-"""Each with as many connections to a GPU as the other has: the baseline has CUDA's default, our plans its most."""
+"""The baseline and Interlace with each other's number of connections to a GPU: by default the baseline has CUDA's default, Interlace plans
+have the maximum."""
 TUNED = Plan("tuned", f"tune: on\n{AUTO[0].config}")
-"""Plans measured on the run's own steps; a trial of three plans beside the baseline takes 95 to 185 of them (`--steps 200`)."""
+"""Plans measured on the run's own steps; a trial of the baseline and three plans takes 95 to 185 of them (`--steps 200`)."""
 BUDGETS = {
     "gpt-s2048-mp1-pp2": (0.95, 0.9, 0.85),
     "llama-s2048-mp1-pp2": (0.9, 0.8, 0.7),
@@ -130,18 +132,18 @@ BUDGETS = {
     "gpt-4-layers-s2048-mp1-b4": (0.9, 0.8, 0.75),
     "llama-4-layers-s2048-mp1-b4": (0.7, 0.6, 0.5),
 }
-"""Budgets by case, as shares of what Paddle's baseline holds on its fullest rank; the last near the least that can be held."""
+"""Budgets by case, as shares of what Paddle's baseline holds on its fullest rank; the last is close to the least feasible one."""
 DELAYS = tuple(
     Plan(f"{plan.name}-{name}", f"{plan.config}delay_transfers: {option}\n")
     for plan in (AUTO[0], ZB)
     for name, option in (("undelayed", "off"), ("margin-0", "{margin_us: 0}"), ("margin-500", "{margin_us: 500}"))
 )
-"""Transfers posted as early as they can, and nearer to or further from when their peer is expected."""
+"""Transfers that are posted as early as possible, or with different margins before their peer is expected."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
 CAPTURED = tuple(
     replace(plan, name=f"{plan.name}-captured", config=f"{plan.config}capture: on\n") for plan in (AUTO[0], MIXED, OFFLOADS[1])
 )
-"""Steps that are launched as a graph, each beside the same plan as it is issued."""
+"""Steps that are launched as a graph, and the same plans with issued operations."""
 ALL = (BASELINE, COLUMN, DX, MIXED, *OFFLOADS)
 SOME = (BASELINE, DX, MIXED, OFFLOADS[1])
 FORMS = (BASELINE, DX, MIXED, ZB)
@@ -154,7 +156,7 @@ PEAK = (
 UNHELD = "throttle_host: off\n"
 FREE = (Plan("dx-first-free", _pairs("dx-first", 0.0, UNHELD)), Plan("offload-1-free", _pairs("dx-first", 1.0, UNHELD)))
 LEVEL = tuple(replace(plan, name=f"{plan.name}-no-priorities", switches="priorities=0") for plan in (DX, MIXED, ZB))
-"""All streams have one priority; the plans beside them give communication the first turn."""
+"""Plans in which all streams have the same priority, for comparison with those that prefer communication."""
 PINNED = tuple(
     replace(OFFLOADS[1], name=f"offload-1-{name}", switches=f"pinned_slab={mebibytes}")
     for name, mebibytes in (("no-slab", 0), ("one-slab", 16384))
@@ -172,9 +174,9 @@ def _layers(
     micro_batches: int = 8,
     more: tuple[str, ...] = (),
 ) -> Case:
-    """Layers of the 6.7B size: two a stage and chunk, `micro_batches` of `batch` sequences.
+    """Layers of the 6.7B size: two per stage and chunk, `micro_batches` of `batch` sequences.
 
-    Nine parameters: what a case may vary; each has a usual value that is left out of the case's name.
+    The nine parameters are what a case may vary; default values are left out of the case's name.
     """
     sizes = (("pp", pp, 1), ("vpp", vpp, 1), ("b", batch, 1), ("m", micro_batches, 8))
     parts = [
@@ -192,7 +194,7 @@ def _layers(
 
 
 def cases(gpus: int) -> list[Case]:
-    """What is run on so many GPUs, what matters most first."""
+    """The cases for this number of GPUs, most important first."""
     models, widths = ("gpt", "llama"), [mp for mp in (2, 4) if mp <= gpus]
     found = [
         _layers(
@@ -248,13 +250,13 @@ def cases(gpus: int) -> list[Case]:
 
 
 def _with_budgets(case: Case) -> Case:
-    """Kept, recomputed and moved as each budget asks, beside the case's other plans."""
+    """The case with plans for budgets, in addition to its other plans."""
     more = (Plan(f"budget-{share:g}", f"memory_budget: {share}\n") for share in BUDGETS.get(case.name, ()))
     return replace(case, plans=(*case.plans, *more))
 
 
 def _accumulation() -> list[Case]:
-    """One GPU with accumulation, two and four layers."""
+    """One GPU with gradient accumulation, two and four layers."""
     return [
         replace(
             _layers(model, 2048, 1, batch=4, plans=(BASELINE, AUTO[0], AGAIN), more=("--layers", str(layers))),
@@ -266,7 +268,7 @@ def _accumulation() -> list[Case]:
 
 
 def _captured(gpus: int) -> list[Case]:
-    """Steps as they are issued and as launches: short kernels, which the host bounds, and the usual size."""
+    """Issued and launched steps, with short kernels, where the host bounds the step, and with the usual size."""
     plans = (BASELINE, AUTO[0], CAPTURED[0], MIXED, CAPTURED[1], OFFLOADS[1], CAPTURED[2], AGAIN)
     found = []
     for mp, pp in ((1, 1), (2, 1), (1, 2), (4, 1)):
@@ -320,7 +322,7 @@ def _experts() -> list[Case]:
 
 
 def _states() -> list[Case]:
-    """Two stages with AdamW, whose state leaves the device: as budgets ask, and all of it."""
+    """Two stages with AdamW, whose state is moved to the host: as far as budgets require, and completely."""
     every = Plan("state-1", "offload_optimizer_state: {fraction: 1.0}\n")
     plans = (BASELINE, AUTO[0], every, *(Plan(f"budget-{share:g}", f"memory_budget: {share}\n") for share in (0.9, 0.8, 0.7, 0.6)))
     more = ("--optimizer", "adamw")
@@ -328,7 +330,7 @@ def _states() -> list[Case]:
 
 
 def _layouts(gpus: int) -> list[Case]:
-    """One model and batch in every layout of `LAYOUTS` of so many GPUs, which `interlace choose` puts in order (benchmarks/layouts.py)."""
+    """One model and batch in every layout of `LAYOUTS` for this number of GPUs, which `interlace choose` ranks (benchmarks/layouts.py)."""
     found = []
     for layout in LAYOUTS:
         world = layout["pp"] * layout["mp"] * layout["dp"]
@@ -341,7 +343,7 @@ def _layouts(gpus: int) -> list[Case]:
 
 
 def _peaks() -> list[Case]:
-    """Peaks that lie in what forward keeps for backward: few parameters, a small vocabulary, two micro-batches under way."""
+    """Cases whose peak is what forward keeps for backward: few parameters, a small vocabulary, two micro-batches in flight."""
     found = []
     for hidden, seq in ((4096, 4096), (2048, 8192)):
         more = ("--hidden", str(hidden), "--heads", str(hidden // 128), "--vocab", "512")
@@ -350,7 +352,7 @@ def _peaks() -> list[Case]:
 
 
 def _small(gpus: int) -> list[Case]:
-    """The examples' own sizes in float32: losses to compare with the CPU's."""
+    """The examples in their own sizes and float32, whose losses are compared with those on the CPU."""
     tiny = Plan("offload-1", _pairs("dx-first", 1.0).replace("1MB", "1KB"))
     found = [Case("small-gpt-fp32", "gpt", 1, SMALL, (BASELINE, DX, tiny))]
     if gpus > 1:
@@ -365,7 +367,8 @@ def _small(gpus: int) -> list[Case]:
 
 
 def _puzzle(gpus: int) -> list[Case]:
-    """Two cases that were not understood at first: losses that changed with Paddle's in-place pass, and slow steps on two GPUs."""
+    """Two cases of faults that are explained in testbed/README.md: losses that changed with Paddle's in-place pass, and slow steps on two
+    GPUs."""
     told = (
         "--hidden 4096 --heads 32 --vocab 8192 --layers 2 --steps 6 --optimizer sgd --learning-rate 1e-3 "
         "--seq-len 2048 --batch-size 8 --micro-batches 8 --schedule 1F1B --amp O2 --master-grad"
@@ -389,7 +392,7 @@ def _puzzle(gpus: int) -> list[Case]:
 
 @dataclass(slots=True)
 class Bench:
-    """Prepares many runs at once; results go to files as they come, beside what the folder has of the same case, machine and versions."""
+    """Prepares many runs at once; results are added to files, which may have results of the same case, machine and versions."""
 
     out: Path
     variant: str
@@ -405,7 +408,7 @@ class Bench:
         (self.out / "traces").mkdir(parents=True, exist_ok=True)
 
     def run(self, wanted: Sequence[Case]) -> None:
-        """In waves: the runs of one are prepared together, and measured when the machine is quiet again."""
+        """Run in waves: the runs of a wave are prepared together, and measured once the machine is idle again."""
         jobs = [(case, plan) for case in wanted for plan in case.plans]
         while jobs:
             wave: list[tuple[Case, Plan]] = []
@@ -548,8 +551,8 @@ def _found(room: Path, samplers: Sequence[nvml.Sampler] = ()) -> dict[str, Any]:
 
 
 def _settled(reserved: Sequence[int]) -> int:
-    """The first step before which allocators took nothing from the device for `QUIET_STEPS`, all steps if there is none; the device waits
-    while they do, and the host's lead takes some steps to come back. `reserved`: bytes after each step.
+    """The first step before which allocators took no memory from the device for `QUIET_STEPS` steps, or the number of steps if there is
+    none. The device waits for such allocations, and the host then needs some steps to run ahead again. `reserved`: bytes after each step.
 
     >>> _settled([7, 9, 9, 10, 10, 10, 10, 10, 10, 11])
     9
@@ -559,9 +562,9 @@ def _settled(reserved: Sequence[int]) -> int:
 
 
 def _spans(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[float, float]]:
-    """Seconds at which each step begins and ends, of all ranks together: one begins where the last rank returned from the one before.
+    """Begin and end of each step in seconds, for all ranks together: a step begins when the last rank has returned from the previous one.
 
-    The first step and the first traced one begin with the device idle, where the first rank does.
+    The first step and the first traced one begin with the device idle, when the first rank begins.
     """
     begins, ends = (
         [pick(step[key] for step in same) for same in zip(*ranks, strict=True)] for pick, key in ((min, "begin_s"), (max, "end_s"))
@@ -571,7 +574,7 @@ def _spans(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[float, float
 
 
 def _trial(planned: Path) -> dict[str, Any]:
-    """What a run that measured plans found of each of them; nothing where it did not, or came to no end of it."""
+    """The results for each plan of a run that measured plans; empty if it measured none, or did not finish."""
     kept = [path for path in planned.glob("tuned-*.json") if not path.name.endswith(".first-step.json")]
     return {"trial": json.loads(kept[0].read_text())} if kept else {}
 
@@ -603,7 +606,7 @@ def _drawn(found: dict[str, Any]) -> str:
 
 
 def _bits(found: dict[str, Any], stock: dict[str, Any]) -> str:
-    """Whether a run has the baseline's losses and parameters; nothing where one of them did not end, or stock has not run yet."""
+    """Whether a run has the baseline's losses and parameters; empty if one of the two did not finish, or the baseline has not run yet."""
     if found is stock or "failed" in found or "loss_bits" not in stock:
         return ""
     return ", the baseline's bits" if all(found[key] == stock[key] for key in ("loss_bits", "parameters")) else ", OTHER BITS THAN STOCK'S"
@@ -643,7 +646,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def chosen_cases(gpus: int, only: str, threads: bool = False, steps: int | None = None) -> list[Case]:
-    """The cases that options of the command line ask for, with sizes for host threads, and so many steps, where those are asked for."""
+    """The cases that the options of the command line request, with sizes for host threads and the number of steps if requested."""
     wanted = _chosen(cases(gpus), only)
     if threads:
         wanted = [replace(case, args=(*case.args, *DRY)) for case in wanted]
@@ -656,7 +659,7 @@ def _with_steps(words: tuple[str, ...], steps: int) -> tuple[str, ...]:
 
 
 def _chosen(found: Sequence[Case], only: str) -> list[Case]:
-    """What `--only` names, in its order; everything where it names nothing. Raises SystemExit for a case or a plan that is not there."""
+    """The cases that `--only` names, in its order, or all if it is empty. Raises SystemExit for an unknown case or plan."""
     if not only:
         return list(found)
     chosen: list[Case] = []

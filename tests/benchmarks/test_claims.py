@@ -154,9 +154,9 @@ def test_bits_say_who_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         run("b", "mixed", 3),
     )
     said = claims_h200.bits()
-    assert "of 5 runs (0 failed) 2 have a baseline of their own session beside them, and 1 of these have its losses" in said
-    assert "3 were run without one: by their last loss 1 are like a baseline" in said
-    assert "1 have none, 1 are like none: `a-again` odd." in said
+    assert "of 5 runs (0 failed), 2 have a baseline in the same session, and 1 of these have its losses" in said
+    assert "Of 3 runs without one, 1 have the last loss of a baseline" in said
+    assert "no such baseline: 1; number whose last loss differs from all of them: 1 (`a-again` odd)." in said
 
 
 def test_every_run_that_was_compared_has_stocks_bits() -> None:
