@@ -150,7 +150,7 @@ def test_plan_refuses_before_it_plans(dumps: Path, tmp_path: Path, capsys: Any) 
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     for words, told in {
         (dumps, "-o", tmp_path / "link"): f"{tmp_path / 'link'} is a link to {tmp_path / 'gone'}, which does not exist; expected a folder",
-        (dumps, "-o", tmp_path / "link" / "in"): f"{tmp_path / 'link'} is a link to {tmp_path / 'gone'}, which is not there",
+        (dumps, "-o", tmp_path / "link" / "in"): f"{tmp_path / 'link'} is a link to {tmp_path / 'gone'}, which does not exist",
         (dumps, "-o", "/dev/null/x"): "-o '/dev/null/x': /dev/null is a file; expected a folder there",
         (dumps, "-o", tmp_path / "file"): "is a file; expected a folder there",
         (dumps, "--json", tmp_path / "file" / "x.json"): f"{tmp_path / 'file'} is a file; expected a folder there",

@@ -402,7 +402,7 @@ def test_a_plan_without_its_record_among_others(plans: Path, tmp_path: Path, cap
         (tmp_path / name).write_bytes(data)
     (tmp_path / "captured" / "rank0.json").unlink()
     told = refused(capsys, "check", tmp_path)
-    assert f"{tmp_path / 'rank0.ilp'} has no record in {tmp_path / 'captured'}, {tmp_path / 'rank1.ilp'} has one" in told
+    assert f"{tmp_path / 'rank0.ilp'} has no record in {tmp_path / 'captured'}, but {tmp_path / 'rank1.ilp'} has one" in told
     (tmp_path / "captured" / "rank1.json").unlink()
     assert main(["check", str(tmp_path)]) == 0
 
