@@ -83,7 +83,7 @@ def _leave(code: int) -> None:
 def parsed(words: list[str]) -> argparse.Namespace:
     """The arguments of a command, with those after the first `--` as `script_args`; a wrong argument ends the process with code 2."""
     cut = words.index("--") if "--" in words else len(words)
-    known = parser()
+    known = parser(words[:1] if words and words[0] in COMMANDS else COMMANDS)
     args, unknown = known.parse_known_args(words[:cut])
     runs_script, script = hasattr(args, "script_args"), getattr(args, "script", None)
     if unknown:
@@ -122,12 +122,12 @@ class _CommandParser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands. It imports no heavy module."""
+def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of all commands, or of some. It imports no heavy module."""
     made = argparse.ArgumentParser(prog="interlace", description="Overlap and offload for PaddlePaddle's static auto-parallel.")
     made.add_argument("--version", action="version", version=VERSION)
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)
-    for name in COMMANDS:
+    for name in names:
         module = importlib.import_module(f"interlace.cli.{name}")
         module.add_parser(commands).set_defaults(main=module.main)
     return made

@@ -69,7 +69,7 @@ def renaming(program: Program, absent: frozenset[int]) -> Renaming:
     table, num_values = storages_of(program), 1 + max((value.id for value in program.values), default=-1)
     gone = np.zeros(1 + max((op.id for op in program.ops), default=-1), np.bool_)
     value, variable, storage = np.arange(num_values), np.arange(num_values), np.arange(len(table.storages))
-    for op in program.ops:
+    for op in program.ops if absent else ():
         if op.id in absent:
             source, result = int(value[op.operands[0]]), op.results[0]
             (home,), (left,) = table.parts[source], table.parts[result]

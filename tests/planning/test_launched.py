@@ -52,7 +52,7 @@ def steps(folder: Path, into: Path) -> dict[str, list[int]]:
     }
 
 
-@pytest.mark.parametrize("capture", ["on", "off"])
+@pytest.mark.parametrize("capture", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_all_simulate_the_step_that_was_decided_on(capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (plan, *_) = written(tmp_path / "plan", capture)
     assert plan.outcome is not None

@@ -116,7 +116,7 @@ def _no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     ("shape", "title"),
     [
         pytest.param(Shape(pp=2, mp=2, micro_batches=3), "nothing said", marks=pytest.mark.slow),
-        (Shape(mp=2, micro_batches=2, layers=2, gather=True), "three quarters"),
+        pytest.param(Shape(mp=2, micro_batches=2, layers=2, gather=True), "three quarters", marks=pytest.mark.slow),
         (Shape(pp=2, micro_batches=3, layers=2), "half moved"),
         (Shape(pp=2, dp=2, micro_batches=2), "no limit"),
     ],

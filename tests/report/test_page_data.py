@@ -351,7 +351,13 @@ def test_one_rank_of_each_stage_gives_the_same_page(made: Path, page: dict[str, 
 
 
 @pytest.mark.parametrize(
-    "world", [World(), World(mp=2, micro_batches=3), World(pp=4, micro_batches=2), World(pp=2, dp=2, schedule="FThenB")]
+    "world",
+    [
+        World(),
+        World(mp=2, micro_batches=3),
+        pytest.param(World(pp=4, micro_batches=2), marks=pytest.mark.slow),
+        World(pp=2, dp=2, schedule="FThenB"),
+    ],
 )
 @pytest.mark.parametrize("preset", ["overlap", "demo", "baseline"])
 def test_worlds_of_all_shapes_have_a_page(world: World, preset: str, tmp_path: Path) -> None:
