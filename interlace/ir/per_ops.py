@@ -16,6 +16,8 @@ KEPT = 8
 """Results that one table keeps per rank: forms of a plan are compared one after another, each for all ranks."""
 RANKS = 32
 """Number of ranks for which a table keeps results: those used last."""
+PLANS = 128
+"""Number of plans per rank for which small results are kept: a search comes back to plans that it made long before."""
 FEW = 4
 """Results per rank for tables whose results are large, with an entry for each micro-batch."""
 
@@ -39,8 +41,19 @@ def once_per_items(make: Callable[[Program], Made]) -> Once[Made]:
 
 def once_per_ops_and(make: Callable[[Program, Key], Made], kept: int = KEPT) -> Callable[[Program, Key], Made]:
     """As `once_per_ops`, called once for each second argument."""
-    known = once_per_ops(lambda program: dict[Key, Made](), kept)
+    return _by_key(make, once_per_ops(lambda program: dict[Key, Made](), kept))
 
+
+def once_per_plan_and(make: Callable[[Program, Key], Made]) -> Callable[[Program, Key], Made]:
+    """As `once_per_ops_and`, for small results, and for programs that also have the same jobs and events."""
+    return _by_key(make, Once(lambda program: dict[Key, Made](), _plan_of, PLANS))
+
+
+def _plan_of(program: Program) -> tuple[Any, ...]:
+    return program.ops, program.values, program.groups, program.pipeline, program.jobs, program.events
+
+
+def _by_key(make: Callable[[Program, Key], Made], known: Once[dict[Key, Made]]) -> Callable[[Program, Key], Made]:
     def found(program: Program, key: Key) -> Made:
         mine = known(program)
         if key not in mine:

@@ -111,6 +111,7 @@ class Worker:
         self._passes: dict[Spec, Pass] = {}
         self._steps: dict[Any, int] = {}
         self._results: dict[tuple[int, str], list[int]] = {}
+        self._parts: dict[bytes, Any] = {}
         self._facts: dict[Any, tuple[Any, bytes]] = {}
 
     @property
@@ -191,9 +192,18 @@ class Worker:
         start, program = time.perf_counter_ns(), self.programs[number]
         context.facts = facts
         with errors_named(each):
-            made = applied(each, program, context)
+            made = self._with_known_parts(applied(each, program, context), program)
         report = report_of(each, context, program, made, time.perf_counter_ns() - start)
         return Step(self._number(made, (number, each.name)), report, is_verified=False)
+
+    def _with_known_parts(self, made: Program, before: Program) -> Program:
+        """A program made of `before`, with what equals a part of an earlier program replaced by that part, so that tables which follow from
+        operations or jobs are made once, however these came about."""
+        found = {}
+        for name in ("ops", "values", "jobs", "events"):
+            if (part := getattr(made, name)) is not getattr(before, name):
+                found[name] = self._parts.setdefault(hashlib.sha256(msgspec.msgpack.encode(part)).digest(), part)
+        return msgspec.structs.replace(made, **found) if found else made
 
     def _number(self, made: Program, of: tuple[int, str]) -> int:
         """The number of the program that a pass made; if the pass with other options made an equal one before, that one's."""

@@ -25,7 +25,7 @@ from interlace.ir import Graph, Op, OpInstance, Program
 from interlace.ir.arrays import Flags, Ints
 from interlace.ir.copies import items_of, job_bounds
 from interlace.ir.kinds import SHADOW_OUTPUT, stream_of
-from interlace.ir.per_ops import once_per_ops
+from interlace.ir.per_ops import once_per_ops, once_per_plan_and
 from interlace.ir.target import GPU, Target
 from interlace.ir.waits import computing, last_of
 from interlace.scheduler.host_waits.waits_at_peaks import waits_at_peaks
@@ -136,8 +136,14 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_
     most = _most_side_bytes(program)
     if most <= run_ahead_bytes and (memory_limit is None or order_peak(program) + most <= memory_limit):
         return HostSyncs(reason="few-side-bytes", side_bytes=most)
+    return _searched(program, (cost, frozenset(names), run_ahead_bytes, memory_limit))
+
+
+@once_per_plan_and
+def _searched(program: Program, asked: tuple[Costs, frozenset[str], int, int | None]) -> HostSyncs:
+    cost, names, run_ahead_bytes, memory_limit = asked
     try:
-        return _Search(program, cost, frozenset(names)).run(run_ahead_bytes, memory_limit)
+        return _Search(program, cost, names).run(run_ahead_bytes, memory_limit)
     except PlanError as error:
         return HostSyncs(sync_at_job_ends(program, names), reason="not-simulated", error=str(error))
 

@@ -75,6 +75,18 @@ def test_a_schedule_without_a_limit_is_not_taken_for_one_within_a_limit() -> Non
     assert [step.report.name for step in worker.steps].count("schedule-1f1b") == 2
 
 
+def test_equal_parts_of_programs_are_shared() -> None:
+    """Tables that follow from operations or jobs are made once, whichever passes made these."""
+    worker, passes = Worker(trained(), COSTS), make_config(OPTIONS).passes
+    split, schedule = passes["split-backward"], passes["schedule-1f1b"]
+    with world_of([worker], [0]) as world:
+        made = [world.run(Pipeline(each), (1 << 40,)) for each in ((split, schedule), (passes["narrow-gathers"], split, schedule))]
+    one, other = (worker.programs[each.programs[0]] for each in made)
+    assert one.passes != other.passes
+    assert one.ops is other.ops
+    assert one.jobs is other.jobs
+
+
 def test_what_raised_is_not_taken_for_what_ran_after_it(own: type[Pass]) -> None:
     """A pass that refuses a program refuses it again."""
     worker, refuses, runs = Worker(trained(), COSTS), Pipeline((own(refuses=True),)), Pipeline((own(),))
