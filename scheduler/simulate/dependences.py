@@ -96,12 +96,12 @@ def _ordered(program: Program) -> _Ordered:
     for found in newest:
         if found.num_micro_batches == program.pipeline.num_micro_batches and np.array_equal(found.kept, kept):
             return found
-    newest[:] = [_Ordered.of(program, kept)]
+    newest[:] = [_Ordered.of(program, kept), *newest[:1]]
     return newest[0]
 
 
 _newest: Callable[[Program], list[_Ordered]] = once_per_ops(lambda program: [], FEW)
-"""The result for the last jobs, at most one."""
+"""The results for the last jobs, at most two: a search comes back to the plan that it makes variants of."""
 
 
 def _kept_order(program: Program, items: Ints) -> Ints:
