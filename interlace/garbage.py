@@ -6,9 +6,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-NEW_OBJECTS = 1_000_000
+NEW_OBJECTS = 10_000_000
 """How many new objects are looked at together: planning makes few cycles. With Python's 700 a sixth of it goes into the search for them,
-with 50,000 a twentieth."""
+with 50,000 a twentieth; with 1,000,000 a twenty-fifth, and of 5 million objects it found 24,000 unused."""
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-from interlace.garbage import NEW_OBJECTS
 from interlace.local import processes
 from interlace.passes import REGISTRY
 from interlace.scheduler.interleave import planner
@@ -27,6 +26,8 @@ searches.shorten()  # before any module with tests is imported
 pytest.register_assert_rewrite("tests.golden")  # so that a difference is shown
 settings.register_profile("any machine", deadline=None)  # others may use it, too
 settings.load_profile("any machine")
+SEEN_TOGETHER = 1_000_000
+"""How many new objects Python's garbage collector looks at together: tests make more cycles than commands do."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -120,11 +121,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Wait for the engines; look for garbage less often, as commands do."""
+    """Wait for the engines; look for garbage less often."""
     engines.wait_for_engines()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(NEW_OBJECTS, 20, 20)
+    gc.set_threshold(SEEN_TOGETHER, 20, 20)
 
 
 def _give_examples(items: Sequence[pytest.Item], times: float) -> None:
