@@ -211,7 +211,7 @@ def _over(plan: Plan, limit_bytes: int) -> str:
     if not limit_bytes or (held := graph_memory(plan.program).peak()) <= limit_bytes:
         return ""
     return (
-        f"the limit of memory is {size(limit_bytes)} a rank, and rank {plan.program.rank} holds {size(held)} inside a captured step, "
+        f"the memory limit is {size(limit_bytes)} a rank, and rank {plan.program.rank} holds {size(held)} inside a captured step, "
         "where memory is given back in the order of streams only"
     )
 

@@ -147,7 +147,7 @@ class Result:
 
         Raises PlanError if the device's power is not known."""
         if self.input.power is None:
-            raise PlanError("the clock of a rank was asked for, but the step was simulated without a limit of power")
+            raise PlanError("the clock of a rank was asked for, but the step was simulated without a power limit")
         when, ranks, levels = self.power.changes
         mine = (ranks == at) & (when < max(1, self.step_ns))
         return when[mine], self.input.power.clocks.mhz[levels[mine]]

@@ -239,7 +239,7 @@ def test_a_communication_beside_computation_draws_more_than_both_alone(engine: E
 
 def test_a_clock_that_is_not_known_is_not_made_up() -> None:
     found = simulated(*products(2, MS), power=False)
-    with pytest.raises(PlanError, match="without a limit of power"):
+    with pytest.raises(PlanError, match="without a power limit"):
         found.mean_mhz(0)
 
 

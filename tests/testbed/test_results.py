@@ -338,7 +338,7 @@ def test_times_by_kind_are_measured_predicted_and_as_the_fastest_of_each_size(tm
 
 
 def test_times_by_kind_at_the_clock_of_the_run() -> None:
-    """Products follow the clock, additions hardly do; without a limit of power nothing does."""
+    """Products follow the clock, additions hardly do; without a power limit nothing does."""
     costs = CostModel(load_profile("h200"))
     own, slow = (by_kind.by_kind(parse(PROGRAM), ranked(), costs, mhz) for mhz in (1980.0, 1485.0))
     assert own["add bfloat16"].at_clock_us == pytest.approx(own["add bfloat16"].predicted_us, rel=1e-3)
