@@ -28,41 +28,41 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         interleave: How work of different micro-batches is mixed: `auto`, or a form by name; a list has `dx-first` or `mixed` for each
-            stage. When: `auto` unless you compare forms; `off` to use offload or streams alone; a named form to plan faster, or if
-            measurements show that it is better. Details: `auto` simulates whole steps and takes the fastest of Paddle's baseline, the
-            named forms, and schedules with a form, weight-gradient delay, depth, orders and recomputation for each stage; no stage may
-            need more memory on a GPU than Paddle's baseline does on its fullest one, or than the `memory_budget` says;
-            `return_memory` and offload are used where that makes it faster, unless they are turned off.
-            `off` keeps Paddle's own list of jobs, to which the other passes still apply. `dx-first` computes the chain of input gradients
-            first and the weight gradients during the collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes
-            backward and forward operation by operation, with the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs.
-            `zb-h1` postpones weight gradients to fill bubbles. All but `off` put an optimizer that communicates into the job of the last
-            gradients. With a list, stages may wait for each other forever; give `depth` too in that case.
+            stage. When: `auto` unless you compare forms; `off` to use only offload or streams; a named form to plan faster, or if
+            measurements show that it is better. Details: `auto` simulates whole steps and chooses the fastest of Paddle's baseline, the
+            named forms, and schedules with a separate form, weight-gradient delay, depth, order and recomputation for each stage. No stage
+            may need more memory on a GPU than the fullest one with Paddle's baseline, or than the `memory_budget` allows. `auto` uses
+            `return_memory` and offload if that gives a faster step, unless they are turned off. `off` keeps Paddle's own list of jobs, to
+            which the other passes still apply. `dx-first` computes the chain of input gradients first, and the weight gradients during the
+            collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes backward and forward operation by operation, with
+            the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs. `zb-h1` postpones weight gradients to fill bubbles.
+            All except `off` put an optimizer that communicates into the job of the last gradients. With a list, stages may wait for each
+            other forever; then give `depth` too.
         weight_delay: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and
-            `mixed`; one number, or one for each stage. When: trying by hand what `auto` decides: pipelines whose last stages wait at the
-            end of the step, with memory to spare. Details: from 1 on, weight gradients do not depend on the rest of their job: they run
+            `mixed`; one number, or one for each stage. When: to try by hand what `auto` decides, if last stages of a pipeline wait at
+            the end of the step and memory is left. Details: from 1 on, weight gradients do not depend on the rest of their job: they run
             during its first collectives, and the last ones fill the end of the pipeline. Each micro-batch of weight-gradient delay keeps
             the operands of its weight gradients live. With VPP the weight-gradient delay counts backwards of one chunk.
         weight_delay_at_end: The weight-gradient delay after a stage's last forward, where memory only falls; by default that of
-            `weight_delay`. One number, or one for each stage. When: trying by hand what `auto` decides: last stages that send their last
+            `weight_delay`. One number, or one for each stage. When: to try by hand what `auto` decides, if last stages send their last
             gradients late because weight gradients of other micro-batches run first. Details: no stage may have less than its
-            `weight_delay`, and a stage whose `weight_delay` is 0 has 0.
+            `weight_delay`; a stage whose `weight_delay` is 0 has 0.
         inline_share: Share of weight gradients, by time, that are computed with their own input gradients while the others trail; one
-            number, or one for each stage. When: trying by hand what `auto` decides: a weight-gradient delay that does not quite fit into
+            number, or one for each stage. When: to try by hand what `auto` decides, if a weight-gradient delay does not quite fit into
             memory. Details: these are the weight gradients whose operands take the most memory for their time. They run during the
             collectives of their own job, which leaves memory for a larger weight-gradient delay of the others.
-        depth: Micro-batches in flight on each stage, with `dx-first` and `mixed`; by default as in 1F1B, or as `mixed` needs them. When:
-            trying by hand what `auto` decides: messages between stages that arrive late. Details: a deeper stage sends activations before
+        depth: Micro-batches in flight on each stage, with `dx-first` and `mixed`; by default as in 1F1B, or as `mixed` needs them. When: to
+            try by hand what `auto` decides, if messages between stages arrive late. Details: a deeper stage sends activations before
             it needs the next gradient, so a late message does not stop the pipeline.
         send_latency_weight: Weight of the start times of a job's sends against the job's duration when its operations are ordered; 0
-            minimizes the duration alone. One number, or one for each stage. When: trying by hand what `auto` decides: 0 without a
+            minimizes the duration alone. One number, or one for each stage. When: to try by hand what `auto` decides: 0 without a
             pipeline, more if stages wait for gradients.
         send_latency_weight_at_end: The same for jobs after a stage's last forward, which empty the pipeline; by default that of
-            `send_latency_weight`. One number, or one for each stage. When: trying by hand what `auto` decides: a last stage with `mixed`,
-            whose jobs are short but send their gradient at their end. Details: while the pipeline empties, the previous stage waits for
-            every gradient.
+            `send_latency_weight`. One number, or one for each stage. When: to try by hand what `auto` decides, for a last stage with
+            `mixed`, whose jobs are short but send their gradient at their end. Details: while the pipeline empties, the previous stage
+            waits for every gradient.
         search: Whether a local search improves the order of operations in each kind of job; `auto` does not use it. When: off to plan in a
-            fraction of the time. Details: the search sees one job at a time, and what it finds makes whole steps slower as often as
+            fraction of the time. Details: the search optimizes one job at a time, and its results make whole steps slower as often as
             faster. Off keeps the order of the list scheduler.
         schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), instead of
             `weight_delay` and `depth`. When: you have your own schedule, or changed the one that `interlace plan` wrote. Details: jobs of

@@ -45,8 +45,8 @@ class StateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             it.
         min_bytes: Smaller values stay on the device. When: 1 MiB suits GPUs, and keeps single numbers such as `beta1_pow_acc` on the
             device; small models on a CPU need a lower limit to have anything to move.
-        fraction: Share of the eligible bytes to move; by default all of them, or what the budget needs. When: you want a fixed share moved,
-            whatever the memory; for a limit in bytes set a budget.
+        fraction: Share of the eligible bytes to move; by default all of them, or what the budget needs. When: to move a fixed share; to
+            limit memory in bytes, set a `memory_budget` instead.
     """
 
     modules: tuple[str, ...] = ()

@@ -38,11 +38,11 @@ class OffloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             Details: each pattern matches consecutive components of the dotted layer path of the operation that produces a value.
         exclude_ops: Values to keep on the device: patterns of operation names (`pd_op.softmax`) or of layers (`layers.0`). When: a value
             comes back too late (the page lists it), or its copy slows other work.
-        min_bytes: Smaller values are kept. When: 1 MiB suits GPUs; small models on a CPU need less to have anything to move.
-        fraction: Share of the eligible bytes of a micro-batch to move; by default all of them, or what the budget needs. When: you want a
-            fixed share moved, whatever the memory; for a limit in bytes set a budget.
-        keep_bytes: Eligible bytes of a micro-batch that are kept at least; one number, or one for each stage. When: the values of late
-            layers come back at once: keep as many of them as memory allows.
+        min_bytes: Smaller values stay on the device. When: 1 MiB suits GPUs; small models on a CPU need a lower limit to move anything.
+        fraction: Share of the eligible bytes of a micro-batch to move; by default all of them, or what the budget needs. When: to move a
+            fixed share; to limit memory in bytes, set a `memory_budget` instead.
+        keep_bytes: Least number of eligible bytes of a micro-batch that stay on the device; one number, or one for each stage. When: values
+            of late layers would come back immediately: keep as many of them as memory allows.
         max_in_flight: Most copies in flight at a time in each direction; 0 allows no copies, none sets no limit. When: host memory or the
             PCIe link is shared with other work.
         include_integers: Move integer and bool values too. When: large index tensors or masks are among the saved values.
