@@ -60,7 +60,7 @@ def bounds_of(pp: int, micro_batches: int, costs: GivenCosts) -> Bounds:
 
 
 def marks(form: str, pp: int) -> list[pytest.MarkDecorator]:
-    """The search over forms is as near to the bounds with two stages as with three."""
+    """With three stages the search over forms runs in `make test-long`."""
     return [*[pytest.mark.slow] * (form == "auto" or pp > 2), *[pytest.mark.long] * (form == "auto" and pp > 2)]
 
 
