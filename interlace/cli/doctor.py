@@ -78,6 +78,7 @@ class _Asked(NamedTuple):
 def _asked(args: argparse.Namespace) -> _Asked:
     """What the command and the environment request. Raises ConfigError if the script, the number of its ranks or the configuration is
     missing or wrong."""
+    from interlace.cli.dump import require_script
     from interlace.config import load_config, make_config
     from interlace.errors import ConfigError
     from interlace.outside import CONFIG_VARIABLE, VARIABLES, asked_outside
@@ -87,8 +88,11 @@ def _asked(args: argparse.Namespace) -> _Asked:
         if given or args.script_args:
             raise ConfigError(f"{f'--{given}' if given else 'arguments after --'}: needs SCRIPT, which is missing")
         return _Asked({}, "defaults", {}, "")
-    if not args.world:
+    require_script(args.script)
+    if args.world is None:
         raise ConfigError(f"{args.script}: the number of ranks is missing; add --world N")
+    if args.world < 1:
+        raise ConfigError(f"--world {args.world}: expected at least one rank")
     if args.config:
         load_config(args.config)
     outside = asked_outside({CONFIG_VARIABLE: args.config}) if args.config else asked_outside(typed=VARIABLES)

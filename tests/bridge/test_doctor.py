@@ -257,8 +257,10 @@ def test_what_the_plan_of_a_script_needs(tmp_path: Path, capsys: pytest.CaptureF
     [
         (["--world", "2"], "--world: needs SCRIPT, which is missing"),
         (["--", "--layers", "2"], "arguments after --: needs SCRIPT, which is missing"),
-        (["train.py"], "train.py: the number of ranks is missing; add --world N"),
-        (["train.py", "--world", "2", "--config", "nothing"], "nothing"),
+        (["train.py", "--world", "2"], "train.py: no such script; expected the path of a training script"),
+        ([str(GPT)], f"{GPT}: the number of ranks is missing; add --world N"),
+        ([str(GPT), "--world", "-1"], "--world -1: expected at least one rank"),
+        ([str(GPT), "--world", "2", "--config", "nothing"], "nothing"),
     ],
 )
 def test_questions_about_scripts_that_cannot_be_answered(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,7 @@ class Machine:
     watts: float = 0.0
     share: float = 0.0
     top: float = 1.0
+    highest: float = 1.0
     counted: int = 0
     count_at: float = 0.0
     refuses: int = 0
@@ -72,7 +73,7 @@ class Machine:
             self.counted, self.count_at = int(1000 * self.joules), self.now + COUNT_S
         change_w = (watts - self.mean_w) * TICK_S / RESPONSE_S
         self.mean_w += change_w
-        self.ratio = min(1.0, max(0.4, self.ratio + 0.002 * (1 - self.mean_w / LIMIT_W) - 0.1 * change_w / LIMIT_W))
+        self.ratio = min(self.highest, max(0.4, self.ratio + 0.002 * (1 - self.mean_w / LIMIT_W) - 0.1 * change_w / LIMIT_W))
 
     def run(self, times: int, meanwhile: Callable[[], object], watts: float, share: float, top: float) -> float:
         """Rows of kernels; their energy and time at the highest clock are known. Above `top` of it they do not run, whatever is told."""
@@ -154,6 +155,16 @@ def test_where_no_kernel_reaches_the_limit_calibration_says_so(machine: Machine)
     found = power_part([load(machine, "add", 380.0, 0.0)], gpu, lambda: machine.now, machine.sleep)
     assert "no kernel reached the limit" in found.note
     assert (found.limit_w, found.samples[0].clock_share) == (LIMIT_W, 0.0)
+
+
+def test_a_low_clock_far_from_the_limit_is_no_limit(machine: Machine) -> None:
+    """As with a clock that somebody has fixed: a light kernel says nothing of the limit, which is then the driver's."""
+    gpu, _ = find_gpu(0)
+    assert gpu is not None
+    machine.highest = 0.8
+    found = power_part([load(machine, "add", 380.0, 0.0)], gpu, lambda: machine.now, machine.sleep)
+    assert "no kernel reached the limit" in found.note
+    assert found.limit_w == LIMIT_W
 
 
 @pytest.mark.parametrize(("visible", "index", "expected"), [("", 1, 1), ("3,5", 1, 5), ("GPU-12ab,GPU-34cd", 1, "GPU-34cd")])

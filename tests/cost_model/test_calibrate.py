@@ -128,8 +128,30 @@ def test_power_is_measured_of_the_largest_of_each_kind_and_of_three_sizes_of_pro
         assert loads[0].size == max(case.part.size_bytes for case in of_kind["gelu"])
         assert loads[-1].size == max(case.part.flops for case in of_kind["gemm"])
         once_s, twice_s = (loads[0].start()(times, lambda: None) for times in (1, 2))
+        (few, _), _ = measure.power_of(bench_of_cpu(), [each for each in long if each[0].part.kind == "gemm"][:2])
+        assert len({load.size for load in few}) == len(few) == 2, "each once"
     assert (loads[0].count, loads[0].row_s) == (2, 8e-3)
     assert twice_s > once_s > 0
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("each_ns", [[5.0, 6e3, 7e3], [-2e3, -1.0, 3e3]])
+def test_copies_that_fail_or_do_not_differ_from_noise_are_told_and_cost_nothing_else(monkeypatch, each_ns):
+    from interlace.bridge.calibrate import copies, measure
+
+    monkeypatch.setattr(copies, "copies_ns", lambda lab, rows, num_runs: {"d2h": each_ns, "h2d": [1e3] * 3})
+    device, failed = bench_of_cpu().device, dict[str, str]()
+    found = measure._copies(device, True, failed)
+    assert [each.direction for each in found] == (["d2h", "h2d"] if each_ns[1] > 0 else ["h2d"])
+    monkeypatch.setattr(copies, "copies_ns", lambda lab, rows, num_runs: {"d2h": [-1.0]})
+    assert (measure._copies(device, True, failed), failed.pop("copies")) == ((), "none differed from noise; is the machine busy?")
+
+    def fails(lab, rows, num_runs):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(copies, "copies_ns", fails)
+    assert measure._copies(device, True, failed) == ()
+    assert "out of memory" in failed["copies"]
 
 
 @pytest.mark.paddle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -25,11 +25,13 @@ NUM_RUNS = 9
 
 
 class Communication(NamedTuple):
-    """Samples of collectives and of transfers, or in `why_not` the reason why there are none."""
+    """Samples of collectives and of transfers, or in `why_not` the reason why there are none; and the messages whose times do not differ
+    from noise."""
 
     collectives: tuple[CommSample, ...] = ()
     p2p: tuple[CommSample, ...] = ()
     why_not: str = ""
+    noise: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -97,12 +99,21 @@ def measured_communication(bench: Bench, ranks: Ranks, quick: bool) -> Communica
     the same arguments; it gets its own times, which differ little between ranks."""
     sizes, groups = SIZES[2::3] if quick else SIZES, ranks.groups()
 
-    def sample(message: Message, count: int, size_bytes: int) -> CommSample:
+    noise = list[str]()
+
+    def samples(message: Message, count: int) -> Iterator[CommSample]:
+        for size in sizes:
+            if (found := sample(message, count, size)) is not None:
+                yield found
+            else:
+                noise.append(f"{message.kind} of {size} bytes between {count} ranks")
+
+    def sample(message: Message, count: int, size_bytes: int) -> CommSample | None:
         return _sample(bench, message, (groups[count], count, ranks.rank % count), size_bytes, groups[ranks.world])
 
-    collectives = [sample(each, count, size) for count in groups for each in COLLECTIVES for size in sizes]
-    transfers = [sample(TRANSFER, 2, size) for size in sizes] if 2 in groups else []
-    return Communication(tuple(collectives), tuple(transfers))
+    collectives = [each for count in groups for message in COLLECTIVES for each in samples(message, count)]
+    transfers = tuple(samples(TRANSFER, 2)) if 2 in groups else ()
+    return Communication(tuple(collectives), transfers, noise=tuple(noise))
 
 
 def elements_of(size_bytes: int, count: int) -> int:
@@ -114,7 +125,8 @@ def elements_of(size_bytes: int, count: int) -> int:
     return count * max(1, size_bytes // DTYPE_BYTES[DTYPE] // count)
 
 
-def _sample(bench: Bench, message: Message, group: tuple[Any, int, int], size_bytes: int, everyone: Any) -> CommSample:
+def _sample(bench: Bench, message: Message, group: tuple[Any, int, int], size_bytes: int, everyone: Any) -> CommSample | None:
+    """None if the time of a message does not differ from noise."""
     own, count, place = group
     elements, number = elements_of(size_bytes, count), max(FEWEST, min(MOST, MOST_BYTES // size_bytes))
 
@@ -127,5 +139,7 @@ def _sample(bench: Bench, message: Message, group: tuple[Any, int, int], size_by
 
     base = median(bench.seconds(lambda: build(1), num_runs=NUM_RUNS))
     each_ns = [(run - base) / number * 1e9 for run in bench.seconds(lambda: build(1 + number), num_runs=NUM_RUNS)]
-    took_ns = max(1, round(median(each_ns)))
+    took_ns = round(median(each_ns))
+    if took_ns < 1:
+        return None
     return CommSample(message.kind, count, elements * DTYPE_BYTES[DTYPE], took_ns, round(spread(each_ns)), num_runs=NUM_RUNS)

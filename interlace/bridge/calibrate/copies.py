@@ -22,12 +22,13 @@ DIRECTIONS: tuple[Direction, Direction] = ("d2h", "h2d")
 
 
 def copy_samples(device: Device, quick: bool) -> Iterator[CopySample]:
-    """A sample for each size and direction; only the small size when `quick`."""
+    """A sample for each size and direction that can be told from noise; only the small size when `quick`."""
     with settings():
         lab = Lab(device)
         for rows in ROWS[:1] if quick else ROWS:
             for direction, each_ns in copies_ns(lab, rows, NUM_RUNS).items():
-                yield CopySample(direction, 4 * rows**2, max(1, round(median(each_ns))), 1, round(spread(each_ns)), NUM_RUNS)
+                if (once_ns := round(median(each_ns))) > 0:
+                    yield CopySample(direction, 4 * rows**2, once_ns, 1, round(spread(each_ns)), NUM_RUNS)
 
 
 def copies_ns(lab: Lab, rows: int, num_runs: int) -> dict[Direction, list[float]]:

@@ -32,9 +32,10 @@ from interlace.bridge.guard import fault_of
 from interlace.bridge.nvml import find_gpu
 from interlace.bridge.probe.bench import MOST_OPS, Bench, Case, fill, paddle_settings
 from interlace.bridge.profiles import known_name
+from interlace.bridge.targets import Device
 from interlace.bridge.targets.cpu import cpu_model
 from interlace.cost_model.model import sample_size
-from interlace.cost_model.profile import SCHEMA, DeviceProfile, OpSample, Peak, Power, Provenance
+from interlace.cost_model.profile import SCHEMA, CopySample, DeviceProfile, OpSample, Peak, Power, Provenance
 from interlace.cost_model.work import Part
 from interlace.errors import ConfigError
 from interlace.grouping import grouped
@@ -79,9 +80,10 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
         host, found = host_costs(bench, quick), cases(bench.is_fast, quick, failed)
         samples, measured = op_samples(bench, found, host.op_ns, failed)
         matrix_flops, memory_rate = _matrix_rates(samples), _memory_rate(samples, failed)
-        copies = () if is_host else tuple(copy_samples(device, quick))
+        copies = () if is_host else _copies(device, quick, failed)
         power, no_power = power_of(bench, measured)
     reasons = [f"{name}: {why}" for name, why in failed.items()]
+    reasons += [f"{message}: its time does not differ from noise" for message in communication.noise]
     told = {name.partition(" ")[0] for name in failed} | {case.part.kind for case, _ in measured}
     if hidden := sorted({case.part.kind for case in found} - told):
         reasons.append(f"{', '.join(hidden)}: shorter than the host's share")
@@ -169,7 +171,7 @@ def power_of(bench: Bench, measured: Sequence[tuple[Case, float]]) -> tuple[Powe
     for _, found in sorted(grouped((case.part.kind, (case, once_ns)) for case, once_ns in measured if once_ns >= LEAST_LOAD_NS).items()):
         ordered = sorted(found, key=lambda each: each[0].part.flops or each[0].part.size_bytes)
         places = [int(share * len(ordered)) for share in PRODUCT_SIZES] if ordered[0][0].part.flops else []
-        loads += [_load(bench, *each) for each in [*(ordered[at] for at in places), ordered[-1]]]
+        loads += [_load(bench, *ordered[at]) for at in dict.fromkeys([*places, len(ordered) - 1])]
     try:
         return power_part(loads, gpu), ""
     except Exception as error:  # from Paddle or NVML
@@ -216,6 +218,18 @@ def op_samples(
             samples.append(OpSample(part.kind, part.dtype, dict(part.dims), part.size_bytes, *times, bench.num_runs))
             measured.append((case, dur_ns))
     return sorted(samples, key=lambda s: (s.kind, s.dtype, s.size_bytes, sorted(s.dims.items()))), measured
+
+
+def _copies(device: Device, quick: bool, failed: dict[str, str]) -> tuple[CopySample, ...]:
+    """Samples of copies; an error is recorded in `failed`, so that it does not cost what was measured before."""
+    try:
+        found = tuple(copy_samples(device, quick))
+    except Exception as error:  # Paddle's own, of many classes
+        failed["copies"] = fault_of(error).text
+        return ()
+    if not found:
+        failed["copies"] = "none differed from noise; is the machine busy?"
+    return found
 
 
 def _require_working(bench: Bench, part: Part, failure: Exception) -> None:

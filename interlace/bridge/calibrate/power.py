@@ -36,6 +36,8 @@ GOLDEN = 0.618034
 an H100 from 25 ms of every 100 ms (arXiv:2312.02741), with which equal pauses could stay in phase."""
 APART = 0.05
 """The least relative difference of two clocks from which the dependence of time and energy on the clock is computed."""
+AT_LIMIT = 0.9
+"""The least share of the driver's limit that a kernel held there draws; a low clock alone may have another reason, such as heat."""
 RESPONSE_NS, STEP_MHZ, LOWEST = 40_000_000, 15, 6
 """Not measured here but taken from H100 and H200: the response time of the limiter, the step between clocks, and the ratio of the highest
 to the lowest clock."""
@@ -190,7 +192,7 @@ class _Meter:
         """Measure energy and time of a kernel. `lower` runs something that lowers the clock."""
         run, rows = load.start(), max(1, min(round(AHEAD_S / load.row_s), MOST_AHEAD // load.count))
         full = self._window(run, load, rows, pauses=False)
-        is_held = full.mhz < (1 - APART) * self.gpu.highest_mhz()
+        is_held = full.mhz < (1 - APART) * self.gpu.highest_mhz() and full.watts > AT_LIMIT * self.gpu.limit_w()
         paused = self._window(run, load, 1, pauses=True) if is_held else None
         pace = self._pace(run, load, lower)
         return Found(load, full._replace(took_s=max(pace.took_s, full.took_s - pace.start_s / (rows * load.count))), paused, pace)
