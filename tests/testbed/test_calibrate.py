@@ -71,7 +71,7 @@ with paddle_on("testbed") as target:
     with paddle_settings():
         found = communication.communication_of_run(bench_of(choose_device(), quick=True), quick=False)
     with open(f"{sys.argv[1]}/found{os.environ['PADDLE_TRAINER_ID']}.json", "wb") as file:
-        file.write(msgspec.json.encode([found.collectives, found.p2p]))
+        file.write(msgspec.json.encode([found.collectives, found.p2p, found.noise]))
 """
 
 
@@ -86,13 +86,12 @@ def test_two_devices_measure_their_collectives_and_transfers_together(plugin: Pa
         assert done.returncode == 0, done.stderr[-3000:]
         assert not list(Path(short).glob("interlace-*"))  # the folder that they shared
     for rank in range(2):
-        collectives, transfers = msgspec.json.decode((tmp_path / f"found{rank}.json").read_bytes(), type=list[list[CommSample]])
-        kinds = {(each.kind, each.group_size, each.size_bytes) for each in collectives}
-        assert kinds == {(kind, 2, size) for kind in KINDS for size in (1 << 12, 1 << 16)}
-        assert {(each.kind, each.group_size, each.size_bytes) for each in transfers} == {
-            ("send_recv", 2, 1 << 12),
-            ("send_recv", 2, 1 << 16),
-        }
+        found = (tmp_path / f"found{rank}.json").read_bytes()
+        collectives, transfers, noise = msgspec.json.decode(found, type=tuple[list[CommSample], list[CommSample], list[str]])
+        measured = [f"{each.kind} of {each.size_bytes} bytes between {each.group_size} ranks" for each in [*collectives, *transfers]]
+        every = [f"{kind} of {size} bytes between 2 ranks" for kind in (*KINDS, "send_recv") for size in (1 << 12, 1 << 16)]
+        assert sorted([*measured, *noise]) == sorted(every)
+        assert measured, "a busy machine may hide some, not all"
 
 
 @pytest.mark.parametrize(
