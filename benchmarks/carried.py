@@ -19,7 +19,8 @@ import msgspec
 
 from interlace.cost_model import CostModel, DeviceProfile, load_profile, save_profile
 from interlace.cost_model.profile import OpSample
-from interlace.cost_model.work import Part, flops_of
+from interlace.cost_model.work import Part, dims_of, flops_of
+from interlace.ir.operation_kinds import memory_family
 
 
 def carried(measured: DeviceProfile, there: DeviceProfile, here: DeviceProfile) -> DeviceProfile:
@@ -27,9 +28,10 @@ def carried(measured: DeviceProfile, there: DeviceProfile, here: DeviceProfile) 
     on_there, on_here = CostModel(there), CostModel(here)
 
     def moved(sample: OpSample) -> OpSample:
-        flops = flops_of(sample.kind, sample.dims)
-        family = "memory" if not flops else "attention" if sample.kind.startswith("attention") else "gemm"
-        part = Part(sample.kind, family, sample.dtype, tuple(sorted(sample.dims.items())), flops, sample.size_bytes)
+        dims, flops = dims_of(**sample.dims), flops_of(sample.kind, sample.dims)
+        product = "attention" if sample.kind.startswith("attention") else "gemm"
+        family = product if flops else memory_family(sample.kind) or "elementwise"  # kinds of samples alone: copies and sums
+        part = Part(sample.kind, family, sample.dtype, dims, flops, sample.size_bytes)
         factor = on_here.part_time(part).dur_ns / on_there.part_time(part).dur_ns
         return msgspec.structs.replace(sample, dur_ns=max(1, round(sample.dur_ns * factor)), source="derived")
 
@@ -39,10 +41,10 @@ def carried(measured: DeviceProfile, there: DeviceProfile, here: DeviceProfile) 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python benchmarks/carried.py", description="Carry kernel times from one card to another.")
-    parser.add_argument("measured", help="profile of kernels on the first card")
-    parser.add_argument("--from", dest="there", required=True, help="profile of the first card, from other kernels")
-    parser.add_argument("--to", dest="here", required=True, help="profile of the second card, from those kernels too")
+    parser = argparse.ArgumentParser(prog="python benchmarks/carried.py", description="Scale kernel times from one GPU to another.")
+    parser.add_argument("measured", help="profile of kernels on the first GPU")
+    parser.add_argument("--from", dest="there", required=True, help="profile of the first GPU, from other kernels")
+    parser.add_argument("--to", dest="here", required=True, help="profile of the second GPU, from those kernels too")
     parser.add_argument("-o", "--out", required=True, type=Path, help="profile to write")
     args = parser.parse_args(argv)
     profile = carried(*(load_profile(name) for name in (args.measured, args.there, args.here)))
