@@ -103,13 +103,11 @@ def measured_communication(bench: Bench, ranks: Ranks, quick: bool) -> Communica
 
     def samples(message: Message, count: int) -> Iterator[CommSample]:
         for size in sizes:
-            if (found := sample(message, count, size)) is not None:
+            found = _sample(bench, message, (groups[count], count, ranks.rank % count), size, groups[ranks.world])
+            if found is not None:
                 yield found
             else:
                 noise.append(f"{message.kind} of {size} bytes between {count} ranks")
-
-    def sample(message: Message, count: int, size_bytes: int) -> CommSample | None:
-        return _sample(bench, message, (groups[count], count, ranks.rank % count), size_bytes, groups[ranks.world])
 
     collectives = [each for count in groups for message in COLLECTIVES for each in samples(message, count)]
     transfers = tuple(samples(TRANSFER, 2)) if 2 in groups else ()

@@ -53,7 +53,7 @@ class Calibrated(NamedTuple):
     Attributes:
         profile: Only what was measured.
         no_power: Why power was not measured; empty if it was.
-        failed: One text for each kind of operation that was not measured, with the reason.
+        failed: What was not measured, with the reason: kinds of operations, copies and messages.
     """
 
     profile: DeviceProfile
@@ -224,7 +224,7 @@ def _copies(device: Device, quick: bool, failed: dict[str, str]) -> tuple[CopySa
     """Samples of copies; an error is recorded in `failed`, so that it does not cost what was measured before."""
     try:
         found = tuple(copy_samples(device, quick))
-    except Exception as error:  # Paddle's own, of many classes
+    except Exception as error:  # Paddle raises many classes
         failed["copies"] = fault_of(error).text
         return ()
     if not found:

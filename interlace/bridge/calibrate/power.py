@@ -209,19 +209,20 @@ class _Meter:
                 clocks.append(self.gpu.mhz())
                 readings.append(self._reading())
 
-        def cycle() -> None:
+        def without_pause() -> None:
             took_s.append(run(rows, poll))
 
-        def paused() -> None:
+        def with_pause() -> None:
             took_s.append(run(rows, lambda: clocks.append(self._mhz_amid(load))))
             self.sleep(took_s[-1] * (0.5 + GOLDEN * len(took_s) % 1))
             readings.append(self._reading())
 
-        self._while(SETTLE_S, paused if pauses else cycle)
+        cycle, for_s = (with_pause, PAUSED_S) if pauses else (without_pause, WINDOW_S)
+        self._while(SETTLE_S, cycle)
         for each in (clocks, took_s, readings):
             each.clear()
         begin = self.now()
-        self._while(PAUSED_S if pauses else WINDOW_S, paused if pauses else cycle)
+        self._while(for_s, cycle)
         seconds = self.now() - begin
         kernels, watts, rest_w = len(took_s) * rows * load.count, _watts(readings), self._rest()
         return Window(sum(took_s) / kernels, median(clocks), (watts - rest_w) * seconds / kernels, watts, rest_w)

@@ -208,7 +208,7 @@ def _input(shape: tuple[int, ...], dtype: str, scattered: bool, signed: bool) ->
 
 
 def _sines(rows: int, cols: int, down: float, along: float) -> Any:
-    """A product of two sines, `[rows, cols]`; `down` and `along` are the radians between neighbours in a column and in a row."""
+    """Sines, `[rows, cols]`, whose phases differ by `down` radians between neighbours in a column and by `along` in a row."""
     places = (paddle.scale(paddle.arange(size, dtype="float32"), step) for size, step in ((rows, down), (cols, along)))
     first, second = places
     return paddle.sin(paddle.add(first.reshape([rows, 1]), second.reshape([1, cols])))
