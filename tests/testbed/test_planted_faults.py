@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BASES = {"pp2": ("mixed", ("--pp", "2", "--clip-grad", "1")), "mp2": ("dx-first", ("--mp", "2", "--schedule", "1F1B"))}
 SIZE = ("--layers", "2", "--micro-batches", "4", "--steps", str(NUM_STEPS + 1))
 DELAY_US = 200_000
-TURNS = {"copy": (2, 6000), "collective": (2, 20000), "compute": (2, 2000)}
-"""Kind of work -> runs in which each piece of that kind is delayed once, and by how many microseconds."""
+TURNS = {"copy": 6000, "collective": 20000, "compute": 2000}
+"""Kind of work -> by how many microseconds each piece of that kind is delayed, once in some runs (`runs`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +64,23 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def pp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def pp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Ran:
     """All faults of a pipeline, in one run of its ranks."""
-    return _train("pp2", tmp_path_factory.mktemp("pp2"))
+    return _train("pp2", tmp_path_factory.mktemp("pp2"), runs(pytestconfig))
 
 
 @pytest.fixture(scope="module")
-def mp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def mp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Ran:
     """The same of two tensor-parallel ranks."""
-    return _train("mp2", tmp_path_factory.mktemp("mp2"))
+    return _train("mp2", tmp_path_factory.mktemp("mp2"), runs(pytestconfig))
 
 
-def _train(base: str, folder: Path) -> Ran:
+def runs(config: pytest.Config) -> int:
+    """In how many runs all pieces of a kind of work are delayed together; more, with fewer pieces in each, in `make test-long`."""
+    return 4 if config.getoption("--long") else 2
+
+
+def _train(base: str, folder: Path, num_runs: int) -> Ran:
     from testbed.target import RULES
 
     need_ranks(2)
@@ -95,7 +100,7 @@ def _train(base: str, folder: Path) -> Ran:
             plans = _plans(folder / "plan", running)
             planted = _plant(base, plans, RULES)
         finally:
-            tasks = _tasks(folder, planted, plans)
+            tasks = _tasks(folder, planted, plans, num_runs)
             (folder / "part").write_bytes(msgspec.json.encode(tasks))
             (folder / "part").rename(folder / "tasks.json")
         running.result()
@@ -132,9 +137,9 @@ def _plant(base: str, plans: list[Program], target: Target) -> dict[str, Planted
     return found
 
 
-def _tasks(folder: Path, planted: dict[str, Planted], plans: list[Program]) -> list[Task]:
+def _tasks(folder: Path, planted: dict[str, Planted], plans: list[Program], num_runs: int) -> list[Task]:
     """The plan itself first, under delays in turn, then each fault's two worlds; equal ones follow each other, as ranks build them once."""
-    turns = [(kind, k, count, us) for kind, (count, us) in TURNS.items() for k in range(count)]
+    turns = [(kind, k, num_runs, us) for kind, us in TURNS.items() for k in range(num_runs)]
     tasks = [Task(f"{turn[0]} {turn[1]}", turns=turn) for turn in turns] if planted else []
     stored: list[tuple[list[Program], str]] = [(plans, "")]
     for name, each in planted.items():
@@ -185,9 +190,9 @@ def test_a_missing_order_is_refused_and_gives_wrong_numbers(request: pytest.Fixt
 def test_every_piece_of_work_delayed_in_turn(request: pytest.FixtureRequest, base: str, kind: str) -> None:
     """No races."""
     ran: Ran = request.getfixturevalue(base)
-    runs = [ran.done[f"{kind} {k}"] for k in range(TURNS[kind][0])]
-    assert all(len(found.taken) > 3 for done in runs for found in done)
-    assert all(is_same(done, ran.baseline) for done in runs)
+    delayed = [ran.done[f"{kind} {k}"] for k in range(runs(request.config))]
+    assert all(len(found.taken) > 3 for done in delayed for found in done)
+    assert all(is_same(done, ran.baseline) for done in delayed)
 
 
 @pytest.mark.long
