@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 import device_profile
@@ -172,6 +172,41 @@ def energy_beside() -> str:
         f"above gives {looped:.0f} W); the median error of a plan's change of energy is {100 * with_it:.1f} points, each predicted with "
         f"the value from all others, and {100 * without:.1f} points without this power"
     )
+
+
+@claim
+def calibrated_energy() -> str:
+    """By how much a kernel's energy differs between three runs of calibration, and its power above that at rest against the profile's."""
+    runs = [{(load["kind"], load["size"]): load for load in run["loads"]} for run in raw("h100/power_readings.json")["runs"]]
+    found = [[run[key] for run in runs] for key in runs[0] if key in HELD_BY_CALIBRATE]
+    held, paused = ([_apart(load[how]["joules"] for load in loads) for loads in found] for how in ("full", "paused"))
+    said = []
+    for kind in CONSTANT:
+        drawn = [load["full"]["joules"] / load["pace"]["took_s"] for run in runs for (name, _), load in run.items() if name == kind]
+        random = max((sample for sample in load_profile("h100").power.samples if sample.kind == kind), key=lambda sample: sample.size)
+        said.append(f"{kind} {min(drawn):.0f} to {max(drawn):.0f} ({random.watts:.0f})")
+    return (
+        f"the energy of {len(found)} kernels without pauses differs by {100 * min(held):.0f} to {100 * max(held):.0f} % between the three, "
+        f"with equal pauses by {100 * min(paused):.0f} to {100 * max(paused):.0f} %; watts above rest with constant inputs (in the "
+        f"profile `h100`, of PyTorch's kernels, with random ones): {', '.join(said)}"
+    )
+
+
+HELD_BY_CALIBRATE = {
+    ("attention", 1 << 36),
+    ("attention", 1 << 37),
+    ("attention_grad", 343_597_383_680),
+    ("gemm", 1 << 37),
+    ("gemm", 369_367_187_456),
+    ("gemm", 1 << 41),
+}
+"""Kind and FLOPs of the kernels that reached the limit in all three runs, without batched products, of which there are several sizes."""
+CONSTANT = ("gelu", "add", "softmax", "layer_norm")
+
+
+def _apart(values: Iterable[float]) -> float:
+    found = list(values)
+    return max(found) / min(found) - 1
 
 
 @claim
