@@ -19,9 +19,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "calibrate",
         help="measure this machine",
-        description="Measure operations, copies, host costs and power of this machine's device. With several ranks, also measure "
-        "collectives; the first rank then writes FILE: python -m paddle.distributed.launch --devices 0,1 $(which interlace) "
-        "calibrate -o FILE.",
+        description="Measure operations, copies, how much these slow each other down, host costs and power of this machine's device. "
+        "With several ranks, also measure collectives; the first rank then writes FILE: "
+        "python -m paddle.distributed.launch --devices 0,1 $(which interlace) calibrate -o FILE.",
     )
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write the profile (.json)")
     add_target(parser)
@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--base",
         metavar="NAME",
         default="",
-        help="device profile, by name or path, from which to take what is not measured, such as interference",
+        help="device profile, by name or path, from which to take what is not measured, such as other sizes of groups",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and shorter runs, for a first look")
     parser.add_argument("--date", default="", metavar="YYYY-MM-DD", help="date to store (default: today)")
@@ -43,7 +43,9 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.outputs import write_json
     from interlace.cli.progress import Alive
     from interlace.errors import ConfigError
+    from interlace.outside import with_connections
 
+    os.environ.update(with_connections())  # as in training, where streams must not share a connection either
     base, (rank, world) = _checked(args), started_ranks()
     with paddle_on(args.target) as target, Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
         from interlace.bridge.calibrate.communication import communication_of_run
@@ -87,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-PARTS = {"ops": "operations", "collectives": "collectives", "p2p": "transfers", "copies": "copies"}
+PARTS = {"ops": "operations", "collectives": "collectives", "p2p": "transfers", "copies": "copies", "interference": "rows of interference"}
 """Fields of a profile that the summary counts, with their names in it."""
 
 

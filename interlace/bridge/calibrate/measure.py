@@ -84,6 +84,7 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
         power, no_power = power_of(bench, measured)
     reasons = [f"{name}: {why}" for name, why in failed.items()]
     reasons += [f"{message}: its time does not differ from noise" for message in communication.noise]
+    reasons += communication.beside.failed
     told = {name.partition(" ")[0] for name in failed} | {case.part.kind for case, _ in measured}
     if hidden := sorted({case.part.kind for case in found} - told):
         reasons.append(f"{', '.join(hidden)}: shorter than the host's share")
@@ -109,6 +110,8 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
         collectives=tuple(cpu_collectives(quick)) if is_host else communication.collectives,
         p2p=communication.p2p,
         copies=copies,
+        interference=communication.beside.rows,
+        late_beside_wait_ns=communication.beside.late_ns,
         power=power,
     )
     return Calibrated(profile, no_power, tuple(reasons))
@@ -116,13 +119,15 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
 
 def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceProfile:
     """A calibrated profile in which what was not measured is taken from the profile `base`, called `name` in the provenance: collectives,
-    transfers, copies, interference, the network, kinds of operations and rates; if both are of the same device, also its memory, and power
-    as far as it was not measured."""
+    transfers, copies, interference with messages and copies of other kinds and group sizes, the network, kinds of operations and rates; if
+    both are of the same device, also its memory, and power as far as it was not measured."""
     kinds = {(sample.kind, sample.dtype) for sample in profile.ops}
     others = [sample for sample in base.ops if (sample.kind, sample.dtype) not in kinds]
     known = {(sample.kind, sample.group_size) for sample in profile.collectives}
     unknown = [sample for sample in base.collectives if (sample.kind, sample.group_size) not in known]
-    taken = ["p2p", "copies", "interference", "network"]
+    beside = {(row.beside, row.group_size) for row in profile.interference}
+    rows = [row for row in base.interference if (row.beside, row.group_size) not in beside]
+    taken = ["p2p", "copies", "network"]
     taken += ["pinned_bytes", "shortest_kernel_ns", "late_beside_wait_ns"]
     is_same = base.device == profile.device
     taken += ["memory_bytes", "power"] if is_same else []
@@ -134,6 +139,8 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
             samples=(*profile.power.samples, *(sample for sample in base.power.samples if sample.kind not in drawn)),
             **{each: getattr(base.power, each) for each in ("waiting_w", "beside_w", "response_ns", "step_mhz", "lowest_mhz")},
         )
+    if rows:
+        missing = {"interference": (*profile.interference, *rows), **missing}
     if unknown:
         missing = {"collectives": (*profile.collectives, *unknown), **missing}
     of_base = [each.removesuffix("_ns").replace("_", " ") for each in missing]
@@ -149,9 +156,10 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
     )
 
 
-ROW_S = 0.01
-"""Seconds that a row of kernels takes whose power is measured: less than the time over which the power limiter averages, and far more
-than the host needs to issue them."""
+ROW_S = 0.0025
+"""Seconds that a row of kernels takes whose power is measured: a row and the pause after it are far shorter than the times over which the
+limiter and the energy counter average, and take longer than the host needs to issue the row. Of products in rows of 10 ms with pauses, the
+counter of an H200 missed 10 to 15 % of the energy (benchmarks/results/power.md)."""
 PRODUCT_SIZES = (0.3, 0.6)
 """Products and attention draw less power at small sizes. Besides the largest, these sizes are measured, as fractions of the sorted list."""
 LEAST_LOAD_NS = 30_000
@@ -280,9 +288,9 @@ def _note(is_host: bool, communication: Communication, no_power: str, failed: Se
     what = (
         f"operations without the host's share; collectives between {GROUP} CPU processes; no copies, as there is one memory"
         if is_host
-        else f"no interference; no collectives: {communication.why_not}"
+        else f"no collectives: {communication.why_not}"
         if communication.why_not
-        else "no interference; collectives with all groups of a size running at once"
+        else "collectives with all groups of a size running at once"
     )
     lacks = [*([f"no power: {no_power}"] if no_power else []), *(f"not measured: {each}" for each in failed)]
     return "; ".join([what + busy, *lacks])
