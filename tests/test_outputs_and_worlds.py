@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from interlace.local import building
 from interlace.local import launch as launching
 from interlace.local.rank_report import RankReport, write_report
 from interlace.planning import plan as planning
-from interlace.temporary import IN_USE, claimed, hold, join, temporary_folder
+from interlace.temporary import IN_USE, claimed, hold, join, shared_folder, temporary_folder
 from tests.processes import wait_until
 from tests.strategies import World, plan, programs
 
@@ -283,6 +284,23 @@ def test_the_folder_of_a_killed_launcher_goes_at_the_next_start(tmp_path: Path) 
     assert {path.name for path in tmp_path.iterdir()} == {"interlace-of-the-user", kept.path.name}
     join(tmp_path)  # none of ours: nothing happens
     assert not (tmp_path / IN_USE).exists()
+
+
+def test_a_shared_folder_goes_with_its_last_user(tmp_path: Path) -> None:
+    """Whoever made it; if all were killed, when the next temporary folder is made."""
+    with ExitStack() as first, ExitStack() as second:
+        path = first.enter_context(shared_folder(tmp_path / "interlace-ranks"))
+        (path / "rank0.sock").write_text("")
+        assert second.enter_context(shared_folder(path)) == path
+        first.close()
+        hold(within=tmp_path).remove()  # removes what nobody uses
+        assert (path / "rank0.sock").exists()
+    assert not path.exists()
+    code = f"import os, pathlib; from interlace.temporary import shared_folder\nwith shared_folder(pathlib.Path({str(path)!r})): os._exit(9)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert path.exists()
+    hold(within=tmp_path).remove()
+    assert not path.exists()
 
 
 def test_a_killed_run_leaves_nothing_for_long(tmp_path: Path) -> None:
