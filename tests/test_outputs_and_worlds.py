@@ -296,7 +296,7 @@ def test_a_shared_folder_goes_with_its_last_user(tmp_path: Path) -> None:
         hold(within=tmp_path).remove()  # removes what nobody uses
         assert (path / "rank0.sock").exists()
     assert not path.exists()
-    code = f"import os, pathlib; from interlace.temporary import shared_folder\nwith shared_folder(pathlib.Path({str(path)!r})): os._exit(9)"
+    code = f"import os, pathlib\nfrom interlace.temporary import *\nwith shared_folder(pathlib.Path({str(path)!r})): os._exit(9)"
     subprocess.run([sys.executable, "-c", code], check=False)
     assert path.exists()
     hold(within=tmp_path).remove()
