@@ -44,14 +44,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Run the command: check, and print the table; 0, 1 if a rule does not hold or the plan does not fit, 2 for user errors."""
     os.environ.setdefault("GLOG_minloglevel", "2")  # else Paddle's executor logs to stderr
-    from interlace.cli.outputs import check_file, write_json
+    from interlace.cli.outputs import check_apart, write_json
     from interlace.cli.progress import Alive
     from interlace.report.checks import table
 
     rank, world = started_ranks()
     if args.json and rank:
         args.json = f"{args.json}.rank{rank}"
-    check_file("--json", args.json)
+    check_apart({"--json": args.json}, [args.script, args.config, args.device])
     asked = _asked(args)
     with paddle_on(args.target) as target, Alive("doctor", "running small programs through Paddle"):
         from interlace.bridge.doctor.examine import examine

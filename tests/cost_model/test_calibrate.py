@@ -273,6 +273,21 @@ def test_what_one_device_cannot_measure_is_that_of_another_profile():
 
 
 @pytest.mark.paddle
+def test_the_summary_tells_what_is_measured_from_what_is_taken(tmp_path, monkeypatch, capsys):
+    from interlace.bridge import profiles
+    from interlace.bridge.calibrate import measure
+
+    own = msgspec.structs.replace(load_profile("h200"), p2p=(), power=None)
+    monkeypatch.setattr(profiles, "known_name", lambda device: own.device)
+    monkeypatch.setattr(measure, "calibrate", lambda *given: measure.Calibrated(own, "the driver gives no energy", ()))
+    assert command.main(parse("-o", str(tmp_path / "x.json"), "--target", "cpu", "--quick", "--base", "h200")) == 0
+    printed = capsys.readouterr().out
+    assert "no power: the driver gives no energy" in printed
+    assert f"not measured but taken from h200: {len(load_profile('h200').p2p)} transfers, power\n" in printed
+    assert load_profile(tmp_path / "x.json").power == load_profile("h200").power
+
+
+@pytest.mark.paddle
 def test_a_device_that_is_not_there_is_an_error(tmp_path):
     import paddle
 
