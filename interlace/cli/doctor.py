@@ -79,7 +79,7 @@ def _asked(args: argparse.Namespace) -> _Asked:
     """What the command and the environment request. Raises ConfigError if the script, the number of its ranks or the configuration is
     missing or wrong."""
     from interlace.cli.dump import require_script
-    from interlace.config import load_config, make_config
+    from interlace.config import make_config
     from interlace.errors import ConfigError
     from interlace.outside import CONFIG_VARIABLE, VARIABLES, asked_outside
 
@@ -93,8 +93,6 @@ def _asked(args: argparse.Namespace) -> _Asked:
         raise ConfigError(f"{args.script}: the number of ranks is missing; add --world N")
     if args.world < 1:
         raise ConfigError(f"--world {args.world}: expected at least one rank")
-    if args.config:
-        load_config(args.config)
     outside = asked_outside({CONFIG_VARIABLE: args.config}) if args.config else asked_outside(typed=VARIABLES)
     options, source, marks = outside[:3] if outside else ({}, "defaults", {})
     config = make_config(options, source, marks)
