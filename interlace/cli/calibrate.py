@@ -78,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
         for ns, of in ((host.op_ns, "an operation"), (host.job_ns, "a job"), (host.between_steps_ns, "between steps"))
     )
     print(f"  host {', '.join(times)}")
-    print("  " + _power_line(profile.power, found.no_power))
+    print("  " + _power_line(measured.power, found.no_power))
     if communication.why_not and not measured.collectives:
         print(f"  no collectives: {communication.why_not}")
     for line in found.failed:
@@ -94,9 +94,10 @@ PARTS = {"ops": "operations", "collectives": "collectives", "p2p": "transfers", 
 
 
 def _taken(measured: DeviceProfile, profile: DeviceProfile) -> str:
-    """How many samples come from the base profile, such as `212 operations, 20 transfers`."""
+    """What comes from the base profile, such as `212 operations, 20 transfers, power`."""
     more = {said: len(getattr(profile, name)) - len(getattr(measured, name)) for name, said in PARTS.items()}
-    return ", ".join(f"{count} {said}" for said, count in more.items() if count) or "no samples"
+    power = ["power"] if profile.power and not measured.power else []
+    return ", ".join([*(f"{count} {said}" for said, count in more.items() if count), *power]) or "no samples"
 
 
 def _command(args: argparse.Namespace, world: int) -> str:
@@ -125,7 +126,7 @@ def _checked(args: argparse.Namespace) -> DeviceProfile | None:
     from interlace.cost_model.profile import load_profile
     from interlace.errors import ConfigError
 
-    check_apart({"-o": args.output, "--json": args.json}, [])
+    check_apart({"-o": args.output, "--json": args.json}, [args.base])
     if not args.output.endswith(".json"):
         raise ConfigError(f"-o {args.output!r}: the name of a device profile must end in .json")
     try:

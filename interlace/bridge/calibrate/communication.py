@@ -44,8 +44,9 @@ def communication_of_run(bench: Bench, quick: bool) -> Communication:
     if env.world_size < 2:
         beside = Beside() if bench.is_serial else measured_beside(bench, cases(bench.is_fast, quick), quick)
         return Communication(why_not="one rank was started", beside=beside)
-    if int(os.environ.get("PADDLE_NNODES", "1").partition(":")[0]) > 1:
-        return Communication(why_not="ranks were started on several hosts; start those of one host")
+    nodes = os.environ.get("PADDLE_NNODES", "1")
+    if nodes.partition(":")[0] != "1":
+        return Communication(why_not=f"ranks were started on several hosts (PADDLE_NNODES={nodes}); start those of one host")
     if bench.is_serial:
         return Communication(why_not="on CPUs one rank measures alone")
     if missing := meeting_of_run().come():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from statistics import median
@@ -43,8 +44,9 @@ from interlace.installed import versions
 
 MEASURABLE = 1.0
 """An operation counts as measured if its time without the host's share is at least this multiple of that share."""
-TRIES = 3
-"""Most measurements of an operation until one exceeds `MEASURABLE`: other load on the machine may hide an operation that is long enough."""
+CLEAR, TRIES = 2, 3
+"""An operation that takes less than `CLEAR` times the least time that counts is measured `TRIES` times, and the median decides. To take the
+first that is long enough would prefer times that noise lengthened."""
 
 
 class Calibrated(NamedTuple):
@@ -85,8 +87,8 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
     reasons = [f"{name}: {why}" for name, why in failed.items()]
     reasons += [f"{message}: its time does not differ from noise" for message in communication.noise]
     reasons += communication.beside.failed
-    told = {name.partition(" ")[0] for name in failed} | {case.part.kind for case, _ in measured}
-    if hidden := sorted({case.part.kind for case in found} - told):
+    told = failed.keys() | {_name(case.part) for case, _ in measured}
+    if hidden := sorted({_name(case.part) for case in found} - told):
         reasons.append(f"{', '.join(hidden)}: shorter than the host's share")
     profile = DeviceProfile(
         interlace_profile=SCHEMA,
@@ -143,15 +145,18 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
         missing = {"interference": (*profile.interference, *rows), **missing}
     if unknown:
         missing = {"collectives": (*profile.collectives, *unknown), **missing}
+    rates = {each: getattr(base, each) | getattr(profile, each) for each in ("matrix_flops", "vector_flops")}
     of_base = [each.removesuffix("_ns").replace("_", " ") for each in missing]
+    of_base += [f"{each.replace('_', ' ')} of {dtype}" for each in rates for dtype in sorted(rates[each].keys() - getattr(profile, each))]
+    of_base += ["ranks per host"] if base.ranks_per_host > profile.ranks_per_host else []
     of_base += sorted({f"{sample.kind} of {sample.dtype}" for sample in others})
+    note = f"{profile.provenance.note}; of {name}: {', '.join(of_base) or 'nothing'}"
     return msgspec.structs.replace(
         profile,
-        provenance=msgspec.structs.replace(profile.provenance, note=f"{profile.provenance.note}; of {name}: {', '.join(of_base)}"),
+        provenance=msgspec.structs.replace(profile.provenance, note=note),
         ranks_per_host=max(profile.ranks_per_host, base.ranks_per_host),
-        matrix_flops={**base.matrix_flops, **profile.matrix_flops},
-        vector_flops={**base.vector_flops, **profile.vector_flops},
         ops=(*profile.ops, *others),
+        **rates,
         **missing,
     )
 
@@ -206,26 +211,43 @@ def op_samples(
         bench: The device; on a serial one, operations that are not longer than dispatch are left out.
         wanted: What to measure.
         op_ns: The host's time for an operation, which is subtracted on a serial device.
-        failed: Gets the reasons of failures, by kind and dtype.
+        failed: Gets the reasons of failures, by kind and dtype, and by size if not all sizes failed.
 
     Raises:
         ConfigError: The device runs nothing any more after a failure.
     """
     samples, measured, op_ns = list[OpSample](), list[tuple[Case, float]](), op_ns if bench.is_serial else 0.0
+    failures = defaultdict[str, list[tuple[Part, str]]](list)
     for case in tqdm(wanted, desc="operations", unit="op", leave=False, disable=None):
         part = case.part
         try:
-            found = (bench.op_ns(case) for _ in range(TRIES))
-            dur_ns, spread_ns = next((each for each in found if each[0] - op_ns >= max(MEASURABLE * op_ns, 1.0)), (0.0, 0.0))
+            dur_ns, spread_ns = _measured(bench, case, op_ns + max(MEASURABLE * op_ns, 1.0))
         except Exception as error:  # Paddle raises many classes: the device may lack this kernel
-            failed.setdefault(f"{part.kind} of {part.dtype}", fault_of(error).text)
+            failures[_name(part)].append((part, fault_of(error).text))
             _require_working(bench, part, error)
             continue
         if dur_ns:
             times = round(dur_ns - op_ns), round(spread_ns)
             samples.append(OpSample(part.kind, part.dtype, dict(part.dims), part.size_bytes, *times, bench.num_runs))
             measured.append((case, dur_ns))
+    sizes = Counter(_name(case.part) for case in wanted)
+    for name, parts in failures.items():
+        of_all = len(parts) == sizes[name]
+        failed.update({name: parts[0][1]} if of_all else {f"{name} {dict(part.dims)}": why for part, why in parts})
     return sorted(samples, key=lambda s: (s.kind, s.dtype, s.size_bytes, sorted(s.dims.items()))), measured
+
+
+def _measured(bench: Bench, case: Case, least_ns: float) -> tuple[float, float]:
+    """Time of an operation, dispatch included, and its spread, in nanoseconds; zeros if it takes less than `least_ns`."""
+    found = [bench.op_ns(case)]
+    if found[0][0] < CLEAR * least_ns:
+        found += [bench.op_ns(case) for _ in range(TRIES - 1)]
+    once = sorted(found)[len(found) // 2]
+    return once if once[0] >= least_ns else (0.0, 0.0)
+
+
+def _name(part: Part) -> str:
+    return f"{part.kind} of {part.dtype}"
 
 
 def _copies(device: Device, quick: bool, failed: dict[str, str]) -> tuple[CopySample, ...]:
@@ -246,7 +268,7 @@ def _require_working(bench: Bench, part: Part, failure: Exception) -> None:
         bench.seconds(lambda: paddle.full([1], 1.0, "float32"), num_runs=1)
     except Exception as error:
         raise ConfigError(
-            f"calibrate: {part.kind} of {part.dtype} failed, {dict(part.dims)}: {fault_of(failure).text}; since then the device runs "
+            f"calibrate: {_name(part)} failed, {dict(part.dims)}: {fault_of(failure).text}; since then the device runs "
             f"nothing any more: {fault_of(error).text}; start again, and report it if it fails again"
         ) from failure
 
