@@ -260,7 +260,10 @@ def test_what_one_device_cannot_measure_is_that_of_another_profile():
     assert found.power is not None
     assert (found.power.limit_w, found.power.beside_w) == (500.0, base.power.beside_w)
     assert {sample.kind for sample in found.power.samples} == {sample.kind for sample in base.power.samples}
-    assert "of h200: collectives, p2p, interference" in found.provenance.note
+    assert "of h200: collectives, interference, p2p" in found.provenance.note
+    row = next(row for row in base.interference if (row.beside, row.group_size, row.ctas) == ("comm:all_reduce", 2, 0))
+    beside = completed(msgspec.structs.replace(own, interference=(row,)), base, "h200").interference
+    assert beside == (row, *(each for each in base.interference if (each.beside, each.group_size) != ("comm:all_reduce", 2)))
     assert "network" not in found.provenance.note  # which it does not have
     assert "flops" not in found.provenance.note
     fewer = completed(msgspec.structs.replace(own, matrix_flops={}, vector_flops={}, ranks_per_host=1), base, "h200")
@@ -315,7 +318,10 @@ def test_of_several_ranks_the_others_write_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
     assert communication_of_run(bench_of_cpu(), True).why_not == "on CPUs one rank measures alone"
     monkeypatch.setenv("PADDLE_NNODES", "2")
-    assert communication_of_run(bench_of_cpu(), True).why_not == "ranks were started on several hosts; start those of one host"
+    assert (
+        communication_of_run(bench_of_cpu(), True).why_not
+        == "ranks were started on several hosts (PADDLE_NNODES=2); start those of one host"
+    )
 
 
 @pytest.mark.parametrize(
