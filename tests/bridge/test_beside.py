@@ -96,7 +96,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         ]
 
     def run(rank: int = 0, world: int = 2) -> Any:
-        groups = {2: Group(1, [rank - rank % 2, rank - rank % 2 + 1]), world: Group(2, list(range(world)))} if world > 1 else None
+        groups = {world: Group(2, list(range(world)))} if world > 1 else {}
+        groups |= {2: Group(1, [rank - rank % 2, rank - rank % 2 + 1])} if world % 2 == 0 else {}
         given = [
             *cases("gemm", "gemm", (1024, 2048, 4096)),
             *cases("attention", "attention", (2048,)),
@@ -141,6 +142,12 @@ def test_every_size_of_group_has_rows(measured: Callable[..., Any]) -> None:
         (f"comm:{kind}", size) for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") for size in (2, 4)
     }
     assert {row.group_size for row in found.rows if row.beside.startswith("copy:")} == {4}  # all ranks copy at once
+
+
+def test_an_odd_number_of_ranks_has_no_transfers_and_says_so(measured: Callable[..., Any]) -> None:
+    found = measured(world=3)
+    assert {row.beside.partition(":")[0] for row in found.rows} == {"copy", "comm"}
+    assert found.failed == ("transfers and receives that wait beside operations: an odd number of ranks has no groups of two",)
 
 
 def test_one_rank_has_copies_only(measured: Callable[..., Any]) -> None:

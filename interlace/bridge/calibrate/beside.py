@@ -286,7 +286,10 @@ def measured_beside(bench: Bench, cases: Sequence[Case], quick: bool, groups: Ma
     loads = [Load("", TINY), *(Load(op, case) for op, of_op in _by_op(cases) for case in _middle(of_op, quick))]
     loads += [Load(PRODUCT, case, case.part.result_elements) for case in _of_results(cases)]
     late_s, found, failed = 0.0, dict[tuple[int, str, int], list[Factors]](), Failed()
-    for load in tqdm(loads, desc="beside", unit="op", leave=False, disable=None):
+    if groups and 2 not in groups:
+        failed["beside operations: an odd number of ranks has no groups of two"] = dict.fromkeys(["transfers and receives that wait"])
+    wanted = [load for load in loads if any(load.is_measured_beside(side) for side in sides)]
+    for load in tqdm(wanted, desc="beside", unit="op", leave=False, disable=None):
         case = load.case
         try:
             inputs = bench.inputs(case)
