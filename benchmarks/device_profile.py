@@ -40,6 +40,7 @@ from interlace.cost_model.profile import (
     Provenance,
     decode_profile,
     encode_profile,
+    load_profile,
 )
 from interlace.cost_model.work import Part, attention_part, gemm_part
 from interlace.report.accuracy import BASELINE, kind_of
@@ -505,7 +506,8 @@ def build(
             versions={"torch": meta["torch"], "cuda": meta["cuda"], "nccl": pairs[0]["nccl"]},
             note="measured through PyTorch, whose kernels are not all Paddle's (attention: FlashAttention 2 in both); "
             "NVLink multicast (NVLS) off; GPT-3 6.7B shapes, one GPU alone also Llama 7B's on 2026-11-23; beside `wait` and `p2p`: "
-            "through Paddle's executor on the testbed; products beside collectives: the H100's; "
+            "through Paddle's executor on the testbed; beside collectives of two GPUs: `interlace calibrate`, likewise, 2026-11-28; "
+            "products beside collectives of four: the H100's; "
             "collectives of four and eight GPUs where few sizes were measured: published ones "
             "(benchmarks/results/external); raw files in benchmarks/results/h200",
         ),
@@ -577,6 +579,16 @@ def h100(
     )
 
 
+def with_calibrated(rows: Iterable[Interference]) -> tuple[Interference, ...]:
+    """Interference of the H200 with collectives of two GPUs as `interlace calibrate` measured it, in place of loops and of the H100's."""
+    own = [row for row in load_profile(str(RESULTS / "h200" / "calibrated.json")).interference if _of_two(row)]
+    return (*(row for row in rows if not _of_two(row)), *own)
+
+
+def _of_two(row: Interference) -> bool:
+    return row.beside.startswith("comm:") and row.group_size == 2 and not row.ctas
+
+
 def profiles() -> dict[str, DeviceProfile]:
     """All profiles of GPUs, by name."""
     between, beside = between_us(read("testbed_between_steps", "h100")[0]["runs"]), read("beside_collectives", "h100")[0]
@@ -592,7 +604,7 @@ def profiles() -> dict[str, DeviceProfile]:
     host = host_costs(*read("testbed_host"), issued_us(read("testbed_captured", "h100")[0]["runs"], median(between)), between)
     host = msgspec.structs.replace(host, note=f"{host.note}; a job as on an H200's host")
     own = h100(h200, read("single", "h100"), host, read("collectives", "h100"), read("copies", "h100"), beside)
-    h200 = msgspec.structs.replace(h200, interference=with_collectives(h200.interference, beside, (PRODUCT,), "derived"))
+    h200 = msgspec.structs.replace(h200, interference=with_calibrated(with_collectives(h200.interference, beside, (PRODUCT,), "derived")))
     alone = {"h200": h200, "h100": own}
     found = {
         name: msgspec.structs.replace(each, collectives=never_falling(with_published(each.collectives, name)), p2p=never_falling(each.p2p))

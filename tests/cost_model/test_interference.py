@@ -17,8 +17,11 @@ ON_TIME = CostModel(msgspec.structs.replace(H200.profile, late_beside_wait_ns=0)
     [
         ("gemm:proj", "comm:all_reduce@2", "nearest", "gemm for gemm:proj"),
         ("memory:gelu", "comm:all_gather@4", "measured", "memory:gelu beside comm:all_gather@4"),
-        ("memory:softmax_grad", "comm:all_reduce@4", "nearest", "memory:softmax for memory:softmax_grad"),
-        ("memory:silu", "comm:all_reduce@4", "nearest", "memory for memory:silu"),
+        ("memory:softmax_grad", "comm:all_reduce@2", "measured", "memory:softmax_grad beside comm:all_reduce@2"),
+        ("memory:softmax_grad", "comm:all_reduce@4", "nearest", "2 ranks for 4"),
+        ("memory:layer_norm_grad", "copy:d2h", "measured", "memory:layer_norm_grad beside copy:d2h"),
+        ("memory:softmax_grad", "copy:d2h", "nearest", "memory:softmax for memory:softmax_grad"),
+        ("memory:silu", "copy:d2h", "nearest", "memory for memory:silu"),
         ("unknown", "comm:all_reduce@4", "nearest", "memory for unknown"),
         ("gemm", "comm:broadcast@2", "nearest", "gemm for gemm; comm:all_gather for comm:broadcast"),
         ("attention", "comm:all_reduce@8", "nearest", "4 ranks for 8"),
@@ -37,15 +40,15 @@ def test_operations_find_their_rows():
     gelu, more, _ = unary("pd_op.gelu", "2048,4096")
     op, beside = H200.stretch(gelu, reduce, values | more, groups)
     assert 1.1 < op < 1.3
-    assert 1.4 < beside < 1.7
+    assert 1.1 < beside < 1.3
 
 
 def test_copies_disturb_nothing_and_a_gemm_suffers_most_beside_a_collective_or_holds_it_up():
     for op in ("gemm:fc1", "memory:add", "attention"):
         assert max(H200.stretch_between(op, "copy:d2h")[:2]) < 1.2
     gemm, gelu, attention = (H200.stretch_between(op, "comm:all_reduce@2") for op in ("gemm:fc1", "memory:gelu", "attention"))
-    assert gemm.op > 1.6 > max(gelu.op, attention.op)
-    assert gemm.beside < attention.beside < gelu.beside
+    assert gemm.op > 1.4 > max(gelu.op, attention.op)
+    assert max(gemm.beside, attention.beside) < gelu.beside
     assert (gemm.holds, gelu.holds, attention.holds) == (True, False, False)
     assert H200.stretch_between("comm:all_reduce@2", "gemm:fc1") == (gemm.beside, gemm.op, *gemm[2:])
 

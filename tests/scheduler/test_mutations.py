@@ -241,7 +241,7 @@ def test_orders_that_the_checker_calls_wrong_do_change_the_result(examples: Call
             wrong += 1
             with pytest.raises((AssertionError, Poisoned, Stuck)):
                 assert_same(before, changed, seed)
-    assert wrong > examples(5)
+    assert wrong >= examples(5)
 
 
 @settings(max_examples=20, deadline=None)
