@@ -36,7 +36,8 @@ class Run:
     def __init__(self, folder: Path, layout: str, play: dict[str, Any], words: str = STEPS, **env: str) -> None:
         world, arguments = {**LAYOUTS, **MESHES}[layout]
         self.said: list[str] = []
-        variables = {"TUNED_PLAY": json.dumps(play), "INTERLACE_CACHE": str(folder / "cache"), "GLOG_minloglevel": "2", FEW_FORMS: "1", **env}
+        own = {"TUNED_PLAY": json.dumps(play), "INTERLACE_CACHE": str(folder / "cache"), FEW_FORMS: "1"}
+        variables = {**own, "GLOG_minloglevel": "2", **env}
         logs, args = folder / "logs", [*arguments.split(), *words.split()]
         self.result: LaunchResult = launch(SCRIPT, args, world, variables, None, logs, 60.0, None, lambda rank, line: self.hear(rank, line))
 
