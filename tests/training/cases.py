@@ -122,6 +122,12 @@ UNCAPTURED = {
             "choose_recompute": {"level": [0.4, 0.2]},
         },
     ),
+    "pp2 zero bubble": (
+        2,
+        "gpt",
+        "--pp 2 --micro-batches 8",
+        {"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD},
+    ),
     "pp2 vpp2, weight gradients trail": (
         2,
         "gpt",
@@ -201,6 +207,7 @@ LONG_ON_THE_TESTBED = (
     "pp4 mixed, offload",
     "pp2, a budget",
     "pp4, forms, weight_delays and orders by stage, some recomputed",
+    "pp4 zero bubble",
     "dp2, experts, shared expert, clip, recompute and offload by module",
     "dp2 pp2 sharding 1 over fused buffers, overlapped, bfloat16 O2",
     "pp2 mp2 sequence parallel, GQA",

@@ -21,8 +21,8 @@ LONG = (
     "3 stages of 2 chunks, a table handed on",
     "one stage, 3 micro-batches, Lamb",
 )
-"""Trained on the testbed by every `make test`, but for the last, of which `tests/captured` proves plans: Paddle's kernel of Lamb takes seconds
-to start."""
+"""Trained on the testbed by every `make test`, but for the last, of which `tests/captured` proves plans: Paddle's Lamb takes seconds to
+start."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES])
