@@ -213,6 +213,6 @@ LONG_ON_THE_TESTBED = (
     "pp2 mp2 sequence parallel, GQA",
 )
 """Beside `LONG`: any two parts of these cases (parallelism, form, offload, recomputation, number type) meet in another case too, there or
-on CPU ranks; sharding stage 1 and chunks beside mp, sharding stage 2 beside pp, and bfloat16 beside sequence parallelism, in plans that
-`tests/captured` proves, `auto` beside accumulation and chunks in those of `tests/planning/test_whole_step.py`.
-`tests/testbed/test_peak.py` runs a plan within a budget."""
+on CPU ranks; sharding stage 1 and chunks beside mp, sharding and fused buffers beside pp, and bfloat16 and grouped queries beside sequence
+parallelism, in plans that `tests/captured` proves, `auto` beside accumulation and chunks in those of `tests/planning/test_whole_step.py`.
+`tests/testbed/test_peak.py` runs a plan within a budget, `tests/scheduler/test_offload.py` moves what modules keep."""
