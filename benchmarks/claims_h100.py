@@ -125,22 +125,12 @@ def h200_at_clock() -> str:
 @claim
 def h100_calibrated_kinds() -> str:
     """Operations of traced steps on H100s compared with the shipped profile and with times that `interlace calibrate` measured."""
-    return _kinds_with("h100", "calibrated")
-
-
-@claim
-def h200_carried_kinds() -> str:
-    """The same on H200s, with the H100's calibrated times converted to the H200."""
-    return _kinds_with("h200", "carried")
-
-
-def _kinds_with(device: str, other: str) -> str:
-    shipped, found = (_apart_at_clock(f"{device}/{name}.json") for name in ("by_kind_at_clock", f"by_kind_{other}"))
+    shipped, found = (_apart_at_clock(f"h100/by_kind_{name}.json") for name in ("at_clock", "calibrated"))
     rows = (
         [name, str(len(each)), *(f"{100 * statistics.median(apart):+.1f} % ({span(apart)})" for apart in (shipped[name], each))]
         for name, each in found.items()
     )
-    return table(["kinds", "steps", f"{device} against measured", f"{other} against measured"], rows)
+    return table(["kinds", "steps", "h100 against measured", "calibrated against measured"], rows)
 
 
 @claim
@@ -150,9 +140,9 @@ def h100_calibrated_steps() -> str:
 
 
 @claim
-def h200_carried_steps() -> str:
+def h200_calibrated_steps() -> str:
     """The same on H200s."""
-    return _steps_with("h200", "carried")
+    return _steps_with("h200", "calibrated")
 
 
 def _steps_with(device: str, other: str) -> str:

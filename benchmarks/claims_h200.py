@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from claiming import ROOT, Row, by_case, claim, fullest_gb, median_ms, raw, span, table
@@ -13,6 +13,7 @@ from claiming import ROOT, Row, by_case, claim, fullest_gb, median_ms, raw, span
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import results
+from interlace.grouping import grouped
 from interlace.report.accuracy import HOST_BOUND, count_order, place_of
 
 FORMS = ("column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "lag-2", "auto", "auto-8gb", "offload-0.5", "offload-1")
@@ -382,3 +383,60 @@ def default_memory_kept() -> str:
     return (
         f"{kept} of {len(shares)} cases hold at most {100 * KEPT:.0f} % more than the baseline, the others up to {100 * max(shares):.1f} %"
     )
+
+
+class Measured(NamedTuple):
+    """Factors on operations and on what runs beside them, and whether they hold it up, from the readings of `interlace calibrate`."""
+
+    op: float
+    beside: float
+    holds: bool
+
+
+def beside_readings() -> dict[tuple[str, str], list[Measured]]:
+    """(Kind, what runs beside it) -> factors by size. In that version, steps without a message also left out the time of making its tensor,
+    so an operation's time alone is the slope of the ends of its rows over their numbers of operations."""
+    rows = raw("h200/beside_readings.json")["rows"]
+    found: dict[tuple[str, str], list[Measured]] = {}
+    for _, loads in grouped(((row["kind"], *sorted(row["dims"].items())), row) for row in rows).items():
+        if len({row["count"] for row in loads}) < 2:
+            continue
+        each_us = statistics.linear_regression([row["count"] for row in loads], [row["alone_end_us"] for row in loads]).slope
+        for row in loads:
+            done_us = row["message_us"] - row["left_us"]
+            if min(row["left_us"], done_us) < LEAST_LEFT * row["message_us"]:
+                continue
+            on_op, on_beside = row["took_us"] / (row["count"] * each_us), row["took_us"] / done_us
+            first_us = row["message_us"] - row.get("first_left_us", row["message_us"] - each_us)
+            held = each_us >= 50 and first_us < HELD * each_us * on_op / on_beside
+            found.setdefault((row["kind"], row["beside"]), []).append(Measured(on_op, on_beside, held))
+    return found
+
+
+@claim
+def h200_beside() -> str:
+    """Factors by group of operations and by what runs beside them."""
+    found = beside_readings()
+    rows = []
+    for name, is_one in OPERATIONS.items():
+        cells = []
+        for beside in BESIDE:
+            each = [factors for (kind, side), several in found.items() if side == beside and is_one(kind) for factors in several]
+            cells.append(f"{_range(factors.op for factors in each)}, {_range(factors.beside for factors in each)}")
+        rows.append([name, *cells])
+    return table(["operation, message", *BESIDE], rows)
+
+
+OPERATIONS: dict[str, Callable[[str], bool]] = {
+    "products": lambda kind: kind.startswith("gemm"),
+    "attention": lambda kind: kind == "attention",
+    "its gradient": lambda kind: kind == "attention_grad",
+    "memory-bound": lambda kind: not kind.startswith(("gemm", "attention")),
+}
+BESIDE = ("comm:all_reduce", "comm:all_gather", "comm:reduce_scatter", "comm:all_to_all", "copy:d2h", "copy:h2d")
+LEAST_LEFT, HELD = 0.05, 0.5
+
+
+def _range(values: Iterable[float]) -> str:
+    found = sorted(values)
+    return f"{found[0]:.2f} to {found[-1]:.2f} ({statistics.median(found):.2f})" if len(found) > 1 else f"{found[0]:.2f}"

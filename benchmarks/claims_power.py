@@ -204,6 +204,29 @@ HELD_BY_CALIBRATE = {
 CONSTANT = ("gelu", "add", "softmax", "layer_norm")
 
 
+@claim
+def h200_calibrated_energy() -> str:
+    """Energy of products with pauses on an H200 in long rows and in short ones, and the power of other kernels against the profile's."""
+    loads = raw("h200/power_readings.json")["loads"]
+    long = [load["paused"]["joules"] / load["full"]["joules"] - 1 for load in loads if load["kind"] == "gemm" and load["paused"]]
+    profile = load_profile("h200").power
+    short = list[float]()
+    for gpu in raw("h200/power_kinds.json")["gpus"]:
+        windows = {(row["kind"], row["busy"]): row for row in gpu["windows"]}
+        spent = {key: (row["watts"] - profile.static_w) * row["every_ms"] / row["count"] for key, row in windows.items()}
+        short += [spent[kind, busy] / spent[kind, 1.0] - 1 for kind, busy in spent if busy == 0.5 and kind.startswith("gemm")]
+    said = []
+    for kind in CONSTANT:
+        load = next(load for load in loads if load["kind"] == kind)
+        known = max((sample for sample in profile.samples if sample.kind == kind), key=lambda sample: sample.size)
+        said.append(f"{kind} {load['full']['joules'] / load['full']['took_s']:.0f} ({known.watts:.0f})")
+    return (
+        f"the energy of products at the high clock is {100 * min(long):.0f} to {100 * max(long):.0f} % above that at the limit "
+        f"({len(long)} sizes), in windows of 2 to 4 ms (`power_kinds.json`) {100 * min(short):.0f} to {100 * max(short):.0f} % "
+        f"({len(short)}); watts above rest (in the profile `h200`): {', '.join(said)}"
+    )
+
+
 def _apart(values: Iterable[float]) -> float:
     found = list(values)
     return max(found) / min(found) - 1

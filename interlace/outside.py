@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +60,16 @@ def asked_outside(environment: Mapping[str, str] = os.environ, typed: Mapping[st
     options = {**options, **{name: given[variable] for name, variable in more.items()}}
     marks = {**marks, **{name: typed[variable].rstrip(" =") for name, variable in more.items()}}
     return Outside(options, path or words, marks, words, bool(path or folder))
+
+
+def launched(name: str, default: int, least: int = 0) -> int:
+    """A number that the launcher of this process has put into the environment, or `default` without one. Raises ConfigError if it is no
+    whole number, or below `least`."""
+    text = os.environ.get(name, str(default))
+    with suppress(ValueError):
+        if int(text) >= least:
+            return int(text)
+    raise ConfigError(f"{name}={text}: expected a whole number from {least} on, as launchers set it; unset it if there is no launcher")
 
 
 def is_disabled(environment: Mapping[str, str] = os.environ) -> bool:

@@ -1,6 +1,6 @@
-"""Temporary folders that are removed even where their process is killed, and folders into which one command at a time writes.
+"""Temporary folders that are removed even where their processes are killed, and folders into which one command at a time writes.
 
-Both rest on locks of the system, which end with the process that holds them, however it ends.
+They rest on locks of the system, which end with the process that holds them, however it ends.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ IN_USE = ".in-use"
 CLAIM = ".interlace-lock"
 """A file in a folder that a command writes into."""
 PREFIX = "interlace-"
+POLL_S = 0.01
 
 
 @dataclass(slots=True)
@@ -76,6 +78,36 @@ def temporary_folder(prefix: str = PREFIX, within: Path | None = None) -> Iterat
     finally:
         with uninterrupted():
             held.remove()
+
+
+@contextmanager
+def shared_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder of all processes that use this path at the same time; the last one that ends removes it. Raises OutputError where
+    it cannot be made."""
+    with uninterrupted(), writing(path):
+        while (lock := _joined(path)) is None:
+            time.sleep(POLL_S)
+    try:
+        yield path
+    finally:
+        with uninterrupted():
+            if _lock(lock, fcntl.LOCK_EX):
+                Held(path, lock).remove()
+            else:
+                os.close(lock)
+
+
+def _joined(path: Path) -> int | None:
+    """A shared lock on a folder, which is made where it is missing; None while another process removes it."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    try:
+        lock = os.open(path / IN_USE, os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:
+        return None
+    if _lock(lock, fcntl.LOCK_SH) is not False and _is(lock, path / IN_USE):
+        return lock
+    os.close(lock)
+    return None
 
 
 def join(folder: str | os.PathLike[str]) -> None:

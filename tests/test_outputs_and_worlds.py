@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from interlace.local import building
 from interlace.local import launch as launching
 from interlace.local.rank_report import RankReport, write_report
 from interlace.planning import plan as planning
-from interlace.temporary import IN_USE, claimed, hold, join, temporary_folder
+from interlace.temporary import IN_USE, claimed, hold, join, shared_folder, temporary_folder
 from tests.processes import wait_until
 from tests.strategies import World, plan, programs
 
@@ -108,6 +109,9 @@ def test_no_output_is_an_input(dumps: Path, plans: Path, tmp_path: Path, monkeyp
         ("report", "plan", "-o", "plan/captured/rank0.ilp"): "would overwrite plan/captured/rank0.ilp",
         ("report", "plan", "-o", "r.html", "--json", "r.html"): "--json: r.html is also written by -o",
         ("calibrate", "-o", "p.json", "--json", "./p.json"): "--json: ./p.json is also written by -o",
+        ("calibrate", "-o", "device.json", "--base", "device.json"): "-o: device.json would overwrite",
+        ("doctor", "train.py", "--world", "1", "--json", "train.py"): "--json: train.py would overwrite train.py",
+        ("doctor", "--device", "device.json", "--json", "device.json"): "--json: device.json would overwrite",
         ("dump", "train.py", "--world", "1", "--json", "train.py"): "--json: train.py would overwrite train.py",
         ("dump", "train.py", "--world", "1", "-o", "x", "--json", "x/rank0.ilp"): "--json: x/rank0.ilp is also written by -o",
         ("run", "train.py", "--world", "1", "--json", "train.py"): "--json: train.py would overwrite train.py",
@@ -283,6 +287,23 @@ def test_the_folder_of_a_killed_launcher_goes_at_the_next_start(tmp_path: Path) 
     assert {path.name for path in tmp_path.iterdir()} == {"interlace-of-the-user", kept.path.name}
     join(tmp_path)  # none of ours: nothing happens
     assert not (tmp_path / IN_USE).exists()
+
+
+def test_a_shared_folder_goes_with_its_last_user(tmp_path: Path) -> None:
+    """Whoever made it; if all were killed, when the next temporary folder is made."""
+    with ExitStack() as first, ExitStack() as second:
+        path = first.enter_context(shared_folder(tmp_path / "interlace-ranks"))
+        (path / "rank0.sock").write_text("")
+        assert second.enter_context(shared_folder(path)) == path
+        first.close()
+        hold(within=tmp_path).remove()  # removes what nobody uses
+        assert (path / "rank0.sock").exists()
+    assert not path.exists()
+    code = f"import os, pathlib\nfrom interlace.temporary import *\nwith shared_folder(pathlib.Path({str(path)!r})): os._exit(9)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert path.exists()
+    hold(within=tmp_path).remove()
+    assert not path.exists()
 
 
 def test_a_killed_run_leaves_nothing_for_long(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from interlace.cli import main
+from interlace.cli import devices, main
 from interlace.errors import ConfigError
 from interlace.ir import parse, save
 from interlace.local.own_target import find_own, search_folder
@@ -83,3 +83,40 @@ def test_it_is_asked_whether_ranks_can_run_before_anything_starts(own: Path, cap
     (own / "script.py").write_text("")
     assert main(["run", "script.py", "--world", "1", "--target", "own_device"]) == 2
     assert "own: no such device here" in capsys.readouterr().err
+
+
+def test_ranks_share_a_folder_with_their_launch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with those of another container, whose launcher may have the same number, nor of a later launcher that gets this number."""
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "127.0.0.1:6170,127.0.0.1:6171")
+    with devices._folder(2) as mine, devices._folder(2) as same:
+        assert mine == same
+        monkeypatch.setattr("platform.node", lambda: "another-container")
+        with devices._folder(2) as other:
+            assert other != mine
+        monkeypatch.setattr(Path, "read_text", lambda path: f"1 (a (name)) S {' '.join('7' * 50)}")
+        with devices._folder(2) as later:
+            assert later not in (mine, other)
+        assert mine.exists()
+    assert not mine.exists()
+    with devices._folder(1) as alone:
+        assert alone not in (mine, other, later)
+
+
+@pytest.mark.parametrize(
+    ("number", "count", "told"),
+    [
+        ("0", "two", "PADDLE_TRAINERS_NUM=two: expected a whole number from 1 on, as launchers set it; unset it if there is no launcher"),
+        ("0", "", "PADDLE_TRAINERS_NUM=: expected a whole number from 1 on"),
+        ("0", "0", "PADDLE_TRAINERS_NUM=0: expected a whole number from 1 on"),
+        ("1.5", "2", "PADDLE_TRAINER_ID=1.5: expected a whole number from 0 on"),
+        ("2", "2", "PADDLE_TRAINER_ID=2: expected a number below PADDLE_TRAINERS_NUM, which is 2"),
+    ],
+)
+@pytest.mark.parametrize("words", [["doctor"], ["calibrate", "-o", "x.json"]])
+def test_numbers_that_no_launcher_sets_are_named(
+    words: list[str], number: str, count: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PADDLE_TRAINER_ID", number)
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", count)
+    assert main(words) == 2
+    assert told in capsys.readouterr().err

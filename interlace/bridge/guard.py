@@ -27,6 +27,7 @@ from interlace.errors import BudgetError, ConfigError, LoadError, OutputError, P
 from interlace.ir import Program
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER, views_of
 from interlace.ir.storage import Storages
+from interlace.outside import launched
 from interlace.planning.peers import Peers, TopicError, gather
 from interlace.planning.world import LinkError
 from interlace.version import VERSION
@@ -172,7 +173,7 @@ def _why_too_much(size_bytes: int) -> str:
     free_bytes = next(
         (int(line.split()[1]) << 10 for line in _lines(Path("/proc/meminfo")) if line.startswith("MemAvailable:")), size_bytes * 1000
     )
-    ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", "0") or 0) or paddle.distributed.ParallelEnv().world_size
+    ranks = launched("PADDLE_LOCAL_SIZE", 0) or paddle.distributed.ParallelEnv().world_size
     if size_bytes * ranks <= MOST_OF_HOST * free_bytes:
         return ""
     return f"{size_bytes >> 20} MiB on each of {ranks} rank(s) of this host, which has {free_bytes >> 20} MiB free"

@@ -19,9 +19,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "calibrate",
         help="measure this machine",
-        description="Measure operations, copies, host costs and power of this machine's device. With several ranks, also measure "
-        "collectives; the first rank then writes FILE: python -m paddle.distributed.launch --devices 0,1 $(which interlace) "
-        "calibrate -o FILE.",
+        description="Measure operations, copies, how much these slow each other down, host costs and power of this machine's device. "
+        "With several ranks, also measure collectives; the first rank then writes FILE: "
+        "python -m paddle.distributed.launch --devices 0,1 $(which interlace) calibrate -o FILE.",
     )
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write the profile (.json)")
     add_target(parser)
@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--base",
         metavar="NAME",
         default="",
-        help="device profile, by name or path, from which to take what is not measured, such as interference",
+        help="device profile, by name or path, from which to take what is not measured, such as other sizes of groups",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and shorter runs, for a first look")
     parser.add_argument("--date", default="", metavar="YYYY-MM-DD", help="date to store (default: today)")
@@ -43,7 +43,9 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.outputs import write_json
     from interlace.cli.progress import Alive
     from interlace.errors import ConfigError
+    from interlace.outside import with_connections
 
+    os.environ.update(with_connections())  # as in training, where streams must not share a connection either
     base, (rank, world) = _checked(args), started_ranks()
     with paddle_on(args.target) as target, Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
         from interlace.bridge.calibrate.communication import communication_of_run
@@ -76,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
         for ns, of in ((host.op_ns, "an operation"), (host.job_ns, "a job"), (host.between_steps_ns, "between steps"))
     )
     print(f"  host {', '.join(times)}")
-    print("  " + _power_line(profile.power, found.no_power))
+    print("  " + _power_line(measured.power, found.no_power))
     if communication.why_not and not measured.collectives:
         print(f"  no collectives: {communication.why_not}")
     for line in found.failed:
@@ -87,14 +89,15 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-PARTS = {"ops": "operations", "collectives": "collectives", "p2p": "transfers", "copies": "copies"}
+PARTS = {"ops": "operations", "collectives": "collectives", "p2p": "transfers", "copies": "copies", "interference": "rows of interference"}
 """Fields of a profile that the summary counts, with their names in it."""
 
 
 def _taken(measured: DeviceProfile, profile: DeviceProfile) -> str:
-    """How many samples come from the base profile, such as `212 operations, 20 transfers`."""
+    """What comes from the base profile, such as `212 operations, 20 transfers, power`."""
     more = {said: len(getattr(profile, name)) - len(getattr(measured, name)) for name, said in PARTS.items()}
-    return ", ".join(f"{count} {said}" for said, count in more.items() if count) or "no samples"
+    power = ["power"] if profile.power and not measured.power else []
+    return ", ".join([*(f"{count} {said}" for said, count in more.items() if count), *power]) or "no samples"
 
 
 def _command(args: argparse.Namespace, world: int) -> str:
@@ -123,7 +126,7 @@ def _checked(args: argparse.Namespace) -> DeviceProfile | None:
     from interlace.cost_model.profile import load_profile
     from interlace.errors import ConfigError
 
-    check_apart({"-o": args.output, "--json": args.json}, [])
+    check_apart({"-o": args.output, "--json": args.json}, [args.base])
     if not args.output.endswith(".json"):
         raise ConfigError(f"-o {args.output!r}: the name of a device profile must end in .json")
     try:

@@ -6,15 +6,14 @@ import argparse
 import contextlib
 import hashlib
 import os
-import shutil
+import platform
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlace.files import writing
 from interlace.interrupts import postponed
-from interlace.temporary import temporary_folder
+from interlace.temporary import PREFIX, shared_folder, temporary_folder
 
 if TYPE_CHECKING:
     from interlace.local.own_target import OwnTarget
@@ -30,8 +29,15 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def started_ranks() -> tuple[int, int]:
-    """This rank, and the number of ranks that a launcher started; 0 and 1 without a launcher."""
-    return int(os.environ.get("PADDLE_TRAINER_ID", "0")), int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+    """This rank, and the number of ranks that a launcher started; 0 and 1 without a launcher. Raises ConfigError if the environment gives
+    no such numbers."""
+    from interlace.errors import ConfigError
+    from interlace.outside import launched
+
+    rank, world = launched("PADDLE_TRAINER_ID", 0), launched("PADDLE_TRAINERS_NUM", 1, least=1)
+    if rank >= world:
+        raise ConfigError(f"PADDLE_TRAINER_ID={rank}: expected a number below PADDLE_TRAINERS_NUM, which is {world}")
+    return rank, world
 
 
 @contextlib.contextmanager
@@ -45,7 +51,7 @@ def paddle_on(target: str) -> Iterator[str]:
     if own is not None:
         own.require()
         rank, world = started_ranks()
-        with _folder(rank, world) as folder, contextlib.closing(own.install(rank, world, str(folder), START_S)):
+        with _folder(world) as folder, contextlib.closing(own.install(rank, world, str(folder), START_S)):
             yield "custom"
         return
     with postponed():
@@ -55,22 +61,21 @@ def paddle_on(target: str) -> Iterator[str]:
     yield target
 
 
-@contextlib.contextmanager
-def _folder(rank: int, world: int) -> Iterator[Path]:
-    """A temporary folder that the ranks of one launcher share. Rank 0, which ends last, removes it."""
+def _folder(world: int) -> contextlib.AbstractContextManager[Path]:
+    """A temporary folder that the ranks of one launcher share."""
     if world < 2:
-        with temporary_folder() as folder:
-            yield folder
-        return
-    started = f"{os.getppid()} {os.environ.get('PADDLE_TRAINER_ENDPOINTS', '')}"
-    shared = Path(tempfile.gettempdir()) / f"interlace-ranks-{hashlib.sha256(started.encode()).hexdigest()[:16]}"
-    with writing(shared):
-        shared.mkdir(exist_ok=True)
-    try:
-        yield shared
-    finally:
-        if rank == 0:
-            shutil.rmtree(shared, ignore_errors=True)
+        return temporary_folder()
+    name = hashlib.sha256(_launch().encode()).hexdigest()[:16]
+    return shared_folder(Path(tempfile.gettempdir()) / f"{PREFIX}ranks-{name}")
+
+
+def _launch() -> str:
+    """What only the ranks of one launcher have in common: containers and hosts may share temporary folders, but also numbers of processes
+    and endpoints."""
+    launcher, began = os.getppid(), ""
+    with contextlib.suppress(OSError):  # the parent may be outside of the container
+        began = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]
+    return " ".join([platform.node(), str(launcher), began, os.environ.get("PADDLE_TRAINER_ENDPOINTS", "")])
 
 
 def _own(target: str) -> OwnTarget | None:

@@ -44,14 +44,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Run the command: check, and print the table; 0, 1 if a rule does not hold or the plan does not fit, 2 for user errors."""
     os.environ.setdefault("GLOG_minloglevel", "2")  # else Paddle's executor logs to stderr
-    from interlace.cli.outputs import check_file, write_json
+    from interlace.cli.outputs import check_apart, write_json
     from interlace.cli.progress import Alive
     from interlace.report.checks import table
 
     rank, world = started_ranks()
     if args.json and rank:
         args.json = f"{args.json}.rank{rank}"
-    check_file("--json", args.json)
+    check_apart({"--json": args.json}, [args.script, args.config, args.device])
     asked = _asked(args)
     with paddle_on(args.target) as target, Alive("doctor", "running small programs through Paddle"):
         from interlace.bridge.doctor.examine import examine
@@ -79,7 +79,7 @@ def _asked(args: argparse.Namespace) -> _Asked:
     """What the command and the environment request. Raises ConfigError if the script, the number of its ranks or the configuration is
     missing or wrong."""
     from interlace.cli.dump import require_script
-    from interlace.config import load_config, make_config
+    from interlace.config import make_config
     from interlace.errors import ConfigError
     from interlace.outside import CONFIG_VARIABLE, VARIABLES, asked_outside
 
@@ -93,8 +93,6 @@ def _asked(args: argparse.Namespace) -> _Asked:
         raise ConfigError(f"{args.script}: the number of ranks is missing; add --world N")
     if args.world < 1:
         raise ConfigError(f"--world {args.world}: expected at least one rank")
-    if args.config:
-        load_config(args.config)
     outside = asked_outside({CONFIG_VARIABLE: args.config}) if args.config else asked_outside(typed=VARIABLES)
     options, source, marks = outside[:3] if outside else ({}, "defaults", {})
     config = make_config(options, source, marks)

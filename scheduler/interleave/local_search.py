@@ -149,7 +149,7 @@ class Search:
         begin, cools, draw = self.work, COOLING * work, self.rng.random
         temperature = self._initial_temperature()
         best, best_time = list(self.order), self.time
-        while self.work < begin + work:
+        while self.order and self.work < begin + work:
             self.work += 1
             found = self._unit_move() if draw() < UNIT_SHARE else self._move()
             if found is None:

@@ -42,7 +42,7 @@ struct Work {
 
 struct State {
   std::mutex mutex;
-  std::map<uint32_t, long> pieces;  // what the driver calls a launch -> the piece of work that it is part of
+  std::map<uint32_t, long> pieces;  // the driver's id of a launch -> the piece of work that it belongs to
   std::vector<Work> work;
   double now_us = 0;
   uint64_t now_ns = 0;
@@ -106,21 +106,21 @@ void begin(long piece) {
   functions().cuptiActivityPushExternalCorrelationId(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, static_cast<uint64_t>(piece));
 }
 
-void end() {  // called where nothing may be thrown
+void end() {  // must not throw
   uint64_t last = 0;
   functions().cuptiActivityPopExternalCorrelationId(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, &last);
 }
 
 std::vector<Span> take() {
   for (auto kind : kKinds) functions().cuptiActivityDisable(kind);
-  functions().cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);  // what does not come is missing, and counted
+  functions().cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);  // records that do not arrive are counted as missing
   State& s = state();
   std::lock_guard<std::mutex> guard(s.mutex);
   std::map<long, Span> found;
   auto us = [&s](uint64_t ns) { return s.now_us + static_cast<double>(static_cast<int64_t>(ns - s.now_ns)) / 1e3; };
   for (const Work& each : s.work) {
     auto piece = s.pieces.find(each.correlation);
-    if (piece == s.pieces.end()) continue;  // of no piece: what a library does by itself
+    if (piece == s.pieces.end()) continue;  // belongs to no piece: a library launched it by itself
     double begin_us = us(each.begin_ns), end_us = us(each.end_ns);
     auto [at, is_new] = found.try_emplace(piece->second, Span{piece->second, begin_us, end_us});
     if (!is_new) at->second.begin_us = std::min(at->second.begin_us, begin_us), at->second.end_us = std::max(at->second.end_us, end_us);
@@ -133,7 +133,7 @@ std::vector<Span> take() {
 
 }  // namespace tb::activity
 
-#else  // built without its headers
+#else  // built without CUPTI's headers
 
 namespace tb::activity {
 

@@ -1,4 +1,4 @@
-// Times of device work from CUPTI, the driver's tracer, without events between kernels. Used where TESTBED_CUPTI holds the library's path.
+// Times of device work from CUPTI, the driver's tracer, without events between kernels. Used if TESTBED_CUPTI is the library's path.
 #pragma once
 #include <vector>
 
@@ -6,15 +6,15 @@ namespace tb::activity {
 
 struct Span {
   long piece;
-  double begin_us, end_us;  // by now_us
+  double begin_us, end_us;  // on the clock of now_us
 };
 
-// Begin to watch the device, which is idle; false where CUPTI was not asked for, or is not there, which is said.
+// Starts tracing; the device must be idle. Returns false if CUPTI was not requested, or is missing, which is reported on stderr.
 bool start();
-// What this host thread launches from here to `end` belongs to a piece of work, by its number.
+// What this host thread launches until `end` belongs to the piece of work with this number.
 void begin(long piece);
 void end();
-// All pieces since the start, each from the begin of its first kernel or copy to the end of its last; the device is idle. Watching ends.
+// Ends tracing; the device must be idle. Returns all pieces, each from the start of its first kernel or copy to the end of its last.
 std::vector<Span> take();
 
 }  // namespace tb::activity

@@ -1,4 +1,4 @@
-// Attention by plain loops: what a dry run and the tests need, not fast.
+// Attention by plain loops, for dry runs and tests: not fast.
 #include <algorithm>
 #include <vector>
 

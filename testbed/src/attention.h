@@ -1,4 +1,4 @@
-// Attention of [batch, sequence, heads, size]: threads have a plain loop (attention.cc), CUDA has cuDNN's (attention_cudnn.cc).
+// Attention on [batch, sequence, heads, size]: a plain loop with host threads (attention.cc), cuDNN with CUDA (attention_cudnn.cc).
 #pragma once
 #include <functional>
 
@@ -14,7 +14,7 @@ struct Attention {
 };
 using Scratch = std::function<void*(size_t)>;
 
-// `lse` holds the logarithm of each row's sum of exponentials: [batch, heads, queries] of float32.
+// `lse` is the logarithm of each row's sum of exponentials: float32, [batch, heads, queries].
 void k_attention(Stream s, Type type, const Attention& shape, const void* q, const void* k, const void* v, void* out, float* lse,
                  const Scratch& scratch);
 void k_attention_grad(Stream s, Type type, const Attention& shape, const void* q, const void* k, const void* v, const void* out,

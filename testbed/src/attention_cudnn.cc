@@ -1,5 +1,5 @@
-// Flash attention by cuDNN's graph interface, bfloat16. The library is looked up when it runs; its headers and NVIDIA's
-// cudnn-frontend (headers only) are needed to build. Backward is the deterministic one: the same bits in every run.
+// Flash attention in bfloat16 by cuDNN's graph interface. The library is loaded at run time; the build needs its headers and NVIDIA's
+// cudnn-frontend (headers only). Backward uses the deterministic algorithm: every run gives the same bits.
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
@@ -55,7 +55,7 @@ struct Cudnn {
 };
 Cudnn& cudnn() { static auto* made = new Cudnn; return *made; }
 
-// [batch, heads, rows, size] as cuDNN names them, lying as [batch, rows, heads, size].
+// Dimensions in cuDNN's order, [batch, heads, rows, size]; in memory the order is [batch, rows, heads, size].
 fe::graph::Tensor_attributes laid_out(Uid uid, int64_t batch, int64_t heads, int64_t rows, int64_t size) {
   return fe::graph::Tensor_attributes()
       .set_uid(uid)

@@ -12,32 +12,32 @@
 namespace tb {
 namespace {
 
-using Clock = std::map<Stream, size_t>;  // stream -> the last of its places that is behind
+using Clock = std::map<Stream, size_t>;  // stream -> its latest place that the clock's owner runs after
 
 struct Graph {
   void* made = nullptr;
   std::set<const char*> uses;
   std::vector<Event> results;  // recorded at each launch
   std::vector<std::function<void()>> releases;
-  std::string ended;  // why it must not be launched
+  std::string ended;  // why it must no longer be launched
   MemoryGrowth growth;
 };
 
 struct Captures {
   std::mutex mutex;
   std::map<size_t, Graph> graphs;
-  // of the open capture
-  std::map<Stream, Clock> clocks;  // of the streams that belong to it
+  // the open capture
+  std::map<Stream, Clock> clocks;  // clocks of the streams that belong to it
   std::map<Event, Clock> recorded;
   std::string refused;
-  // of all
-  std::map<Event, size_t> epochs;  // events last recorded in a capture, and in which
+  // all captures
+  std::map<Event, size_t> epochs;  // event -> the capture in which it was last recorded
 };
 Captures& all() { static auto* made = new Captures; return *made; }
 
 std::atomic<size_t> open_number{0}, last_number{0}, num_epochs{0};
 
-// The first reason is what the capture ends with; later ones follow from it.
+// The capture ends with the first reason; later ones are its consequences.
 [[noreturn]] void refuse(Captures& c, const std::string& why) {
   if (c.refused.empty()) c.refused = why;
   throw std::runtime_error("testbed: the step cannot be captured: " + why);
@@ -86,7 +86,7 @@ size_t capture_number() { return open_number; }
 
 void capture_begin(Stream origin) {
   if (capturing()) throw std::runtime_error("testbed: a step is being captured already");
-  Pool::release_idle();  // the graph has memory of its own
+  Pool::release_idle();  // the graph gets memory of its own
   memory_watch();
   {
     std::lock_guard<std::mutex> guard(all().mutex);
@@ -108,7 +108,7 @@ size_t capture_end(Stream origin) {
   try {
     for (Stream each : sides)
       if (is_forked(each)) order(each, origin);
-  } catch (const std::exception& error) {  // CUDA ends a capture at its first fault
+  } catch (const std::exception& error) {  // CUDA ends a capture at the first error
     broken = error.what();
   }
   std::unique_lock<std::mutex> guard(c.mutex);
@@ -175,7 +175,7 @@ void graph_destroy(size_t number) {
   forget(over, number);
 }
 
-// ---- what the device is asked for
+// ---- requests to the device
 
 void capture_work(Stream stream, const char* what) {
   Captures& c = all();
@@ -214,7 +214,7 @@ void capture_wait(Stream stream, Event event) {
   std::lock_guard<std::mutex> guard(c.mutex);
   auto found = c.recorded.find(event);
   if (found == c.recorded.end()) refuse(c, name_of(stream) + " waits for an event that was recorded outside of it");
-  merge(c.clocks[stream], found->second);  // a stream that did not belong to the capture does from here on
+  merge(c.clocks[stream], found->second);  // from here on the stream belongs to the capture
 }
 
 void capture_query(Event event) {
@@ -243,7 +243,7 @@ void capture_result(Stream stream) {
   Event made = event_create();
   {
     std::lock_guard<std::mutex> guard(all().mutex);
-    all().graphs[open_number].results.push_back(made);  // destroyed with the graph, or with the capture that fails
+    all().graphs[open_number].results.push_back(made);  // destroyed with the graph, or when the capture fails
   }
   event_record_launches(made, stream);
 }
@@ -284,7 +284,7 @@ void capture_freed(const void* address, size_t size) {
       meets = true;
     }
   }
-  if (meets && !capturing()) device_sync();  // a launch may still use it, and no stream but the origin would say so
+  if (meets && !capturing()) device_sync();  // a launch may still use it, which only the origin would show
 }
 
 }  // namespace tb

@@ -14,7 +14,7 @@ void ccl_new_id(char* id);
 Ring* ccl_join(const char* id, int size, int rank);
 int ccl_size(const Ring* ring);
 
-// All on `stream`; counts are elements of one rank's part.
+// All run on `stream`; `n` counts the elements of one rank's part.
 void ccl_all_reduce(Ring* ring, Stream stream, Type type, const void* x, void* out, size_t n, Reduction reduction);
 void ccl_reduce(Ring* ring, Stream stream, Type type, const void* x, void* out, size_t n, Reduction reduction, int root);
 void ccl_all_gather(Ring* ring, Stream stream, Type type, const void* x, void* out, size_t n);

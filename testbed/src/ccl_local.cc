@@ -1,5 +1,5 @@
 // Ranks of one host meet in a file that all of them map. Each communication is a piece of work of its stream's thread: it blocks
-// that stream, never the host, and it ends only when all ranks of the ring have taken part, as on a device.
+// that stream, never the host, and ends only when all ranks of the ring have taken part, as on a GPU.
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
@@ -26,15 +26,15 @@
 namespace tb {
 namespace {
 
-constexpr size_t kSlot = size_t{1} << 20;  // bytes a rank lays down at once
+constexpr size_t kSlot = size_t{1} << 20;  // bytes that a rank writes at once
 
 struct Shared {
   std::atomic<uint32_t> arrived;
   char pad[60];
-  std::atomic<uint64_t> kind[64];  // what each rank says it is doing, so that a mix-up is an error and no wrong number
+  std::atomic<uint64_t> kind[64];  // what each rank says it is doing, so that a mix-up causes an error and no wrong result
 };
 
-// Sleep until another process wakes who waits at `word`; not at all where the word is no longer as it was seen, and a second at most.
+// Sleep until another process wakes the waiters at `word`, at most a second; return at once if the word has changed since it was `seen`.
 void sleep_at(std::atomic<uint32_t>& word, uint32_t seen) {
   const timespec most{1, 0};
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &most, nullptr, 0);
@@ -49,7 +49,7 @@ double timeout_s() {
 [[noreturn]] void stop(const std::string& why) {
   fprintf(stderr, "testbed: %s\n", why.c_str());
   fflush(stderr);
-  _exit(70);  // on a device thread there is nobody to throw to
+  _exit(70);  // nobody would catch an exception of a device thread
 }
 
 }  // namespace
@@ -61,7 +61,7 @@ struct Ring {
   char* slots;
   uint32_t phases = 0;
 
-  // Work of one ring goes in the order in which the host gave it, whatever streams it sits on, as NCCL keeps it.
+  // Work of one ring runs in the order in which the host issued it, on whatever streams, as with NCCL.
   std::mutex mutex;
   std::condition_variable turn;
   uint64_t given = 0, done = 0;
@@ -128,7 +128,7 @@ float combine(float a, T b, Reduction reduction) {
   }
 }
 
-// Over ranks in their order, so that every rank gets the same bits.
+// In the order of ranks, so that every rank gets the same bits.
 template <class T>
 void fold(const Ring* ring, size_t offset, T* out, size_t n, Reduction reduction) {
   for (size_t k = 0; k < n; ++k) {

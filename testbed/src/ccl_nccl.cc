@@ -1,4 +1,4 @@
-// Communication by NCCL. Declarations are written out: its headers need not be installed.
+// Communication by NCCL. It is declared here, so that its headers need not be installed.
 #include <cstdlib>
 
 #include "ccl.h"
@@ -105,7 +105,7 @@ void ccl_all_to_all(Ring* ring, Stream stream, Type type, const void* x, void* o
   must(end(), "ncclGroupEnd");
 }
 
-// Between two ranks as a send and a receive, which is what Paddle's own point-to-point operators issue on the GPU place.
+// A send and a receive between two ranks, as Paddle's own point-to-point operators issue them on the GPU place.
 void ccl_pass(Ring* ring, Stream stream, Type type, const void* x, void* out, size_t n, int root) {
   static auto* const send = nccl().find<Send>("ncclSend");
   static auto* const receive = nccl().find<Receive>("ncclRecv");

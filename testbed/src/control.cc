@@ -44,7 +44,7 @@ struct DelayLog {
   int work;
   std::string name;
   int step;
-  long op;  // of the step, from 0; negative outside of one
+  long op;  // its number in the step, from 0; negative outside of steps
 };
 
 struct Delays {
@@ -162,8 +162,8 @@ void interval(const char* name, int stream, double begin_us, double end_us, long
   trace().intervals.push_back({name, stream, begin_us, end_us, op});
 }
 
-void settle_intervals();   // of the device: CUDA reads its events here
-void prepare_intervals();  // before a traced stretch: CUDA makes its events here
+void settle_intervals();   // the device's part: CUDA reads its events here
+void prepare_intervals();  // called before tracing starts: CUDA creates its events here
 
 }  // namespace tb
 
@@ -197,7 +197,7 @@ TB_EXPORT void tb_delay_add(int stream, long ordinal, int us) {
   std::lock_guard<std::mutex> guard(delays().mutex);
   delays().chosen[{stream, ordinal}] = us;
 }
-TB_EXPORT void tb_delays_restart() {  // count sites from the start again
+TB_EXPORT void tb_delays_restart() {  // restart the count of sites
   std::lock_guard<std::mutex> guard(delays().mutex);
   delays().given.clear();
   delays().log.clear();
@@ -212,7 +212,7 @@ TB_EXPORT int tb_delays_write(const char* path) {
   fclose(out);
   return 1;
 }
-TB_EXPORT void tb_delays_step() {  // a step begins: delays say where in it they were, and its operations are remembered
+TB_EXPORT void tb_delays_step() {  // a step begins: its operations are recorded, and the places of delays in it
   std::lock_guard<std::mutex> guard(delays().mutex);
   delays().follows_steps = true;
   delays().step += 1;

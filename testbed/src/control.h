@@ -1,4 +1,4 @@
-// What a test can set and read: switches, planted delays, the record of what the host asked for and what the device did.
+// What a test can set and read: switches, planted delays, the trace of what the host requested and what the device did.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -42,18 +42,18 @@ extern Switches switches;
 
 enum class Work : int { compute = 0, copy = 1, collective = 2 };
 
-// Microseconds that the next piece of work on a stream is to be delayed by; 0 almost always.
-// A site is (stream number, how many pieces of work that stream was given before): the same in every run of the same program.
+// Microseconds by which the next piece of work on a stream is delayed; almost always 0.
+// A site is (stream number, number of earlier pieces of work on that stream), the same in every run of the same program.
 int delay_us(int stream, Work work, const char* name);
 
-// Host side record, in order; kept only while tracing is on.
+// The host's part of the trace, in order; recorded only while tracing is on.
 void note(const char* what, int stream = -1, const void* address = nullptr, size_t size = 0);
 bool tracing();
-// The operation that this host thread is issuing, numbered from 1 in host order; 0 outside of one.
+// The number of the operation that this host thread is issuing, from 1 in host order; 0 if it issues none.
 long begin_op(const char* name, int stream);
 void end_op();
 long current_op();
-// Device side record: one interval of one piece of work of an operation.
+// The device's part of the trace: the interval of one piece of work of an operation.
 void interval(const char* name, int stream, double begin_us, double end_us, long op);
 double now_us();
 

@@ -25,9 +25,9 @@ constexpr size_t kSpare = 16384;
 struct Measured {
   std::string name;
   int stream;
-  cudaEvent_t begin, end;  // none where the driver's tracer has its times
+  cudaEvent_t begin, end;  // null if the driver's tracer records its times
   long op;
-  bool launched;  // its events belong to a captured step, which records them at each launch
+  bool launched;  // its events belong to a captured step, of which each launch records them
 };
 
 struct Device {
@@ -35,14 +35,14 @@ struct Device {
   std::map<Stream, int> numbers;
   std::vector<cudaStream_t> streams;
   std::vector<Measured> measured;
-  std::vector<cudaEvent_t> spare;  // timed events, made before a traced stretch begins
+  std::vector<cudaEvent_t> spare;  // timed events, created before tracing starts
   cudaEvent_t base = nullptr;
   double base_us = 0;
   bool watched = false;  // by the driver's tracer
 };
 Device& device() { static auto* made = new Device; return *made; }
 
-// A timed event needs an origin, by both clocks: the moment when tracing began.
+// Times of events are relative to an origin that both clocks know: the moment when tracing began.
 void set_base(Device& d) {
   TB_CHECK(cudaDeviceSynchronize());
   if (!d.base) TB_CHECK(cudaEventCreate(&d.base));
@@ -81,7 +81,7 @@ void record_time(cudaEvent_t event, Stream stream) {
   if (cudaEventRecordWithFlags(event, of(stream), flags) != cudaSuccess) fprintf(stderr, "testbed: a traced interval has no time\n");
 }
 
-// The graph that recorded these is over: the events are used again once what they tell was told.
+// The graph that recorded these events is destroyed: they are reused once their times have been read.
 void release_times(const Measured& over) {
   Device& d = device();
   std::lock_guard<std::mutex> guard(d.mutex);
@@ -102,7 +102,7 @@ cudaMemcpyKind direction(Copy kind) {
 
 }  // namespace
 
-int device_count() {  // a rank uses the first GPU that it sees, and has the others for its communicators
+int device_count() {  // a rank uses the first GPU that it sees; its communicators need the others
   int found = 0;
   return cudaGetDeviceCount(&found) == cudaSuccess && found ? 1 : 0;
 }
@@ -158,7 +158,7 @@ int stream_number(Stream stream) {
 void stream_callback(Stream stream, std::function<void()> call) {
   if (capturing()) capture_work(stream, "a call of the host");
   auto* kept = new std::function<void()>(std::move(call));
-  if (capturing()) {  // it is made again at each launch
+  if (capturing()) {  // each launch calls it
     capture_keep([=] { delete kept; });
     TB_CHECK(cudaLaunchHostFunc(of(stream), [](void* data) { (*static_cast<std::function<void()>*>(data))(); }, kept));
     return;
@@ -202,7 +202,7 @@ void stream_wait(Stream stream, Event event) {
   TB_CHECK(cudaStreamWaitEvent(of(stream), of_event(event), 0));
 }
 
-// Relaxed: kernels allocate while they are issued, and other threads of the process go on.
+// Relaxed, as kernels allocate memory when they are issued, and other threads continue.
 void recording_begin(Stream origin) { TB_CHECK(cudaStreamBeginCapture(of(origin), cudaStreamCaptureModeRelaxed)); }
 void* recording_end(Stream origin) {
   cudaGraph_t graph = nullptr;
@@ -257,7 +257,7 @@ void fill_async(Stream stream, void* address, unsigned char byte, size_t size) {
 }
 void fill_now(void* address, unsigned char byte, size_t size) {
   TB_CHECK(cudaMemset(address, byte, size));
-  TB_CHECK(cudaStreamSynchronize(nullptr));  // the host does not wait for it by itself, nor do streams that do not block
+  TB_CHECK(cudaStreamSynchronize(nullptr));  // neither the host nor non-blocking streams wait for it by themselves
 }
 
 void spin(Stream stream, double us) {

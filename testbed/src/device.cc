@@ -13,8 +13,8 @@
 #include "paddle/phi/backends/device_ext.h"
 #include "paddle/phi/core/platform/device_event_defs.h"
 
-// Paddle's own event functions for custom devices make a stream object for each record and each wait, and with it start and join
-// a host thread: 100 us and more. Ours take their place. Events between jobs carry the waiter type of CUDA whatever the device is.
+// Paddle's own event functions for custom devices create a stream object for each record and each wait, which starts and joins a host
+// thread and takes 100 us or more. Ours replace them. Events between jobs have the waiter type of CUDA on any device.
 // The registration templates are friends of DeviceEvent; these specialisations reach its slots.
 namespace paddle {
 namespace platform {
@@ -74,7 +74,7 @@ C_Status get_device(const C_Device d) {
   return C_SUCCESS;
 }
 
-std::atomic<int> next_priority{0};  // Paddle's table hands none on
+std::atomic<int> next_priority{0};  // Paddle's table of functions passes none
 
 C_Status create_stream(const C_Device d, C_Stream* stream) {
   static std::atomic<Stream> first{nullptr};
@@ -112,7 +112,7 @@ C_Status create_event(const C_Device d, C_Event* event) {
   return C_SUCCESS;
 }
 C_Status destroy_event(const C_Device, C_Event event) { return event_destroy(of(event)), C_SUCCESS; }
-// Not where a captured step begins or ends between event and wait: the host has waited for the device there.
+// No wait if a captured step begins or ends between event and wait, where the host has waited for the device.
 void wait_unless_separate(Stream stream, Event event) {
   bool separate = capture_separates(event);
   note(separate ? "wait_event_left_out" : switches.drop_waits ? "wait_event_dropped" : "wait_event", stream_number(stream), event);
@@ -137,7 +137,7 @@ C_Status wait_event(const C_Device, C_Stream stream, C_Event event) {
   return guarded("stream_wait_event", [&] { wait_unless_separate(of(stream), of(event)); });
 }
 
-// ---- events as the executor has them
+// ---- the executor's events
 
 using paddle::platform::DeviceEvent;
 
@@ -249,7 +249,7 @@ C_Status join(size_t size, C_CCLRootId* id, size_t rank, C_CCLComm* ring) {
     *ring = reinterpret_cast<C_CCLComm>(ccl_join(static_cast<const char*>(id->data), static_cast<int>(size), static_cast<int>(rank)));
   });
 }
-C_Status leave(C_CCLComm) { return C_SUCCESS; }  // communicators live as long as the process
+C_Status leave(C_CCLComm) { return C_SUCCESS; }  // communicators live until the process ends
 C_Status all_reduce(void* x, void* out, size_t n, C_DataType type, C_CCLReduceOp op, C_CCLComm ring, C_Stream stream) {
   return guarded("all_reduce", [&] { ccl_all_reduce(of(ring), of(stream), type_of(type), x, out, n, reduction_of(op)); });
 }
@@ -313,7 +313,7 @@ TB_EXPORT void InitPlugin(CustomRuntimeParams* params) {
 
 TB_EXPORT void tb_sync() { device_sync(); }
 
-// ---- captured steps. Each call gives 0 (tb_capture_end: the graph's number) and otherwise leaves the reason for tb_capture_reason.
+// ---- captured steps. Calls return 0 (tb_capture_end the graph's number); after a failure tb_capture_reason tells the reason.
 
 namespace {
 
@@ -349,7 +349,7 @@ TB_EXPORT size_t tb_graph_await(size_t graph) {
   return reasoned([&] { return graph_await(graph), 0; }, 1);
 }
 TB_EXPORT void tb_graph_destroy(size_t graph) { graph_destroy(graph); }
-TB_EXPORT void tb_next_priority(int priority) { next_priority = priority; }  // of the streams that Paddle makes from here on
+TB_EXPORT void tb_next_priority(int priority) { next_priority = priority; }  // of the streams that Paddle creates from here on
 TB_EXPORT int tb_stream_count() { return stream_count(); }
 TB_EXPORT int tb_stream_priority(int number) { return stream_priority(number); }
 TB_EXPORT size_t tb_total_memory() {
@@ -357,5 +357,5 @@ TB_EXPORT size_t tb_total_memory() {
   device_memory(&total, &available);
   return total;
 }
-// What is copied in meanwhile goes to memory that no work uses: such a copy waits for nothing.
+// While on, copies to the device go to memory that no work uses, so they wait for nothing.
 TB_EXPORT void tb_fresh(int on) { to_fresh_memory = on; }

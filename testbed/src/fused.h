@@ -1,4 +1,4 @@
-// Device functions that Paddle has as one operator: rms_norm, swiglu, rotary embedding.
+// Device functions of Paddle's fused operators: rms_norm, swiglu, rotary embedding.
 #pragma once
 #include "math.h"
 
@@ -8,7 +8,7 @@ void k_rms_norm(Stream s, Type type, const void* x, Type weight_type, const void
                 float epsilon);
 void k_rms_norm_grad(Stream s, Type type, const void* x, Type weight_type, const void* w, const float* inverse, const void* dy, void* dx,
                      void* dw, size_t rows, size_t cols);
-// silu(x) y; without y both are the halves of each row of x. `cols` is the width of one.
+// silu(x) y; without y, both are halves of each row of x. `cols` is the width of one half.
 void k_swiglu(Stream s, Type type, const void* x, const void* y, void* out, size_t rows, size_t cols);
 void k_swiglu_grad(Stream s, Type type, const void* x, const void* y, const void* grad, void* dx, void* dy, size_t rows, size_t cols);
 

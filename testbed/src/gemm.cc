@@ -1,4 +1,4 @@
-// Matrix products on host threads: plain loops, one order of sums.
+// Matrix products on host threads: plain loops with a fixed order of sums.
 #include "kernels.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Matrix products by cuBLAS, float32 or bfloat16 with float32 sums. Declarations are written out: its headers need not be installed.
+// Matrix products by cuBLAS in float32, or in bfloat16 with float32 sums. It is declared here, so that its headers need not be installed.
 #include <map>
 #include <mutex>
 
@@ -27,7 +27,7 @@ void must(int status, const char* what) {
   if (status) throw std::runtime_error(std::string("testbed: ") + what + " failed with status " + std::to_string(status));
 }
 
-// A handle a stream, each with a workspace of its own: the library's choice of one would be shared and would synchronise.
+// One handle per stream, each with its own workspace: the library's own would be shared between streams, which would synchronise.
 Handle handle_of(Stream stream) {
   static std::mutex mutex;
   static auto* handles = new std::map<Stream, Handle>;
@@ -43,7 +43,7 @@ Handle handle_of(Stream stream) {
 
 }  // namespace
 
-// Row major out[m, n] = op(x) op(y) is column major out^T[n, m] = op(y)^T op(x)^T.
+// Row-major out[m, n] = op(x) op(y) is column-major out^T[n, m] = op(y)^T op(x)^T.
 void k_gemm(Stream s, Type type, bool tx, bool ty, int64_t m, int64_t n, int64_t k, const void* x, const void* y, void* out,
             int64_t batch, int64_t step_x, int64_t step_y, int64_t step_out) {
   static Gemm* const gemm = cublas().find<Gemm>("cublasGemmStridedBatchedEx");

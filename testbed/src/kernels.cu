@@ -79,7 +79,7 @@ void cast_from(Stream s, const A* x, Type to, void* out, size_t n) {
 HD float silu_slope(float x) { return sigmoid(x) * (1.f + x * (1.f - sigmoid(x))); }
 HD float gelu_slope(float x) { return .5f * (1.f + erff(x * .70710678f)) + x * .39894228f * expf(-.5f * x * x); }
 HD float gelu_inner(float x) { return .79788456f * (x + .044715f * x * x * x); }
-HD float tangent(float x) {  // tanh by one exponential, which is several times as fast on CUDA; float32 keeps the library's near 0
+HD float tangent(float x) {  // tanh by one exponential, several times as fast on CUDA; near 0 it is the library's, for precision
 #ifdef __CUDA_ARCH__
   if (fabsf(x) > .25f) return 1.f - quotient(2.f, 1.f + exponential(2.f * x));
 #endif
@@ -128,7 +128,7 @@ HD At locate(const Layout& at, uint32_t index) {
   return found;
 }
 
-// The same layout with fewer dimensions: those of one element left out, those that are contiguous merged into one.
+// The same layout with fewer dimensions: without those of one element, and with contiguous ones merged.
 Layout merged(const Layout& at) {
   Layout made;
   for (int d = 0; d < at.num_dims; ++d) {
@@ -145,7 +145,7 @@ Layout merged(const Layout& at) {
   return made;
 }
 
-// `locate` of x alone, its dimensions counted when it is compiled: no index that a compiler cannot see through.
+// `locate` for x alone, with the number of dimensions known at compile time, so that the compiler can unroll it.
 template <int N>
 struct Located {
   uint32_t dims[N], x[N];
@@ -179,7 +179,7 @@ void with_located(const Layout& at, Go go) {
   }()));
 }
 
-// How many elements in a row share one element of an operand that lies densely otherwise; 0 for any other layout.
+// How many consecutive elements share one element of an operand that is dense otherwise; 0 for any other layout.
 size_t run_of(const Layout& at, const uint32_t* strides) {
   size_t run = 1, inner = 1;
   int d = at.num_dims - 1;
@@ -201,7 +201,7 @@ size_t period_of(const Layout& at, const uint32_t* strides) {
   return inner;
 }
 
-// Both operands lie densely and repeat as a whole: rows of eight elements, two divisions for each.
+// Both operands are dense and repeat as a whole: packs of eight elements, two divisions for each.
 template <class M, class T>
 void map_periodic(Stream s, const T* x, const T* y, T* out, size_t n, size_t x_period, size_t y_period) {
   auto *px = reinterpret_cast<const Pack<T>*>(x), *py = reinterpret_cast<const Pack<T>*>(y);
@@ -214,7 +214,7 @@ void map_periodic(Stream s, const T* x, const T* y, T* out, size_t n, size_t x_p
   });
 }
 
-// One operand lies densely, the other has one element for each run of them.
+// One operand is dense, the other has one element for each run.
 template <class M, class T>
 void map_runs(Stream s, const T* x, const T* y, T* out, size_t n, uint32_t x_run, uint32_t y_run) {
   auto *px = reinterpret_cast<const Pack<T>*>(x), *py = reinterpret_cast<const Pack<T>*>(y);
@@ -367,7 +367,7 @@ void copy_2d(Stream s, const T* x, size_t x_pitch, T* out, size_t out_pitch, siz
 
 #ifdef TESTBED_CUDA
 constexpr int kHolders = 256;
-// A block a row of the table: it looks through the ids, 256 at once, and adds up what belongs to its row, in their order.
+// One block per row of the table: it scans the ids, 256 at once, and sums the gradients of its row in their order.
 constexpr int kColumnsHeld = 16;
 template <class T>
 __global__ void embedding_grad_kernel(const int64_t* ids, const T* dy, T* dw, size_t n, size_t vocab, size_t width) {
@@ -410,7 +410,7 @@ __global__ void embedding_grad_kernel(const int64_t* ids, const T* dy, T* dw, si
 }
 #endif
 
-// An id outside of the table gives NaN, so that poisoned ids show in the loss and break nothing else.
+// An id outside the table gives NaN, so that poisoned ids show in the loss and break nothing else.
 template <class T>
 void embedding(Stream s, const int64_t* ids, const T* w, T* out, size_t n, size_t vocab, size_t width) {
   each(s, "embedding", n * width, [=] DEV(size_t k) {
@@ -524,7 +524,7 @@ void k_sum(Stream s, Sum sum, Type type, const void* x, const void* y, void* out
   });
 }
 
-// Where the last dimension stays last, whole groups of 16 bytes move.
+// If the last dimension stays last, whole groups of 16 bytes are moved.
 bool widen(Layout& at, size_t* n, size_t element, const void* x, const void* out) {
   int last = at.num_dims - 1;
   size_t group = 16 / element;

@@ -1,18 +1,18 @@
-// Device functions, all asynchronous on a stream. Floating arithmetic is in float32 whatever the element type.
+// Device functions, all asynchronous on a stream. Floating-point arithmetic is in float32 for all element types.
 #pragma once
 #include "math.h"
 
 namespace tb {
 
 constexpr int kMaxDims = 8;
-// A tensor of `dims` whose element at an index lies at the sum of index * stride (in elements).
+// Sizes of dimensions, and strides of two tensors: an element is at the sum of index * stride, in elements.
 struct Layout {
   int num_dims = 0;
   uint32_t dims[kMaxDims] = {};
   uint32_t x[kMaxDims] = {}, y[kMaxDims] = {};
 };
 
-// name, value of f(x, y): for one-operand functions y is the gradient, or unused; a and b are constants
+// name, value of f(x, y); for functions of one operand y is the gradient or unused; a and b are constants
 #define TB_MAPS(X)                                                                                             \
   X(scale, a * x + b) X(copy, x) X(sqrt, sqrtf(x)) X(rsqrt, 1.f / sqrtf(x)) X(square, x * x)                   \
   X(sin, sinf(x)) X(cos, cosf(x)) X(tanh, tanhf(x)) X(exp, expf(x)) X(silu, x * sigmoid(x))              \
@@ -36,15 +36,15 @@ void k_map_broadcast(Stream s, Map map, Type type, const void* x, const void* y,
 void k_spread(Stream s, Type type, const void* x, void* out, size_t n, Layout at, float scale);  // out[i] = scale x[at(i)]
 void k_triangle(Stream s, Type type, const void* x, void* out, size_t n, size_t rows, size_t cols, int diagonal, bool upper);
 
-// Sum of f over the reduced indices for each kept one; f is x, x y or x x.
+// The sum of f over the reduced indices, for each kept index; f is x, x y or x x.
 enum class Sum : int { plain, product, squares };
 void k_sum_rows(Stream s, Sum sum, Type type, const void* x, const void* y, Type to, void* out, size_t rows, size_t cols, float scale);
 void k_sum_columns(Stream s, Sum sum, Type type, const void* x, const void* y, void* out, size_t rows, size_t cols, float scale);
-// `kept` lays out the kept indices, `reduced` the reduced ones, over x and (for product) y.
+// `kept` is the layout of the kept indices, `reduced` that of the reduced ones, in x and (for product) y.
 void k_sum(Stream s, Sum sum, Type type, const void* x, const void* y, void* out, size_t n, Layout kept, size_t m, Layout reduced, float scale);
 
 void k_permute(Stream s, const void* x, void* out, size_t n, Layout at, size_t element);
-void k_copy_2d(Stream s, const void* x, size_t x_pitch, void* out, size_t out_pitch, size_t width, size_t rows);  // bytes
+void k_copy_2d(Stream s, const void* x, size_t x_pitch, void* out, size_t out_pitch, size_t width, size_t rows);  // sizes in bytes
 void k_gemm(Stream s, Type type, bool tx, bool ty, int64_t m, int64_t n, int64_t k, const void* x, const void* y, void* out,
             int64_t batch, int64_t step_x, int64_t step_y, int64_t step_out);
 void k_softmax(Stream s, Type type, const void* x, void* out, size_t rows, size_t cols);
@@ -63,7 +63,7 @@ struct AdamW {
   float beta1, beta2, epsilon, coefficient, rate_ratio;
   bool decay;
 };
-// `master` holds the float32 parameter where the parameter itself is bfloat16; the two powers are of one element.
+// `master` is the float32 parameter if the parameter itself is bfloat16; the two powers have one element each.
 void k_adamw(Stream s, AdamW how, Type type, void* parameter, float* master, Type grad_type, const void* grad, float* moment1,
              float* moment2, const float* rate, const float* power1, const float* power2, size_t n);
 void k_sgd(Stream s, Type type, void* parameter, float* master, Type grad_type, const void* grad, const float* rate, size_t n);

@@ -1,4 +1,4 @@
-// Functions of a library that is found when they are first called: TESTBED_<NAME> holds its path, or the loader finds it.
+// Functions of a library that is loaded at the first call, from the path in TESTBED_<NAME>, or else as the loader finds it.
 #pragma once
 #include <dlfcn.h>
 

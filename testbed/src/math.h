@@ -1,4 +1,4 @@
-// Element types and the two shapes of every device function, in one source: a loop on a host thread, a grid on CUDA.
+// Element types, and what lets one source serve as a loop on a host thread and as a grid on CUDA.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -24,7 +24,7 @@ struct bf16 {
   bf16() = default;
   HD bf16(float value) {  // NOLINT: converts like a number
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));  // one instruction for what stands below
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));  // one instruction for the code below
     return;
 #endif
     uint32_t raw;
@@ -43,7 +43,7 @@ struct bf16 {
 enum class Type : int { f32, bf16, f64, i64, i32, u8 };
 size_t size_of(Type type);
 
-// Call `use` with a null pointer of the C++ type.
+// Calls `use` with a null pointer to the C++ type.
 template <class F>
 void with_float(Type type, const char* name, F use) {
   if (type == Type::f32) use(static_cast<float*>(nullptr));
@@ -83,7 +83,7 @@ struct Team {
 
  private:
   template <class Op>
-  __device__ float all(float value, Op op) const {  // the same tree for every thread: the same bits in every run
+  __device__ float all(float value, Op op) const {  // the same tree for every thread, so every run gives the same bits
     for (int step = 16; step; step /= 2) value = op(value, __shfl_xor_sync(0xffffffffu, value, step));
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
     __syncthreads();
@@ -106,7 +106,7 @@ __global__ void rows_kernel(size_t rows, F f) {
   for (size_t row = blockIdx.x; row < rows; row += gridDim.x) f(team, row);
 }
 
-// Sums of columns: a block has 32 columns, its 32 groups of threads take every 32nd row, eight of them at once.
+// Sums of columns: a block has 32 columns; each of its 32 groups of threads takes every 32nd row, eight rows at once.
 constexpr int kGroups = 32;
 template <class F, class G>
 __global__ void columns_kernel(size_t num_rows, size_t num_cols, F f, G store) {

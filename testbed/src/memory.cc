@@ -125,7 +125,7 @@ void Pool::end_graph(size_t graph) {
       each = pools().all.erase(each);
     }
   }
-  for (Pool* each : ended) {  // kept: tensors in the executor's scope may still name it
+  for (Pool* each : ended) {  // not deleted: tensors in the executor's scope may still refer to it
     Pool* heir = of_graph(each->device_, each->stream_, 0);
     std::lock_guard<std::mutex> guard(each->mutex_);
     std::lock_guard<std::mutex> heirs(heir->mutex_);
@@ -201,7 +201,7 @@ bool Pool::is_done(const Held& held, int read) const {
   return done;
 }
 
-// Oldest first, and no further than a few that are still read: the host must not ask for hundreds of events at each allocation.
+// Oldest first, until a few are found that are still read: the host must not query hundreds of events at each allocation.
 void Pool::collect_held() {
   auto kept = held_.begin();
   int read = 0;
@@ -225,7 +225,7 @@ void Pool::keep_free(void* address, size_t size) {
   free_.emplace(size, address);
 }
 
-// The next op of this stream is the first that may write what was freed before: after all that it waits for, and before its own work.
+// The next op of this stream is the first that may write memory freed before. It is poisoned after the op's waits and before its work.
 void Pool::op_begins() {
   if (!switches.poison) return;
   std::lock_guard<std::mutex> guard(mutex_);
@@ -241,7 +241,7 @@ void Pool::poison_freed() {
   unpoisoned_.clear();
 }
 
-// The host may stand anywhere when the last reader is done, and may then hand the block to an op of this stream: it does so here.
+// When the last reader is done, wherever the host is, the block may go to an op of this stream; this imitates it.
 void Pool::reader_is_done(size_t number) {
   std::lock_guard<std::mutex> guard(mutex_);
   for (Held& each : held_)
@@ -261,8 +261,8 @@ void Pool::give_back(Block* block) {
   if (switches.free_at_end && readers.empty()) readers = {stream_};
   trap_freed(block->ptr_, readers.empty() ? nullptr : *readers.begin());
   if (!graph_) capture_freed(block->ptr_, block->size_);
-  if (!graph_ && capturing()) readers.clear();  // from before the capture, when the device was idle
-  bool launched = graph_ && graph_ != capture_number();  // an idle device lies between any reader of it and the next launch
+  if (!graph_ && capturing()) readers.clear();  // they are from before the capture, when the device was idle
+  bool launched = graph_ && graph_ != capture_number();  // the device is idle between any reader and the next launch
   std::lock_guard<std::mutex> guard(mutex_);
   if (readers.empty() || !switches.hold || launched) {
     in_use.drop(block->asked);
@@ -277,7 +277,7 @@ void Pool::give_back(Block* block) {
   for (Stream each : readers) {
     held_.back().events.push_back(event_create());
     event_record(held_.back().events.back(), each);
-#ifndef TESTBED_CUDA  // there a callback may ask for nothing on a stream
+#ifndef TESTBED_CUDA  // on CUDA a callback must not use streams
     if (switches.poison) stream_callback(each, [this, number = num_held_] { reader_is_done(number); });
 #endif
   }

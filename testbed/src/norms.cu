@@ -1,4 +1,4 @@
-// Functions of whole rows (softmax, norms, loss) and sums of columns; on CUDA with rows in registers and 16-byte accesses.
+// Functions of whole rows (softmax, norms, loss) and sums of columns; on CUDA with rows in registers and accesses of 16 bytes.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -10,19 +10,19 @@
 namespace tb {
 namespace {
 
-// ---- sums of columns: N at once, f(row, col, sums) adds one element's terms, store(n, col, total)
+// ---- sums of columns: N sums at once; f(row, col, sums) adds the terms of one element, store(n, col, total) stores a sum
 
 #ifdef TESTBED_CUDA
 
 constexpr int kSplits = 64, kRowGroups = 8, kBlockPacks = 32, kBlockCols = kBlockPacks * kPack;
 
-// Partial sums of a stream's column sums; the next sum of this stream comes after this one has read them.
+// Partial sums for the column sums of a stream; its next column sum only overwrites them after they have been read.
 float* partials(Stream stream, size_t count) {
   static std::mutex mutex;
   static auto* all = new std::map<Stream, std::pair<void*, size_t>>;
   std::lock_guard<std::mutex> guard(mutex);
   auto& [address, size] = (*all)[stream];
-  if (size < count * sizeof(float)) {  // the smaller one stays: work that uses it may be under way
+  if (size < count * sizeof(float)) {  // the smaller buffer is not freed, as running work may use it
     size = std::max(2 * count * sizeof(float), size_t{1} << 22);
     address = device_allocate(size);
     if (!address) throw std::runtime_error("testbed: no device memory for sums of columns");
@@ -369,7 +369,7 @@ void rms_norm_grad(Stream s, const T* x, const W* w, const float* inverse, const
 template <class T>
 struct Gate {
   const T *x, *y;
-  size_t cols, pitch;  // of one operand's row, and from one row to the next
+  size_t cols, pitch;  // width of one operand's row, and distance of rows
   HD size_t at(size_t k) const { return pitch == cols ? k : k / cols * pitch + k % cols; }
 };
 
@@ -435,9 +435,9 @@ void swiglu_grad(Stream s, const T* x, const T* y, const T* grad, T* dx, T* dy, 
   });
 }
 
-// ---- rotary embedding: pairs of a row's elements turned by its position's angle, or turned back
+// ---- rotary embedding: rotates pairs of a row's elements by the angle of the row's position, or back
 
-// Rows lie as [batch, seq, heads], or as [seq, batch, heads].
+// The order of rows is [batch, seq, heads] or [seq, batch, heads].
 struct Position {
   uint32_t heads, inner;
   bool seq_first;
@@ -461,7 +461,7 @@ void rotary(Stream s, const T* x, const T* sines, const T* cosines, T* out, Rota
       auto* c = reinterpret_cast<const Pack<T>*>(cosines + size_t{at} * size) + part;
       auto* d = reinterpret_cast<const Pack<T>*>(sines + size_t{at} * size) + part;
       Pack<T> low = from[0], high = from[packs], c0 = c[0], c1 = c[packs], s0 = d[0], s1 = d[packs];
-      for (int i = 0; i < kPack; ++i) {  // forward turns by the low half's sine above and the high half's below; backward by the transpose
+      for (int i = 0; i < kPack; ++i) {  // forward: low with s0, high with s1; backward: the transpose
         float a = low.v[i], b = high.v[i];
         low.v[i] = a * static_cast<float>(c0.v[i]) - sign * b * static_cast<float>(back ? s1.v[i] : s0.v[i]);
         high.v[i] = b * static_cast<float>(c1.v[i]) + sign * a * static_cast<float>(back ? s0.v[i] : s1.v[i]);
@@ -557,7 +557,7 @@ void k_rotary(Stream s, Type type, const void* x, const void* sines, const void*
   with_float(type, "rotary", [=](auto* t) { rotary(s, as(x, t), as(sines, t), as(cosines, t), as(out, t), shape, back); });
 }
 
-// The softmax may take the place of x: the loss is read from x first.
+// The softmax may overwrite x, so the loss reads x first.
 void k_cross_entropy(Stream s, const float* x, const int64_t* labels, float* out, float* loss, size_t num_rows, size_t cols, int64_t ignored) {
 #ifdef TESTBED_CUDA
   if (in_registers<float>(cols, {x, out}, [=](auto p, auto g) { cross_entropy_crews<p.value, g.value>(s, x, labels, out, loss, num_rows, cols, ignored); })) return;

@@ -32,14 +32,14 @@ namespace {
 
 void use_pool(const phi::CustomContext& context) {
   auto* pool = Pool::of(context.GetPlace().GetDeviceId(), context.stream());
-  const_cast<phi::CustomContext&>(context).SetAllocator(pool);  // the wheel's own kernels for any device take it too
+  const_cast<phi::CustomContext&>(context).SetAllocator(pool);  // Paddle's own kernels for all devices use it too
   pool->op_begins();
 }
 
 #ifdef TESTBED_CUDA
 void look(const Op& op, long, const DenseTensor*, const char*) { refuse(op.name, "cannot look for poison here: the switch trap is for host threads"); }
 #else
-// Integers may well be -1; what `empty` gives and a broadcast fills is poison until then; who shares memory reads nothing in it.
+// Not looked at: integers, which may be -1; results of `empty`, which are poison until filled; `share_data`, which reads nothing.
 void look(const Op& op, long number, const DenseTensor* tensor, const char* what) {
   bool floating = tensor && tensor->initialized() && (tensor->dtype() == DataType::FLOAT32 || tensor->dtype() == DataType::BFLOAT16);
   if (floating && strcmp(op.name, "empty") && strcmp(op.name, "share_data"))

@@ -1,4 +1,4 @@
-// What every kernel does at its start and end: take memory of its stream, and say which blocks it touched.
+// What every kernel does at its start and end: it takes memory of its stream, and records which blocks it touched.
 #pragma once
 #include <initializer_list>
 #include <string>
@@ -32,17 +32,17 @@ inline int64_t product(const Dims& dims, size_t from, size_t to) {
   return all;
 }
 
-// One kernel at work. When it ends, what it read and wrote has been issued on its stream.
+// A kernel that is being issued. At its destruction, all its work has been issued on its stream.
 class Op {
  public:
   Op(const phi::CustomContext& context, const char* name, std::initializer_list<const DenseTensor*> reads);
   Op(const phi::CustomContext& context, const char* name, const std::vector<const DenseTensor*>& reads);
   ~Op();
 
-  // Memory for an output: what it has already where that is large enough (in-place), else a block of this stream.
+  // Memory for an output: its present memory if that is large enough (in-place), otherwise a block of this stream.
   void* out(DenseTensor* tensor) { return out(tensor, tensor->dtype()); }
   void* out(DenseTensor* tensor, DataType type);
-  void* scratch(size_t size);  // of this stream, until the kernel has been issued
+  void* scratch(size_t size);  // memory of this stream until the kernel has been issued
   void reads(const DenseTensor& tensor) { touched_.push_back(&tensor); }
 
   const char* const name;
@@ -55,7 +55,7 @@ class Op {
   std::vector<phi::Allocator::AllocationPtr> scratch_;
 };
 
-// `x`, of floats, as it is seen when broadcast to `dims`, into `out`.
+// Writes `x`, of floating-point numbers, to `out`, broadcast to `dims`.
 void spread_to(Op& op, const DenseTensor& x, const Dims& dims, void* out);
 
 }  // namespace tb

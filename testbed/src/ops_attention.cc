@@ -1,4 +1,4 @@
-// Paddle's flash attention operators: [batch, sequence, heads, size], no dropout, no mask but the causal one.
+// Paddle's flash attention operators: [batch, sequence, heads, size], without dropout, and without masks except the causal one.
 #include <cmath>
 
 #include "attention.h"
@@ -26,7 +26,7 @@ void FlashAttnKernel(const Context& c, const DenseTensor& q, const DenseTensor& 
   if (return_softmax) refuse(op.name, "gives no softmax");
   lse->Resize(common::make_ddim({shape.batch, shape.heads, shape.queries}));
   op.out(out, q.dtype()), op.out(lse, DataType::FLOAT32);
-  if (seed) {  // nothing is drawn; the gradient operator takes it as an operand
+  if (seed) {  // no random number is drawn, but the gradient operator needs it as an operand
     seed->Resize(common::make_ddim({2}));
     op.out(seed, DataType::INT64);
     k_fill(op.stream, Type::i64, seed->data(), 2, 0);

@@ -1,4 +1,4 @@
-// Collectives. The executor gives a kernel the context of its ring and stream; rings are made by tb_ring_make.
+// Collectives. The executor gives a kernel the context of its ring and stream; tb_ring_make creates rings.
 #include "ccl.h"
 #include "op.h"
 #include "paddle/phi/core/distributed/comm_context_manager.h"
@@ -17,7 +17,7 @@ Ring* ring_of(const phi::CustomContext& c, const char* name) {
   return static_cast<Ring*>(found->GetXcclComm());
 }
 
-// Paddle leaves a ring's context without a device context, and its executor then reads one.
+// Paddle gives a ring's context no device context, although its executor reads it.
 void attach_context(XCCLCommContext* ring, const phi::CustomPlace& place) {
   auto context = std::make_unique<phi::CustomContext>(place);
   context->PartialInitWithoutAllocator();

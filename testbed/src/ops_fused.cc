@@ -1,4 +1,4 @@
-// Operators that Paddle has beside the elementary ones: rms_norm, swiglu, rotary embedding.
+// Paddle's fused operators: rms_norm, swiglu, rotary embedding.
 #include "fused.h"
 #include "op.h"
 

@@ -20,7 +20,7 @@ Dims strides_of(const Dims& dims) {
   return strides;
 }
 
-// Strides of a tensor as it is seen when broadcast to `num_dims` dimensions: 0 where it has one element.
+// Strides of a tensor that is broadcast to `num_dims` dimensions: 0 for dimensions of one element.
 Dims broadcast_strides(Dims dims, size_t num_dims) {
   dims.insert(dims.begin(), num_dims - dims.size(), 1);
   Dims strides = strides_of(dims);
@@ -66,7 +66,7 @@ void binary(const phi::CustomContext& c, const char* name, Map map, const DenseT
   k_map_broadcast(op.stream, map, type_of(x), x.data(), y.data(), out->data(), out->numel(), at);
 }
 
-// Sums over the dimensions of `dims` that `reduced` marks; x and y lie by their strides.
+// Sums over the dimensions of `dims` that `reduced` marks; x and y have the given strides.
 void sum_marked(Stream s, Sum sum, Type type, const void* x, const Dims& at_x, const void* y, const Dims& at_y, const Dims& dims,
                 const std::vector<bool>& reduced, void* out, float scale) {
   Dims kept_dims, kept_x, kept_y, gone_dims, gone_x, gone_y;
@@ -115,7 +115,7 @@ void reduce_like(Op& op, const DenseTensor& grad, const DenseTensor* other, cons
              dims, reduced, out->data(), 1.f);
 }
 
-void same(Op& op, const DenseTensor& x, DenseTensor* out) {  // out = x, whatever the shape
+void same(Op& op, const DenseTensor& x, DenseTensor* out) {  // out = x, of any shape
   op.out(out, x.dtype());
   if (out->data() != x.data()) copy_async(op.stream, out->data(), x.data(), bytes_of(x), Copy::device_to_device);
 }
@@ -156,7 +156,7 @@ void permute(const phi::CustomContext& c, const char* name, const DenseTensor& x
   k_permute(op.stream, x.data(), out->data(), out->numel(), layout(to, at, at), phi::SizeOf(x.dtype()));
 }
 
-// Pieces of `x` along an axis, from the front, into `parts`; or the pieces into x.
+// Copies pieces of `x` along an axis, from the first, to `parts`.
 void cut(Op& op, const DenseTensor& x, int64_t axis, const std::vector<DenseTensor*>& parts) {
   Dims dims = dims_of(x);
   size_t at = axis_of(axis, dims.size()), element = phi::SizeOf(x.dtype());
@@ -181,7 +181,7 @@ void join(Op& op, const std::vector<const DenseTensor*>& parts, size_t rows, siz
 }
 
 struct Window {
-  size_t rows, pitch, width, offset;  // bytes
+  size_t rows, pitch, width, offset;  // all except rows in bytes
 };
 Window window_of(const char* name, const DenseTensor& x, const Dims& axes, const IntArray& starts, int64_t numel) {
   if (axes.size() != 1) refuse(name, "cuts one axis only");
@@ -193,7 +193,7 @@ Window window_of(const char* name, const DenseTensor& x, const Dims& axes, const
   return {rows, dims[at] * inner, numel / rows * element, start * inner};
 }
 
-// A cut along several axes: a copy of what lies there by the strides of x.
+// A slice along several axes, copied by the strides of x.
 void slice_any(Op& op, const DenseTensor& x, const Dims& axes, const IntArray& starts, DenseTensor* out) {
   Dims dims = dims_of(x), strides = strides_of(dims), to = dims;
   size_t offset = 0;
@@ -206,7 +206,7 @@ void slice_any(Op& op, const DenseTensor& x, const Dims& axes, const IntArray& s
   Dims left = dims_of(*out);
   if (left.size() == dims.size()) to = left;
   else
-    for (int64_t axis : axes) to[axis_of(axis, dims.size())] = 1;  // axes that were cut to one element and dropped
+    for (int64_t axis : axes) to[axis_of(axis, dims.size())] = 1;  // axes that the slice reduces to one element and drops
   if (product(to, 0, to.size()) != inner) refuse(op.name, "drops axes that keep more than one element");
   check_dims(op.name, dims.size(), x.numel());
   size_t element = phi::SizeOf(x.dtype());
@@ -215,7 +215,7 @@ void slice_any(Op& op, const DenseTensor& x, const Dims& axes, const IntArray& s
 
 void to_host(Op& op, const DenseTensor& x, bool pinned, DenseTensor* out) {
   size_t size = bytes_of(x);
-  if (pinned) {  // what the variable has from the step before serves again, as on the GPU place
+  if (pinned) {  // the variable's buffer of the previous step is reused, as on the GPU place
     bool kept = switches.pinned_kept && out->Holder() && out->Holder()->size() >= size && is_pinned(out->Holder()->ptr());
     if (!kept) out->ResetHolder(pinned_make(size));
     out->set_type(x.dtype());
@@ -279,7 +279,7 @@ void CastKernel(const Context& c, const DenseTensor& x, DataType type, DenseTens
   Type from = type_of(x);
   const void* source = x.data();
   bool in_place = out->initialized() && out->Holder() == x.Holder() && size_of(from) != size_of(type_of(type));
-  if (in_place) {  // threads that write narrower elements would meet those that still read wider ones
+  if (in_place) {  // writing narrower elements would overwrite wider ones that are still to be read
     void* kept = op.scratch(bytes_of(x));
     copy_async(op.stream, kept, source, bytes_of(x), Copy::device_to_device);
     source = kept;
@@ -302,14 +302,14 @@ void ShareDataKernel(const Context& c, const DenseTensor& x, DenseTensor* out) {
   out->ShareDataWith(x);
 }
 
-// Stands for an order: sharding with overlap puts one behind its last collective.
+// Only establishes an order: sharding with overlap puts one after its last collective.
 template <typename T, typename Context>
 void NopKernel(const Context& c, const DenseTensor& x, DenseTensor* out) {
   Op op(c, "nop", {&x});
   out->ShareDataWith(x);
 }
 
-enum Destination { kPinned = 1, kResult = 2 };  // what is copied to the second, the host may await while the step goes on
+enum Destination { kPinned = 1, kResult = 2 };  // kResult: the host may wait for the copy while the step continues
 
 template <typename T, typename Context>
 void MemcpyD2HKernel(const Context& c, const DenseTensor& x, int to, DenseTensor* out) {
@@ -321,7 +321,7 @@ void MemcpyD2HKernel(const Context& c, const DenseTensor& x, int to, DenseTensor
   if (!pinned || switches.d2h_blocks) stream_sync(op.stream);
 }
 
-// Holds the host until this stream is done, whatever `nosync` says of the ends of jobs.
+// Makes the host wait for this stream, whatever `nosync` says about the ends of jobs.
 template <typename T, typename Context>
 void SyncStreamKernel(const Context& c, const DenseTensor& x, DenseTensor*) {
   Op op(c, "sync_calc_stream", {&x});
@@ -361,7 +361,7 @@ template <typename T, typename Context>
 void ScaleKernel(const Context& c, const DenseTensor& x, const Scalar& scale, const Scalar& bias, bool after, DenseTensor* out) {
   float a = scale.to<float>(), b = bias.to<float>();
   if (x.dtype() != DataType::INT64) return unary(c, "scale", Map::scale, x, out, a, after ? b : a * b);
-  Op op(c, "scale", {&x});  // whole numbers below 2^24, such as places and tokens
+  Op op(c, "scale", {&x});  // integers below 2^24, such as positions and tokens
   auto* wide = op.scratch(x.numel() * sizeof(float));
   op.out(out, x.dtype());
   k_cast(op.stream, Type::i64, x.data(), Type::f32, wide, x.numel());
@@ -412,7 +412,7 @@ template <typename T, typename Context>
 void AddGradKernel(const Context& c, const DenseTensor& x, const DenseTensor& y, const DenseTensor& grad, int, DenseTensor* dx,
                    DenseTensor* dy) {
   Op op(c, "add_grad", {&grad});
-  side_of_sum(op, grad, y, 1.f, dy);  // dx may take the gradient's place, so it comes last
+  side_of_sum(op, grad, y, 1.f, dy);  // dx may overwrite the gradient, so it comes last
   side_of_sum(op, grad, x, 1.f, dx);
 }
 
@@ -515,7 +515,7 @@ void SquaredL2NormKernel(const Context& c, const DenseTensor& x, DenseTensor* ou
   Op op(c, "squared_l2_norm", {&x});
   op.out(out, x.dtype());
   size_t n = x.numel(), rows = 1;
-  for (size_t wanted : {256, 64, 16, 4})  // partial sums first, so that more than one block works
+  for (size_t wanted : {256, 64, 16, 4})  // partial sums first, to use more than one block
     if (rows == 1 && n % wanted == 0 && n >= wanted * wanted) rows = wanted;
   if (rows == 1) return k_sum_rows(op.stream, Sum::squares, type_of(x), x.data(), nullptr, type_of(x), out->data(), 1, n, 1.f);
   void* part = op.scratch(rows * sizeof(float));
@@ -618,7 +618,7 @@ void SliceGradKernel(const Context& c, const DenseTensor& x, const DenseTensor& 
   k_copy_2d(op.stream, grad.data(), w.width, static_cast<char*>(dx->data()) + w.offset, w.pitch, w.width, w.rows);
 }
 
-// Tensors as parts of one buffer, each from an aligned place on; their contents move there.
+// Makes tensors parts of one buffer, each at an aligned place, and copies their contents there.
 template <typename T, typename Context>
 void CoalesceTensorKernel(const Context& c, const std::vector<const DenseTensor*>& parts, DataType type, bool copies, bool constant, bool, float value,
                           bool aligned, int alignment, int element, const std::vector<int64_t>&, const std::vector<int64_t>&,

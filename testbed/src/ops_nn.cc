@@ -7,7 +7,7 @@
 namespace tb {
 namespace {
 
-// A kernel's operands have the kernel's own type unless its registration says otherwise: read nothing as what it is not.
+// Operands have the kernel's type unless its registration says otherwise; these check the type before they read.
 const float* f32(const DenseTensor& tensor) {
   if (tensor.dtype() != DataType::FLOAT32) refuse("an operand", "must be float32");
   return static_cast<const float*>(tensor.data());
@@ -20,7 +20,7 @@ const int64_t* ids_of(const char* name, const DenseTensor& tensor) {
 const void* data_of(const Optional& tensor) { return tensor ? tensor->data() : nullptr; }
 void* data_of(DenseTensor* tensor) { return tensor ? tensor->data() : nullptr; }
 
-// One product of matrices, or a batch of them. A batched x with a single y that is not transposed is one large product.
+// A matrix product, or a batch of them. A batched x with a single y is one large product.
 struct Shape {
   int64_t batch, m, n, k, x_size, y_size;
 
@@ -167,7 +167,7 @@ void CrossEntropyGradKernel(const Context& c, const DenseTensor& labels, const D
 
 namespace {
 
-// The powers of beta may live on the host: they are read there and handed over in a small buffer of this stream.
+// The powers of beta may be in host memory: then they are copied to a small buffer of this stream.
 struct Powers {
   const float *first, *second;
 
@@ -226,7 +226,7 @@ void SgdKernel(const Context& c, const DenseTensor& parameter, const DenseTensor
   if (out->data() != parameter.data()) refuse(op.name, "the parameter must be updated in place");
   float* kept = master_of(op.name, multi_precision, master, master_out);
   const void* step = rate.data();
-  if (rate.dtype() != DataType::FLOAT32) {  // Paddle gives the rate in the parameter's type
+  if (rate.dtype() != DataType::FLOAT32) {  // Paddle passes the rate in the parameter's type
     void* wide = op.scratch(sizeof(float));
     k_cast(op.stream, type_of(rate), step, Type::f32, wide, 1);
     step = wide;

@@ -1,4 +1,4 @@
-// Convolution, pooling, batch norm, dropout, comparison: what models unlike a transformer need.
+// Convolution, pooling, batch norm, dropout, comparison: for models other than transformers.
 #include "op.h"
 #include "paddle/phi/core/generator.h"
 #include "zoo.h"
@@ -20,7 +20,7 @@ const float* f32(const char* name, const DenseTensor& tensor) {
 const float* f32(const char* name, const Optional& tensor) { return tensor ? f32(name, *tensor) : nullptr; }
 float* room(Op& op, DenseTensor* tensor) { return tensor ? static_cast<float*>(op.out(tensor, DataType::FLOAT32)) : nullptr; }
 
-// Paddings are one for each dimension, or two: before and after. Only the first shapes the window; the result's size has both in it.
+// Paddings are one per dimension, or two, before and after. The window needs only the first; the result's size already includes both.
 int64_t front(const std::vector<int64_t>& paddings, size_t dim) { return paddings.size() == 4 ? paddings[2 * dim] : paddings[dim]; }
 
 Window2d window(const char* name, const DenseTensor& x, const DenseTensor& y, const Dims& kernel, const Dims& steps, const Dims& paddings) {
@@ -168,7 +168,7 @@ namespace {
 void compared(const phi::CustomContext& c, const char* name, Order order, const DenseTensor& x, const DenseTensor& y, DenseTensor* out) {
   Op op(c, name, {&x, &y});
   if (x.dtype() != y.dtype()) refuse(name, "both operands must have one element type");
-  auto whole = [&](const DenseTensor& from) -> const void* {  // as it is seen in the result's shape
+  auto whole = [&](const DenseTensor& from) -> const void* {  // broadcast to the result's shape
     if (from.numel() == out->numel()) return from.data();
     void* made = op.scratch(out->numel() * phi::SizeOf(from.dtype()));
     spread_to(op, from, dims_of(*out), made);

@@ -1,4 +1,4 @@
-// Eight elements that move as one, and rows that the threads of a team keep in registers.
+// Packs of eight elements that are loaded and stored together, and rows that groups of threads keep in registers.
 #pragma once
 #include <initializer_list>
 #include <type_traits>
@@ -26,7 +26,7 @@ T* as(void* address, T*) { return static_cast<T*>(address); }
 template <class T>
 const T* as(const void* address, T*) { return static_cast<const T*>(address); }
 
-// e^x and x / y by the device's own units: right to a few units in the last place of float32, one more for each unit of |x|.
+// e^x and x / y by the device's fast instructions: exact to a few units in the last place of float32, plus one for each unit of |x|.
 HD inline float exponential(float x) {
 #ifdef __CUDA_ARCH__
   return __expf(x);
@@ -55,11 +55,11 @@ struct Crew {
 
   __device__ int lane() const { return threadIdx.x % G; }
   template <class Op>
-  __device__ float all(float value, Op op) {  // the same tree for every thread: the same bits in every run
+  __device__ float all(float value, Op op) {  // the same tree for every thread, so every run gives the same bits
 #pragma unroll
     for (int step = 16; step; step /= 2) value = op(value, __shfl_xor_sync(0xffffffffu, value, step));
     if (G == 32) return value;
-    float* here = shared + (turn ^= 1) * (kCrewBlock / 32);  // two places in turn: one barrier a reduction
+    float* here = shared + (turn ^= 1) * (kCrewBlock / 32);  // two places in turn, so that a reduction needs only one barrier
     if (threadIdx.x % 32 == 0) here[threadIdx.x / 32] = value;
     __syncthreads();
     int first = threadIdx.x / G * (G / 32);
@@ -76,7 +76,7 @@ struct Crew {
   }
 };
 
-// What one thread of a crew has of a row: P packs as they lie in memory.
+// The part of a row that one thread of a crew holds: P packs, as in memory.
 template <int P, int G, class T>
 struct Row {
   Pack<T> v[P];
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kCrewBlock) crew_kernel(size_t num_rows, F f) 
   }
 }
 
-// f(crew, row, whether the row is the crew's own): every crew of a block calls it equally often.
+// Calls f(crew, row, whether the row is the crew's own); every crew of a block calls it equally often.
 template <int G, class F>
 void crews(Stream stream, const char* name, size_t num_rows, F f) {
   if (!num_rows) return;
@@ -139,7 +139,7 @@ void crews(Stream stream, const char* name, size_t num_rows, F f) {
   check_launch(name);
 }
 
-// Call `go(P, G)` where rows of T fit: at most 128 bytes a thread, and no more threads than that takes.
+// Calls `go(P, G)` if rows of T fit: with at most 128 bytes per thread, and no more threads than necessary.
 template <class T, class Go>
 bool in_registers(size_t cols, std::initializer_list<const void*> addresses, Go go) {
   constexpr int most = 128 / sizeof(Pack<T>);

@@ -16,7 +16,7 @@ namespace {
 constexpr unsigned char kPoison = 0xff;
 constexpr size_t kCut = 256;
 
-// One allocation of pinned memory, and the ranges of it that no buffer has. Ranges that touch are one.
+// An allocation of pinned memory, and its ranges that no buffer uses; adjacent ranges are merged.
 struct Slab {
   Slab(char* base, size_t size) : base(base), size(size), free{{0, size}} {}
 
@@ -36,7 +36,7 @@ struct Slab {
 
   char* base;
   size_t size;
-  size_t reached = 0;             // no buffer ever had what lies beyond
+  size_t reached = 0;             // no buffer has ever used what lies beyond
   std::map<size_t, size_t> free;  // offset -> bytes
 };
 
@@ -45,7 +45,7 @@ struct Pinned {
   std::vector<Slab> slabs;
   std::multimap<size_t, void*> whole;          // free buffers that are allocations of their own
   std::map<const void*, Event> last;           // when the last copy that used a buffer is done
-  std::vector<std::pair<void*, size_t>> held;  // freed, waiting for that
+  std::vector<std::pair<void*, size_t>> held;  // freed, but a copy still uses them
   PinnedNumbers n{};
 };
 Pinned& pins() { static auto* made = new Pinned; return *made; }
@@ -69,14 +69,14 @@ char* take_from_host(Pinned& p, size_t size) {
   return made;
 }
 
-// What the host's allocator left there may be what is expected.
+// Without poison, what the host's allocator left there might be the expected values.
 void* made_new(Pinned& p, char* address, size_t size) {
   ++p.n.buffers;
   if (switches.poison) memset(address, kPoison, size);
   return address;
 }
 
-// The smallest range that is large enough, so that what no buffer ever had comes last.
+// From the smallest range that is large enough, so that unused parts of slabs are used last.
 void* cut(Pinned& p, size_t size) {
   Slab* slab = nullptr;
   std::map<size_t, size_t>::iterator range;
@@ -94,7 +94,7 @@ void* cut(Pinned& p, size_t size) {
   return made_new(p, slab->base + offset, size);
 }
 
-// A host that has no whole slab left may have the buffer alone.
+// If the host has no whole slab left, it may have enough for the buffer alone.
 bool add_slab(Pinned& p, size_t size) {
   for (size_t bytes : {std::max(size, static_cast<size_t>(switches.pinned_slab) << 20), size})
     if (char* base = take_from_host(p, bytes)) return p.slabs.emplace_back(base, bytes), true;

@@ -1,4 +1,4 @@
-// Pinned host memory: buffers cut from a few large allocations, each a slab, or one allocation each (`pinned_slab=0`).
+// Pinned host memory: buffers are parts of a few large allocations (slabs), or an allocation each (`pinned_slab=0`).
 #pragma once
 #include <memory>
 
@@ -9,14 +9,14 @@ namespace tb {
 
 struct PinnedNumbers {
   size_t used, peak;             // bytes of the buffers in use
-  size_t buffers;                // buffers ever made in memory that no buffer had before
-  size_t free;                   // bytes taken from the host that no buffer in use has
-  size_t reserved, allocations;  // bytes taken from the host, and in how many allocations; none is ever given back
+  size_t buffers;                // buffers made in memory that no buffer had used before
+  size_t free;                   // bytes taken from the host that no buffer uses
+  size_t reserved, allocations;  // bytes taken from the host, and number of allocations; they are never returned
 };
 PinnedNumbers pinned_numbers();
 void pinned_reset_peak();
 
-// A copy says that it uses a buffer, and by which stream.
+// `pinned_copied` records that a copy on this stream uses a buffer.
 std::shared_ptr<phi::Allocation> pinned_make(size_t size);
 void pinned_copied(const void* address, Stream stream);
 void pinned_wait(const void* address, Stream stream);

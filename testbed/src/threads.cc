@@ -1,4 +1,4 @@
-// A stream is a host thread with a queue, device memory is the host's. Everything is asynchronous, as on a device.
+// A stream is a host thread with a queue; device memory is host memory. Everything is asynchronous, as on a GPU.
 #include <unistd.h>
 
 #include <algorithm>
@@ -88,7 +88,7 @@ struct EventState {
     changed.notify_all();
   }
 };
-using EventHandle = std::shared_ptr<EventState>;  // tasks in queues may outlive the event
+using EventHandle = std::shared_ptr<EventState>;  // shared, as queued tasks may outlive the event
 
 struct Device {
   std::mutex mutex;
@@ -104,7 +104,7 @@ const char* copy_name(Copy kind) {
   return kind == Copy::host_to_device ? "copy_h2d" : kind == Copy::device_to_host ? "copy_d2h" : "copy_d2d";
 }
 
-// Computation of streams with normal priority begins only while streams with a higher one have none to do, or one of them waits.
+// Computation on streams of normal priority starts only if streams of higher priority have nothing to do, or one of them waits.
 std::atomic<int> favoured{0}, waiting{0};
 
 class Waiting {
@@ -120,7 +120,7 @@ void give_way() {
   while (favoured && !waiting) pause_us(20);
 }
 
-// A captured step is the calls that make it, made again at each launch.
+// A captured step is a list of calls, which each launch makes again.
 struct Recording {
   std::mutex mutex;
   std::vector<std::function<void()>> calls;
@@ -210,7 +210,7 @@ void record(EventHandle state, Stream stream) {
   of(stream)->push([state, which] { state->complete(which); });
 }
 
-void wait(Stream stream, EventHandle state) {  // for an event that was never recorded: nothing, as CUDA does
+void wait(Stream stream, EventHandle state) {  // does nothing for an event that was never recorded, as with CUDA
   size_t until;
   {
     std::lock_guard<std::mutex> guard(state->mutex);
@@ -322,7 +322,7 @@ void copy_async(Stream stream, void* to, const void* from, size_t size, Copy kin
   const char* name = copy_name(kind);
   if (kind != Copy::device_to_device && capturing() && !is_pinned(kind == Copy::host_to_device ? from : to))
     capture_host_waits("a copy from or to memory that is not pinned");
-  if (kind == Copy::host_to_device && !is_pinned(from)) {  // staged before the call returns
+  if (kind == Copy::host_to_device && !is_pinned(from)) {  // it is staged before the call returns
     auto* start = static_cast<const char*>(from);
     auto staged = std::make_shared<std::vector<char>>(start, start + size);
     enqueue(stream, Work::copy, name, [=] { memcpy(to, staged->data(), size); });
@@ -341,7 +341,7 @@ void copy_fresh(void* to, const void* from, size_t size) { memcpy(to, from, size
 
 void fill_async(Stream stream, void* address, unsigned char byte, size_t size) {
   if (capturing()) capture_work(stream, "fill");
-  auto fill = [=] { memset(address, byte, size); };  // no piece of work: it takes no delay and no time
+  auto fill = [=] { memset(address, byte, size); };  // not a piece of work: it has no delay and no measured time
   if (!is_recorded([=] { of(stream)->push(fill); })) of(stream)->push(fill);
 }
 

@@ -12,7 +12,7 @@ namespace tb {
 namespace {
 
 constexpr int kMostReports = 8;
-constexpr size_t kMostLives = 64;  // of one address
+constexpr size_t kMostLives = 64;  // per address
 
 struct Life {
   long last_op = 0;
@@ -33,7 +33,7 @@ void add(const void* address, const std::string& text, long op = 0) {
   all.back().last_op = std::max(all.back().last_op, op);
 }
 
-// The life of the memory at the time of an operation: by the time it runs, the host may have given the memory to others.
+// The use of the memory when the host issued an operation; when the operation runs, the memory may already belong to others.
 std::string life(const void* address, long op) {
   std::lock_guard<std::mutex> guard(lives().mutex);
   for (const Life& each : lives().of[address])
@@ -41,7 +41,7 @@ std::string life(const void* address, long op) {
   return "not the testbed's";
 }
 
-// Poison is NaN, and what is computed from it too: of float32, or of bfloat16.
+// Poison is NaN, and so is what is computed from it; in float32 or bfloat16.
 size_t count_poison(const void* values, size_t n, size_t element) {
   size_t found = 0;
   for (size_t k = 0; k < n; ++k) {

@@ -3,7 +3,7 @@
 namespace tb {
 namespace {
 
-// Bounds of one window's rows or columns in what is read.
+// Bounds of a window's rows or columns in the input.
 struct Span {
   int64_t begin, end;
 };
@@ -27,7 +27,7 @@ HD uint64_t draw(uint64_t x) {  // splitmix64
 
 }  // namespace
 
-// ---- convolution: an element of the result at a time
+// ---- convolution, one element of the result at a time
 
 template <class T>
 void conv(Stream s, Window2d at, const T* x, const T* w, T* y) {
@@ -97,7 +97,7 @@ void k_conv_grad_w(Stream s, Type type, Window2d at, const void* x, const void* 
   with_float(type, "conv2d_grad", [=](auto* t) { conv_grad_w(s, at, as(x, t), as(dy, t), as(dw, t)); });
 }
 
-// ---- pooling: forward an element, backward a plane at a time
+// ---- pooling, forward one element at a time, backward one plane
 
 template <class T>
 void pool(Stream s, Window2d at, Pool2d how, const T* x, T* y) {
@@ -147,7 +147,7 @@ void k_pool_grad(Stream s, Type type, Window2d at, Pool2d how, const void* x, co
   with_float(type, "pool2d_grad", [=](auto* t) { pool_grad(s, at, how, as(x, t), as(y, t), as(dy, t), as(dx, t)); });
 }
 
-// ---- batch norm: a channel at a time
+// ---- batch norm, one channel at a time
 
 template <class T>
 void batch_norm(Stream s, BatchNorm at, const T* x, const float* scale, const float* bias, T* y, float* mean, float* variance,

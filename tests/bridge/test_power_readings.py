@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -98,7 +99,6 @@ class Machine:
             NVML_CLOCK_SM=1,
             NVMLError=RuntimeError,
             nvmlInit=lambda: None,
-            nvmlDeviceGetHandleByIndex=lambda index: self.asked.append(index) or index,
             nvmlDeviceGetHandleByUUID=lambda name: self.asked.append(name) or name,
             nvmlDeviceGetTotalEnergyConsumption=lambda gpu: self.counted,
             nvmlDeviceGetClockInfo=lambda gpu, kind: self.clock(),
@@ -111,8 +111,28 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
     monkeypatch.setitem(sys.modules, MODULE, made.module())
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: Driver)
     return made
+
+
+class Driver:
+    """CUDA's driver of a process that sees two GPUs, in an order that NVML does not know."""
+
+    UUIDS = (UUID(int=0xB0 << 120), UUID(int=0xA0 << 120))
+
+    @staticmethod
+    def cuInit(flags: int) -> int:
+        return 0
+
+    @classmethod
+    def cuDeviceGet(cls, device: Any, number: int) -> int:
+        device._obj.value = number
+        return 0 if number < len(cls.UUIDS) else 101
+
+    @classmethod
+    def cuDeviceGetUuid_v2(cls, uuid: Any, device: Any) -> int:
+        uuid._obj[:] = cls.UUIDS[device.value].bytes
+        return 0
 
 
 def load(machine: Machine, kind: str, watts: float, share: float, top: float = 1.0) -> Load:
@@ -167,13 +187,12 @@ def test_a_low_clock_far_from_the_limit_is_no_limit(machine: Machine) -> None:
     assert found.limit_w == LIMIT_W
 
 
-@pytest.mark.parametrize(("visible", "index", "expected"), [("", 1, 1), ("3,5", 1, 5), ("GPU-12ab,GPU-34cd", 1, "GPU-34cd")])
-def test_the_gpu_is_that_which_cuda_shows(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str, index: int, expected: Any
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert find_gpu(index)[0] is not None
-    assert machine.asked == [expected]
+def test_the_gpu_is_that_which_cuda_shows(machine: Machine) -> None:
+    """Found by its UUID, as NVML numbers GPUs otherwise."""
+    assert [find_gpu(index)[1] for index in range(2)] == ["", ""]
+    assert machine.asked == ["GPU-b0000000-0000-0000-0000-000000000000", "GPU-a0000000-0000-0000-0000-000000000000"]
+    assert find_gpu(2) == (None, "the driver gives no energy of GPU 2: OSError: cuDeviceGet returns 101")
+    assert len(machine.asked) == 2
 
 
 def test_a_driver_without_energy_and_a_missing_module_are_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +200,7 @@ def test_a_driver_without_energy_and_a_missing_module_are_told(machine: Machine,
         raise RuntimeError("Not Supported")
 
     monkeypatch.setattr(sys.modules[MODULE], "nvmlDeviceGetTotalEnergyConsumption", refuse)
-    assert find_gpu(0) == (None, "the driver gives no energy of GPU 0: RuntimeError: Not Supported")
+    assert find_gpu(0) == (None, "the driver gives no energy of GPU-b0000000-0000-0000-0000-000000000000: RuntimeError: Not Supported")
     monkeypatch.setitem(sys.modules, MODULE, None)
     gpu, why = find_gpu(0)
     assert gpu is None

@@ -241,6 +241,14 @@ def test_communication_of_one_stream_keeps_its_order_in_a_search() -> None:
         assert found.index(0) < found.index(1)
 
 
+def test_a_job_without_kernels_is_not_searched() -> None:
+    """There is no node to move."""
+    program = parse(SAVED)
+    pair = Pair(program, [PartOps("F", "F", program.ops[:1])], GivenCosts({}), work=100)
+    assert pair.nodes == []
+    assert plan_pair(pair, "mixed").order == (("F", 0),)
+
+
 class Watched(Search):
     """Remembers the least time of all orders it kept."""
 

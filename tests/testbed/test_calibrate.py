@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from interlace.cost_model import CostModel, load_profile
-from interlace.cost_model.profile import CommSample
+from interlace.cost_model.profile import CommSample, Interference
 from testbed import device
 from testbed.gpus import ROOT, python_path
 
@@ -66,20 +66,22 @@ import os, sys
 from interlace.cli.devices import paddle_on
 with paddle_on("testbed") as target:
     import msgspec
-    from interlace.bridge.calibrate import communication
+    from interlace.bridge.calibrate import beside, communication
     from interlace.bridge.probe.bench import bench_of, paddle_settings
     from interlace.bridge.targets.choose import choose_device, use_place
     use_place(target)
     communication.SIZES = (1 << 12, 1 << 16)
     communication.NUM_RUNS = 3
+    beside.NUM_ROUNDS, beside.MOST_RESULTS, beside.PLACES, every = 1, 1, (0.5,), communication.cases
+    communication.cases = lambda *given: [case for case in every(*given) if case.part.kind == "gemm"]
     with paddle_settings():
         found = communication.communication_of_run(bench_of(choose_device(), quick=True), quick=False)
     with open(f"{sys.argv[1]}/found{os.environ['PADDLE_TRAINER_ID']}.json", "wb") as file:
-        file.write(msgspec.json.encode([found.collectives, found.p2p, found.noise]))
+        file.write(msgspec.json.encode([found.collectives, found.p2p, found.noise, found.beside.rows, found.beside.failed]))
 """
 
 
-def test_two_devices_measure_their_collectives_and_transfers_together(plugin: Path, tmp_path: Path) -> None:
+def test_two_devices_measure_their_communication_and_what_runs_beside_it_together(plugin: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1"}
     script = tmp_path / "together.py"
     script.write_text(TOGETHER)
@@ -91,11 +93,16 @@ def test_two_devices_measure_their_collectives_and_transfers_together(plugin: Pa
         assert not list(Path(short).glob("interlace-*"))  # the folder that they shared
     for rank in range(2):
         found = (tmp_path / f"found{rank}.json").read_bytes()
-        collectives, transfers, noise = msgspec.json.decode(found, type=tuple[list[CommSample], list[CommSample], list[str]])
+        collectives, transfers, noise, rows, failed = msgspec.json.decode(
+            found, type=tuple[list[CommSample], list[CommSample], list[str], list[Interference], list[str]]
+        )
         measured = [f"{each.kind} of {each.size_bytes} bytes between {each.group_size} ranks" for each in [*collectives, *transfers]]
         every = [f"{kind} of {size} bytes between 2 ranks" for kind in (*KINDS, "send_recv") for size in (1 << 12, 1 << 16)]
         assert sorted([*measured, *noise]) == sorted(every)
         assert measured, "a busy machine may hide some, not all"
+        for side in ("copy:d2h", "copy:h2d", *(f"comm:{kind}" for kind in KINDS), "p2p", *(["wait"] if rank == 0 else [])):
+            lacks = ", ".join(line for line in failed if f"beside {side} of 2 ranks: " in line)
+            assert [row for row in rows if (row.op, row.beside, row.group_size) == ("gemm:any", side, 2)] or "gemm:any" in lacks, side
 
 
 @pytest.mark.parametrize(
@@ -109,7 +116,7 @@ def test_two_devices_measure_their_collectives_and_transfers_together(plugin: Pa
 def test_groups_are_consecutive_ranks_that_all_ranks_make_in_one_order(
     plugin: Path, monkeypatch: pytest.MonkeyPatch, world: int, groups: dict[int, list[list[int]]]
 ) -> None:
-    from interlace.bridge.calibrate import communication
+    from interlace.bridge.calibrate import messages
 
     class Group(NamedTuple):
         ranks: list[int]
@@ -121,8 +128,8 @@ def test_groups_are_consecutive_ranks_that_all_ranks_make_in_one_order(
         made.append([group.ranks for group in found])
         return found
 
-    monkeypatch.setattr(communication, "make_groups", make)
-    by_rank = [communication.Ranks(rank, world).groups() for rank in range(world)]
+    monkeypatch.setattr(messages, "make_groups", make)
+    by_rank = [messages.Ranks(rank, world).groups() for rank in range(world)]
     assert {size: [each[size].ranks for each in by_rank] for size in groups} == groups
     assert [sorted(each) for each in by_rank] == [sorted(groups)] * world
     assert all(each == made[0] for each in made)
@@ -133,7 +140,8 @@ def test_every_message_can_be_shared_by_its_ranks(plugin: Path, count: int) -> N
     """Paddle infers the shapes of results; the tensor is what the sample says."""
     import paddle
 
-    from interlace.bridge.calibrate.communication import COLLECTIVES, SIZES, elements_of
+    from interlace.bridge.calibrate.communication import SIZES
+    from interlace.bridge.calibrate.messages import COLLECTIVES, elements_of
     from interlace.bridge.probe.bench import paddle_settings
 
     with paddle_settings(), paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):

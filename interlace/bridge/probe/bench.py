@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from math import prod
+from math import ceil, prod
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -137,9 +137,8 @@ class Bench:
         several = min(self.seconds(lambda: fill(case, 4), num_runs=1, inputs=inputs))
         each = max((several - once) / 3, 1e-6)
         count = int(min(MOST_OPS, max(2, self.budget_s / self.num_runs / each)))
-        lead = self._products()
-        base = median(self.seconds(lambda: fill(case, 1, lead), inputs=inputs))
-        times = [(run - base) / count * 1e9 for run in self.seconds(lambda: fill(case, count + 1, lead), inputs=inputs)]
+        base = median(self.seconds(lambda: fill(case, 1, self.add_lead), inputs=inputs))
+        times = [(run - base) / count * 1e9 for run in self.seconds(lambda: fill(case, count + 1, self.add_lead), inputs=inputs)]
         return median(times), spread(times)
 
     @property
@@ -152,9 +151,10 @@ class Bench:
         """Whether a product of `FAST_ROWS` rows takes less than `LEAST_PRODUCT_S`, as on GPUs."""
         return self._products()[0] > FAST_ROWS
 
-    def add_lead(self) -> None:
-        """Add other work to the program that is being built, so that the host is ahead of the device after it."""
-        _lead(*self._products())
+    def add_lead(self, seconds: float = LEAD_S) -> None:
+        """Add other work to the program that is being built, which takes about this long, so that the host then is ahead of the device."""
+        rows, count = self._products()
+        _lead(rows, ceil(count * seconds / LEAD_S))
 
     def _products(self) -> tuple[int, int]:
         """Rows and number of the matrix products that run before a measurement; zeros on a serial device."""
@@ -185,10 +185,10 @@ def _lead(rows: int, count: int) -> None:
             x = paddle._C_ops.matmul(x, one, False, False)
 
 
-def fill(case: Case, count: int, lead: tuple[int, int] = (0, 0)) -> None:
-    """Add `lead` (rows and number of products), then the operation `count` times. Nothing reads the results, so each is freed at once."""
+def fill(case: Case, count: int, before: Callable[[], None] = lambda: None) -> None:
+    """Add what `before` adds, then the operation `count` times. Nothing reads the results, so each is freed at once."""
     given = [paddle.static.data(f"input{k}", list(shape), dtype) for k, (shape, dtype) in enumerate(case.inputs)]
-    _lead(*lead)
+    before()
     add = case.prepare(given)
     for _ in range(count):
         add()
@@ -201,7 +201,7 @@ def _input(shape: tuple[int, ...], dtype: str, scattered: bool, signed: bool) ->
         size = prod(shape)
         cols = shape[-1] if shape and shape[-1] <= LONGEST_ROW else min(LONGEST_ROW, size & -size)
         made = reduce(paddle.multiply, (_sines(size // cols, cols, *each) for each in SCATTER)).reshape(shape)
-        made = made if signed else paddle.abs(made)
+        made = made if signed else paddle.square(made)
     else:
         made = paddle.full(shape, 0.5, "float32")
     return made if dtype == "float32" else made.astype(dtype)

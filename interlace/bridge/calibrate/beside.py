@@ -1,0 +1,394 @@
+"""How much operations slow down what runs beside them, and the other way round: collectives, transfers, copies, and receives that wait.
+
+A step puts one long message on a stream of its own and a row of equal operations on the compute stream, so that the message begins first
+and ends last. The host notes when the operations have ended and when everything has. What is left of the message by then tells how far it
+came meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any, NamedTuple
+
+import paddle
+from tqdm import tqdm
+
+from interlace.bridge.calibrate.messages import BACK, COLLECTIVES, DTYPE, Message, elements_of
+from interlace.bridge.guard import fault_of
+from interlace.bridge.probe.bench import Bench, Case, Inputs, Runner, fill
+from interlace.cost_model.interference import RESULT, TRANSFER, WAIT
+from interlace.cost_model.profile import Interference
+from interlace.cost_model.work import Part
+from interlace.grouping import grouped
+from interlace.ir.program import DTYPE_BYTES
+from interlace.passes.name_streams import NameStreams
+
+ops: Any = paddle._C_ops
+COLLECTIVE_BYTES, COPY_BYTES, TRANSFER_BYTES, SLOW_BYTES = 1 << 30, 1 << 28, 1 << 26, 1 << 22
+"""Bytes of a collective and of a copy, which take about 5 ms on GPUs of 2023, and of a transfer, which is as large as activations: the
+number of multiprocessors that a transfer occupies, also while it waits, depends on its size. On a slow device (`Bench.is_fast`) all have
+the last size."""
+TRANSFERS = 16
+"""Transfers in a row, which take as long as a collective."""
+PRIORITY = NameStreams().priority
+"""Priority of the streams of messages, as in plans; a kernel of higher priority need not wait for a whole kernel of many short blocks."""
+LEAST_BYTES = 1 << 20
+"""Other operations than products and attention that read and write less than this are not measured."""
+PLACES, PLACE = (0.3, 0.5, 0.7), 0.7
+"""Which products are measured, and which operation of each other kind: places in the list sorted by size."""
+SHARE, LEAST_LEFT = 0.3, 0.05
+"""The share of the message's time that the operations take alone, and the least share of it that must be left when they have ended."""
+LEAD_S, MOST, SEVERAL = 0.004, 100, 5
+"""Seconds of other work at the start of a step, in which the host issues the rest; the most operations; and the number of operations that
+is timed to find out how many are needed."""
+LEAST_HELD_S = 5e-5
+"""The shortest operation for which it is seen whether it holds a message up: far longer than a message needs to begin."""
+HELD = 0.5
+"""An operation holds a message up if, while the operation runs, the message advances less than this share of what it does otherwise."""
+PRODUCT = "gemm:any"
+"""Category of the rows of all products."""
+TINY = Case(
+    Part("scale", "elementwise", "float32", (("elements", 1),), 0, 8),
+    [((1,), "float32")],
+    lambda given: lambda: ops.scale(given[0], 2.0, 1.0, True),
+)
+"""The shortest kernel."""
+MOST_RESULTS = 8
+"""The most products whose results differ in size that are measured beside a receive that waits."""
+NUM_ROUNDS, NUM_QUICK = 7, 3
+ALONE = "interlace_beside_nothing"
+APART = "the operations ended after what ran beside them, or it made no progress"
+
+
+Failed = dict[str, dict[str, None]]
+"""Reasons, with the names of what could not be measured in order."""
+
+
+class Beside(NamedTuple):
+    """Rows of interference, the delay of each kernel's start beside a receive that waits (nanoseconds; 0: not known), and what could not
+    be measured, with the reason."""
+
+    rows: tuple[Interference, ...] = ()
+    late_ns: int = 0
+    failed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What runs beside operations.
+
+    Attributes:
+        beside, group_size: As in `Interference`.
+        prepare: Adds to a program what must be there before the message begins, and returns it.
+        add: Adds the message.
+        is_late: Whether this rank sends late, while its peer is measured.
+    """
+
+    beside: str
+    group_size: int
+    prepare: Callable[[], Any]
+    add: Callable[[Any], object]
+    is_late: bool = False
+
+    @property
+    def stream(self) -> str:
+        """Name of the stream; a stream of communication belongs to one group."""
+        return f"interlace_beside_{self.beside.partition(':')[0]}_{self.group_size}"
+
+
+class Load(NamedTuple):
+    """An operation to measure: its category of interference (empty for `TINY`), and the number of elements of its result if it is only
+    measured beside a receive that waits, else 0."""
+
+    op: str
+    case: Case
+    elements: int = 0
+
+    def is_measured_beside(self, side: Side) -> bool:
+        """Whether this operation is measured beside that."""
+        return side.beside == WAIT or bool(self.op and not self.elements)
+
+
+class Times(NamedTuple):
+    """When the operations, and when everything had ended, in seconds after a step's begin."""
+
+    ops_s: float
+    all_s: float
+
+
+class Round(NamedTuple):
+    """Times of steps that ran one after another: with a message only, with operations only, with both, and with both where an operation
+    begins first; the last is None if that was not measured."""
+
+    message: Times
+    alone: Times
+    both: Times
+    first: Times | None = None
+
+    def sooner(self, seconds: float) -> Round:
+        """The same with operations that end this much sooner beside the message."""
+        return self._replace(both=self.both._replace(ops_s=self.both.ops_s - seconds))
+
+
+class Factors(NamedTuple):
+    """Factors on the time of operations and on that of the message, and whether operations hold the message up."""
+
+    op: float
+    beside: float
+    holds: bool = False
+
+
+def factors(rounds: Sequence[Round], once_s: float = 0.0) -> Factors | None:
+    """Factors by which operations and a message that begins before them slow each other down, from medians over rounds.
+
+    Args:
+        rounds: Times of the steps. Only differences between steps of one round count, as the device's speed drifts.
+        once_s: Seconds that one operation takes alone. In `Round.first` there is one, and whether it holds the message up is only known if
+            it takes `LEAST_HELD_S`.
+
+    Returns:
+        None if the operations ended after the message, or the message made no progress meanwhile.
+
+    >>> alone, both = Times(1.5, 1.5), Times(2.0, 5.0)  # of 4 s of the message alone, 3 are left after the operations
+    >>> factors([Round(Times(0.5, 4.5), alone, both)])
+    Factors(op=1.5, beside=1.5, holds=False)
+    >>> factors([Round(Times(0.5, 4.5), alone, both, Times(1.5, 5.5))], once_s=1.0)  # after the operation all of the message is left
+    Factors(op=1.5, beside=1.5, holds=True)
+    """
+    took_s = median(each.both.ops_s - each.message.ops_s for each in rounds)
+    alone_s = median(each.alone.ops_s - each.message.ops_s for each in rounds)
+    whole_s = median(each.message.all_s - each.message.ops_s for each in rounds)
+    left_s = median(each.both.all_s - each.both.ops_s for each in rounds)
+    done_s = whole_s - left_s
+    if min(left_s, done_s) < LEAST_LEFT * whole_s or min(took_s, alone_s) <= 0:
+        return None
+    found = Factors(took_s / alone_s, took_s / done_s)
+    firsts = [round.first.all_s - round.first.ops_s for round in rounds if round.first is not None]
+    if not firsts or once_s < LEAST_HELD_S:
+        return found
+    return found._replace(holds=whole_s - median(firsts) < HELD * once_s * found.op / found.beside)
+
+
+class Lab:
+    """Builds and runs steps in which operations and a message run side by side.
+
+    Args:
+        bench: The device.
+        num_runs: Number of rounds.
+        everyone: The group of all ranks, which begin each step together; None if there is one rank.
+    """
+
+    def __init__(self, bench: Bench, num_runs: int, everyone: Any = None) -> None:
+        self.bench, self.num_runs, self.everyone = bench, num_runs, everyone
+        self._meet = self.bench.runner(self._barrier)
+
+    def step(
+        self,
+        side: Side | None = None,
+        inputs: Inputs | None = None,
+        case: Case | None = None,
+        count: int = 0,
+        is_first: bool = False,
+        is_alone: bool = False,
+    ) -> Runner:
+        """A step with a message, if `side` is one, and `count` operations.
+
+        Args:
+            side, case, count: What runs side by side.
+            inputs: Inputs of the operations.
+            is_first: Whether the operations begin before the message.
+            is_alone: Whether the message is left out, though not what it needs.
+        """
+
+        def begin() -> None:
+            prepared = side.prepare() if side else None
+            self.bench.add_lead(LEAD_S)
+            self._barrier()
+            if side and side.is_late and not is_alone:
+                self.bench.add_lead()
+            begun = paddle.full([1], 1.0, DTYPE)
+            stream = side.stream if side else ALONE
+            placed = _on(stream, lambda: ops.square(begun))  # `scale` would also put a constant, which the host computes, on the stream
+            if side and not is_alone:
+                _on(stream, lambda: side.add(prepared))
+            if not is_first:
+                ops.square(placed)
+
+        def build() -> None:
+            if case is None:
+                begin()
+            else:
+                fill(case, count, begin)
+            self.bench.device.wait_for(self.bench.device.watch(paddle.full([1], 1.0, DTYPE)))
+
+        return self.bench.runner(build, inputs=inputs)
+
+    def rounds(self, *steps: Runner) -> list[tuple[Times, ...]]:
+        """Times of steps that run in turn. All ranks must run as many."""
+        found, ended = list[tuple[Times, ...]](), list[float]()
+
+        def once(run: Runner) -> Times:
+            self._meet()
+            all_s = run(1, lambda: ended.append(time.perf_counter()))
+            return Times(all_s - (time.perf_counter() - ended[-1]), all_s)
+
+        for _ in range(self.num_runs + 1):
+            found.append(tuple(once(run) for run in steps))
+        return found[1:]
+
+    def each_s(self, case: Case, inputs: Inputs) -> float:
+        """About how long one operation of many takes, in seconds."""
+        none, several = (self.step(None, inputs, case, count) for count in (0, SEVERAL))
+        rounds = self.rounds(none, several)
+        return max(median(some.ops_s - begin.ops_s for begin, some in rounds) / SEVERAL, 1e-7)
+
+    def _barrier(self) -> None:
+        if self.everyone is not None:
+            ops.all_reduce(paddle.full([1], 1.0, DTYPE), self.everyone.id, 0)
+
+
+def _on(stream: str, add: Callable[[], Any]) -> Any:
+    """Put the operations that `add` adds to the program on a stream; returns what it returns."""
+    block = paddle.static.default_main_program().global_block()
+    before = len(block.ops)
+    made = add()
+    for op in block.ops[before:]:
+        op.set_execution_stream(stream)
+        op.set_int_attr("stream_priority", PRIORITY)
+    return made
+
+
+def measured_beside(bench: Bench, cases: Sequence[Case], quick: bool, groups: Mapping[int, Any] | None = None, rank: int = 0) -> Beside:
+    """Interference of operations with copies, and with collectives and transfers between ranks.
+
+    Every rank must call this with the same cases. The first rank of a group of two gets the rows beside transfers and receives that wait.
+
+    Args:
+        bench: The device.
+        cases: All operations, of which some are chosen.
+        quick: Whether to measure less.
+        groups: The groups of this rank by their number of ranks, all ranks' among them; None if there is one rank.
+        rank: This rank.
+
+    Raises what Paddle raises if an operation fails beside a message that ran without one.
+    """
+    groups = groups or {}
+    lab = Lab(bench, NUM_QUICK if quick else NUM_ROUNDS, groups[max(groups)] if groups else None)
+    sides = [*_copies(lab), *(side for group in groups.values() for side in _collectives(lab, group, rank))]
+    sides += _transfers(lab, groups[2], rank) if 2 in groups else []
+    messages = [lab.step(side) for side in sides]
+    lengths = [median(each.all_s - each.ops_s for (each,) in lab.rounds(message)) for message in messages]
+    loads = [Load("", TINY), *(Load(op, case) for op, of_op in _by_op(cases) for case in _middle(of_op, quick))]
+    loads += [Load(PRODUCT, case, case.part.result_elements) for case in _of_results(cases)]
+    late_s, found, failed = 0.0, dict[tuple[int, str, int], list[Factors]](), Failed()
+    if groups and 2 not in groups:
+        failed["beside operations: an odd number of ranks has no groups of two"] = dict.fromkeys(["transfers and receives that wait"])
+    wanted = [load for load in loads if any(load.is_measured_beside(side) for side in sides)]
+    for load in tqdm(wanted, desc="beside", unit="op", leave=False, disable=None):
+        case = load.case
+        try:
+            inputs = bench.inputs(case)
+            each_s = lab.each_s(case, inputs)
+        except Exception as error:  # Paddle raises many classes: the device may lack this kernel
+            failed.setdefault(f"beside others: {fault_of(error).text}", {})[f"{case.part.kind} of {case.part.dtype}"] = None
+            continue
+        for k, side in enumerate(sides):
+            if not load.is_measured_beside(side):
+                continue
+            count = 0 if side.is_late else max(1, min(MOST, int(SHARE * lengths[k] / each_s)))
+            steps = [messages[k], lab.step(side, inputs, case, count, is_alone=True), lab.step(side, inputs, case, count)]
+            steps += [lab.step(side, inputs, case, 1, is_first=True)] if side.beside.startswith("comm:") else []
+            rounds = [Round(*each) for each in lab.rounds(*steps)]
+            if side.is_late:
+                continue
+            if case is TINY:
+                late_s = max(0.0, median(each.both.ops_s - each.alone.ops_s for each in rounds) / count)
+            elif measured := factors(rounds if side.beside != WAIT else [each.sooner(count * late_s) for each in rounds], each_s):
+                found.setdefault((k, load.op, load.elements), []).append(measured)
+            else:
+                failed.setdefault(f"beside {side.beside} of {side.group_size} ranks: {APART}", {})[load.op] = None
+    rows = [_row(op, sides[k], each, elements) for (k, op, elements), each in sorted(found.items())]
+    return Beside(tuple(rows), round(late_s * 1e9), tuple(f"{', '.join(names)} {why}" for why, names in failed.items()))
+
+
+def _by_op(cases: Sequence[Case]) -> list[tuple[str, list[Case]]]:
+    """Cases that are not tiny by their category of interference, ascending by size."""
+    large = [case for case in cases if case.part.flops or case.part.size_bytes >= LEAST_BYTES]
+    ordered = sorted(large, key=lambda case: case.part.flops or case.part.size_bytes)
+    return sorted(grouped((_category(case.part), case) for case in ordered).items())
+
+
+def _category(part: Part) -> str:
+    if part.family in ("gemm", "attention"):
+        return PRODUCT if part.family == "gemm" else part.kind
+    return f"memory:{part.kind.removesuffix('_mixed')}"
+
+
+def _middle(cases: Sequence[Case], quick: bool) -> list[Case]:
+    """Some of the cases of a category, which are sorted by size; neither the smallest nor the largest."""
+    places = PLACES if cases[0].part.family == "gemm" and not quick else (PLACE,)
+    return [cases[at] for at in dict.fromkeys(int(place * len(cases)) for place in places)]
+
+
+def _of_results(cases: Sequence[Case]) -> list[Case]:
+    """Products with results of different sizes."""
+    found = {case.part.result_elements: case for case in cases if case.part.kind == "gemm"}
+    ordered = [found[elements] for elements in sorted(found)]
+    return ordered[:: max(1, math.ceil(len(ordered) / MOST_RESULTS))]
+
+
+def _row(op: str, side: Side, found: Sequence[Factors], elements: int) -> Interference:
+    on_op = [each.op for each in found]
+    on_side = [1.0 if side.beside == WAIT else each.beside for each in found]
+    return Interference(
+        op,
+        side.beside,
+        side.group_size,
+        round(median(on_op), 3),
+        round(median(on_side), 3),
+        (round(min(on_op), 3), round(max(on_op), 3)),
+        (round(min(on_side), 3), round(max(on_side), 3)),
+        num_files=len(found),
+        dims={RESULT: elements} if elements else {},
+        holds=sum(each.holds for each in found) > len(found) / 2,
+    )
+
+
+def _copies(lab: Lab) -> Iterator[Side]:
+    """Copies in both directions; all ranks copy at once."""
+    device, number = lab.bench.device, lab.everyone.nranks if lab.everyone is not None else 1
+    elements = _bytes(lab, COPY_BYTES) // DTYPE_BYTES[DTYPE]
+    out = Side("copy:d2h", number, partial(paddle.full, [elements], 0.5, DTYPE), device.copy_out)
+    yield out
+    yield Side("copy:h2d", number, lambda: _on(out.stream, lambda: out.add(out.prepare())), device.copy_in)
+
+
+def _collectives(lab: Lab, group: Any, rank: int) -> Iterator[Side]:
+    for message in COLLECTIVES:
+        elements = elements_of(_bytes(lab, COLLECTIVE_BYTES), group.nranks) // (group.nranks if message.gets_whole else 1)
+        yield Side(f"comm:{message.kind}", group.nranks, partial(paddle.full, [elements], 0.5, DTYPE), _adder(message, group, rank))
+
+
+def _transfers(lab: Lab, group: Any, rank: int) -> list[Side]:
+    """Transfers to the first rank of a group of two: several in a row, and one for which the peer is late."""
+    prepare = partial(paddle.full, [_bytes(lab, TRANSFER_BYTES) // DTYPE_BYTES[DTYPE]], 0.5, DTYPE)
+    once = _adder(BACK, group, rank)
+
+    def several(x: Any) -> None:
+        for _ in range(TRANSFERS):
+            once(x)
+
+    return [Side(TRANSFER, 2, prepare, several), Side(WAIT, 2, prepare, once, is_late=group.ranks.index(rank) == 1)]
+
+
+def _adder(message: Message, group: Any, rank: int) -> Callable[[Any], object]:
+    return lambda x: message.add(x, group.id, group.nranks, group.ranks.index(rank))
+
+
+def _bytes(lab: Lab, size_bytes: int) -> int:
+    return size_bytes if lab.bench.is_fast else SLOW_BYTES
