@@ -27,6 +27,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+import pytest
+
 from interlace.local import processes
 from interlace.local.processes import PARENT_PIPE_VARIABLE, SAY_VARIABLE
 from interlace.notice import heard
@@ -305,6 +307,7 @@ def _become(request: Request, sockets: Sequence[socket.socket], fds: Sequence[in
     os.environ.update({**request.env, **loaded, PARENT_PIPE_VARIABLE: str(alive), SAY_VARIABLE: str(said)})
     os.chdir(request.cwd)
     _take_flags(request.env)
+    searches.try_few_forms(pytest.MonkeyPatch())
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     random.seed()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import environ
 
 import pytest
 
@@ -27,11 +28,23 @@ def shorten() -> None:
     planner.SEARCH_WORK = SHORT
 
 
+FEW_FORMS = "TESTS_FEW_FORMS"
+"""A variable of the environment: who forks a rank that has it lets it try few forms."""
+
+
 @contextmanager
 def few_forms() -> Iterator[None]:
-    """Where `auto` decides, it tries Paddle's jobs and the first form that has a name, and no schedules of the coarse model."""
+    """Where `auto` decides, here and in ranks that are forked meanwhile, it tries Paddle's jobs and the first form that has a name, and no
+    schedules of the coarse model."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FEW_FORMS, "1")
+        try_few_forms(patch)
+        yield
+
+
+def try_few_forms(patch: pytest.MonkeyPatch) -> None:
+    """In this process, if its environment has `FEW_FORMS`."""
+    if FEW_FORMS in environ:
         patch.setattr(fastest, "named", lambda *given: named(*given)[:1])
         patch.setattr(fastest, "PROPOSALS", (baseline_jobs, forms_by_name))
         patch.setattr(Tried, "draft_in", lambda *_: None)
-        yield

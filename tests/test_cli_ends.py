@@ -26,6 +26,8 @@ from interlace.local import building, launch
 from tests.processes import alive, wait_until
 from tests.strategies import World, programs
 
+pytestmark = pytest.mark.usefixtures("few_forms")
+
 NUM_RANKS = 4
 
 

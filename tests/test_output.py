@@ -20,6 +20,8 @@ from interlace.local.verdict import first_difference
 from interlace.scheduler.hazards import Finding, findings_text, require_safe
 from tests.strategies import World, programs
 
+pytestmark = pytest.mark.usefixtures("few_forms")
+
 HALF = "device: h200\nmemory_budget: +1GB\noffload_activations: {fraction: 0.5}\n"
 OTHER_UNITS = re.compile(r"\d (?:ns|us|s|bytes|KB|KiB|kB|MB|GB)\b")
 

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import claims_external as external  # noqa: E402
 
+pytestmark = pytest.mark.slow
 DEVICES = ("h100", "h200")
 HONEST = 2 / 3
 FEWEST = 8

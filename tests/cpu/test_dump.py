@@ -56,7 +56,7 @@ def test_wrong_options_build_nothing(monkeypatch: Any, capsys: Any, words: list[
 
 
 @pytest.mark.paddle
-def test_one_rank_of_each_stage_is_the_whole_world(forked: None, tmp_path: Path, capsys: Any) -> None:
+def test_one_rank_of_each_stage_is_the_whole_world(forked: None, few_forms: None, tmp_path: Path, capsys: Any) -> None:
     """Two ranks are built for eight, and are planned, proved, timed and drawn as all of them; a run needs every rank's plan."""
     folder, figures = tmp_path / "stages", tmp_path / "out.json"
     model = ["--pp", "2", "--mp", "2", "--dp", "2", "--micro-batches", "4", "--schedule", "1F1B"]

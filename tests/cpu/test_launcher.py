@@ -72,7 +72,8 @@ def results(at: Path) -> list[dict[str, Any]]:
 def test_a_script_that_never_asks_trains_with_a_plan_and_the_same_bits(forked: None, tmp_path: Path) -> None:
     """Those of the example by Paddle alone."""
     baseline = launch(EXAMPLE, WORDS, 2, {"INTERLACE_DISABLE": "1"}, None, tmp_path / "baseline", 60.0)
-    planned, after = started(tmp_path, INTERLACE_CONFIG="overlap")
+    (tmp_path / "mixed.yaml").write_text("device: h200\nschedule_1f1b: {interleave: mixed, only_gains: off, search: off}\n")
+    planned, after = started(tmp_path, INTERLACE_CONFIG=str(tmp_path / "mixed.yaml"))
     assert planned.returncode == 0, planned.stderr[-2000:]
     for report, ours in zip(baseline.reports, results(after), strict=True):
         assert "schedule-1f1b" in ours["changed"]

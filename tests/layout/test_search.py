@@ -13,31 +13,35 @@ import pytest
 from interlace.cli import main
 from interlace.layout.answer import Answer, Row
 
-pytestmark = pytest.mark.paddle
+pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("few_forms")]
 ROOT = Path(__file__).parents[2]
-TEN, TRAINED = 10, 1
-"""Layouts that are trained by both plans, and those of them that are in every run of the suite: each takes two runs of all ranks."""
+TEN = 10
+"""Layouts that are trained by both plans, of four ranks and of eight; each takes two runs of all ranks."""
 MODEL = ["--layers", "2", "--hidden", "256", "--heads", "4", "--seq-len", "64", "--batch-size", "8"]
 VARIES = ["--pp", "{pp}", "--mp", "{mp}", "--dp", "{dp}", "--micro-batches", "{m}", "--sharding-stage", "{sharding}"]
-COMMAND = ["choose", str(ROOT / "examples" / "gpt.py"), "--gpus", "4", "--gpus-a-host", "4", "--memory", "70GB", "--device", "h100"]
+COMMAND = ["choose", str(ROOT / "examples" / "gpt.py"), "--memory", "70GB", "--device", "h100"]
 RANGES = ["--layers", "2", "--heads", "4", "--batch-size", "8", "--try", "sharding=0,1", "--try", "m=1,2", "--finalists", "1"]
 
 
-def choose(folder: Path, *words: str, code: int = 0, model: Sequence[str] = MODEL) -> Answer:
+def choose(folder: Path, *words: str, model: Sequence[str] = MODEL) -> Answer:
+    """Of as many GPUs as the folder is called."""
     import msgspec
 
     path = folder / "answer.json"
-    assert main([*COMMAND, *RANGES, *words, "-o", str(folder / "kept"), "--json", str(path), "--", *VARIES, *model]) == code
+    gpus = ["--gpus", folder.name, "--gpus-a-host", folder.name]
+    assert main([*COMMAND, *RANGES, *gpus, *words, "-o", str(folder / "kept"), "--json", str(path), "--", *VARIES, *model]) == 0
     return msgspec.json.decode(path.read_bytes(), type=Answer)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("choose")
+@pytest.fixture(scope="module", params=["2", pytest.param("4", marks=pytest.mark.long)])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("choose") / str(request.param)
+    made.mkdir()
+    return made
 
 
 @pytest.fixture(scope="module")
-def everything(forked_ranks: None, folder: Path) -> Answer:
+def everything(forked_ranks: None, few_forms: None, folder: Path) -> Answer:
     """Every layout built and simulated, none excluded."""
     return choose(folder, "--all")
 
@@ -47,7 +51,7 @@ def figures(answer: Answer) -> dict[str, Row]:
 
 
 def test_every_layout_is_told_of(everything: Answer) -> None:
-    assert everything.counts["layouts"] == len(everything.rows) > 10
+    assert everything.counts["layouts"] == len(everything.rows) > 7
     assert everything.counts["waiting"] == everything.counts["excluded"] == 0
     assert everything.tokens == 8 * 64
     assert all(row.paddles or row.why for row in everything.rows)
@@ -84,13 +88,14 @@ def test_bounds_are_bounds(everything: Answer, folder: Path, capfd: pytest.Captu
 
 def test_less_memory_than_a_model_needs(everything: Answer, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What lives through the step does not fit where it is not split; the reason tells how much it is."""
-    bounded = choose(folder, "--layouts", "100", "--memory", "12MB")
+    memory = {"2": 20, "4": 12}[folder.name]
+    bounded = choose(folder, "--layouts", "100", "--memory", f"{memory}MB")
     excluded = [row for row in bounded.rows if row.state == "excluded" and "holds" in row.why]
     assert excluded
     for row in excluded:
         found = figures(everything)[row.layout].paddles
-        assert found is None or found.peak_bytes > 12_000_000
-    assert all(best[1].peak_bytes <= 12_000_000 for row in bounded.rows if (best := row.best()))
+        assert found is None or found.peak_bytes > memory * 1_000_000
+    assert all(best[1].peak_bytes <= memory * 1_000_000 for row in bounded.rows if (best := row.best()))
     assert re.search(r"excluded by a bound: \d+ such as .*: holds .* or more on some rank", capfd.readouterr().out)
 
 
@@ -107,7 +112,8 @@ def test_equal_commands_give_equal_answers_and_a_page(everything: Answer, folder
 
 def test_what_is_refused_is_told_in_the_scripts_words(everything: Answer, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Without --heads a layout is built that the script refuses."""
-    words = [*COMMAND, "--batch-size", "8", "--try", "mp=2,4", "--try", "pp=1", "--try", "m=1", "--try", "sharding=0", "--finalists", "0"]
+    words = [*COMMAND, "--gpus", "4", "--gpus-a-host", "4", "--batch-size", "8", "--finalists", "0"]
+    words += ["--try", "mp=2,4", "--try", "pp=1", "--try", "m=1", "--try", "sharding=0"]
     model = [*MODEL[:4], "--heads", "2", *MODEL[6:]]
     assert main([*words, "-o", str(folder / "kept"), "--", *VARIES, *model]) == 0
     assert "refused: 1 such as pp 1, mp 4, dp 1, m 1, sharding 0" in (out := capfd.readouterr().out)
@@ -116,16 +122,22 @@ def test_what_is_refused_is_told_in_the_scripts_words(everything: Answer, folder
     assert "recommended: pp 1, mp 2, dp 2, m 1, sharding 0, Paddle's plan" in out
 
 
-@pytest.mark.parametrize("place", [k if k < TRAINED else pytest.param(k, marks=pytest.mark.long) for k in range(TEN)])
-def test_the_ten_best_train_with_the_losses_of_paddles_own_plan(everything: Answer, capfd: pytest.CaptureFixture[str], place: int) -> None:
-    """On four CPU ranks."""
-    trains_as_paddle(everything, place, 4, capfd)
+@pytest.mark.parametrize("place", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, TEN))])
+def test_the_ten_best_train_with_the_losses_of_paddles_own_plan(
+    everything: Answer, folder: Path, capfd: pytest.CaptureFixture[str], place: int
+) -> None:
+    """On CPU ranks; for two there are fewer that differ."""
+    if place and folder.name == "2":
+        pytest.skip("four ranks train all")
+    trains_as_paddle(everything, place, int(folder.name), capfd)
 
 
 @pytest.fixture(scope="module")
-def of_eight(forked_ranks: None, folder: Path) -> Answer:
+def of_eight(forked_ranks: None, few_forms: None, tmp_path_factory: pytest.TempPathFactory) -> Answer:
     """For eight ranks, with three pipeline degrees."""
-    words = ["--gpus", "8", "--gpus-a-host", "8", "--layers", "4", "--layouts", "12", "--finalists", "1"]
+    folder = tmp_path_factory.mktemp("choose") / "8"
+    folder.mkdir()
+    words = ["--layers", "4", "--layouts", "12", "--finalists", "1"]
     return choose(folder, *words, model=["--layers", "4", *MODEL[2:]])
 
 
@@ -140,15 +152,15 @@ def test_the_ten_best_of_eight_ranks_train_with_the_losses_of_paddles_own_plan(
 def trains_as_paddle(answer: Answer, place: int, world: int, capfd: pytest.CaptureFixture[str]) -> None:
     """A layout of an answer, by the command line that is told, with Paddle's plan and with one of Interlace: every bit is compared."""
     best = [each for each in answer.rows if each.best()]
-    assert len(best) >= TEN
     words = best[place].command.split()[1:]
     assert main(["run", str(ROOT / "examples" / "gpt.py"), "--world", str(world), "--verify", "--", *words]) == 0, best[place].layout
     assert "SAME: " in capfd.readouterr().out, best[place].layout
 
 
 def test_hosts_make_times_that_are_estimated(everything: Answer, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The same programs on two hosts of two: no layout whose groups cross them is faster for it, and the share that rests on it is told."""
-    words = ["--gpus-a-host", "2", "--network", "10GB", "--latency-us", "20", "--try", "mp=1,2", "--layouts", "3", "--finalists", "1"]
+    """The same programs on two hosts: no layout whose groups cross them is faster for it, and the share that rests on it is told."""
+    words = ["--gpus-a-host", str(int(folder.name) // 2), "--network", "10GB", "--latency-us", "2000"]
+    words += ["--try", "mp=1,2", "--layouts", "3", "--finalists", "1"]
     apart = [row for row in choose(folder, *words).rows if row.paddles]
     out = capfd.readouterr().out
     known = figures(everything)
@@ -160,13 +172,15 @@ def test_hosts_make_times_that_are_estimated(everything: Answer, folder: Path, c
         assert row.paddles.step_ns > within.step_ns
         assert 0 < row.across_hosts < 1
         assert row.paddles.rel_error >= 0.5 * row.across_hosts - 1e-3
-    assert "10 GB/s and 20 us per GPU between hosts (as given); times across hosts are estimated" in out
+    assert "10 GB/s and 2000 us per GPU between hosts (as given); times across hosts are estimated" in out
     assert "of its device time crosses hosts and is estimated, not measured" in out
 
 
-def test_what_paddle_refuses_to_run_has_a_plan_of_ours_alone(folder: Path, forked_ranks: None, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_paddle_refuses_to_run_has_a_plan_of_ours_alone(tmp_path: Path, forked_ranks: None, capfd: pytest.CaptureFixture[str]) -> None:
     """Chunks with master gradients: Paddle's VPP misses a role of their casts."""
-    words = ["--gpus", "2", "--gpus-a-host", "2", "--layers", "4", "--try", "pp=2", "--try", "mp=1", "--try", "vpp=1,2", "--finalists", "2"]
+    folder = tmp_path / "2"
+    folder.mkdir()
+    words = ["--layers", "4", "--try", "pp=2", "--try", "mp=1", "--try", "vpp=1,2", "--finalists", "2"]
     model = ["--vpp", "{vpp}", "--amp", "O2", "--master-grad", "--layers", "4", *MODEL[2:]]
     rows = [row for row in choose(folder, *words, model=model).rows if row.values["m"] == 2]
     plain, chunks = sorted(rows, key=lambda row: str(row.values["vpp"]))
@@ -179,7 +193,7 @@ def test_what_paddle_refuses_to_run_has_a_plan_of_ours_alone(folder: Path, forke
     assert "without a plan of Paddle's: 1 such as pp 2, mp 1, dp 1, m 2, sharding 0, vpp 2: Paddle's VPP" in capfd.readouterr().out
 
 
-def test_changed_sources_are_built_again(folder: Path, forked_ranks: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_changed_sources_are_built_again(forked_ranks: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A module that the script imports decides on what is built, and so does a file that is named in its arguments."""
     for name in ("gpt.py", "common.py"):
         (tmp_path / name).write_text((ROOT / "examples" / name).read_text())

@@ -65,7 +65,7 @@ def test_without_a_budget_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("world", "form", "least"),
     [
-        pytest.param(SMALL, "dx-first", 608, marks=pytest.mark.slow),
+        pytest.param(SMALL, "dx-first", 608, marks=pytest.mark.long),
         (ALONE, "auto", 612),
         pytest.param(SMALL, "auto", 608, marks=pytest.mark.long),
     ],

@@ -27,6 +27,8 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from tests.strategies import World, plan, programs, worlds
 
+pytestmark = pytest.mark.usefixtures("few_forms")
+
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
 
 

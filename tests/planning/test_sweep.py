@@ -25,6 +25,7 @@ from interlace.report.sweep import sweep_text
 from tests.passes.recomputed import PLAIN
 from tests.strategies import World, programs
 
+pytestmark = pytest.mark.usefixtures("few_forms")
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "copy": 5, "default": 10})
 
 

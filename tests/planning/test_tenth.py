@@ -20,7 +20,7 @@ from interlace.report.outcome import outcome_sentence
 from tests.strategies import World, programs
 
 COSTS = CostModel(load_profile("h200"))
-TWO = programs(World(pp=2, mp=2, micro_batches=4, layers=2))
+TWO = programs(World(pp=2, micro_batches=4, layers=2))
 PLAN = 0
 
 

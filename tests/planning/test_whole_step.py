@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.config import make_config
@@ -82,7 +82,6 @@ TOOK_MORE = World(pp=3, mp=2, micro_batches=5, layers=3, gather=True, seed=35)
 
 @pytest.mark.slow
 @settings(max_examples=2, deadline=None)
-@example(TOOK_MORE, LOADED)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"), st.sampled_from((LOADED, CALM)))
 def test_auto_is_never_slower_than_what_holds_no_more(world: World, costs: FairCosts) -> None:
     never_slower(world, costs)
@@ -90,8 +89,9 @@ def test_auto_is_never_slower_than_what_holds_no_more(world: World, costs: FairC
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_auto_that_took_more_memory_with_fast_communication_too() -> None:
-    never_slower(TOOK_MORE, CALM)
+@pytest.mark.parametrize("costs", [LOADED, CALM])
+def test_auto_that_took_more_memory(costs: FairCosts) -> None:
+    never_slower(TOOK_MORE, costs)
 
 
 def never_slower(world: World, costs: FairCosts) -> None:
@@ -130,7 +130,7 @@ def test_more_memory_makes_it_no_slower() -> None:
 
 @pytest.mark.slow
 def test_what_was_considered_is_told() -> None:
-    auto = planned(programs(World(pp=2, mp=2, micro_batches=6, layers=2)), LOADED, "auto")
+    auto = planned(programs(World(pp=2, micro_batches=6, layers=2)), LOADED, "auto")
     assert {"step_ns", "baseline_step_ns", "baseline_peak_bytes", "limit_bytes"} <= choice(auto).numbers.keys()
     for form in ("dx-first", "mixed", "zb-h1"):
         assert any(f"interleave: {form}" in line for line in told(auto)), form
@@ -139,7 +139,7 @@ def test_what_was_considered_is_told() -> None:
 @pytest.mark.slow
 def test_one_baseline() -> None:
     """What `auto` calls Paddle's baseline is what the closing sentence calls so; with an offload of the user's it is something else."""
-    plain, costs = programs(World(pp=2, mp=2, micro_batches=6, layers=2)), CostModel(load_profile("h200"))
+    plain, costs = programs(World(pp=2, micro_batches=6, layers=2)), CostModel(load_profile("h200"))
     moving = {"offload_activations": {"fraction": 0.5, "min_bytes": 1}}
     mine, offloaded = (make_plans(plain, make_config(more), costs, "h200") for more in ({}, moving))
     assert mine[0].outcome is not None
@@ -172,7 +172,7 @@ def test_one_order_has_one_name(world: World) -> None:
 @pytest.mark.slow
 def test_under_a_budget_the_baseline_is_paddles_own_plan() -> None:
     """Without what the budget moves; its peak is the one of which budgets are fractions."""
-    plain, costs = programs(World(pp=2, mp=2, micro_batches=6, layers=2)), CostModel(load_profile("h200"))
+    plain, costs = programs(World(pp=2, micro_batches=6, layers=2)), CostModel(load_profile("h200"))
     made = make_plans(plain, make_config({"memory_budget": 4096}), costs, "h200")
     assert made[0].outcome is not None
     assert made[0].outcome.before is not None
@@ -251,7 +251,7 @@ def test_weight_gradients_trail_with_chunks(weight_delay: int | tuple[int, ...])
 @pytest.mark.slow
 def test_with_chunks_lags_and_orders_are_searched() -> None:
     """No slower than the forms by name in the same memory, and a weight_delay for each stage that memory allows."""
-    plain = programs(World(pp=2, mp=2, micro_batches=4, layers=4, schedule="VPP", chunks=2))
+    plain = programs(World(pp=2, micro_batches=4, layers=4, schedule="VPP", chunks=2))
     costs = FairCosts({"comm": 30, "gemm": 100, "default": 10})
     auto = planned(plain, costs, "auto")
     assert any(", weight_delay [" in line for line in told(auto) if "interleave: dx-first" in line or "interleave: mixed" in line)
@@ -566,11 +566,10 @@ def with_work_of(program: Program, other: Program) -> Program:
 
 @pytest.mark.slow
 def test_stages_that_do_the_same_work_have_their_orders_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five stages the three in the middle are alike; what one of them finds is what each would find."""
+    """Of four stages the two in the middle are alike; what one of them finds is what each would find."""
     found: dict[int, list[Any]] = {}
-    plain, orders = list(programs(World(pp=5, micro_batches=5, schedule="1F1B"))), tasks.stage_orders
-    for stage in (2, 3):
-        plain[stage] = with_work_of(plain[stage], plain[stage - 1])
+    plain, orders = list(programs(World(pp=4, micro_batches=4, schedule="1F1B"))), tasks.stage_orders
+    plain[2] = with_work_of(plain[2], plain[1])
 
     def of_stage(asked: Any, before: Program, like: Any, context: Any) -> Any:
         made = orders(asked, before, like, context)
@@ -580,10 +579,10 @@ def test_stages_that_do_the_same_work_have_their_orders_found_once(monkeypatch: 
 
     monkeypatch.setattr(tasks, "stage_orders", of_stage)
     together = planned(plain, CALM, "auto")
-    assert sorted(found) == [0, 1, 4]
+    assert sorted(found) == [0, 1, 3]
     once = found[1][0]
     found.clear()
     monkeypatch.setattr(tasks, "work_key", lambda program, cost: str(program.rank))
     apart = planned(plain, CALM, "auto")
-    assert all(found[stage][0] == once for stage in (1, 2, 3))
+    assert all(found[stage][0] == once for stage in (1, 2))
     assert [plan.program for plan in together] == [plan.program for plan in apart]

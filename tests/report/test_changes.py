@@ -92,16 +92,16 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_pass_is_told_and_the_last_one_gives_the_plan(plan: Path) -> None:
     """Also of a plan that was made again for its budget: what is replayed is the try that was kept."""
     records = {path.stem: read_record(path) for path in sorted(plan.glob("*.ilp"))}
-    assert any(record.memory_limit < record.memory_budget for record in records.values()), "no plan here was made again"
-    for rank, record in records.items():
-        before = load(plan / "captured" / f"{rank}.ilp")
-        for name in record.order:
-            found = replay(plan / f"{rank}.ilp", name)
-            assert found[0] == before
-            same = msgspec.structs.replace(found[1], passes=found[0].passes) == found[0]
-            assert (changes(*found) == []) == same, name
-            before = found[1]
-        assert before == load(plan / f"{rank}.ilp")
+    again = [rank for rank, record in records.items() if record.memory_limit < record.memory_budget]
+    assert again, "no plan here was made again"
+    before = load(plan / "captured" / f"{again[0]}.ilp")
+    for name in records[again[0]].order:
+        found = replay(plan / f"{again[0]}.ilp", name)
+        assert found[0] == before
+        same = msgspec.structs.replace(found[1], passes=found[0].passes) == found[0]
+        assert (changes(*found) == []) == same, name
+        before = found[1]
+    assert before == load(plan / f"{again[0]}.ilp")
 
 
 @pytest.mark.slow

@@ -18,6 +18,8 @@ from interlace.report.checks import EVERYTHING, OFFLOAD, OVERLAP, Check, Examina
 from interlace.report.needs import needs_of
 from tests.strategies import World, programs
 
+pytestmark = pytest.mark.usefixtures("few_forms")
+
 TWO = programs(World(pp=2, micro_batches=4, layers=2, schedule="1F1B"))
 COSTS = CostModel(load_profile("h200"))
 RULES = (

@@ -263,7 +263,8 @@ def test_one_sentence_everywhere(made: Path, page: dict[str, Any], tmp_path: Pat
     assert page["sentence"].startswith("Paddle's baseline takes ")
 
 
-@pytest.mark.parametrize(("budget", "limit"), [("+1KB", "beyond"), pytest.param("0.95", "budget", marks=pytest.mark.slow), ("off", "")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("budget", "limit"), [("+1KB", "beyond"), ("0.95", "budget"), ("off", "")])
 def test_the_limit_of_memory_is_told_everywhere(budget: str, limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The record, the page, what the machine reads and the sentence say which limit held, and what is known of others."""
     plan = make_plans(tmp_path, World(pp=2, micro_batches=4, layers=2), f"memory_budget: {budget}\n")

@@ -244,7 +244,7 @@ def test_a_clock_that_is_not_known_is_not_made_up() -> None:
 
 
 @pytest.mark.parametrize("device", ["h100", "h200"])
-@pytest.mark.parametrize("busy", [1.0, 0.75, 0.5])
+@pytest.mark.parametrize("busy", [1.0, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.75, 0.5))])
 def test_measured_products_come_back_with_their_clock_and_energy(device: str, busy: float) -> None:
     """`power_kinds.json`: products repeated without and with gaps, on two GPUs each."""
     raw = json.loads((ROOT / "benchmarks" / "results" / device / "power_kinds.json").read_text())

@@ -10,8 +10,9 @@ from tests.first_contact import run
 
 
 @pytest.mark.paddle
+@pytest.mark.long
 def test_a_device_whose_streams_have_no_priorities_gets_none(plugin: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The process that examines it sees the device as the run does."""
+    """The process that examines it sees the device as the run does. (`tests/bridge/test_first_contact.py` has the same of a flag.)"""
     from testbed.gpus import python_path
 
     env = {"INTERLACE_TARGET": "testbed", "PYTHONPATH": python_path(), "TESTBED_SWITCHES": "priorities=0"}

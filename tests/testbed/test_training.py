@@ -174,7 +174,7 @@ LONG_IN_THE_ZOO = (
     "2 stages of 2 chunks, a table put on each stage before",
     "one stage, 3 micro-batches, Lamb",
 )
-"""Trained on CPU ranks by every `make test`; the other cases have their offload, chunks and batch norm here."""
+"""Trained on CPU ranks by every `make test`, but for the last; the other cases have their offload, chunks and batch norm here."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG_IN_THE_ZOO)) for name in ZOO])

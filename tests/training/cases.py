@@ -104,6 +104,30 @@ UNCAPTURED = {
             "choose_recompute": {"level": [0.4, 0.2, 0.1, 0]},
         },
     ),
+    "pp2, forms, weight_delays and orders by stage, some recomputed": (
+        2,
+        "gpt",
+        "--pp 2 --micro-batches 8",
+        {
+            "memory_budget": "off",
+            "schedule_1f1b": {
+                "interleave": ["mixed", "dx-first"],
+                "weight_delay": [0, 2],
+                "weight_delay_at_end": [0, 3],
+                "send_latency_weight_at_end": [0.5, 0],
+                "depth": [4, 1],
+                "inline_share": [0.3, 0],
+                "send_latency_weight": [0, 0.5],
+            },
+            "choose_recompute": {"level": [0.4, 0.2]},
+        },
+    ),
+    "pp2 zero bubble": (
+        2,
+        "gpt",
+        "--pp 2 --micro-batches 8",
+        {"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD},
+    ),
     "pp2 vpp2, weight gradients trail": (
         2,
         "gpt",
@@ -162,7 +186,6 @@ LONG_ON_THE_TESTBED = (
     "pp2 recompute",
     "pp2 vpp2, offload",
     "dp2 sharding 1 over fused buffers",
-    "mp2 sequence parallel, recompute that is left out",
     "pp2 vpp2, weight gradients trail",
     "dp2 mp2 sharding 1, clip",
     "auto, pp2 mp2, sequence parallel, bfloat16 O2, master gradients",
@@ -183,8 +206,13 @@ LONG_ON_THE_TESTBED = (
     "one rank, accumulation, offload",
     "pp4 mixed, offload",
     "pp2, a budget",
+    "pp4, forms, weight_delays and orders by stage, some recomputed",
+    "pp4 zero bubble",
+    "dp2, experts, shared expert, clip, recompute and offload by module",
+    "dp2 pp2 sharding 1 over fused buffers, overlapped, bfloat16 O2",
+    "pp2 mp2 sequence parallel, GQA",
 )
 """Beside `LONG`: any two parts of these cases (parallelism, form, offload, recomputation, number type) meet in another case too, there or
-on CPU ranks; sharding stage 1 and chunks beside mp, sharding stage 2 beside pp, and bfloat16 beside sequence parallelism, in plans that
-`tests/captured` proves, `auto` beside accumulation and chunks in those of `tests/planning/test_whole_step.py`.
-`tests/testbed/test_peak.py` runs a plan within a budget."""
+on CPU ranks; sharding stage 1 and chunks beside mp, sharding and fused buffers beside pp, and bfloat16 and grouped queries beside sequence
+parallelism, in plans that `tests/captured` proves, `auto` beside accumulation and chunks in those of `tests/planning/test_whole_step.py`.
+`tests/testbed/test_peak.py` runs a plan within a budget, `tests/scheduler/test_offload.py` moves what modules keep."""

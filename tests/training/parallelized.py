@@ -15,7 +15,7 @@ from paddle import nn
 from paddle.nn import functional
 
 PP, MP = (int(word) for word in (*sys.argv[1:], "2", "2")[:2])
-HIDDEN, LAYERS, ROWS, MICRO_BATCHES, STEPS = 16, 4, 8, 4, 2
+HIDDEN, LAYERS, ROWS, MICRO_BATCHES, STEPS = 16, 2, 8, 4, 2
 
 
 class Block(nn.Layer):

@@ -16,7 +16,7 @@ from interlace.cost_model.profile import save_profile
 from interlace.report.measured import COUNTED, WARM_UP
 from interlace.units import ms, ms_figure
 
-pytestmark = pytest.mark.paddle
+pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("few_forms")]
 SCRIPT = Path(__file__).with_name("engine_script.py")
 
 

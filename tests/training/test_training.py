@@ -68,22 +68,28 @@ ON_CPU_RANKS = {
         "--pp 2 --layers 2 --micro-batches 4 --amp O2 --master-grad --clip-grad 1",
         {**ROOMY, "offload_activations": HALF, "offload_optimizer_state": OFFLOAD},
     ),
+    "mp2, blocks that another stream reads last are returned": (
+        2,
+        "gpt",
+        "--mp 2 --schedule 1F1B --micro-batches 2",
+        {**ROOMY, "return_memory": {"min_bytes": 64}},
+    ),
     "pp2 mp2, blocks that another stream reads last are returned": (
         4,
         "gpt",
         "--pp 2 --mp 2 --micro-batches 4",
         {**ROOMY, "return_memory": {"min_bytes": 64}},
     ),
-    "mp2, sequence parallel, all recomputed, collectives too": (
+    "mp2, sequence parallel, clip, all recomputed, collectives too": (
         2,
         "llama",
-        "--mp 2 --kv-heads 2 --sequence-parallel --gradient-accumulation 2",
+        "--mp 2 --kv-heads 2 --sequence-parallel --clip-grad 1 --gradient-accumulation 2",
         {**ROOMY, "choose_recompute": {"level": 1, "repeat_collectives": True}},
     ),
 }
 """The executor's in-place pass, which runs on CPU ranks, puts clipped gradients into the fused buffer, and does less where blocks have a
 reader more; collectives that are added."""
-ALSO_ON_CPU_RANKS = ("one rank, accumulation, offload", "mp2, clip, accumulation: column overlap")
+ALSO_ON_CPU_RANKS = ("one rank, accumulation, offload",)
 LONG_ON_CPU_RANKS = (
     *LONG,
     "dp2 mp2 sharding 3, optimizer state on the host",
@@ -99,6 +105,8 @@ LONG_ON_CPU_RANKS = (
     "pp2, all offload, 2 pp + 1 micro-batches",
     "mp2 bfloat16 O2, master weights and gradients, optimizer state on the host",
     "pp2 vpp2, optimizer state on the host",
+    "mp2, clip, accumulation: column overlap",
+    "pp2 mp2, blocks that another stream reads last are returned",
 )
 """Collectives of every kind: experts, sharding, sequence parallelism; chunks, which `test_zoo.py` trains on CPU ranks too."""
 
@@ -138,8 +146,10 @@ def test_state_on_the_host_where_updates_are_skipped_or_parameters_are_in_groups
     require_asked(passes_of(report), options)
 
 
+@pytest.mark.long
 def test_a_schedule_from_a_file(tmp_path: Path) -> None:
-    """Pairing, streams and offload work on any schedule that is written as rows of slots."""
+    """Pairing, streams and offload work on any schedule that is written as rows of slots. (`tests/cpu/test_decisions.py` trains with the
+    rows of another model.)"""
     rows = tmp_path / "rows.txt"
     rows.write_text(ROWS)
     options = {"memory_budget": "+1GB", "schedule_1f1b": {"schedule_file": str(rows)}, "offload_activations": OFFLOAD}

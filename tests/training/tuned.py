@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from interlace.local.launch import LaunchResult, launch
+from tests.searches import FEW_FORMS
 
 SCRIPT = Path(__file__).with_name("tuned_script.py")
 OURS, FORM, MEMORY = "Interlace's plan", "the plan with schedule_1f1b.interleave=mixed", "the plan with memory_budget=+"
@@ -35,7 +36,8 @@ class Run:
     def __init__(self, folder: Path, layout: str, play: dict[str, Any], words: str = STEPS, **env: str) -> None:
         world, arguments = {**LAYOUTS, **MESHES}[layout]
         self.said: list[str] = []
-        variables = {"TUNED_PLAY": json.dumps(play), "INTERLACE_CACHE": str(folder / "cache"), "GLOG_minloglevel": "2", **env}
+        own = {"TUNED_PLAY": json.dumps(play), "INTERLACE_CACHE": str(folder / "cache"), FEW_FORMS: "1"}
+        variables = {**own, "GLOG_minloglevel": "2", **env}
         logs, args = folder / "logs", [*arguments.split(), *words.split()]
         self.result: LaunchResult = launch(SCRIPT, args, world, variables, None, logs, 60.0, None, lambda rank, line: self.hear(rank, line))
 
