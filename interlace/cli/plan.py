@@ -51,6 +51,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.plans import read_files, require_world
     from interlace.cli.progress import Alive
     from interlace.cost_model import load_profile
+    from interlace.garbage import keep_freed_memory
     from interlace.planning.curve import SWEEP, write_sweep
     from interlace.planning.plan import make_plans
     from interlace.planning.processes import usable_processes
@@ -59,6 +60,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.temporary import claimed
     from interlace.units import ranks_text, size
 
+    keep_freed_memory()
     points = _points(args)
     check_folder("-o", args.output)
     check_file("--json", args.json)

@@ -19,7 +19,7 @@ from interlace.config import load_config, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.cost_model.base import Row
 from interlace.errors import BudgetError, InterlaceError, LaunchError
-from interlace.garbage import rarely_collected
+from interlace.garbage import keep_freed_memory, rarely_collected
 from interlace.ir import Program, load
 from interlace.ir.dump import write_json
 from interlace.ir.equivalent_ranks import representatives
@@ -232,6 +232,7 @@ def plan(programs: Sequence[Program], costs: CostModel, asked: Asked) -> Planned
 def main(argv: Sequence[str]) -> int:
     """Judge as requested (`Asked` as JSON, then the result file), and write the result."""
     end_with_parent()
+    keep_freed_memory()
     asked, path = msgspec.json.decode(argv[0], type=Asked), Path(argv[1])
     with rarely_collected():
         costs = CostModel(load_profile(asked.profile))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import NamedTuple, TypeVar
 
 from interlace.ir.remarks import Fact
@@ -103,10 +103,12 @@ class Drafts:
         self.world.drafts.append(Draft(found.made, later))
         return found.judged
 
-    def foresee(self, forms: Sequence[Form], limit: int) -> None:
-        """Simulate the first plans of drafts of these forms at once, where several processes can: the drafts then find them simulated."""
-        if self.world.has_helpers and len(forms) > 1:
-            self.world.simulate([draft for form in forms for draft in islice(_drafting(self, *form, limit), 1)])
+    def foresee(self, forms: Iterable[Form], limit: int, parts: Iterable[float] = repeat(1.0)) -> None:
+        """Simulate the first plans of drafts of these forms at once, where several processes can: the drafts then find them simulated.
+        `parts` as `part` of `draft`, by form."""
+        each = [*zip(forms, parts, strict=False)]
+        if self.world.has_helpers and len(each) > 1:
+            self.world.simulate([draft for form, part in each for draft in islice(_drafting(self, *form, limit, part), 1)])
 
     def before(self, recomputed: Numbers | None) -> Made:
         """The run of the passes before the schedule, with this much recomputed."""

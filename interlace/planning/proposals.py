@@ -128,6 +128,10 @@ def tighter(tried: Tried) -> list[Judged]:
             more = [tuple(map(max, each.recomputed, level)) if each.recomputed else level for level in needed]
             found |= {(level, each.form, part): None for level in (each.recomputed, *more)}
     near = [each for each in over[:MOST_TIGHTER] if drafts.offloads and each.peak_bytes - limit <= LITTLE * limit]
+    if drafts.fastest_ns is not None:  # the first plan of each is then simulated in any case
+        first = [((each.recomputed, each.form, each.later), _little_less(each, SOONER[1], limit)) for each in near]
+        first += [((more, form, drafts.later), part) for more, form, part in found]
+        drafts.foresee((form for form, _ in first), limit, (part for _, part in first))
     closest = [drafted for each in near for drafted in _with_little_less_room(drafts, each, limit)]
     return [*closest, *(drafts.draft(more, form, drafts.later, limit, part) for more, form, part in found)]
 
@@ -135,10 +139,15 @@ def tighter(tried: Tried) -> list[Judged]:
 def _with_little_less_room(drafts: Drafts, missed: Judged, limit: int) -> Iterator[Judged]:
     """Drafts of a form that exceeds the budget slightly, as if the budget were smaller by multiples of that excess."""
     for times in SOONER[1:]:
-        part = 1 - times * (missed.peak_bytes - limit) / limit
+        part = _little_less(missed, times, limit)
         yield (found := drafts.draft(missed.recomputed, missed.form, missed.later, limit, part))
         if found.peak_bytes <= limit:
             return
+
+
+def _little_less(missed: Judged, times: int, limit: int) -> float:
+    """The budget without a multiple of what a form exceeds it by, as a share of it."""
+    return 1 - times * (missed.peak_bytes - limit) / limit
 
 
 def less_recomputed(tried: Tried) -> list[Judged]:

@@ -6,13 +6,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import accumulate
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from interlace.ir import OpInstance, Program
-from interlace.ir.copies import index_of_items, job_bounds
+from interlace.ir.arrays import Flags, Ints
+from interlace.ir.copies import items_of, job_bounds
 from interlace.ir.kinds import stream_of
 from interlace.scheduler.offload.saved_values import Reason, Saved
 
@@ -25,14 +27,12 @@ class Timeline:
     """The plan in the host's issue order.
 
     Attributes:
-        index: Op instance -> index in `items`.
         job: Index of the job of each op instance.
         job_start: Index of the first op instance of each job, and the number of op instances.
         at_ns: Computation time before each op instance, and the total, in nanoseconds. `[num_items + 1]`
     """
 
     items: list[OpInstance]
-    index: dict[OpInstance, int]
     job: list[int]
     job_start: list[int]
     at_ns: list[int]
@@ -40,11 +40,12 @@ class Timeline:
     @classmethod
     def of(cls, program: Program, op_ns: Mapping[int, int]) -> Timeline:
         """The time line of a scheduled program; `op_ns` is operation id -> duration."""
-        beside = {op.id for op in program.ops if stream_of(op)}
+        on_compute = [op.id for op in program.ops if not stream_of(op)]
+        dur = np.zeros(1 + max((op.id for op in program.ops), default=-1), np.int64)
+        dur[on_compute] = [op_ns.get(op_id, 0) for op_id in on_compute]
         items = [item for job in program.jobs for item in job.items]
         job = [k for k, each in enumerate(program.jobs) for _ in each.items]
-        at_ns = [0, *accumulate(0 if op_id in beside else op_ns.get(op_id, 0) for op_id, _ in items)]
-        return cls(items, index_of_items(program), job, job_bounds(program), at_ns)
+        return cls(items, job, job_bounds(program), [0, *np.cumsum(dur[items_of(program)[:, 0]]).tolist()])
 
     def first_from(self, time_ns: int) -> int:
         """Index of the first op instance that starts at or after a time."""
@@ -93,19 +94,6 @@ class OpenTransfer(msgspec.Struct, eq=False, gc=False):
         """Which transfer it is: value and micro-batch."""
         return self.saved.value, self.micro_batch
 
-    def place_alone(self, line: Timeline, measured: bool) -> bool:
-        """Place it as `place_transfers` would if it were the only one; whether it found time."""
-        done = line.at_ns[self.source + 1] + self.out_ns
-        if not line.returns(self.source, done, self):
-            return False
-        self.copied_out(line, self.source, done)
-        start = line.at_ns[self.reader] - self.back_ns
-        if not self.copies_back(line, start, measured):
-            return False
-        self.start_ns = start
-        self.late_ns = max(0, max(line.at_ns[self.back], done) + self.back_ns - line.at_ns[self.reader])
-        return True
-
     def copied_out(self, line: Timeline, out: int, done_ns: int) -> None:
         """Set the copy out to be issued after index `out` and to end at `done_ns`."""
         self.out, self.done_ns = out, done_ns
@@ -116,6 +104,33 @@ class OpenTransfer(msgspec.Struct, eq=False, gc=False):
         wanted = bisect_right(line.at_ns, start_ns) - 1 if measured else self.reader
         self.back = min(max(wanted, _earliest(line, self)), self.reader)
         return (start_ns >= self.done_ns or bool(self.not_before)) and self.back > self.free
+
+
+class Alone(NamedTuple):
+    """Where transfers are if each is the only one. `[transfers]` each
+
+    Attributes:
+        free, back: As in `OpenTransfer`.
+        fits: Whether it finds time.
+    """
+
+    free: Ints
+    back: Ints
+    fits: Flags
+
+
+def placed_alone(line: Timeline, transfers: Sequence[OpenTransfer], measured: bool) -> Alone:
+    """Place each transfer as `place_transfers` would if it were the only one."""
+    names = ("source", "reader", "out_ns", "back_ns", "not_before")
+    columns = (map(attrgetter(name), transfers) for name in names)
+    source, reader, out_ns, back_ns, not_before = (np.fromiter(column, np.int64, len(transfers)) for column in columns)
+    at_ns, job, start = (np.array(column, np.int64) for column in (line.at_ns, line.job, line.job_start))
+    done_ns, boundary, start_ns = at_ns[source + 1] + out_ns, start[job[source] + 1], at_ns[reader] - back_ns
+    returns = (source < reader) & (job[source] != job[reader]) & (np.maximum(done_ns, at_ns[boundary]) <= start_ns)
+    free = np.where(out_ns > 0, np.maximum(source + 1, np.searchsorted(at_ns, done_ns)), source + 1)
+    wanted = np.searchsorted(at_ns, start_ns, side="right") - 1 if measured else reader
+    back = np.minimum(np.maximum.reduce([wanted, boundary, free, not_before]), reader)
+    return Alone(free, back, returns & ((start_ns >= done_ns) | (not_before > 0)) & (back > free))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interlace.ir.arrays import Ints
-from interlace.scheduler.offload.copy_times import OpenTransfer, Placement, Span, order_key
+from interlace.scheduler.offload.copy_times import OpenTransfer, Placement, Span, order_key, placed_alone
 
 if TYPE_CHECKING:
     from interlace.scheduler.offload.planner import Planner
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 PATIENCE = 3
 """Placements in a row that do not lower the excess before the search for a budget gives up; most searches need two or three in all."""
 FAR = 1 << 62
+NEAR = 256
+"""Number of op instances that are looked at first for the next one in or out of the excess."""
 
 
 def spanned(spans: Iterable[Span], count: int) -> Ints:
@@ -104,28 +106,25 @@ class Fit:
     def _windows(self, late: bool) -> _Windows:
         """The time off the device of each transfer if it were the only one."""
         self._allow_back(late)
-        for transfer in self.transfers:
-            transfer.place_alone(self.planner.line, self.planner.measured)
-        return (
-            np.array([t.free for t in self.transfers], np.int64),
-            np.array([t.back for t in self.transfers], np.int64),
-            np.array([t.saved.freed_bytes for t in self.transfers], np.int64),
-        )
+        free, back, _ = placed_alone(self.planner.line, self.transfers, self.planner.measured)
+        for transfer, off, on in zip(self.transfers, free.tolist(), back.tolist(), strict=True):
+            transfer.free, transfer.back = off, on
+        return free, back, np.array([t.saved.freed_bytes for t in self.transfers], np.int64)
 
     def _cover(self, over: Ints, windows: _Windows) -> bool:
         """Choose transfers that cover the excess; gives whether any was chosen."""
         free, back, size = windows
         open_, any_chosen = ~np.array(self.chosen, bool), False
         count = np.concatenate([[0], np.cumsum(over > 0)])
-        excess, at = over.copy(), _next_over(over, 0)
+        excess, at = over.copy(), _next(over, 0, True)
         while at < len(excess):
-            fits = np.flatnonzero(open_ & (free <= at) & (at < back))
+            (fits,) = (open_ & (free <= at) & (at < back)).nonzero()
             if len(fits):
                 useful = (count[back[fits]] - count[at]) * np.minimum(size[fits], excess[at]) / size[fits]
-                best = int(fits[int(np.argmax(useful))])
+                best = int(fits[useful.argmax()])
                 self.chosen[best], open_[best], any_chosen = True, False, True
                 excess[free[best] : back[best]] -= size[best]
-            at = _next_over(excess, at if len(fits) else _next_start(free[open_], at))
+            at = _next(excess, at if len(fits) else _next_start(free[open_], at), True)
         return any_chosen
 
     def _delay(self, over: Ints, windows: _Windows) -> bool:
@@ -134,16 +133,17 @@ class Fit:
         early.sort(key=order_key(lambda t: -t.reader))
         back = np.array([max(transfer.back, transfer.not_before) for transfer in early], np.int64)
         reader = np.array([transfer.reader for transfer in early], np.int64)
-        excess, at = over.copy(), _next_over(over, 0)
+        excess, at = over.copy(), _next(over, 0, True)
         delayed = False
-        while at < len(excess):
-            fits = np.flatnonzero((back <= at) & (at < reader))
-            if len(fits):
-                first, end = int(fits[0]), at + int(np.argmax(np.append(excess[at:] <= 0, True)))
+        while early and at < len(excess):
+            fits = (back <= at) & (at < reader)
+            first = int(fits.argmax())
+            if fits[first]:
+                end = _next(excess, at, False)
                 early[first].not_before = back[first] = min(end, early[first].reader)
                 excess[at : back[first]] -= early[first].saved.freed_bytes
                 delayed = True
-            at = _next_over(excess, at if len(fits) else _next_start(back, at))
+            at = _next(excess, at if fits[first] else _next_start(back, at), True)
         return delayed
 
     def _pruned(self, over: Ints, budget: int) -> Placement:
@@ -161,10 +161,17 @@ class Fit:
         return self._place(self.chosen)
 
 
-def _next_over(excess: Ints, at: int) -> int:
-    """The first index from `at` on where the excess is above 0, else the length."""
-    at = min(at, len(excess))
-    return at + int(np.argmax(np.append(excess[at:] > 0, True)))
+def _next(excess: Ints, at: int, is_over: bool) -> int:
+    """The first index from `at` on where the excess is above 0, or, without `is_over`, where it is not; else the length."""
+    count = NEAR
+    while at < len(excess):
+        part = excess[at : at + count]
+        found = part > 0 if is_over else part <= 0
+        first = int(found.argmax())
+        if found[first]:
+            return at + first
+        at, count = at + count, 2 * count
+    return len(excess)
 
 
 def _next_start(starts: Ints, at: int) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+
+import numpy as np
 
 from interlace.errors import ConfigError, PlanError
 from interlace.grouping import grouped
 from interlace.ir import Graph, Program
 from interlace.ir.arrays import Ints
+from interlace.ir.copies import places_of
 from interlace.ir.program import FLOAT_DTYPES
 from interlace.ir.remarks import Place, Remark, remark
 from interlace.scheduler.memory.live import order_curve
-from interlace.scheduler.offload.copy_times import OpenTransfer, Placement, Span, Timeline, earlier, place_transfers
+from interlace.scheduler.offload.copy_times import OpenTransfer, Placement, Span, Timeline, earlier, place_transfers, placed_alone
 from interlace.scheduler.offload.decision import Kept, Move, OffloadPlan, Transfer
 from interlace.scheduler.offload.fit_budget import Fit, spanned
 from interlace.scheduler.offload.measures import Measured
@@ -99,25 +101,23 @@ class Planner:
         return None
 
     def _transfers(self, chosen: Iterable[Saved]) -> list[OpenTransfer]:
-        transfers = []
-        for saved in chosen:
-            for micro_batch in range(self.program.pipeline.num_micro_batches):
-                transfer = self._transfer(saved, micro_batch)
-                reason = self._why_not(transfer)
-                if reason is None and not copy(transfer).place_alone(self.line, self.measured):
-                    reason = "at-once"
-                if reason:
-                    self._keep_transfers([transfer], reason)
-                else:
-                    transfers.append(transfer)
+        every = [transfer for saved in chosen for transfer in self._of(saved)]
+        fits, transfers = placed_alone(self.line, every, self.measured).fits.tolist(), []
+        for transfer, finds_time in zip(every, fits, strict=True):
+            reason = self._why_not(transfer, finds_time)
+            if reason:
+                self._keep_transfers([transfer], reason)
+            else:
+                transfers.append(transfer)
         return transfers
 
-    def _transfer(self, saved: Saved, micro_batch: int) -> OpenTransfer:
-        index = self.line.index
-        source = max(index[op, micro_batch] for op in saved.before)
-        reader = min(index[op, micro_batch] for op in saved.readers)
+    def _of(self, saved: Saved) -> list[OpenTransfer]:
+        """The transfers of a value, one of each micro-batch."""
+        every = np.arange(self.program.pipeline.num_micro_batches)
+        before, readers = (places_of(self.program, np.array([ops]).T, every) for ops in (saved.before, saved.readers))
         out_ns, back_ns = (self._copy_ns(table, saved.size_bytes) for table in (self.times.out_ns, self.times.back_ns))
-        return OpenTransfer(saved, micro_batch, source, reader, out_ns, back_ns)
+        ends = zip(before.max(axis=0).tolist(), readers.min(axis=0).tolist(), strict=True)
+        return [OpenTransfer(saved, m, source, reader, out_ns, back_ns) for m, (source, reader) in enumerate(ends)]
 
     def _copy_ns(self, table: Mapping[int, int] | None, size_bytes: int) -> int:
         if not self.measured or table is None:
@@ -126,15 +126,14 @@ class Planner:
             raise PlanError(f"offload: no copy time for {size_bytes} bytes; times are given for {sorted(table)[:8]}")
         return table[size_bytes]
 
-    def _why_not(self, transfer: OpenTransfer) -> Reason | None:
+    def _why_not(self, transfer: OpenTransfer, finds_time: bool) -> Reason | None:
         """Why a transfer is impossible; without copy times, work of another micro-batch must lie between out and back."""
         line = self.line
         if transfer.source >= transfer.reader or line.job[transfer.source] == line.job[transfer.reader]:
             return "one-job"
-        if self.measured:
-            return None if line.returns(transfer.source, line.at_ns[transfer.source + 1] + transfer.out_ns, transfer) else "at-once"
-        between = line.items[transfer.source + 1 : transfer.reader]
-        return None if any(m != transfer.micro_batch for _, m in between) else "at-once"
+        between = () if self.measured else line.items[transfer.source + 1 : transfer.reader]
+        is_other = self.measured or any(m != transfer.micro_batch for _, m in between)
+        return None if finds_time and is_other else "at-once"
 
     def _within(self, transfers: list[OpenTransfer], keep_bytes: int) -> list[OpenTransfer]:
         """The transfers within `fraction` and `keep_bytes`; values with the highest product of bytes and idle time come first."""

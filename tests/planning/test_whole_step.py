@@ -352,8 +352,9 @@ def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypa
     [(5, 0.97, [0.96, 0.95, 0.85]), (5, 0.9, [0.96, 0.84, 0.95, 0.85]), (5, 0.5, [0.96, 0.84, 0.95, 0.85]), (11, 0.97, [0.95, 0.85])],
 )
 def test_what_exceeds_a_budget_by_little_is_drafted_with_a_little_less_room(over: int, fits_with: float, parts: list[float]) -> None:
-    """With 8 and 32 times what it exceeds a budget of 1000 by less, until it fits; above a hundredth, with twentieths less alone."""
-    tried = []
+    """With 8 and 32 times what it exceeds a budget of 1000 by less, until it fits; above a hundredth, with twentieths less alone. What is
+    foreseen is drafted."""
+    tried, foreseen = [], list[float]()
 
     def draft(recomputed: None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float) -> Judged:
         tried.append(part)
@@ -362,10 +363,18 @@ def test_what_exceeds_a_budget_by_little_is_drafted_with_a_little_less_room(over
     kept = Judged(Schedule1F1B(), (), None, (1000,), 110, 1000)
     missed = dataclasses.replace(kept, form=Schedule1F1B(interleave="mixed"), step_ns=100, peak_bytes=1000 + over)
     drafts = SimpleNamespace(
-        make=SimpleNamespace(levels=SimpleNamespace(states=None)), draft=draft, chooses=False, offloads=True, given=True, later=()
+        make=SimpleNamespace(levels=SimpleNamespace(states=None)),
+        draft=draft,
+        foresee=lambda forms, limit, parts: foreseen.extend(parts),
+        fastest_ns=kept.step_ns,
+        chooses=False,
+        offloads=True,
+        given=True,
+        later=(),
     )
     found = tighter(tried_so_far(drafts, 1000, kept, missed))
     assert tried == pytest.approx(parts)
+    assert foreseen == pytest.approx([parts[0], *parts[-2:]] if over <= 10 else parts)
     steps = [each.step_ns for each in found if each.peak_bytes <= 1000]
     assert steps == [int(100 / part) for part in parts if part <= fits_with]
     slower = dataclasses.replace(missed, step_ns=111)
