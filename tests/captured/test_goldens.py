@@ -9,7 +9,7 @@ import pytest
 from tests.captured.goldens import CONFIGS, FILE, digest
 
 FAST = ("pp2, clip", "mp2, clip, accumulation: column overlap")
-LONG = ("dx-first", "weight_delay 1", "mixed, offload, held")
+SHORT = ("baseline", "demo")
 """Of the second, the rest in `make test-long`."""
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "title"),
     [
-        pytest.param(name, title, marks=[pytest.mark.long] * (name == FAST[1] and title in LONG))
+        pytest.param(name, title, marks=[pytest.mark.long] * (name == FAST[1] and title not in SHORT))
         for name in FAST
         for title in CONFIGS
         if title != "mixed"

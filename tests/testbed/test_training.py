@@ -42,7 +42,7 @@ def test_baseline_equals_the_cpu(baseline_pp2: LaunchResult, tmp_path: Path) -> 
     assert numbers(baseline_pp2) == pytest.approx(numbers(cpu), rel=1e-5)
 
 
-@pytest.mark.parametrize("form", ["mixed", "dx-first"])
+@pytest.mark.parametrize("form", ["mixed", pytest.param("dx-first", marks=pytest.mark.long)])
 def test_pipeline_with_offload_under_delays(baseline_pp2: LaunchResult, tmp_path: Path, form: str) -> None:
     planned = train(tmp_path, "gpt", 2, ("--pp", "2"), form, TESTBED_DELAYS=DELAYS)
     assert bits(planned) == bits(baseline_pp2)

@@ -208,6 +208,7 @@ LONG_ON_THE_TESTBED = (
     "pp2, a budget",
     "pp4, forms, weight_delays and orders by stage, some recomputed",
     "pp4 zero bubble",
+    "pp2, recompute of which some is left out, some is added, and offload",
     "dp2, experts, shared expert, clip, recompute and offload by module",
     "dp2 pp2 sharding 1 over fused buffers, overlapped, bfloat16 O2",
     "pp2 mp2 sequence parallel, GQA",
