@@ -29,8 +29,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo     train a small GPT on 4 CPU ranks, baseline against Interlace; plan a large one (about 2 minutes)"
-	@echo "make test-fast  the tests that need no Paddle, without long searches, random ones with a tenth of their examples (about 1 to 2 minutes on 2 cores, half a minute more the first time)"
-	@echo "make test     every guarantee and feature: all tests but those marked long, random ones with a quarter of their examples (9 to 16 minutes on 2 cores; WORKERS=8 runs 8 processes side by side, without it 2)"
+	@echo "make test-fast  the tests that need no Paddle, without long searches, random ones with a tenth of their examples (about a minute and a half on 2 cores, half a minute more the first time)"
+	@echo "make test     every guarantee and feature: all tests but those marked long, random ones with a quarter of their examples (about 10 minutes on 2 cores, on slower ones up to twice that; WORKERS=8 runs 8 processes side by side, without it 2)"
 	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples, stored programs in every configuration, and what is marked long: more combinations in training, up to eight ranks (an hour)"
 	@echo "make test-paddle VERSION=3.3.0  the tests that need Paddle, with another version, in an environment of its own (.venv-paddle-3.3.0)"
 	@echo "make test-nlp  the example with PaddleNLP's AutoTrainer, in an environment of its own (1.9 GB, in $(NLP); minutes to install, 2 to run)"

@@ -13,6 +13,7 @@ from claiming import ROOT, Row, by_case, claim, fullest_gb, median_ms, raw, span
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import results
+from interlace.bridge.calibrate.factors import Factors, Round, Times, factors
 from interlace.grouping import grouped
 from interlace.report.accuracy import HOST_BOUND, count_order, place_of
 
@@ -385,31 +386,21 @@ def default_memory_kept() -> str:
     )
 
 
-class Measured(NamedTuple):
-    """Factors on operations and on what runs beside them, and whether they hold it up, from the readings of `interlace calibrate`."""
-
-    op: float
-    beside: float
-    holds: bool
-
-
-def beside_readings() -> dict[tuple[str, str], list[Measured]]:
+def beside_readings() -> dict[tuple[str, str], list[Factors]]:
     """(Kind, what runs beside it) -> factors by size. In that version, steps without a message also left out the time of making its tensor,
     so an operation's time alone is the slope of the ends of its rows over their numbers of operations."""
     rows = raw("h200/beside_readings.json")["rows"]
-    found: dict[tuple[str, str], list[Measured]] = {}
+    found: dict[tuple[str, str], list[Factors]] = {}
     for _, loads in grouped(((row["kind"], *sorted(row["dims"].items())), row) for row in rows).items():
         if len({row["count"] for row in loads}) < 2:
             continue
         each_us = statistics.linear_regression([row["count"] for row in loads], [row["alone_end_us"] for row in loads]).slope
         for row in loads:
-            done_us = row["message_us"] - row["left_us"]
-            if min(row["left_us"], done_us) < LEAST_LEFT * row["message_us"]:
-                continue
-            on_op, on_beside = row["took_us"] / (row["count"] * each_us), row["took_us"] / done_us
-            first_us = row["message_us"] - row.get("first_left_us", row["message_us"] - each_us)
-            held = each_us >= 50 and first_us < HELD * each_us * on_op / on_beside
-            found.setdefault((row["kind"], row["beside"]), []).append(Measured(on_op, on_beside, held))
+            first = {"first": Times(0.0, row["first_left_us"] / 1e6)} if "first_left_us" in row else {}
+            took_s, alone_s, message = row["took_us"] / 1e6, row["count"] * each_us / 1e6, Times(0.0, row["message_us"] / 1e6)
+            both = Times(took_s, took_s + row["left_us"] / 1e6)
+            if measured := factors([Round(message, Times(alone_s, alone_s), both, **first)], each_us / 1e6):
+                found.setdefault((row["kind"], row["beside"]), []).append(measured)
     return found
 
 
@@ -421,8 +412,8 @@ def h200_beside() -> str:
     for name, is_one in OPERATIONS.items():
         cells = []
         for beside in BESIDE:
-            each = [factors for (kind, side), several in found.items() if side == beside and is_one(kind) for factors in several]
-            cells.append(f"{_range(factors.op for factors in each)}, {_range(factors.beside for factors in each)}")
+            each = [one for (kind, side), several in found.items() if side == beside and is_one(kind) for one in several]
+            cells.append(f"{_range(one.op for one in each)}, {_range(one.beside for one in each)}")
         rows.append([name, *cells])
     return table(["operation, message", *BESIDE], rows)
 
@@ -434,7 +425,6 @@ OPERATIONS: dict[str, Callable[[str], bool]] = {
     "memory-bound": lambda kind: not kind.startswith(("gemm", "attention")),
 }
 BESIDE = ("comm:all_reduce", "comm:all_gather", "comm:reduce_scatter", "comm:all_to_all", "copy:d2h", "copy:h2d")
-LEAST_LEFT, HELD = 0.05, 0.5
 
 
 def _range(values: Iterable[float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from math import log
 from statistics import median
 
 import device_profile
@@ -209,6 +210,12 @@ def h200_calibrated_energy() -> str:
     """Energy of products with pauses on an H200 in long rows and in short ones, and the power of other kernels against the profile's."""
     loads = raw("h200/power_readings.json")["loads"]
     long = [load["paused"]["joules"] / load["full"]["joules"] - 1 for load in loads if load["kind"] == "gemm" and load["paused"]]
+    held = [(load["full"], load["paused"]) for load in loads if load["kind"] != "gemm" and load["paused"]]
+    exponents = [
+        log(full["joules"] / paused["joules"]) / log(full["mhz"] / paused["mhz"])
+        for full, paused in held
+        if paused["mhz"] > 1.05 * full["mhz"]  # as in `interlace.bridge.calibrate.power`
+    ]
     profile = load_profile("h200").power
     short = list[float]()
     for gpu in raw("h200/power_kinds.json")["gpus"]:
@@ -223,7 +230,8 @@ def h200_calibrated_energy() -> str:
     return (
         f"the energy of products at the high clock is {100 * min(long):.0f} to {100 * max(long):.0f} % above that at the limit "
         f"({len(long)} sizes), in windows of 2 to 4 ms (`power_kinds.json`) {100 * min(short):.0f} to {100 * max(short):.0f} % "
-        f"({len(short)}); watts above rest (in the profile `h200`): {', '.join(said)}"
+        f"({len(short)}), and the exponent of energy over clock is {median(exponents):.2f} instead of {profile.energy_exponent}; "
+        f"watts above rest (in the profile `h200`): {', '.join(said)}"
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import paddle
 from tqdm import tqdm
 
+from interlace.bridge.calibrate.factors import Factors, Round, Times, factors
 from interlace.bridge.calibrate.messages import BACK, COLLECTIVES, DTYPE, Message, elements_of
 from interlace.bridge.guard import fault_of
 from interlace.bridge.probe.bench import Bench, Case, Inputs, Runner, fill
@@ -41,15 +42,11 @@ LEAST_BYTES = 1 << 20
 """Other operations than products and attention that read and write less than this are not measured."""
 PLACES, PLACE = (0.3, 0.5, 0.7), 0.7
 """Which products are measured, and which operation of each other kind: places in the list sorted by size."""
-SHARE, LEAST_LEFT = 0.3, 0.05
-"""The share of the message's time that the operations take alone, and the least share of it that must be left when they have ended."""
+SHARE = 0.3
+"""The share of the message's time that the operations take alone."""
 LEAD_S, MOST, SEVERAL = 0.004, 100, 5
 """Seconds of other work at the start of a step, in which the host issues the rest; the most operations; and the number of operations that
 is timed to find out how many are needed."""
-LEAST_HELD_S = 5e-5
-"""The shortest operation for which it is seen whether it holds a message up: far longer than a message needs to begin."""
-HELD = 0.5
-"""An operation holds a message up if, while the operation runs, the message advances less than this share of what it does otherwise."""
 PRODUCT = "gemm:any"
 """Category of the rows of all products."""
 TINY = Case(
@@ -112,66 +109,6 @@ class Load(NamedTuple):
     def is_measured_beside(self, side: Side) -> bool:
         """Whether this operation is measured beside that."""
         return side.beside == WAIT or bool(self.op and not self.elements)
-
-
-class Times(NamedTuple):
-    """When the operations, and when everything had ended, in seconds after a step's begin."""
-
-    ops_s: float
-    all_s: float
-
-
-class Round(NamedTuple):
-    """Times of steps that ran one after another: with a message only, with operations only, with both, and with both where an operation
-    begins first; the last is None if that was not measured."""
-
-    message: Times
-    alone: Times
-    both: Times
-    first: Times | None = None
-
-    def sooner(self, seconds: float) -> Round:
-        """The same with operations that end this much sooner beside the message."""
-        return self._replace(both=self.both._replace(ops_s=self.both.ops_s - seconds))
-
-
-class Factors(NamedTuple):
-    """Factors on the time of operations and on that of the message, and whether operations hold the message up."""
-
-    op: float
-    beside: float
-    holds: bool = False
-
-
-def factors(rounds: Sequence[Round], once_s: float = 0.0) -> Factors | None:
-    """Factors by which operations and a message that begins before them slow each other down, from medians over rounds.
-
-    Args:
-        rounds: Times of the steps. Only differences between steps of one round count, as the device's speed drifts.
-        once_s: Seconds that one operation takes alone. In `Round.first` there is one, and whether it holds the message up is only known if
-            it takes `LEAST_HELD_S`.
-
-    Returns:
-        None if the operations ended after the message, or the message made no progress meanwhile.
-
-    >>> alone, both = Times(1.5, 1.5), Times(2.0, 5.0)  # of 4 s of the message alone, 3 are left after the operations
-    >>> factors([Round(Times(0.5, 4.5), alone, both)])
-    Factors(op=1.5, beside=1.5, holds=False)
-    >>> factors([Round(Times(0.5, 4.5), alone, both, Times(1.5, 5.5))], once_s=1.0)  # after the operation all of the message is left
-    Factors(op=1.5, beside=1.5, holds=True)
-    """
-    took_s = median(each.both.ops_s - each.message.ops_s for each in rounds)
-    alone_s = median(each.alone.ops_s - each.message.ops_s for each in rounds)
-    whole_s = median(each.message.all_s - each.message.ops_s for each in rounds)
-    left_s = median(each.both.all_s - each.both.ops_s for each in rounds)
-    done_s = whole_s - left_s
-    if min(left_s, done_s) < LEAST_LEFT * whole_s or min(took_s, alone_s) <= 0:
-        return None
-    found = Factors(took_s / alone_s, took_s / done_s)
-    firsts = [round.first.all_s - round.first.ops_s for round in rounds if round.first is not None]
-    if not firsts or once_s < LEAST_HELD_S:
-        return found
-    return found._replace(holds=whole_s - median(firsts) < HELD * once_s * found.op / found.beside)
 
 
 class Lab:
