@@ -160,6 +160,7 @@ def test_an_interrupted_dump_ends_its_processes(script: Path, tmp_path: Path, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["script.py", "started0", "started1"]
 
 
+@pytest.mark.paddle
 def test_a_script_that_ends_its_process_or_prints_at_its_end(script: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """One builder ends without a program or a word, another says something behind its line."""
     monkeypatch.setattr(building, "BUILDER", [sys.executable, "-c", "import os; os._exit(0)"])
@@ -172,6 +173,7 @@ def test_a_script_that_ends_its_process_or_prints_at_its_end(script: Path, tmp_p
     assert [path.name for path in (tmp_path / "dumps").iterdir()] == ["rank0" + SUFFIX]
 
 
+@pytest.mark.paddle
 def test_a_killed_dump_leaves_no_process(script: Path, tmp_path: Path) -> None:
     """SIGKILL: the children notice that nobody waits for them; fails in `wait_until` where one lives on."""
     imports = "import sys; from interlace.cli import main; from interlace.local import building"
@@ -187,6 +189,7 @@ def test_a_killed_dump_leaves_no_process(script: Path, tmp_path: Path) -> None:
     wait_until(lambda: not alive(second))
 
 
+@pytest.mark.paddle
 def test_an_interrupted_run_leaves_no_logs(script: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()

@@ -1,4 +1,4 @@
-"""The examples in docstrings run, in the package and in the test helpers; Paddle's side has its own tests."""
+"""The examples in docstrings run, in the package and in the test helpers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from tests.modules import package_modules
 
 HELPERS = ("docs.write_options", "tests.interpreter", "tests.strategies", "tests.closure")
-MODULES = [name for name in package_modules() if not name.startswith("interlace.bridge")]
+IMPORT_PADDLE = ("interlace.bridge", "interlace.cpu.dynamic", "interlace.cpu.eager_reshard", "interlace.cpu.ops")
+MODULES = [pytest.param(name, marks=[pytest.mark.paddle] * name.startswith(IMPORT_PADDLE)) for name in package_modules()]
 
 
 @pytest.mark.parametrize("name", [*MODULES, *HELPERS])

@@ -72,6 +72,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 # -- what is read is not overwritten ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.paddle
 def test_no_output_is_an_input(dumps: Path, plans: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """Of any command: under the same name, another spelling of it, or a link; and two outputs are two files."""
     stored(tmp_path / "dumps", programs(SMALL))
@@ -171,6 +172,7 @@ def test_nothing_else_writes_what_a_plan_is_made_from(dumps: Path, tmp_path: Pat
     assert main(["check", str(out)]) == 0
 
 
+@pytest.mark.paddle
 def test_two_dumps_at_once_into_one_folder(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """One of them is refused at once, by each command that writes there; when the first has ended, the folder is free and whole."""
     (tmp_path / "train.py").write_text("")
@@ -306,6 +308,7 @@ def test_a_shared_folder_goes_with_its_last_user(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.paddle
 def test_a_killed_run_leaves_nothing_for_long(tmp_path: Path) -> None:
     """`interlace run` killed with SIGKILL while its ranks sleep: its two folders are there, and go when the next run starts."""
     (tmp_path / "train.py").write_text("")
@@ -584,6 +587,7 @@ def test_what_is_no_dump_is_told_apart(plans: Path, tmp_path: Path, capsys: Any)
         assert f"{plans}/rank0.ilp: is a dump or a plan of Interlace; expected a training script" in told
 
 
+@pytest.mark.paddle
 @pytest.mark.parametrize("command", ["plan", "run"])
 def test_budgets_that_are_none(command: str, dumps: Path, tmp_path: Path, capsys: Any) -> None:
     """A negative size is no unknown option; a number of gigabytes without its unit is no fraction."""

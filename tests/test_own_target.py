@@ -79,6 +79,7 @@ def test_its_rules_are_checked(own: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "--target tpu: " in capsys.readouterr().err
 
 
+@pytest.mark.paddle
 def test_it_is_asked_whether_ranks_can_run_before_anything_starts(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (own / "script.py").write_text("")
     assert main(["run", "script.py", "--world", "1", "--target", "own_device"]) == 2

@@ -172,6 +172,7 @@ def test_a_plan_is_not_blamed_for_an_evaluation_and_not_acquitted_by_one(name: s
     assert runs == ["baseline-training-only", PLAN_ALONE][: len(alone)]
 
 
+@pytest.mark.paddle
 @pytest.mark.parametrize(
     ("name", "code", "told"),
     [

@@ -243,6 +243,7 @@ def test_each_case_is_the_operation_that_plans_ask_for():
     assert wanted <= kinds
 
 
+@pytest.mark.paddle
 def test_what_one_device_cannot_measure_is_that_of_another_profile():
     from interlace.bridge.calibrate.measure import completed
 

@@ -35,6 +35,7 @@ def test_one_rank_is_dumped_planned_and_shown(tmp_path: Path, capsys: Any) -> No
     assert capsys.readouterr().out.startswith("split-backward: operations ")
 
 
+@pytest.mark.paddle
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -73,6 +74,7 @@ def test_one_rank_of_each_stage_is_the_whole_world(forked: None, few_forms: None
     assert '"ranks 4-7 (stage 1)"' in (tmp_path / "trace.json").read_text()
 
 
+@pytest.mark.paddle
 @pytest.mark.parametrize(
     ("kept", "told"),
     [([0, 1, 2, 3], "has rank1.ilp, rank3.ilp of an earlier"), ([0, 2], ""), ([2], ""), ([1], "has rank1.ilp of an earlier")],
@@ -96,6 +98,7 @@ def test_stages_among_other_ranks_are_refused_before_rank_0_is_built(
     assert len(started) == (not told)
 
 
+@pytest.mark.paddle
 def test_what_cannot_be_read_among_stages_is_told_by_its_name(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """Nothing says how many stages there are; a world of 6 has no rank 7 in any case."""
     monkeypatch.setattr(processes, "start", lambda *args, **more: pytest.fail("built"))

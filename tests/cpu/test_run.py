@@ -218,6 +218,7 @@ USER_ERRORS: dict[str, tuple[list[object], str]] = {
 }
 
 
+@pytest.mark.paddle
 @pytest.mark.parametrize("kind", USER_ERRORS)
 def test_user_errors(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     words, expected = USER_ERRORS[kind]

@@ -102,6 +102,7 @@ def test_a_pass_that_nobody_registers_is_found_by_the_rank(
     assert f"{asked}:1:1: unknown option 'zzz'" in capfd.readouterr().err
 
 
+@pytest.mark.paddle
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -118,6 +119,7 @@ def test_wrong_configurations_start_nothing(tmp_path: Path, monkeypatch: Any, ca
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.paddle
 def test_plans_beside_a_preset_are_refused_in_the_words_of_the_command(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """And not by a line of a file that comes with Interlace."""
     monkeypatch.setattr(run_command, "train", lambda *args: pytest.fail("a rank was started"))
@@ -140,6 +142,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     return seen
 
 
+@pytest.mark.paddle
 def test_imports_reach_the_ranks(tmp_path: Path, monkeypatch: Any, started: list[dict[str, str]]) -> None:
     """A user's pass. Files by their whole path; what the modules register is known to the launcher too."""
     (tmp_path / "own_words.py").write_text("import sys; sys.own_words = 1\n")
@@ -149,6 +152,7 @@ def test_imports_reach_the_ranks(tmp_path: Path, monkeypatch: Any, started: list
     assert started[0]["INTERLACE_IMPORT"] == f"{tmp_path / 'own_words.py'}{os.pathsep}json"
 
 
+@pytest.mark.paddle
 @pytest.mark.parametrize(
     ("variables", "asked"),
     [({}, {"interlace": "32", "baseline": None}), ({"CUDA_DEVICE_MAX_CONNECTIONS": "16"}, {}), ({"INTERLACE_DISABLE": "1"}, {})],
@@ -174,6 +178,7 @@ def result(plan: dict[str, Any] | None, bits: str = "00") -> LaunchResult:
 PLAN = {"rank": 0, "passes": [], "trial": [], "sentence": "no comparison"}
 
 
+@pytest.mark.paddle
 @pytest.mark.parametrize(
     ("plan", "bits", "words", "code", "verdict", "told"),
     [

@@ -63,6 +63,7 @@ def test_exit_codes_of_scripts() -> None:
     assert not failure_of(SyntaxError("of another file", ("other.py", 1, 1, "")), "x.py").users
 
 
+@pytest.mark.paddle
 def test_targets_are_checked_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +76,7 @@ def test_targets_are_checked_before_anything_starts(
         assert told in capsys.readouterr().err
 
 
+@pytest.mark.paddle
 def test_outputs_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, blocked = tmp_path / "script.py", tmp_path / "file"
     script.write_text("")

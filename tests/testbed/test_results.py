@@ -207,6 +207,7 @@ def test_plans_are_made_with_the_device_that_is_named(tmp_path: Path, monkeypatc
     assert all(text.splitlines()[-1].startswith(f"dump: {tmp_path}") for text in written)
 
 
+@pytest.mark.paddle
 def test_a_run_with_other_bits_than_stocks_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench = training.Bench(tmp_path, "threads", "h200", 1, 1, 0.0)
     case = training.Case("c", "gpt", 1, (), ())
