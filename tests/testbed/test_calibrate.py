@@ -46,9 +46,10 @@ NUM_ROWS = "3" if device.variant() == "threads" else "7"
 def test_a_device_behind_the_host_is_measured(plugin: Path, tmp_path: Path) -> None:
     target = tmp_path / "mine.json"
     env = {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", SOME, str(target), NUM_ROWS], env=env, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, "-c", SOME, str(target), NUM_ROWS]
+    done = run(command, env)
+    if "measure again when it is idle" in done.stderr:
+        done = run(command, env)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "cast of float16: UnimplementedError" in done.stdout  # the testbed has no such type
     profile, base = load_profile(target), load_profile("h200")
@@ -59,6 +60,41 @@ def test_a_device_behind_the_host_is_measured(plugin: Path, tmp_path: Path) -> N
     assert {"gemm", "attention_grad", "sgd", "copy"} <= {sample.kind for sample in own}
     assert profile.power is None
     assert CostModel(profile).profile.matrix_flops["float32"].source == "measured"
+
+
+def run(command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+HELD = """
+from interlace.cli.devices import paddle_on
+with paddle_on("testbed") as target:
+    from interlace.bridge.calibrate.cases import cases
+    from interlace.bridge.probe.bench import bench_of, fill, paddle_settings
+    from interlace.bridge.targets.choose import choose_device, use_place
+    from testbed.device import memory
+    use_place(target)
+    bench = bench_of(choose_device(), quick=True)
+    with paddle_settings():
+        case = next(case for case in cases(False, quick=True) if case.part.kind == "add" and case.part.size_bytes > 1 << 20)
+        for _ in range(3):
+            inputs = bench.inputs(case)
+            run = bench.runner(lambda: fill(case, 2), inputs=inputs)
+            held = memory().allocated
+            del inputs
+            run()  # reads the inputs
+            print(held, memory().allocated, end=" ")
+            del run
+            print(memory().allocated)
+"""
+
+
+def test_inputs_are_freed_with_the_last_that_reads_them(plugin: Path) -> None:
+    done = run([sys.executable, "-c", HELD], {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    for line in done.stdout.splitlines():
+        held, after, left = map(int, line.split())
+        assert held == after > 0 == left
 
 
 TOGETHER = """

@@ -55,7 +55,7 @@ TINY = Case(
     lambda given: lambda: ops.scale(given[0], 2.0, 1.0, True),
 )
 """The shortest kernel."""
-MOST_RESULTS = 8
+MOST_RESULTS = 24
 """The most products whose results differ in size that are measured beside a receive that waits."""
 NUM_ROUNDS, NUM_QUICK = 7, 3
 ALONE = "interlace_beside_nothing"

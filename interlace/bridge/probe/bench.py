@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from math import ceil, prod
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import paddle
 from paddle.base import core
@@ -59,11 +60,15 @@ class Case:
     prepare: Callable[[Sequence[Any]], Callable[[], object]]
 
 
-class Inputs(NamedTuple):
-    """A scope with tensors, and the names by which programs read them."""
+class Inputs:
+    """Tensors in a scope, and the names by which programs read them.
 
-    scope: Any
-    names: list[str]
+    The tensors are freed with this object: Paddle keeps the scopes that Python creates, and what is in them, until the process ends.
+    """
+
+    def __init__(self, names: list[str], scope: Any = None) -> None:
+        self.names, self.scope = names, scope or core.Scope()
+        weakref.finalize(self, self.scope.erase, names).atexit = False
 
 
 @dataclass(slots=True)
@@ -94,19 +99,19 @@ class Bench:
                 build()
             self.device.finish(program, f"job{number}")
             programs[f"job{number}"] = program
-        scope, names = (inputs.scope, inputs.names) if inputs else (core.Scope(), [])
+        given = inputs or Inputs([])
         jobs = [core.Job(name) for name in programs]
         for job in jobs:
-            job.set_skip_gc_vars(set(names))
-        with uninterrupted(), paddle.static.scope_guard(scope):
-            executor = core.StandaloneExecutor(self._place, core.Plan(jobs, programs), scope)
+            job.set_skip_gc_vars(set(given.names))
+        with uninterrupted(), paddle.static.scope_guard(given.scope):
+            executor = core.StandaloneExecutor(self._place, core.Plan(jobs, programs), given.scope)
 
         def run(times: int = 1, meanwhile: Callable[[], object] = lambda: None) -> float:
             self.device.synchronize()
             start = time.perf_counter()
             with uninterrupted():  # Paddle would turn an interrupt into an error of its own
                 for _ in range(times):
-                    executor.run(names, False)
+                    executor.run(given.names, False)
                 meanwhile()
                 self.device.synchronize()
             return time.perf_counter() - start
@@ -117,7 +122,7 @@ class Bench:
         """Inputs of an operation, computed once. On a fast device they are numbers without a pattern, as constants take less power and let
         matrix products run at a higher clock; they are positive except for operations with FLOPs. On other devices they are constants.
         Integers, which are rows of tables or classes, count up from 0."""
-        found = Inputs(core.Scope(), [f"input{k}" for k in range(len(case.inputs))])
+        found = Inputs([f"input{k}" for k in range(len(case.inputs))])
         is_fast, signed = self.is_fast, bool(case.part.flops)
 
         def build() -> None:
@@ -126,7 +131,7 @@ class Bench:
                 made.persistable = True  # so that it stays in the scope
                 paddle._C_ops.set_persistable_value(made, name)
 
-        self.runner(build, inputs=Inputs(found.scope, []))()
+        self.runner(build, inputs=Inputs([], found.scope))()
         return found
 
     def op_ns(self, case: Case) -> tuple[float, float]:
