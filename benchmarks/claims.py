@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import claims_alone  # noqa: F401
+import claims_beside  # noqa: F401
 import claims_captured  # noqa: F401
 import claims_external  # noqa: F401
 import claims_h100  # noqa: F401

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from claiming import ROOT, Row, by_case, claim, fullest_gb, median_ms, raw, span, table
@@ -13,8 +13,6 @@ from claiming import ROOT, Row, by_case, claim, fullest_gb, median_ms, raw, span
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import results
-from interlace.bridge.calibrate.factors import Factors, Round, Times, factors
-from interlace.grouping import grouped
 from interlace.report.accuracy import HOST_BOUND, count_order, place_of
 
 FORMS = ("column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "lag-2", "auto", "auto-8gb", "offload-0.5", "offload-1")
@@ -384,49 +382,3 @@ def default_memory_kept() -> str:
     return (
         f"{kept} of {len(shares)} cases hold at most {100 * KEPT:.0f} % more than the baseline, the others up to {100 * max(shares):.1f} %"
     )
-
-
-def beside_readings() -> dict[tuple[str, str], list[Factors]]:
-    """(Kind, what runs beside it) -> factors by size. In that version, steps without a message also left out the time of making its tensor,
-    so an operation's time alone is the slope of the ends of its rows over their numbers of operations."""
-    rows = raw("h200/beside_readings.json")["rows"]
-    found: dict[tuple[str, str], list[Factors]] = {}
-    for _, loads in grouped(((row["kind"], *sorted(row["dims"].items())), row) for row in rows).items():
-        if len({row["count"] for row in loads}) < 2:
-            continue
-        each_us = statistics.linear_regression([row["count"] for row in loads], [row["alone_end_us"] for row in loads]).slope
-        for row in loads:
-            first = {"first": Times(0.0, row["first_left_us"] / 1e6)} if "first_left_us" in row else {}
-            took_s, alone_s, message = row["took_us"] / 1e6, row["count"] * each_us / 1e6, Times(0.0, row["message_us"] / 1e6)
-            both = Times(took_s, took_s + row["left_us"] / 1e6)
-            if measured := factors([Round(message, Times(alone_s, alone_s), both, **first)], each_us / 1e6):
-                found.setdefault((row["kind"], row["beside"]), []).append(measured)
-    return found
-
-
-@claim
-def h200_beside() -> str:
-    """Factors by group of operations and by what runs beside them."""
-    found = beside_readings()
-    rows = []
-    for name, is_one in OPERATIONS.items():
-        cells = []
-        for beside in BESIDE:
-            each = [one for (kind, side), several in found.items() if side == beside and is_one(kind) for one in several]
-            cells.append(f"{_range(one.op for one in each)}, {_range(one.beside for one in each)}")
-        rows.append([name, *cells])
-    return table(["operation, message", *BESIDE], rows)
-
-
-OPERATIONS: dict[str, Callable[[str], bool]] = {
-    "products": lambda kind: kind.startswith("gemm"),
-    "attention": lambda kind: kind == "attention",
-    "its gradient": lambda kind: kind == "attention_grad",
-    "memory-bound": lambda kind: not kind.startswith(("gemm", "attention")),
-}
-BESIDE = ("comm:all_reduce", "comm:all_gather", "comm:reduce_scatter", "comm:all_to_all", "copy:d2h", "copy:h2d")
-
-
-def _range(values: Iterable[float]) -> str:
-    found = sorted(values)
-    return f"{found[0]:.2f} to {found[-1]:.2f} ({statistics.median(found):.2f})" if len(found) > 1 else f"{found[0]:.2f}"

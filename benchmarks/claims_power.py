@@ -235,6 +235,30 @@ def h200_calibrated_energy() -> str:
     )
 
 
+@claim
+def short_rows_energy() -> str:
+    """Energy of kernels in rows of 2.5 ms on two H100s, of products also at the high clock, and their power against the profile's."""
+    profile = load_profile("h100").power
+    runs = [{(load["kind"], load["size"]): load for load in run["loads"]} for run in raw("h100/power_readings_short.json")["runs"]]
+    apart = [_apart(run[key]["full"]["joules"] for run in runs) for key in runs[0] if key[0] != "reduce"]
+    products = [
+        run[key]["paused"]["joules"] / run[key]["full"]["joules"] - 1
+        for run in runs
+        for key in run
+        if key in HELD_BY_CALIBRATE and key[0] == "gemm"
+    ]
+    said = []
+    for kind in CONSTANT:
+        drawn = [load["full"]["joules"] / load["pace"]["took_s"] for run in runs for (name, _), load in run.items() if name == kind]
+        known = max((sample for sample in profile.samples if sample.kind == kind), key=lambda sample: sample.size)
+        said.append(f"{kind} {min(drawn):.0f} to {max(drawn):.0f} ({known.watts:.0f})")
+    return (
+        f"the energy of {len(apart)} kernels differs by {100 * median(apart):.0f} % in the median between the two, by "
+        f"{100 * max(apart):.0f} % at most; that of products at the high clock is {100 * min(products):.0f} to "
+        f"{100 * max(products):.0f} % above that at the limit; watts above rest (in the profile `h100`): {', '.join(said)}"
+    )
+
+
 def _apart(values: Iterable[float]) -> float:
     found = list(values)
     return max(found) / min(found) - 1

@@ -16,9 +16,11 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import claiming  # noqa: E402
 import claims  # noqa: E402
 import claims_alone  # noqa: E402
+import claims_beside  # noqa: E402
 import claims_h200  # noqa: E402
 
 from benchmarks.gpu import results  # noqa: E402
+from interlace.cost_model import load_profile  # noqa: E402
 from interlace.cost_model.profile import OpSample  # noqa: E402
 from interlace.report import accuracy  # noqa: E402
 
@@ -164,3 +166,20 @@ def test_every_run_that_was_compared_has_stocks_bits() -> None:
     compared = [row for row in claiming.raw("h200/testbed_layers.json")["runs"] if "losses_equal_stock" in row]
     assert len(compared) > 100
     assert all(row["losses_equal_stock"] and row["parameters_equal_stock"] for row in compared)
+
+
+def test_interference_of_a_calibrated_profile_is_what_its_readings_say() -> None:
+    rows = {
+        (row.beside, row.op): row
+        for row in load_profile(str(claiming.RESULTS / "h100" / "calibrated.json")).interference
+        if row.group_size == 2 and not row.dims
+    }
+    compared = 0
+    for (kind, beside), found in claims_beside.beside_readings("h100").items():
+        row = rows.get((beside, f"memory:{kind}"))
+        if row is not None and row.num_files == 1 and len(found) == 1:
+            ((one, _),) = found
+            assert abs(one.op - row.stretch_op) < 2e-3, (kind, beside)
+            assert beside == "wait" or abs(one.beside - row.stretch_beside) < 2e-3, (kind, beside)
+            compared += 1
+    assert compared > 200
