@@ -203,16 +203,16 @@ class _Alone:
         allocates meanwhile is not counted, as a wait at a peak of the next step also waits for the end of this one.
         """
         every = [(job.name, wait) for job in self.program.jobs for wait in waits.get(job.name, ())]
-        kept, found, fewest, most = waits, peak, 0, len(every)
-        while fewest < most:
-            count = (fewest + most) // 2
+        kept, found, dropped, most, tried = waits, peak, 0, len(every), 1  # few can be dropped: the number tried doubles while it can
+        while dropped < most:
             fewer: Waits = {job.name: () for job in self.program.jobs}
-            for name, wait in every[:count]:
+            for name, wait in every[: len(every) - tried]:
                 fewer[name] = (*fewer[name], wait)
             if (lower := self.peak(fewer)) <= peak:
-                kept, found, most = fewer, lower, count
+                kept, found, dropped = fewer, lower, tried
             else:
-                fewest = count + 1
+                most = tried - 1
+            tried = min(2 * tried, most) if most == len(every) else (dropped + most + 1) // 2
         return found, kept
 
     def _run(self, waits: Waits) -> tuple[Times, Profile]:

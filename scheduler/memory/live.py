@@ -179,7 +179,9 @@ class Lives:
 
     def pool(self, pool: Pool) -> Lives:
         """The instances of one kind of memory."""
-        return self if pool == "all" else self.rows(self.pinned == (pool == "pinned"))
+        if pool == "all" or (pool == "device" and not self.pinned.any()):
+            return self
+        return self.rows(self.pinned == (pool == "pinned"))
 
     def rows(self, chosen: Flags) -> Lives:
         """The instances selected by a mask."""
@@ -236,7 +238,10 @@ class Profile:
 
     def peak(self, pool: Pool = "device") -> int:
         """Most live bytes at one moment."""
-        return int(self.curve(pool)[1].max())
+        lives = self._every.pool(pool)
+        order = in_time(lives)
+        live = np.cumsum(np.concatenate([lives.size, -lives.size])[order])
+        return self.persistable_bytes(pool) + max(0, int(live.max(initial=0)))
 
     def at_peak(self, pool: Pool = "device") -> list[LiveBytes]:
         """What is live at the first moment of the peak, largest first; persistable storages are `parameters`."""
