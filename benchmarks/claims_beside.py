@@ -27,8 +27,9 @@ BESIDE = ("comm:all_reduce", "comm:all_gather", "comm:reduce_scatter", "comm:all
 def beside_readings(device: str = "h200") -> dict[tuple[str, str], list[tuple[Factors, int]]]:
     """(Kind, what runs beside it) -> factors, with the number of elements of a product's result. In the version of the H200's readings,
     steps without a message also left out the time of making its tensor, so there an operation's time alone is the slope of the ends of its
-    rows over their numbers of operations."""
-    rows = raw(f"{device}/beside_readings.json")["rows"]
+    rows over their numbers of operations. Without reductions and the shortest kernel, of which the profiles have no rows."""
+    every = raw(f"{device}/beside_readings.json")["rows"]
+    rows = [row for row in every if row["kind"] != "reduce" and (row["kind"], row["dims"]) != ("scale", {"elements": 1})]
     found: dict[tuple[str, str], list[tuple[Factors, int]]] = {}
     for _, loads in grouped(((row["kind"], *sorted(row["dims"].items())), row) for row in rows).items():
         if "alone_us" not in loads[0]:

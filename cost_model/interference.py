@@ -1,8 +1,9 @@
 """How much an operation and a collective, exchange or copy beside it slow each other.
 
-`interlace calibrate` measures rows with both sides running in loops. In the shipped profiles, those beside `wait` and `p2p`, and those
-that depend on which of the two began first (`Interference.holds`), are from traced steps. A look-up takes the row of the same operation,
-collective and group size, else the nearest one, and says so. Measured factors a little below 1 are noise and count as 1.
+`interlace calibrate` measures rows with both sides running in loops. In the shipped profiles, those beside `wait` and `p2p` are from traced
+steps, and so are those that depend on which of the two began first (`Interference.holds`), except the H200's of two GPUs. A look-up takes
+the row of the same operation, collective and group size, else the nearest one, and says so. Measured factors a little below 1 are noise
+and count as 1.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
@@ -127,8 +127,8 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_
     are added at the peak (`scheduler/host_waits/waits_at_peaks.py`). Last, waits at the end of the step that do not lower the peak are
     dropped. If the rank cannot be simulated, the host waits at the end of each job.
 
-    Cost: one pass over the storages if side streams use few bytes; otherwise one simulation of the rank per spacing and round, plus log2 of
-    the number of waits.
+    Cost: one pass over the storages if side streams use few bytes; otherwise one simulation of the rank per spacing and round, plus
+    one to about 2 log2 of the number of dropped waits.
     """
     names = jobs_with_side_work(program)
     if not names:
@@ -146,6 +146,19 @@ def _searched(program: Program, asked: tuple[Costs, frozenset[str], int, int | N
         return _Search(program, cost, names).run(run_ahead_bytes, memory_limit)
     except PlanError as error:
         return HostSyncs(sync_at_job_ends(program, names), reason="not-simulated", error=str(error))
+
+
+def most_that(holds: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to `limit` for which `holds`, which is false from some number on; 0 if it is false for 1. The number is mostly
+    small, so those tried double first.
+
+    >>> [most_that(lambda number: number <= most, 9) for most in range(11)]
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]
+    """
+    known, tried = 0, 1
+    while tried <= limit and holds(tried):
+        known, tried = tried, 2 * tried
+    return bisect_left(range(min(tried, limit + 1)), True, lo=known + 1, key=lambda number: not holds(number)) - 1
 
 
 def gpu_peak(program: Program, cost: Costs, target: Target = GPU) -> int:
@@ -197,23 +210,26 @@ class _Alone:
         return peak, waits
 
     def without_last_waits(self, waits: Waits, peak: int) -> tuple[int, Waits]:
-        """Drop the last waits, as many as possible without a peak above the given one; returns the new peak and the remaining waits.
+        """Drop last waits while the peak does not exceed the given one; returns the new peak and the remaining waits.
 
         After the last wait the host runs ahead and prepares the next step while the device finishes this one. What the next step
         allocates meanwhile is not counted, as a wait at a peak of the next step also waits for the end of this one.
         """
         every = [(job.name, wait) for job in self.program.jobs for wait in waits.get(job.name, ())]
-        kept, found, dropped, most, tried = waits, peak, 0, len(every), 1  # few can be dropped: the number tried doubles while it can
-        while dropped < most:
+        peaks = {0: peak}
+
+        def without(dropped: int) -> Waits:
             fewer: Waits = {job.name: () for job in self.program.jobs}
-            for name, wait in every[: len(every) - tried]:
+            for name, wait in every[: len(every) - dropped]:
                 fewer[name] = (*fewer[name], wait)
-            if (lower := self.peak(fewer)) <= peak:
-                kept, found, dropped = fewer, lower, tried
-            else:
-                most = tried - 1
-            tried = min(2 * tried, most) if most == len(every) else (dropped + most + 1) // 2
-        return found, kept
+            return fewer
+
+        def is_enough(dropped: int) -> bool:
+            peaks[dropped] = self.peak(without(dropped))
+            return peaks[dropped] <= peak
+
+        dropped = most_that(is_enough, len(every))
+        return peaks[dropped], without(dropped) if dropped else waits
 
     def _run(self, waits: Waits) -> tuple[Times, Profile]:
         there = awaits(with_host_syncs(self.program, waits), self.blocking)

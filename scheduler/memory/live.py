@@ -241,7 +241,7 @@ class Profile:
         lives = self._every.pool(pool)
         order = in_time(lives)
         live = np.cumsum(np.concatenate([lives.size, -lives.size])[order])
-        return self.persistable_bytes(pool) + max(0, int(live.max(initial=0)))
+        return self.persistable_bytes(pool) + int(live.max(initial=0))
 
     def at_peak(self, pool: Pool = "device") -> list[LiveBytes]:
         """What is live at the first moment of the peak, largest first; persistable storages are `parameters`."""

@@ -180,6 +180,7 @@ def test_interference_of_a_calibrated_profile_is_what_its_readings_say() -> None
         if row is not None and row.num_files == 1 and len(found) == 1:
             ((one, _),) = found
             assert abs(one.op - row.stretch_op) < 2e-3, (kind, beside)
+            assert bool(one.holds) == row.holds, (kind, beside)
             assert beside == "wait" or abs(one.beside - row.stretch_beside) < 2e-3, (kind, beside)
             compared += 1
     assert compared > 200

@@ -92,7 +92,9 @@ with paddle_on("testbed") as target:
 def test_inputs_are_freed_with_the_last_that_reads_them(plugin: Path) -> None:
     done = run([sys.executable, "-c", HELD], {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2"})
     assert done.returncode == 0, done.stderr[-2000:]
-    for line in done.stdout.splitlines():
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    for line in lines:
         held, after, left = map(int, line.split())
         assert held == after > 0 == left
 

@@ -282,6 +282,7 @@ def _of_results(cases: Sequence[Case]) -> list[Case]:
 def _row(op: str, side: Side, found: Sequence[Factors], elements: int) -> Interference:
     on_op = [each.op for each in found]
     on_side = [1.0 if side.beside == WAIT else each.beside for each in found]
+    known = [each.holds for each in found if each.holds is not None]
     return Interference(
         op,
         side.beside,
@@ -292,7 +293,7 @@ def _row(op: str, side: Side, found: Sequence[Factors], elements: int) -> Interf
         (round(min(on_side), 3), round(max(on_side), 3)),
         num_files=len(found),
         dims={RESULT: elements} if elements else {},
-        holds=sum(each.holds for each in found) > len(found) / 2,
+        holds=sum(known) > len(known) / 2,
     )
 
 

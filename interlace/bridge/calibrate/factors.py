@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 LEAST_LEFT = 0.05
 """The least share of the message's time that must be left when the operations have ended, and that must have passed."""
-LEAST_HELD_S = 5e-5
-"""The shortest operation for which it is seen whether it holds a message up: far longer than a message needs to begin."""
+LEAST_HELD = 0.1
+"""The shortest operation for which it is known whether it holds a message up, as a share of the message's time: two readings of a message
+differ by up to 9 % (H100)."""
 HELD = 0.5
 """An operation holds a message up if, while the operation runs, the message advances less than this share of what it does otherwise."""
 
@@ -36,11 +37,11 @@ class Round(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Factors on the time of operations and on that of the message, and whether operations hold the message up."""
+    """Factors on the time of operations and on that of the message, and whether operations hold the message up (None: not known)."""
 
     op: float
     beside: float
-    holds: bool = False
+    holds: bool | None = None
 
 
 def factors(rounds: Sequence[Round], once_s: float = 0.0) -> Factors | None:
@@ -49,14 +50,14 @@ def factors(rounds: Sequence[Round], once_s: float = 0.0) -> Factors | None:
     Args:
         rounds: Times of the steps. Only differences between steps of one round count, as the device's speed drifts.
         once_s: Seconds that one operation takes alone. In `Round.first` there is one, and whether it holds the message up is only known if
-            it takes `LEAST_HELD_S`.
+            it takes `LEAST_HELD` of the message's time.
 
     Returns:
         None if the operations ended after the message, or the message made no progress meanwhile.
 
     >>> alone, both = Times(1.5, 1.5), Times(2.0, 5.0)  # of 4 s of the message alone, 3 are left after the operations
     >>> factors([Round(Times(0.5, 4.5), alone, both)])
-    Factors(op=1.5, beside=1.5, holds=False)
+    Factors(op=1.5, beside=1.5, holds=None)
     >>> factors([Round(Times(0.5, 4.5), alone, both, Times(1.5, 5.5))], once_s=1.0)  # after the operation all of the message is left
     Factors(op=1.5, beside=1.5, holds=True)
     """
@@ -69,6 +70,6 @@ def factors(rounds: Sequence[Round], once_s: float = 0.0) -> Factors | None:
         return None
     found = Factors(took_s / alone_s, took_s / done_s)
     firsts = [round.first.all_s - round.first.ops_s for round in rounds if round.first is not None]
-    if not firsts or once_s < LEAST_HELD_S:
+    if not firsts or once_s < LEAST_HELD * whole_s:
         return found
     return found._replace(holds=whole_s - median(firsts) < HELD * once_s * found.op / found.beside)

@@ -67,7 +67,7 @@ class Inputs:
     """
 
     def __init__(self, names: list[str], scope: Any = None) -> None:
-        self.names, self.scope = names, scope or core.Scope()
+        self.names, self.scope = names, core.Scope() if scope is None else scope
         weakref.finalize(self, self.scope.erase, names).atexit = False
 
 
