@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import log
 from statistics import median
 
@@ -178,18 +178,13 @@ def energy_beside() -> str:
 @claim
 def calibrated_energy() -> str:
     """By how much a kernel's energy differs between three runs of calibration, and its power above that at rest against the profile's."""
-    runs = [{(load["kind"], load["size"]): load for load in run["loads"]} for run in raw("h100/power_readings.json")["runs"]]
+    runs = [_by_load(run["loads"]) for run in raw("h100/power_readings.json")["runs"]]
     found = [[run[key] for run in runs] for key in runs[0] if key in HELD_BY_CALIBRATE]
     held, paused = ([_apart(load[how]["joules"] for load in loads) for loads in found] for how in ("full", "paused"))
-    said = []
-    for kind in CONSTANT:
-        drawn = [load["full"]["joules"] / load["pace"]["took_s"] for run in runs for (name, _), load in run.items() if name == kind]
-        random = max((sample for sample in load_profile("h100").power.samples if sample.kind == kind), key=lambda sample: sample.size)
-        said.append(f"{kind} {min(drawn):.0f} to {max(drawn):.0f} ({random.watts:.0f})")
     return (
         f"the energy of {len(found)} kernels without pauses differs by {100 * min(held):.0f} to {100 * max(held):.0f} % between the three, "
         f"with equal pauses by {100 * min(paused):.0f} to {100 * max(paused):.0f} %; watts above rest with constant inputs (in the "
-        f"profile `h100`, of PyTorch's kernels, with random ones): {', '.join(said)}"
+        f"profile `h100`, of PyTorch's kernels, with random ones): {_above_rest('h100', runs, 'pace')}"
     )
 
 
@@ -223,24 +218,18 @@ def h200_calibrated_energy() -> str:
         windows = {(row["kind"], row["busy"]): row for row in gpu["windows"]}
         spent = {key: (row["watts"] - profile.static_w) * row["every_ms"] / row["count"] for key, row in windows.items()}
         short += [spent[kind, busy] / spent[kind, 1.0] - 1 for kind, busy in spent if busy == 0.5 and kind.startswith("gemm")]
-    said = []
-    for kind in CONSTANT:
-        load = next(load for load in loads if load["kind"] == kind)
-        known = max((sample for sample in profile.samples if sample.kind == kind), key=lambda sample: sample.size)
-        said.append(f"{kind} {load['full']['joules'] / load['full']['took_s']:.0f} ({known.watts:.0f})")
     return (
         f"the energy of products at the high clock is {100 * min(long):.0f} to {100 * max(long):.0f} % above that at the limit "
         f"({len(long)} sizes), in windows of 2 to 4 ms (`power_kinds.json`) {100 * min(short):.0f} to {100 * max(short):.0f} % "
         f"({len(short)}), and the exponent of energy over clock is {median(exponents):.2f} instead of {profile.energy_exponent}; "
-        f"watts above rest (in the profile `h200`): {', '.join(said)}"
+        f"watts above rest (in the profile `h200`): {_above_rest('h200', [_by_load(loads)], 'full')}"
     )
 
 
 @claim
 def short_rows_energy() -> str:
     """Energy of kernels in rows of 2.5 ms on two H100s, of products also at the high clock, and their power against the profile's."""
-    profile = load_profile("h100").power
-    runs = [{(load["kind"], load["size"]): load for load in run["loads"]} for run in raw("h100/power_readings_short.json")["runs"]]
+    runs = [_by_load(run["loads"]) for run in raw("h100/power_readings_short.json")["runs"]]
     apart = [_apart(run[key]["full"]["joules"] for run in runs) for key in runs[0] if key[0] != "reduce"]
     more = {
         name: [
@@ -252,16 +241,27 @@ def short_rows_energy() -> str:
         for name, kinds in {"products": ("gemm",), "batched ones": ("gemm_batched",), "attention and its gradient": ATTENTION}.items()
     }
     above = ", ".join(f"{name} {min(found):+.0f} to {max(found):+.0f} % ({len(found)})" for name, found in more.items())
-    said = []
-    for kind in CONSTANT:
-        drawn = [load["full"]["joules"] / load["full"]["took_s"] for run in runs for (name, _), load in run.items() if name == kind]
-        known = max((sample for sample in profile.samples if sample.kind == kind), key=lambda sample: sample.size)
-        said.append(f"{kind} {min(drawn):.0f} to {max(drawn):.0f} ({known.watts:.0f})")
     return (
         f"the energy of {len(apart)} kernels (all but a reduction, of which one takes longer than a row) differs by "
         f"{100 * median(apart):.0f} % in the median between the two, by {100 * max(apart):.0f} % at most; at "
-        f"the high clock it differs from that at the limit by: {above}; watts above rest (in the profile `h100`): {', '.join(said)}"
+        f"the high clock it differs from that at the limit by: {above}; watts above rest (in the profile `h100`): "
+        f"{_above_rest('h100', runs, 'full')}"
     )
+
+
+def _by_load(loads: Iterable[Row]) -> dict[tuple[str, int], Row]:
+    """Readings by kind and size of the kernel."""
+    return {(load["kind"], load["size"]): load for load in loads}
+
+
+def _above_rest(device: str, runs: Sequence[Mapping[tuple[str, int], Row]], took: str) -> str:
+    """Watts above rest in runs, and in brackets in the profile: energy by the time in the same rows (`full`) or alone (`pace`)."""
+    said = []
+    for kind in CONSTANT:
+        drawn = [load["full"]["joules"] / load[took]["took_s"] for run in runs for (name, _), load in run.items() if name == kind]
+        known = max((sample for sample in load_profile(device).power.samples if sample.kind == kind), key=lambda sample: sample.size)
+        said.append(f"{kind} {' to '.join(dict.fromkeys(f'{watts:.0f}' for watts in (min(drawn), max(drawn))))} ({known.watts:.0f})")
+    return ", ".join(said)
 
 
 def _apart(values: Iterable[float]) -> float:
