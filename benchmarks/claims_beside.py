@@ -29,6 +29,7 @@ def beside_readings(device: str = "h200") -> dict[tuple[str, str], list[tuple[Fa
     steps without a message also left out the time of making its tensor, so there an operation's time alone is the slope of the ends of its
     rows over their numbers of operations. Without reductions and the shortest kernel, of which the profiles have no rows."""
     every = raw(f"{device}/beside_readings.json")["rows"]
+    every = [row for row in every if "blocked" not in row]
     rows = [row for row in every if row["kind"] != "reduce" and (row["kind"], row["dims"]) != ("scale", {"elements": 1})]
     found: dict[tuple[str, str], list[tuple[Factors, int]]] = {}
     for _, loads in grouped(((row["kind"], *sorted(row["dims"].items())), row) for row in rows).items():
@@ -41,7 +42,8 @@ def beside_readings(device: str = "h200") -> dict[tuple[str, str], list[tuple[Fa
             first = {"first": Times(0.0, row["first_left_us"] / 1e6)} if "first_left_us" in row else {}
             took_s, alone_s, message = row["took_us"] / 1e6, row["alone_us"] / 1e6, Times(0.0, row["message_us"] / 1e6)
             both = Times(took_s, took_s + row["left_us"] / 1e6)
-            if measured := factors([Round(message, Times(alone_s, alone_s), both, **first)], alone_s / row["count"]):
+            waits = row["beside"] == "wait"
+            if measured := factors([Round(message, Times(alone_s, alone_s), both, **first)], alone_s / row["count"], waits=waits):
                 elements = math.prod(row["dims"].get(dim, 1) for dim in ("batch", "m", "n"))
                 found.setdefault((row["kind"], row["beside"]), []).append((measured, elements))
     return found
@@ -90,6 +92,32 @@ def waits_by_result() -> str:
         ["million elements of the result", *(row[0] for row in cells)],
         [["single", *(row[1] for row in cells)], ["in traced steps", *(row[2] for row in cells)]],
     )
+
+
+@claim
+def blocked_streams() -> str:
+    """How much later kernels begin while streams wait for an event, by the number of these streams."""
+    rows = [row for row in raw("h100/blocked_streams.json")["rows"] if row["connections"] == 32]
+    later = {(row["kernel"], row["others"]): statistics.median(row["later_us"]) for row in rows}
+    counts = [1, 2, 3, 4, 6, 8, 12]
+    kernels = {"gelu": "8.8 us", "gemm": "48 us"}
+    return table(
+        ["streams that wait", *map(str, counts)],
+        [[f"kernels of {took}", *(f"{later[kernel, f'{count} p0']:+.1f} us" for count in counts)] for kernel, took in kernels.items()],
+    )
+
+
+@claim
+def calibrated_plans() -> str:
+    """Steps of the baseline and of plans that were made with the calibrated profile."""
+    rows = raw("h100/testbed_calibrated_plans.json")["runs"]
+    by_case = grouped((row["case"], row) for row in rows)
+    said = []
+    for case, found in sorted(by_case.items()):
+        took = {row["plan"]: row["step_ms"] for row in found}
+        gain = 100 * (took["stock"]["median"] / took["auto"]["median"] - 1)
+        said.append(f"{case} {took['stock']['median']:.1f} ms and {took['auto']['median']:.1f} ({gain:+.1f} %)")
+    return f"baseline and `auto` {', '.join(said)}"
 
 
 def _range(values: Iterable[float]) -> str:

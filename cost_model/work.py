@@ -13,7 +13,19 @@ from math import prod
 from msgspec.structs import replace as replace_fields
 
 from interlace.ir.kinds import HOST_PLACE, is_copy, is_p2p, is_send
-from interlace.ir.operation_kinds import ATTENTIONS, COLLECTIVES, GEMMS, NORMS, PICKS, VIEWS, Carried, forward_kind, is_free, memory_family
+from interlace.ir.operation_kinds import (
+    ATTENTIONS,
+    COLLECTIVES,
+    EMBEDDINGS,
+    GEMMS,
+    NORMS,
+    PICKS,
+    VIEWS,
+    Carried,
+    forward_kind,
+    is_free,
+    memory_family,
+)
 from interlace.ir.program import ABSENT, DTYPE_BYTES, Op, Value
 
 Values = Mapping[int, Value]
@@ -128,6 +140,8 @@ def _work_of_known(op: Op, values: Values) -> Work:
         return _gemm(op, base, grad, values)
     if base in ATTENTIONS:
         return _attention(op, base, grad, values)
+    if base in EMBEDDINGS and grad:
+        return _embedding_grad(op, values)
     family = memory_family(kind)
     if not family:
         return Work((_memory(op, kind, "unknown", values),), unknown=f"kind {kind!r} is in no family of interlace/ir/operation_kinds.py")
@@ -171,8 +185,9 @@ def moved_bytes(op: Op, values: Values) -> int:
     """Bytes read and written. An operand that is read twice counts once; one whose contents are not read, only its shape, not at all."""
     read = sum(values[v].size_bytes for v in op.reads)
     written = sum(values[v].size_bytes for v in op.results)
-    if op.kind in PICKS and op.operands and op.operands[0] in op.reads:
-        read -= max(0, values[op.operands[0]].size_bytes - written)
+    if op.kind in PICKS and op.operands:
+        picked = op.operands[min(op.kind == "embedding", len(op.operands) - 1)]
+        read -= max(0, values[picked].size_bytes - written) if picked in op.reads else 0
     return read + written
 
 
@@ -204,12 +219,23 @@ def _memory(op: Op, kind: str, family: str, values: Values) -> Part:
     tensors = [values[v] for v in (*op.operands, *op.results) if v != ABSENT and values[v].dtype not in ("vector", "null")]
     vectors = [values[v].elements[0] for v in (*op.operands, *op.results) if v != ABSENT and values[v].dtype == "vector"]
     first = (tensors + vectors)[0] if tensors or vectors else None
+    if family in _ROW_WISE and tensors:
+        first = max(tensors, key=lambda tensor: prod(tensor.shape))  # the gradient of a loss may have the classes first
     shape, dtype = (first.shape, first.dtype) if first else ((), "")
     if family in _ROW_WISE and shape:
         dims = dims_of(rows=prod(shape[:-1]), cols=shape[-1])
     else:
         dims = dims_of(elements=prod(shape))
     return Part(kind, family, dtype, dims, 0, moved_bytes(op, values))
+
+
+def _embedding_grad(op: Op, values: Values) -> Work:
+    """Two kernels: zeros for the whole table, which may be much larger than the rest, and the gradients that are added to its rows."""
+    table, *_ = (values[v] for v in op.results)
+    ids, gradient = (values[v] for v in (min(op.operands, key=lambda v: "int" not in values[v].dtype), op.operands[-1]))
+    zeros = Part("full", "elementwise", table.dtype, dims_of(elements=prod(table.shape)), 0, table.size_bytes)
+    moved = ids.size_bytes + 2 * gradient.size_bytes
+    return Work((zeros, Part("embedding_grad", "move", table.dtype, dims_of(elements=prod(ids.shape)), 0, moved)))
 
 
 # -- matrix products ------------------------------------------------------------------------------------------------

@@ -104,12 +104,14 @@ def _stock_plan(planned: Path, profile: str) -> Path:
 
 
 def profile_of(planned: Path) -> str:
-    """The profile with which a plan was made. Its file name is looked up among the stored profiles, as the plan may come from elsewhere."""
+    """The profile with which a plan was made. Its folder and file name are looked up among the stored results, as the plan may come from
+    elsewhere; a file in none of their folders is looked up among the H200's."""
     from interlace.planning.plan import read_record
 
     profile = read_record(min(planned.glob("rank*.ilp"))).profile
-    here = STORED / Path(profile).name
-    return os.fspath(here) if here.is_file() else profile
+    path = Path(profile)
+    here = [STORED.parent / path.parent.name / path.name, STORED / path.name]
+    return next((os.fspath(each) for each in here if each.is_file()), profile)
 
 
 def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:

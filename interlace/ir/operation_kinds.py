@@ -119,7 +119,11 @@ MOVES = names("""
 PICKS = names("""
     c_embedding embedding gather gather_nd index_sample index_select slice strided_slice take_along_axis
 """)
-"""Kinds that read no more of their first operand than they write."""
+"""Kinds that read no more of one operand than they write: of the second in `embedding`, of the first in all others."""
+EMBEDDINGS = names("""
+    c_embedding embedding
+""")
+"""Kinds whose gradient is a table of zeros to which rows are added."""
 TRANSPOSES = names("""
     fused_transpose_split_quant transpose
 """)

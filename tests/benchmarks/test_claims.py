@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -177,10 +178,9 @@ def test_interference_of_a_calibrated_profile_is_what_its_readings_say() -> None
     compared = 0
     for (kind, beside), found in claims_beside.beside_readings("h100").items():
         row = rows.get((beside, f"memory:{kind}"))
-        if row is not None and row.num_files == 1 and len(found) == 1:
-            ((one, _),) = found
-            assert abs(one.op - row.stretch_op) < 2e-3, (kind, beside)
-            assert bool(one.holds) == row.holds, (kind, beside)
-            assert beside == "wait" or abs(one.beside - row.stretch_beside) < 2e-3, (kind, beside)
+        if row is not None and row.num_files == len(found):
+            assert abs(statistics.median(one.op for one, _ in found) - row.stretch_op) < 2e-3, (kind, beside)
+            assert abs(statistics.median(one.beside for one, _ in found) - row.stretch_beside) < 2e-3, (kind, beside)
+            assert row.holds <= bool(found[0][0].holds), (kind, beside)  # the profile says so only of what is clearly long enough
             compared += 1
     assert compared > 200

@@ -97,15 +97,42 @@ def test_traffic_counts_an_operand_once_and_leaves_out_what_is_only_shape():
     assert moved_bytes(op, values) == 2 * 64
 
 
-def test_embedding_reads_the_rows_it_gives_not_the_whole_table():
+@pytest.mark.parametrize(("kind", "operands"), [("embedding", "%1, %0"), ("c_embedding", "%0, %1")])
+def test_embedding_reads_the_rows_it_gives_not_the_whole_table(kind, operands):
     (part,) = parts(
         last_op(
             "%0:float32[1000,16] = pd_op.data() forward",
             "%1:int64[8] = pd_op.data() forward",
-            "%2:float32[8,16] = pd_op.embedding(%0, %1) forward",
+            f"%2:float32[8,16] = pd_op.{kind}({operands}) forward",
         )
     )
     assert part.size_bytes == 2 * 8 * 16 * 4 + 64
+
+
+@pytest.mark.parametrize(("kind", "operands"), [("embedding_grad", "%1, %0, %2"), ("c_embedding_grad", "%0, %1, %2")])
+def test_the_gradient_of_an_embedding_is_zeros_for_the_table_and_sums_of_rows(kind, operands):
+    zeros, sums = parts(
+        last_op(
+            "%0:float32[1000,16] = pd_op.data() forward",
+            "%1:int64[8] = pd_op.data() forward",
+            "%2:float32[8,16] = pd_op.data() forward",
+            f"%3:float32[1000,16] = pd_op.{kind}({operands}) backward",
+        )
+    )
+    assert (zeros.kind, zeros.size_bytes, sums.kind, sums.size_bytes) == ("full", 1000 * 16 * 4, "embedding_grad", 64 + 2 * 8 * 16 * 4)
+    assert dict(sums.dims) == {"elements": 8}
+
+
+def test_rows_of_a_loss_gradient_are_those_of_its_scores():
+    (part,) = parts(
+        last_op(
+            "%0:int64[8,1] = pd_op.data() forward",
+            "%1:float32[8,100] = pd_op.data() forward",
+            "%2:float32[8,1] = pd_op.data() forward",
+            "%3:float32[8,100] = pd_op.cross_entropy_with_softmax_grad(%0, %1, %2) backward",
+        )
+    )
+    assert (part.dtype, dict(part.dims)) == ("float32", {"rows": 8, "cols": 100})
 
 
 @pytest.mark.parametrize("fields", ["inplace=0:0", "views=0:0"])

@@ -41,20 +41,19 @@ PRIORITY = NameStreams().priority
 LEAST_BYTES = 1 << 20
 """Other operations than products and attention that read and write less than this are not measured."""
 PLACES, PLACE = (0.3, 0.5, 0.7), 0.7
-"""Which products are measured, and which operation of each other kind: places in the list sorted by size."""
+"""Which products are measured, and which operation of each other kind: places in the list sorted by size. Beside a receive that waits, an
+operation of each other kind at the first place is measured, too: short kernels with a block for each row are slowed more."""
 SHARE = 0.3
 """The share of the message's time that the operations take alone."""
-LEAD_S, MOST, SEVERAL = 0.004, 100, 5
-"""Seconds of other work at the start of a step, in which the host issues the rest; the most operations; and the number of operations that
-is timed to find out how many are needed."""
+LEAD_S, MOST, SEVERAL, BLOCKED_S = 0.004, 100, 5, 0.002
+"""Seconds of other work at the start of a step, in which the host issues the rest; the most operations; the number of operations that is
+timed to find out how many are needed; and seconds that operations take whose delay is measured."""
 PRODUCT = "gemm:any"
 """Category of the rows of all products."""
-TINY = Case(
-    Part("scale", "elementwise", "float32", (("elements", 1),), 0, 8),
-    [((1,), "float32")],
-    lambda given: lambda: ops.scale(given[0], 2.0, 1.0, True),
-)
-"""The shortest kernel."""
+BLOCKED, BLOCKED_BYTES, BLOCKED_KERNELS = 3, 1 << 24, 5
+"""Streams that wait for an event while the delay of kernels is measured, and which kernels these are: the shortest memory-bound ones that
+read and write at least so many bytes. On H100s, kernels begin 1.2 to 1.4 us later as soon as two streams wait besides the host's
+(benchmarks/results/gpu.md)."""
 MOST_RESULTS = 24
 """The most products whose results differ in size that are measured beside a receive that waits."""
 NUM_ROUNDS, NUM_QUICK = 7, 3
@@ -67,8 +66,8 @@ Failed = dict[str, dict[str, None]]
 
 
 class Beside(NamedTuple):
-    """Rows of interference, the delay of each kernel's start beside a receive that waits (nanoseconds; 0: not known), and what could not
-    be measured, with the reason."""
+    """Rows of interference, the delay of each kernel's start while other streams wait (nanoseconds; 0: not known), and what could not be
+    measured, with the reason."""
 
     rows: tuple[Interference, ...] = ()
     late_ns: int = 0
@@ -99,16 +98,17 @@ class Side:
 
 
 class Load(NamedTuple):
-    """An operation to measure: its category of interference (empty for `TINY`), and the number of elements of its result if it is only
-    measured beside a receive that waits, else 0."""
+    """An operation to measure: its category of interference, whether it is only measured beside a receive that waits, and for a row of its
+    own the number of elements of its result, else 0."""
 
     op: str
     case: Case
+    only_waits: bool = False
     elements: int = 0
 
     def is_measured_beside(self, side: Side) -> bool:
         """Whether this operation is measured beside that."""
-        return side.beside == WAIT or bool(self.op and not self.elements)
+        return side.beside == WAIT or not self.only_waits
 
 
 class Lab:
@@ -132,6 +132,7 @@ class Lab:
         count: int = 0,
         is_first: bool = False,
         is_alone: bool = False,
+        blocked: int = 0,
     ) -> Runner:
         """A step with a message, if `side` is one, and `count` operations.
 
@@ -140,6 +141,7 @@ class Lab:
             inputs: Inputs of the operations.
             is_first: Whether the operations begin before the message.
             is_alone: Whether the message is left out, though not what it needs.
+            blocked: Number of other streams that wait until the operations have ended.
         """
 
         def begin() -> None:
@@ -161,7 +163,10 @@ class Lab:
                 begin()
             else:
                 fill(case, count, begin)
-            self.bench.device.wait_for(self.bench.device.watch(paddle.full([1], 1.0, DTYPE)))
+            ended = paddle.full([1], 1.0, DTYPE)
+            for k in range(blocked):
+                _on(f"interlace_beside_blocked_{k}", lambda: ops.square(ended))
+            self.bench.device.wait_for(self.bench.device.watch(ended))
 
         return self.bench.runner(build, inputs=inputs)
 
@@ -220,20 +225,21 @@ def measured_beside(bench: Bench, cases: Sequence[Case], quick: bool, groups: Ma
     sides += _transfers(lab, groups[2], rank) if 2 in groups else []
     messages = [lab.step(side) for side in sides]
     lengths = [median(each.all_s - each.ops_s for (each,) in lab.rounds(message)) for message in messages]
-    loads = [Load("", TINY), *(Load(op, case) for op, of_op in _by_op(cases) for case in _middle(of_op, quick))]
-    loads += [Load(PRODUCT, case, case.part.result_elements) for case in _of_results(cases)]
-    late_s, found, failed = 0.0, dict[tuple[int, str, int], list[Factors]](), Failed()
+    loads = [Load(op, case) for op, of_op in _by_op(cases) for case in _middle(of_op, quick)]
+    loads += [
+        Load(op, short, True) for op, of_op in _by_op(cases) if op != PRODUCT and (short := _short(of_op)) not in _middle(of_op, quick)
+    ]
+    loads += [Load(PRODUCT, case, True, case.part.result_elements) for case in _of_results(cases)]
+    found, failed = dict[tuple[int, str, int], list[Factors]](), Failed()
+    late_ns = _late_ns(lab, cases, failed)
     if groups and 2 not in groups:
         failed["beside operations: an odd number of ranks has no groups of two"] = dict.fromkeys(["transfers and receives that wait"])
     wanted = [load for load in loads if any(load.is_measured_beside(side) for side in sides)]
     for load in tqdm(wanted, desc="beside", unit="op", leave=False, disable=None):
-        case = load.case
-        try:
-            inputs = bench.inputs(case)
-            each_s = lab.each_s(case, inputs)
-        except Exception as error:  # Paddle raises many classes: the device may lack this kernel
-            failed.setdefault(f"beside others: {fault_of(error).text}", {})[f"{case.part.kind} of {case.part.dtype}"] = None
+        case, known = load.case, _timed(lab, load.case, failed)
+        if known is None:
             continue
+        inputs, each_s = known
         for k, side in enumerate(sides):
             if not load.is_measured_beside(side):
                 continue
@@ -243,14 +249,38 @@ def measured_beside(bench: Bench, cases: Sequence[Case], quick: bool, groups: Ma
             rounds = [Round(*each) for each in lab.rounds(*steps)]
             if side.is_late:
                 continue
-            if case is TINY:
-                late_s = max(0.0, median(each.both.ops_s - each.alone.ops_s for each in rounds) / count)
-            elif measured := factors(rounds if side.beside != WAIT else [each.sooner(count * late_s) for each in rounds], each_s):
+            if measured := factors(rounds, each_s, waits=side.beside == WAIT):
                 found.setdefault((k, load.op, load.elements), []).append(measured)
             else:
                 failed.setdefault(f"beside {side.beside} of {side.group_size} ranks: {APART}", {})[load.op] = None
     rows = [_row(op, sides[k], each, elements) for (k, op, elements), each in sorted(found.items())]
-    return Beside(tuple(rows), round(late_s * 1e9), tuple(f"{', '.join(names)} {why}" for why, names in failed.items()))
+    return Beside(tuple(rows), late_ns, tuple(f"{', '.join(names)} {why}" for why, names in failed.items()))
+
+
+def _timed(lab: Lab, case: Case, failed: Failed) -> tuple[Inputs, float] | None:
+    """Inputs of an operation and about how long it takes, in seconds; None if it fails, with the reason in `failed`."""
+    try:
+        inputs = lab.bench.inputs(case)
+        return inputs, lab.each_s(case, inputs)
+    except Exception as error:  # Paddle raises many classes: the device may lack this kernel
+        failed.setdefault(f"beside others: {fault_of(error).text}", {})[f"{case.part.kind} of {case.part.dtype}"] = None
+        return None
+
+
+def _late_ns(lab: Lab, cases: Sequence[Case], failed: Failed) -> int:
+    """How much later kernels begin while `BLOCKED` streams wait: the median over short kernels, in nanoseconds; 0 if some are not later."""
+    least, late_s = BLOCKED_BYTES if lab.bench.is_fast else LEAST_BYTES, []
+    for case in sorted((case for case in cases if not case.part.flops and case.part.size_bytes >= least), key=_bytes_of)[:BLOCKED_KERNELS]:
+        if known := _timed(lab, case, failed):
+            inputs, each_s = known
+            count = max(1, min(MOST, int(BLOCKED_S / each_s)))
+            rounds = lab.rounds(*(lab.step(None, inputs, case, count, blocked=blocked) for blocked in (0, BLOCKED)))
+            late_s.append(median(then.ops_s - free.ops_s for free, then in rounds) / count)
+    return round(median(late_s) * 1e9) if late_s and min(late_s) > 0 else 0
+
+
+def _bytes_of(case: Case) -> int:
+    return case.part.size_bytes
 
 
 def _by_op(cases: Sequence[Case]) -> list[tuple[str, list[Case]]]:
@@ -272,6 +302,10 @@ def _middle(cases: Sequence[Case], quick: bool) -> list[Case]:
     return [cases[at] for at in dict.fromkeys(int(place * len(cases)) for place in places)]
 
 
+def _short(cases: Sequence[Case]) -> Case:
+    return cases[int(PLACES[0] * len(cases))]
+
+
 def _of_results(cases: Sequence[Case]) -> list[Case]:
     """Products with results of different sizes."""
     found = {case.part.result_elements: case for case in cases if case.part.kind == "gemm"}
@@ -281,7 +315,7 @@ def _of_results(cases: Sequence[Case]) -> list[Case]:
 
 def _row(op: str, side: Side, found: Sequence[Factors], elements: int) -> Interference:
     on_op = [each.op for each in found]
-    on_side = [1.0 if side.beside == WAIT else each.beside for each in found]
+    on_side = [each.beside for each in found]
     known = [each.holds for each in found if each.holds is not None]
     return Interference(
         op,

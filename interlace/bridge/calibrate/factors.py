@@ -31,10 +31,6 @@ class Round(NamedTuple):
     both: Times
     first: Times | None = None
 
-    def sooner(self, seconds: float) -> Round:
-        """The same with operations that end this much sooner beside the message."""
-        return self._replace(both=self.both._replace(ops_s=self.both.ops_s - seconds))
-
 
 class Factors(NamedTuple):
     """Factors on the time of operations and on that of the message, and whether operations hold the message up (None: not known)."""
@@ -44,13 +40,14 @@ class Factors(NamedTuple):
     holds: bool | None = None
 
 
-def factors(rounds: Sequence[Round], once_s: float = 0.0) -> Factors | None:
+def factors(rounds: Sequence[Round], once_s: float = 0.0, *, waits: bool = False) -> Factors | None:
     """Factors by which operations and a message that begins before them slow each other down, from medians over rounds.
 
     Args:
         rounds: Times of the steps. Only differences between steps of one round count, as the device's speed drifts.
         once_s: Seconds that one operation takes alone. In `Round.first` there is one, and whether it holds the message up is only known if
             it takes `LEAST_HELD` of the message's time.
+        waits: Whether the message only waits, so that nothing slows it down.
 
     Returns:
         None if the operations ended after the message, or the message made no progress meanwhile.
@@ -66,7 +63,11 @@ def factors(rounds: Sequence[Round], once_s: float = 0.0) -> Factors | None:
     whole_s = median(each.message.all_s - each.message.ops_s for each in rounds)
     left_s = median(each.both.all_s - each.both.ops_s for each in rounds)
     done_s = whole_s - left_s
-    if min(left_s, done_s) < LEAST_LEFT * whole_s or min(took_s, alone_s) <= 0:
+    if left_s < LEAST_LEFT * whole_s or min(took_s, alone_s) <= 0:
+        return None
+    if waits:
+        return Factors(took_s / alone_s, 1.0)
+    if done_s < LEAST_LEFT * whole_s:
         return None
     found = Factors(took_s / alone_s, took_s / done_s)
     firsts = [round.first.all_s - round.first.ops_s for round in rounds if round.first is not None]

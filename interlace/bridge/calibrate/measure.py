@@ -28,7 +28,7 @@ from interlace.bridge.calibrate.communication import Communication
 from interlace.bridge.calibrate.copies import copy_samples
 from interlace.bridge.calibrate.cpu_collectives import GROUP, cpu_collectives
 from interlace.bridge.calibrate.host import host_costs
-from interlace.bridge.calibrate.power import Load, power_part
+from interlace.bridge.calibrate.power import ADDED_UNKNOWN, Load, power_part
 from interlace.bridge.guard import fault_of
 from interlace.bridge.nvml import find_gpu
 from interlace.bridge.probe.bench import MOST_OPS, Bench, Case, fill, paddle_settings
@@ -139,6 +139,7 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
         missing["power"] = msgspec.structs.replace(
             profile.power,
             samples=(*profile.power.samples, *(sample for sample in base.power.samples if sample.kind not in drawn)),
+            note=profile.power.note.replace(ADDED_UNKNOWN, f"what communication adds beside computation is that of {name}"),
             **{each: getattr(base.power, each) for each in ("waiting_w", "beside_w", "response_ns", "step_mhz", "lowest_mhz")},
         )
     if rows:
@@ -221,13 +222,14 @@ def op_samples(
     for case in tqdm(wanted, desc="operations", unit="op", leave=False, disable=None):
         part = case.part
         try:
-            dur_ns, spread_ns = _measured(bench, case, op_ns + max(MEASURABLE * op_ns, 1.0))
+            own_ns = bench.op_ns(case.without)[0] if case.without else op_ns
+            dur_ns, spread_ns = _measured(bench, case, own_ns + max(MEASURABLE * op_ns, 1.0))
         except Exception as error:  # Paddle raises many classes: the device may lack this kernel
             failures[_name(part)].append((part, fault_of(error).text))
             _require_working(bench, part, error)
             continue
         if dur_ns:
-            times = round(dur_ns - op_ns), round(spread_ns)
+            times = round(dur_ns - own_ns), round(spread_ns)
             samples.append(OpSample(part.kind, part.dtype, dict(part.dims), part.size_bytes, *times, bench.num_runs))
             measured.append((case, dur_ns))
     sizes = Counter(_name(case.part) for case in wanted)

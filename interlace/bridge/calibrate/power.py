@@ -46,8 +46,12 @@ EXPONENT = 1.2
 LEAST_EXPONENT, MOST_SHARE = 0.5, 1.2
 """Bounds for disturbed measurements: of the exponent, below which energy would hardly depend on the clock, and of the share of the time
 that is inversely proportional to the clock."""
+ADDED_UNKNOWN = "what communication adds beside computation is not known"
+"""A note on what is not measured here."""
 HEAVY = "gemm"
 """The kind whose largest kernel lowers the clock."""
+PRODUCTS = (HEAVY, "gemm_batched")
+"""Kinds whose clock in short rows is not the one that NVML reports."""
 
 
 class Reader(Protocol):
@@ -131,12 +135,13 @@ def power_part(
     held = [each.full for each in measured if each.paused]
     limit_w = median([full.watts for full in held] or [gpu.limit_w()])
     measured = [each._replace(full=each.full.drawing(limit_w)) if each.paused else each for each in measured]
-    exponents = [
-        math.log(full.joules / paused.joules) / math.log(full.mhz / paused.mhz)
+    ratios = [
+        (math.log(full.mhz / paused.mhz), math.log(full.joules / paused.joules))
         for load, full, paused, _ in measured
-        if load.kind != HEAVY and paused and paused.mhz > (1 + APART) * full.mhz and full.joules > 0 < paused.joules
+        if load.kind not in PRODUCTS and paused and paused.mhz > (1 + APART) * full.mhz and full.joules > 0 < paused.joules
     ]
-    exponent = min(4.0, max(0.0, median(exponents))) if exponents else EXPONENT
+    slope = sum(clock * energy for clock, energy in ratios) / sum(clock * clock for clock, _ in ratios) if ratios else EXPONENT
+    exponent = min(4.0, max(0.0, slope))
     highest = gpu.highest_mhz()
     samples = [_sample(each, exponent, highest) for each in measured]
     return Power(
@@ -150,9 +155,9 @@ def power_part(
         energy_exponent=round(exponent, 2),
         samples=tuple(sorted(samples, key=lambda each: (each.kind, each.size))),
         note=f"one device; the driver's limit is {gpu.limit_w():.0f} W; response, step of clocks, lowest clock and what waits draw as on "
-        "H100 and H200; what communication adds beside computation is not known"
+        f"H100 and H200; {ADDED_UNKNOWN}"
         + ("" if held else "; no kernel reached the limit, which is the driver's")
-        + ("" if exponents else "; energy follows the clock as on the H100"),
+        + ("" if ratios else "; energy follows the clock as on the H100"),
     )
 
 

@@ -53,11 +53,13 @@ class Case:
         part: Its kernel, as the cost model looks it up.
         inputs: Shape and dtype of each tensor that it reads.
         prepare: Gets these tensors in the program that is being built, and returns a function that adds the operation to that program.
+        without: Another kernel of the operation, whose time is subtracted; None if there is none.
     """
 
     part: Part
     inputs: list[tuple[tuple[int, ...], str]]
     prepare: Callable[[Sequence[Any]], Callable[[], object]]
+    without: Case | None = None
 
 
 class Inputs:
