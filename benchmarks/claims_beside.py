@@ -29,8 +29,8 @@ def beside_readings(device: str = "h200") -> dict[tuple[str, str], list[tuple[Fa
     steps without a message also left out the time of making its tensor, so there an operation's time alone is the slope of the ends of its
     rows over their numbers of operations. Without reductions and the shortest kernel, of which the profiles have no rows."""
     every = raw(f"{device}/beside_readings.json")["rows"]
-    every = [row for row in every if "blocked" not in row]
-    rows = [row for row in every if row["kind"] != "reduce" and (row["kind"], row["dims"]) != ("scale", {"elements": 1})]
+    left_out = ("blocked" in row or row["kind"] == "reduce" or (row["kind"], row["dims"]) == ("scale", {"elements": 1}) for row in every)
+    rows = [row for row, is_out in zip(every, left_out, strict=True) if not is_out]
     found: dict[tuple[str, str], list[tuple[Factors, int]]] = {}
     for _, loads in grouped(((row["kind"], *sorted(row["dims"].items())), row) for row in rows).items():
         if "alone_us" not in loads[0]:
@@ -100,11 +100,13 @@ def blocked_streams() -> str:
     rows = [row for row in raw("h100/blocked_streams.json")["rows"] if row["connections"] == 32]
     later = {(row["kernel"], row["others"]): statistics.median(row["later_us"]) for row in rows}
     counts = [1, 2, 3, 4, 6, 8, 12]
-    kernels = {"gelu": "8.8 us", "gemm": "48 us"}
-    return table(
-        ["streams that wait", *map(str, counts)],
-        [[f"kernels of {took}", *(f"{later[kernel, f'{count} p0']:+.1f} us" for count in counts)] for kernel, took in kernels.items()],
-    )
+    kernels = {"tiny": "one element", "gelu": "8.8 us", "gemm": "48 us"}
+    rows_of = ([f"kernels of {took}", *(_rounded(later[kernel, f"{count} p0"]) for count in counts)] for kernel, took in kernels.items())
+    return table(["streams that wait", *map(str, counts)], list(rows_of))
+
+
+def _rounded(later_us: float) -> str:
+    return f"{round(later_us, 1) + 0.0:.1f} us"  # without the sign of a negative zero
 
 
 @claim

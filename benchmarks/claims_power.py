@@ -229,22 +229,23 @@ def h200_calibrated_energy() -> str:
 @claim
 def short_rows_energy() -> str:
     """Energy of kernels in rows of 2.5 ms on H100s, of products also at the high clock, and their power against the profile's."""
-    runs = [_by_load(run["loads"]) for run in raw("h100/power_readings_short.json")["runs"]]
-    shared = [key for key in runs[0] if key[0] != "reduce" and all(key in run for run in runs)]
+    every = [run["loads"] for run in raw("h100/power_readings_short.json")["runs"]]
+    runs = [_by_load(loads) for loads in every]
+    shared = [key for key in runs[0] if key[0] not in ("reduce", "gemm_batched") and all(key in run for run in runs)]
     apart = [_apart(run[key]["full"]["joules"] for run in runs) for key in shared]
     more = {
         name: [
             100 * (load["paused"]["joules"] / load["full"]["joules"] - 1)
-            for run in runs
-            for (kind, _), load in run.items()
-            if kind in kinds and load["paused"]
+            for loads in every
+            for load in loads
+            if load["kind"] in kinds and load["paused"]
         ]
         for name, kinds in {"products": ("gemm",), "batched ones": ("gemm_batched",), "attention and its gradient": ATTENTION}.items()
     }
     above = ", ".join(f"{name} {min(found):+.0f} to {max(found):+.0f} % ({len(found)})" for name, found in more.items())
     return (
-        f"the energy of {len(apart)} kernels (all but a reduction, of which one takes longer than a row) differs by "
-        f"{100 * median(apart):.0f} % in the median between the {len(runs)}, by {100 * max(apart):.0f} % at most; at "
+        f"the energy of {len(apart)} kernels (without batched products, of which two are of one size, and a reduction, of which one takes "
+        f"longer than a row) differs by {100 * median(apart):.0f} % in the median between GPUs, by {100 * max(apart):.0f} % at most; at "
         f"the high clock it differs from that at the limit by: {above}; watts above rest (in the profile `h100`): "
         f"{_above_rest('h100', runs, 'full')}"
     )

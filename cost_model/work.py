@@ -230,12 +230,18 @@ def _memory(op: Op, kind: str, family: str, values: Values) -> Part:
 
 
 def _embedding_grad(op: Op, values: Values) -> Work:
-    """Two kernels: zeros for the whole table, which may be much larger than the rest, and the gradients that are added to its rows."""
-    table, *_ = (values[v] for v in op.results)
-    ids, gradient = (values[v] for v in (min(op.operands, key=lambda v: "int" not in values[v].dtype), op.operands[-1]))
+    """Two kernels: the gradients that are added to rows of the table, and zeros for the whole table, which may be much larger. The first
+    gives the operation its category."""
+    read = [values[v] for v in op.operands if v != ABSENT]
+    ids = next((value for value in read if "int" in value.dtype), None)
+    table = values[op.results[0]] if op.results and op.results[0] != ABSENT else None
+    if ids is None or table is None:
+        return Work((_memory(op, op.kind, "move", values),), unknown="expected row numbers and a table")
+    gradient = read[-1]
+    rows = min(prod(ids.shape), prod(gradient.shape[:-1]))  # row numbers of unknown shape
     zeros = Part("full", "elementwise", table.dtype, dims_of(elements=prod(table.shape)), 0, table.size_bytes)
-    moved = ids.size_bytes + 2 * gradient.size_bytes
-    return Work((zeros, Part("embedding_grad", "move", table.dtype, dims_of(elements=prod(ids.shape)), 0, moved)))
+    moved = rows * DTYPE_BYTES[ids.dtype] + 2 * gradient.size_bytes
+    return Work((Part("embedding_grad", "move", table.dtype, dims_of(elements=rows), 0, moved), zeros))
 
 
 # -- matrix products ------------------------------------------------------------------------------------------------

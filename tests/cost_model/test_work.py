@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from interlace.cost_model import CostModel, load_profile
 from interlace.cost_model.work import Part, copy_direction, moved_bytes, work_of
 from interlace.ir.operation_kinds import forward_kind, memory_family
 from interlace.passes.split_backward import PRODUCTS
@@ -111,14 +112,14 @@ def test_embedding_reads_the_rows_it_gives_not_the_whole_table(kind, operands):
 
 @pytest.mark.parametrize(("kind", "operands"), [("embedding_grad", "%1, %0, %2"), ("c_embedding_grad", "%0, %1, %2")])
 def test_the_gradient_of_an_embedding_is_zeros_for_the_table_and_sums_of_rows(kind, operands):
-    zeros, sums = parts(
-        last_op(
-            "%0:float32[1000,16] = pd_op.data() forward",
-            "%1:int64[8] = pd_op.data() forward",
-            "%2:float32[8,16] = pd_op.data() forward",
-            f"%3:float32[1000,16] = pd_op.{kind}({operands}) backward",
-        )
+    op = last_op(
+        "%0:float32[1000,16] = pd_op.data() forward",
+        "%1:int64[8] = pd_op.data() forward",
+        "%2:float32[8,16] = pd_op.data() forward",
+        f"%3:float32[1000,16] = pd_op.{kind}({operands}) backward",
     )
+    sums, zeros = parts(op)
+    assert CostModel(load_profile("h200")).category(*op) == "memory:embedding_grad"
     assert (zeros.kind, zeros.size_bytes, sums.kind, sums.size_bytes) == ("full", 1000 * 16 * 4, "embedding_grad", 64 + 2 * 8 * 16 * 4)
     assert dict(sums.dims) == {"elements": 8}
 

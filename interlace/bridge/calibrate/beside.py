@@ -52,8 +52,8 @@ PRODUCT = "gemm:any"
 """Category of the rows of all products."""
 BLOCKED, BLOCKED_BYTES, BLOCKED_KERNELS = 3, 1 << 24, 5
 """Streams that wait for an event while the delay of kernels is measured, and which kernels these are: the shortest memory-bound ones that
-read and write at least so many bytes. On H100s, kernels begin 1.2 to 1.4 us later as soon as two streams wait besides the host's
-(benchmarks/results/gpu.md)."""
+read and write at least so many bytes. On an H100, kernels of 9 us begin 1.2 to 1.4 us later while two to four streams wait besides the
+host's (benchmarks/results/gpu.md)."""
 MOST_RESULTS = 24
 """The most products whose results differ in size that are measured beside a receive that waits."""
 NUM_ROUNDS, NUM_QUICK = 7, 3
@@ -225,10 +225,11 @@ def measured_beside(bench: Bench, cases: Sequence[Case], quick: bool, groups: Ma
     sides += _transfers(lab, groups[2], rank) if 2 in groups else []
     messages = [lab.step(side) for side in sides]
     lengths = [median(each.all_s - each.ops_s for (each,) in lab.rounds(message)) for message in messages]
-    loads = [Load(op, case) for op, of_op in _by_op(cases) for case in _middle(of_op, quick)]
-    loads += [
-        Load(op, short, True) for op, of_op in _by_op(cases) if op != PRODUCT and (short := _short(of_op)) not in _middle(of_op, quick)
-    ]
+    loads = list[Load]()
+    for op, of_op in _by_op(cases):
+        usual = _middle(of_op, quick)
+        loads += [Load(op, case) for case in usual]
+        loads += [Load(op, case, True) for case in _short(of_op) if op != PRODUCT and case not in usual]
     loads += [Load(PRODUCT, case, True, case.part.result_elements) for case in _of_results(cases)]
     found, failed = dict[tuple[int, str, int], list[Factors]](), Failed()
     late_ns = _late_ns(lab, cases, failed)
@@ -269,8 +270,9 @@ def _timed(lab: Lab, case: Case, failed: Failed) -> tuple[Inputs, float] | None:
 
 def _late_ns(lab: Lab, cases: Sequence[Case], failed: Failed) -> int:
     """How much later kernels begin while `BLOCKED` streams wait: the median over short kernels, in nanoseconds; 0 if some are not later."""
-    least, late_s = BLOCKED_BYTES if lab.bench.is_fast else LEAST_BYTES, []
-    for case in sorted((case for case in cases if not case.part.flops and case.part.size_bytes >= least), key=_bytes_of)[:BLOCKED_KERNELS]:
+    least, late_s = BLOCKED_BYTES if lab.bench.is_fast else LEAST_BYTES, list[float]()
+    of_one = [case for case in cases if not case.part.flops and case.part.kind != "add_n"]  # sums of several tensors take several kernels
+    for case in sorted((case for case in of_one if case.part.size_bytes >= least), key=_bytes_of)[:BLOCKED_KERNELS]:
         if known := _timed(lab, case, failed):
             inputs, each_s = known
             count = max(1, min(MOST, int(BLOCKED_S / each_s)))
@@ -302,8 +304,10 @@ def _middle(cases: Sequence[Case], quick: bool) -> list[Case]:
     return [cases[at] for at in dict.fromkeys(int(place * len(cases)) for place in places)]
 
 
-def _short(cases: Sequence[Case]) -> Case:
-    return cases[int(PLACES[0] * len(cases))]
+def _short(cases: Sequence[Case]) -> Sequence[Case]:
+    """The case at the first place among those that take long enough to be measured beside a receive that waits."""
+    known = [case for case in cases if case.part.flops or case.part.size_bytes >= BLOCKED_BYTES]
+    return known[int(PLACES[0] * len(known)) :][:1]
 
 
 def _of_results(cases: Sequence[Case]) -> list[Case]:

@@ -128,7 +128,7 @@ def _cases_of(build: Callable[[], object]) -> Iterator[Case]:
     values, _ = tables_of(captured.program)
     for op in captured.program.ops:
         parts = () if is_boundary(op) else work_of(op, values).parts
-        zeros, parts = (parts[0], parts[1:]) if parts and parts[-1].kind == "embedding_grad" else (None, parts)
+        parts, zeros = (parts[:1], parts[1]) if parts and parts[0].kind == "embedding_grad" else (parts, None)
         for part in parts:
             if part.family == "gemm":
                 yield _product(part)

@@ -50,7 +50,7 @@ def factors(rounds: Sequence[Round], once_s: float = 0.0, *, waits: bool = False
         waits: Whether the message only waits, so that nothing slows it down.
 
     Returns:
-        None if the operations ended after the message, or the message made no progress meanwhile.
+        None if the operations ended after the message, or the message made no progress meanwhile (unless it only waits).
 
     >>> alone, both = Times(1.5, 1.5), Times(2.0, 5.0)  # of 4 s of the message alone, 3 are left after the operations
     >>> factors([Round(Times(0.5, 4.5), alone, both)])

@@ -89,7 +89,7 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
     reasons += communication.beside.failed
     told = failed.keys() | {_name(case.part) for case, _ in measured}
     if hidden := sorted({_name(case.part) for case in found} - told):
-        reasons.append(f"{', '.join(hidden)}: shorter than the host's share")
+        reasons.append(f"{', '.join(hidden)}: shorter than the host's share or another kernel of the operation")
     profile = DeviceProfile(
         interlace_profile=SCHEMA,
         device=known_name(device) or str(device.place),
@@ -182,7 +182,8 @@ def power_of(bench: Bench, measured: Sequence[tuple[Case, float]]) -> tuple[Powe
     if gpu is None:
         return None, why
     loads = []
-    for _, found in sorted(grouped((case.part.kind, (case, once_ns)) for case, once_ns in measured if once_ns >= LEAST_LOAD_NS).items()):
+    whole = [each for each in measured if each[0].without is None and each[1] >= LEAST_LOAD_NS]
+    for _, found in sorted(grouped((case.part.kind, (case, once_ns)) for case, once_ns in whole).items()):
         ordered = sorted(found, key=lambda each: each[0].part.flops or each[0].part.size_bytes)
         places = [int(share * len(ordered)) for share in PRODUCT_SIZES] if ordered[0][0].part.flops else []
         loads += [_load(bench, *ordered[at]) for at in dict.fromkeys([*places, len(ordered) - 1])]

@@ -42,7 +42,7 @@ RESPONSE_NS, STEP_MHZ, LOWEST = 40_000_000, 15, 6
 """Not measured here but taken from H100 and H200: the response time of the limiter, the step between clocks, and the ratio of the highest
 to the lowest clock."""
 EXPONENT = 1.2
-"""Exponent of energy over clock if no kernel reached the limit, so that the clock never fell: that of the H100."""
+"""Exponent of energy over clock if no kernel other than products reached the limit, so that the clock never fell: that of the H100."""
 LEAST_EXPONENT, MOST_SHARE = 0.5, 1.2
 """Bounds for disturbed measurements: of the exponent, below which energy would hardly depend on the clock, and of the share of the time
 that is inversely proportional to the clock."""
