@@ -21,6 +21,7 @@ OPERATIONS: dict[str, Callable[[str], bool]] = {
     "its gradient": lambda kind: kind == "attention_grad",
     "memory-bound": lambda kind: not kind.startswith(("gemm", "attention")),
 }
+SHORTEST = ("scale", {"elements": 1})
 BESIDE = ("comm:all_reduce", "comm:all_gather", "comm:reduce_scatter", "comm:all_to_all", "copy:d2h", "copy:h2d")
 
 
@@ -29,8 +30,7 @@ def beside_readings(device: str = "h200") -> dict[tuple[str, str], list[tuple[Fa
     steps without a message also left out the time of making its tensor, so there an operation's time alone is the slope of the ends of its
     rows over their numbers of operations. Without reductions and the shortest kernel, of which the profiles have no rows."""
     every = raw(f"{device}/beside_readings.json")["rows"]
-    left_out = ("blocked" in row or row["kind"] == "reduce" or (row["kind"], row["dims"]) == ("scale", {"elements": 1}) for row in every)
-    rows = [row for row, is_out in zip(every, left_out, strict=True) if not is_out]
+    rows = [row for row in every if "blocked" not in row and row["kind"] != "reduce" and (row["kind"], row["dims"]) != SHORTEST]
     found: dict[tuple[str, str], list[tuple[Factors, int]]] = {}
     for _, loads in grouped(((row["kind"], *sorted(row["dims"].items())), row) for row in rows).items():
         if "alone_us" not in loads[0]:

@@ -186,7 +186,7 @@ def moved_bytes(op: Op, values: Values) -> int:
     read = sum(values[v].size_bytes for v in op.reads)
     written = sum(values[v].size_bytes for v in op.results)
     if op.kind in PICKS and op.operands:
-        picked = op.operands[min(op.kind == "embedding", len(op.operands) - 1)]
+        picked = op.operands[-1 if op.kind == "embedding" else 0]
         read -= max(0, values[picked].size_bytes - written) if picked in op.reads else 0
     return read + written
 

@@ -169,6 +169,11 @@ def test_every_run_that_was_compared_has_stocks_bits() -> None:
     assert all(row["losses_equal_stock"] and row["parameters_equal_stock"] for row in compared)
 
 
+UNCLEAR = {("cast", "comm:all_to_all"), ("layer_norm_grad", "comm:all_gather")}
+"""Take a tenth of the message's time in these readings, but took a little less when the calibration estimated it, so that it was not known
+whether they hold the message up."""
+
+
 def test_interference_of_a_calibrated_profile_is_what_its_readings_say() -> None:
     rows = {
         (row.beside, row.op): row
@@ -181,6 +186,6 @@ def test_interference_of_a_calibrated_profile_is_what_its_readings_say() -> None
         if row is not None and row.num_files == len(found):
             assert abs(statistics.median(one.op for one, _ in found) - row.stretch_op) < 2e-3, (kind, beside)
             assert abs(statistics.median(one.beside for one, _ in found) - row.stretch_beside) < 2e-3, (kind, beside)
-            assert row.holds <= bool(found[0][0].holds), (kind, beside)  # the profile says so only of what is clearly long enough
+            assert bool(found[0][0].holds) == (row.holds or (kind, beside) in UNCLEAR), (kind, beside)
             compared += 1
     assert compared > 200

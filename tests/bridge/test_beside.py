@@ -132,6 +132,7 @@ def test_products_beside_a_wait_are_told_apart_by_their_results(measured: Callab
 
 def test_who_sends_late_measures_only_the_other_rows(measured: Callable[..., Any]) -> None:
     found = measured(rank=1)
+    assert found.late_ns == pytest.approx(LATE_S * 1e9, abs=1)
     assert "wait" not in {row.beside for row in found.rows}
     assert len(found.rows) == 7 * 3
 

@@ -272,17 +272,14 @@ def _late_ns(lab: Lab, cases: Sequence[Case], failed: Failed) -> int:
     """How much later kernels begin while `BLOCKED` streams wait: the median over short kernels, in nanoseconds; 0 if some are not later."""
     least, late_s = BLOCKED_BYTES if lab.bench.is_fast else LEAST_BYTES, list[float]()
     of_one = [case for case in cases if not case.part.flops and case.part.kind != "add_n"]  # sums of several tensors take several kernels
-    for case in sorted((case for case in of_one if case.part.size_bytes >= least), key=_bytes_of)[:BLOCKED_KERNELS]:
+    long_enough = [case for case in of_one if case.part.size_bytes >= least]
+    for case in sorted(long_enough, key=lambda case: case.part.size_bytes)[:BLOCKED_KERNELS]:
         if known := _timed(lab, case, failed):
             inputs, each_s = known
             count = max(1, min(MOST, int(BLOCKED_S / each_s)))
             rounds = lab.rounds(*(lab.step(None, inputs, case, count, blocked=blocked) for blocked in (0, BLOCKED)))
             late_s.append(median(then.ops_s - free.ops_s for free, then in rounds) / count)
     return round(median(late_s) * 1e9) if late_s and min(late_s) > 0 else 0
-
-
-def _bytes_of(case: Case) -> int:
-    return case.part.size_bytes
 
 
 def _by_op(cases: Sequence[Case]) -> list[tuple[str, list[Case]]]:

@@ -128,13 +128,13 @@ def _cases_of(build: Callable[[], object]) -> Iterator[Case]:
     values, _ = tables_of(captured.program)
     for op in captured.program.ops:
         parts = () if is_boundary(op) else work_of(op, values).parts
-        parts, zeros = (parts[:1], parts[1]) if parts and parts[0].kind == "embedding_grad" else (parts, None)
-        for part in parts:
+        zeros = parts[1:] if parts and parts[0].kind == "embedding_grad" else ()
+        for part in parts[: len(parts) - len(zeros)]:
             if part.family == "gemm":
                 yield _product(part)
-            elif len(parts) == 1 and part.family not in MEASURED_ELSEWHERE:
+            elif len(parts) == 1 + len(zeros) and part.family not in MEASURED_ELSEWHERE:
                 case = _cloned(replace(part, kind=_kind_of(op, part)), captured, op.id)
-                case.without = _filled(zeros) if zeros else None
+                case.without = _filled(zeros[0]) if zeros else None
                 yield case
 
 

@@ -50,7 +50,7 @@ ADDED_UNKNOWN = "what communication adds beside computation is not known"
 """A note on what is not measured here."""
 HEAVY = "gemm"
 """The kind whose largest kernel lowers the clock."""
-PRODUCTS = (HEAVY, "gemm_batched")
+MISREPORTED = (HEAVY, "gemm_batched")
 """Kinds whose clock in short rows is not the one that NVML reports."""
 
 
@@ -138,7 +138,7 @@ def power_part(
     ratios = [
         (math.log(full.mhz / paused.mhz), math.log(full.joules / paused.joules))
         for load, full, paused, _ in measured
-        if load.kind not in PRODUCTS and paused and paused.mhz > (1 + APART) * full.mhz and full.joules > 0 < paused.joules
+        if load.kind not in MISREPORTED and paused and paused.mhz > (1 + APART) * full.mhz and full.joules > 0 < paused.joules
     ]
     slope = sum(clock * energy for clock, energy in ratios) / sum(clock * clock for clock, _ in ratios) if ratios else EXPONENT
     exponent = min(4.0, max(0.0, slope))
