@@ -162,7 +162,7 @@ def places_of(program: Program, op: Ints, micro_batch: Ints) -> Ints:
     table = _places(program)
     num_micro_batches, num_ops = table.shape
     known, there = (micro_batch >= 0) & (micro_batch < num_micro_batches), (op >= 0) & (op < num_ops)
-    return np.where(known & there, table[micro_batch * known, op * there], -1)
+    return np.where(known & there, table.ravel()[micro_batch * known * num_ops + op * there], -1)
 
 
 @once_per_items

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from interlace.cost_model import Costs
-from interlace.ir import Graph, Job, Op, Program
+from interlace.ir import Graph, Job, Op, OpInstance, Program
 from interlace.ir.kinds import is_receive, is_send
 from interlace.ir.per_ops import FEW, once_per_ops, remembered
 from interlace.ir.schedule import Slot, sent_before
@@ -146,20 +146,24 @@ def receive_early(jobs: tuple[Job, ...], program: Program, neighbour: list[Slot]
     sends = {op.id for op in program.ops if op.role == "backward" and is_send(op)}
     receiving = {op.id for op in program.ops if op.role == "forward" and is_receive(op)}
     waiting = sorted({(m, op_id) for job in jobs for op_id, m in job.items if op_id in receiving}, reverse=True)
-    done: set[tuple[int, int]] = set()
-    items: list[list[tuple[int, int]]] = []
+    done: set[OpInstance] = set()
+    made = list[Job]()
     for job in jobs:
-        line: list[tuple[int, int]] = []
-        for op_id, m in job.items:
-            count = sent_before(neighbour, m) if op_id in sends else 0
-            while waiting and waiting[-1][0] < count:
-                micro_batch, receive = waiting.pop()
-                if (receive, micro_batch) not in done:
-                    line.append((receive, micro_batch))
-                    done.add((receive, micro_batch))
-            if (op_id, m) not in done:
-                line.append((op_id, m))
-            if op_id in receiving:
-                done.add((op_id, m))
-        items.append(line)
-    return tuple(msgspec.structs.replace(job, items=tuple(line)) for job, line in zip(jobs, items, strict=True))
+        line: list[OpInstance] = []
+        for item in job.items:
+            op_id, m = item
+            if op_id in sends:
+                count = sent_before(neighbour, m)
+                while waiting and waiting[-1][0] < count:
+                    micro_batch, receive = waiting.pop()
+                    if (receive, micro_batch) not in done:
+                        line.append((receive, micro_batch))
+                        done.add((receive, micro_batch))
+            elif op_id in receiving:
+                if item in done:
+                    continue
+                done.add(item)
+            line.append(item)
+        items = tuple(line)
+        made.append(job if items == job.items else msgspec.structs.replace(job, items=items))
+    return tuple(made)

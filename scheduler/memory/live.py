@@ -439,7 +439,7 @@ class Placed:
         pool = np.where(self.is_input, -1, self.stream[self.first])
         for stream in np.unique(pool[away]).tolist():
             mine = np.flatnonzero(away & (pool == stream))
-            looks = np.unique(self.first[takes & (pool == stream)])
+            looks = np.flatnonzero(np.bincount(self.first[takes & (pool == stream)]))
             yield mine, looks, np.searchsorted(looks, self.last_read[mine], side="right")
 
     def _latest(self, free: Ints) -> Ints:

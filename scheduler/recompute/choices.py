@@ -63,10 +63,12 @@ class PeakMemory:
 
 def fullest(least: Ints, kept: Ints) -> Ints:
     """Of sections in which every group keeps as much, the first of the fullest; in ascending order."""
-    _, alike = np.unique(kept, axis=1, return_inverse=True)
-    order = np.lexsort((np.arange(len(least)), -least, alike.ravel()))
-    first = np.unique(alike.ravel()[order], return_index=True)[1]
-    return np.sort(order[first])
+    first = dict[bytes, int]()
+    for at, column in enumerate(np.ascontiguousarray(kept.T)):
+        alike = column.tobytes()
+        if alike not in first or least[at] > least[first[alike]]:
+            first[alike] = at
+    return np.array(sorted(first.values()), np.int64)
 
 
 def _spans(found: Recomputation, made: Program, index: dict[OpInstance, int]) -> list[list[Span]]:
