@@ -140,8 +140,8 @@ def _work_of_known(op: Op, values: Values) -> Work:
         return _gemm(op, base, grad, values)
     if base in ATTENTIONS:
         return _attention(op, base, grad, values)
-    if base in EMBEDDINGS and grad:
-        return _embedding_grad(op, values)
+    if base in EMBEDDINGS:
+        return _embedding(op, grad, values)
     family = memory_family(kind)
     if not family:
         return Work((_memory(op, kind, "unknown", values),), unknown=f"kind {kind!r} is in no family of interlace/ir/operation_kinds.py")
@@ -229,19 +229,21 @@ def _memory(op: Op, kind: str, family: str, values: Values) -> Part:
     return Part(kind, family, dtype, dims, 0, moved_bytes(op, values))
 
 
-def _embedding_grad(op: Op, values: Values) -> Work:
-    """Two kernels: the gradients that are added to rows of the table, and zeros for the whole table, which may be much larger. The first
-    gives the operation its category."""
+def _embedding(op: Op, grad: bool, values: Values) -> Work:
+    """One kernel that reads rows of the table; or for the gradient two: the sums of gradients in its rows, and zeros for the whole table,
+    which may be much larger. The first gives the operation its category."""
     read = [values[v] for v in op.operands if v != ABSENT]
     ids = next((value for value in read if "int" in value.dtype), None)
-    table = values[op.results[0]] if op.results and op.results[0] != ABSENT else None
-    if ids is None or table is None:
-        return Work((_memory(op, op.kind, "move", values),), unknown="expected row numbers and a table")
+    made = values[op.results[0]] if op.results and op.results[0] != ABSENT else None
+    if ids is None or made is None:
+        return Work((_memory(op, op.kind, "move", values),), unknown="expected row numbers, a table and a result")
+    if not grad:
+        return Work((Part("embedding", "move", made.dtype, dims_of(elements=prod(ids.shape)), 0, moved_bytes(op, values)),))
     gradient = read[-1]
     rows = min(prod(ids.shape), prod(gradient.shape[:-1]))  # row numbers of unknown shape
-    zeros = Part("full", "elementwise", table.dtype, dims_of(elements=prod(table.shape)), 0, table.size_bytes)
+    zeros = Part("full", "elementwise", made.dtype, dims_of(elements=prod(made.shape)), 0, made.size_bytes)
     moved = rows * DTYPE_BYTES[ids.dtype] + 2 * gradient.size_bytes
-    return Work((Part("embedding_grad", "move", table.dtype, dims_of(elements=rows), 0, moved), zeros))
+    return Work((Part("embedding_grad", "move", made.dtype, dims_of(elements=rows), 0, moved), zeros))
 
 
 # -- matrix products ------------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ PICKS = names("""
 EMBEDDINGS = names("""
     c_embedding embedding
 """)
-"""Kinds whose gradient is a table of zeros to which rows are added."""
+"""Kinds that read rows of a table. Their gradient is a table of zeros to which rows are added."""
 TRANSPOSES = names("""
     fused_transpose_split_quant transpose
 """)

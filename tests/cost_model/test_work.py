@@ -107,6 +107,7 @@ def test_embedding_reads_the_rows_it_gives_not_the_whole_table(kind, operands):
             f"%2:float32[8,16] = pd_op.{kind}({operands}) forward",
         )
     )
+    assert (part.kind, part.dtype, dict(part.dims)) == ("embedding", "float32", {"elements": 8})
     assert part.size_bytes == 2 * 8 * 16 * 4 + 64
 
 
