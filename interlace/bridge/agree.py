@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import zlib
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import msgspec
 import numpy as np
 import paddle
 
+from interlace.cpu import ops
 from interlace.errors import PlanError
 from interlace.ir import Group, Program
 from interlace.ir.target import Target
@@ -139,8 +139,7 @@ class _Ranks:
 
     def gather(self, topic: str, mine: bytes) -> list[bytes]:
         """See `Peers.gather`."""
-        transport = _local_transport()
-        rounds = _store_rounds(self.rank, self.world) if transport is None else TransportRounds(transport, self.world)
+        rounds = TransportRounds(ops.transport(), self.world) if ops.has_transport() else _store_rounds(self.rank, self.world)
         return gather_on(rounds, topic, mine)
 
 
@@ -212,9 +211,3 @@ class TransportRounds:
 def _store_rounds(rank: int, world: int) -> StoreRounds:
     """The only object of this process, so that each all-gather uses keys of its own."""
     return StoreRounds(paddle.base.core.create_or_get_global_tcp_store(), rank, world)
-
-
-def _local_transport() -> Any:
-    from interlace.cpu import install, ops
-
-    return ops.transport() if install.RUN_DIR_VARIABLE in os.environ else None

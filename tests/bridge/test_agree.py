@@ -248,15 +248,34 @@ def test_a_groups_ranks_come_back_as_they_were(agree: Any, ranks: tuple[int, ...
     assert agree.members(agree.runs(ranks)) == ranks
 
 
+class Transport:
+    """The transport of two ranks that say these texts."""
+
+    def __init__(self, texts: tuple[bytes, bytes]) -> None:
+        self.texts = texts
+
+    def all_gather(self, mine: Any, channel: int, ranks: tuple[int, ...], what: str, dtype: str) -> list[Any]:
+        if dtype == "int64":
+            return [np.array([len(text)]) for text in self.texts]
+        return [np.frombuffer(text.ljust(len(mine), b"\0")[: len(mine)], dtype=np.uint8) for text in self.texts]
+
+
 @pytest.mark.parametrize("texts", [(b"short", b"a good deal longer\0"), (b"a good deal longer\0", b"short"), (b"", b"x")])
 def test_what_ranks_say_comes_whole_through_the_transport(agree: Any, texts: tuple[bytes, bytes]) -> None:
     """Rows are as long as the longest, and given back as long as they were."""
-
-    class Transport:
-        def all_gather(self, mine: Any, channel: int, ranks: tuple[int, ...], what: str, dtype: str) -> list[Any]:
-            if dtype == "int64":
-                return [np.array([len(text)]) for text in texts]
-            return [np.frombuffer(text.ljust(len(mine), b"\0")[: len(mine)], dtype=np.uint8) for text in texts]
-
     for text in texts:
-        assert agree.TransportRounds(Transport(), 2).exchange(text) == list(texts)
+        assert agree.TransportRounds(Transport(texts), 2).exchange(text) == list(texts)
+
+
+def test_ranks_that_another_launcher_started_use_their_transport(agree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ranks of a device of one's own do under Paddle's launcher: where there is a transport, Paddle has no store."""
+    from interlace.cpu import ops
+
+    monkeypatch.delenv("INTERLACE_RUN_DIR", raising=False)
+    monkeypatch.setattr(agree.paddle.base.core, "create_or_get_global_tcp_store", lambda: None)
+    said = tuple(msgspec.msgpack.encode(("power", text)) for text in (b"mine", b"theirs"))
+    ops.set_transport(Transport(said))  # type: ignore[arg-type]
+    try:
+        assert agree._Ranks(0, 2).gather("power", b"mine") == [b"mine", b"theirs"]
+    finally:
+        ops.set_transport(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 pytestmark = pytest.mark.paddle
@@ -79,11 +80,15 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         class device:
             copy_out = copy_in = staticmethod(lambda x: x)
 
-        def runner(self, build: Callable[[], None]) -> Callable[[], float]:
+        def runner(self, build: Callable[[], None], inputs: Any = None) -> Callable[[], float]:
             return lambda: 0.0
 
-        def inputs(self, case: Any) -> None:
-            return None
+        def inputs(self, case: Any) -> str:
+            if case.part.kind in breaks:
+                raise RuntimeError("out of memory")
+            return "tensors"
+
+    breaks: tuple[str, ...] = ()
 
     monkeypatch.setattr(beside.Lab, "step", lambda *given, **named: device.step(*given, **named))
     monkeypatch.setattr(beside.time, "perf_counter", lambda: device.now_s)
@@ -96,7 +101,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             for each, flop, size in zip(dims, flops, sizes, strict=True)
         ]
 
-    def run(rank: int = 0, world: int = 2) -> Any:
+    def run(rank: int = 0, world: int = 2, here: tuple[str, ...] = (), there: str = "") -> Any:
+        """`here`: kinds of operations that fail on this rank; `there`: a kind that fails on the other one."""
+        nonlocal breaks
+        breaks = here
         groups = {world: Group(2, list(range(world)))} if world > 1 else {}
         groups |= {2: Group(1, [rank - rank % 2, rank - rank % 2 + 1])} if world % 2 == 0 else {}
         given = [
@@ -104,9 +112,30 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             *cases("attention", "attention", (2048,)),
             *cases("gelu", "activation", (1024, 1 << 15, 1 << 16)),
         ]
-        return beside.measured_beside(Bench(), given, False, groups, rank)
+        return beside.measured_beside(Bench(), given, False, groups, rank, Pair(there) if world == 2 else None)
 
     return run
+
+
+class Pair:
+    """Two ranks; an operation of kind `fails` fails on the other one."""
+
+    def __init__(self, fails: str) -> None:
+        self.fails = fails
+
+    def gather(self, topic: str, mine: bytes) -> list[bytes]:
+        theirs = "no kernel" if self.fails and topic.startswith(f"whether {self.fails} of ") else ""
+        return [mine, msgspec.msgpack.encode(theirs)]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [({"here": ("gelu",)}, "RuntimeError: out of memory"), ({"there": "gelu"}, "rank 1: no kernel")],
+)
+def test_an_operation_that_fails_on_one_rank_is_left_out_on_all(measured: Callable[..., Any], given: dict[str, Any], why: str) -> None:
+    found = measured(**given)
+    assert {row.op for row in found.rows} == {"gemm:any", "attention"}
+    assert found.failed == (f"gelu of bfloat16 beside others: {why}",)
 
 
 def test_factors_are_those_of_the_device(measured: Callable[..., Any]) -> None:

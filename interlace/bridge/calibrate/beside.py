@@ -28,6 +28,7 @@ from interlace.cost_model.work import Part
 from interlace.grouping import grouped
 from interlace.ir.program import DTYPE_BYTES
 from interlace.passes.name_streams import NameStreams
+from interlace.planning.peers import Peers, gather
 
 ops: Any = paddle._C_ops
 COLLECTIVE_BYTES, COPY_BYTES, TRANSFER_BYTES, SLOW_BYTES = 1 << 30, 1 << 28, 1 << 26, 1 << 22
@@ -118,10 +119,11 @@ class Lab:
         bench: The device.
         num_runs: Number of rounds.
         everyone: The group of all ranks, which begin each step together; None if there is one rank.
+        peers: Connection to the other ranks; None if there is one rank.
     """
 
-    def __init__(self, bench: Bench, num_runs: int, everyone: Any = None) -> None:
-        self.bench, self.num_runs, self.everyone = bench, num_runs, everyone
+    def __init__(self, bench: Bench, num_runs: int, everyone: Any = None, peers: Peers | None = None) -> None:
+        self.bench, self.num_runs, self.everyone, self.peers = bench, num_runs, everyone, peers
         self._meet = self.bench.runner(self._barrier)
 
     def step(
@@ -205,7 +207,14 @@ def _on(stream: str, add: Callable[[], Any]) -> Any:
     return made
 
 
-def measured_beside(bench: Bench, cases: Sequence[Case], quick: bool, groups: Mapping[int, Any] | None = None, rank: int = 0) -> Beside:
+def measured_beside(
+    bench: Bench,
+    cases: Sequence[Case],
+    quick: bool,
+    groups: Mapping[int, Any] | None = None,
+    rank: int = 0,
+    peers: Peers | None = None,
+) -> Beside:
     """Interference of operations with copies, and with collectives and transfers between ranks.
 
     Every rank must call this with the same cases. The first rank of a group of two gets the rows beside transfers and receives that wait.
@@ -216,11 +225,12 @@ def measured_beside(bench: Bench, cases: Sequence[Case], quick: bool, groups: Ma
         quick: Whether to measure less.
         groups: The groups of this rank by their number of ranks, all ranks' among them; None if there is one rank.
         rank: This rank.
+        peers: Connection to the other ranks; None if there is one rank.
 
     Raises what Paddle raises if an operation fails beside a message that ran without one.
     """
     groups = groups or {}
-    lab = Lab(bench, NUM_QUICK if quick else NUM_ROUNDS, groups[max(groups)] if groups else None)
+    lab = Lab(bench, NUM_QUICK if quick else NUM_ROUNDS, groups[max(groups)] if groups else None, peers)
     sides = [*_copies(lab), *(side for group in groups.values() for side in _collectives(lab, group, rank))]
     sides += _transfers(lab, groups[2], rank) if 2 in groups else []
     messages = [lab.step(side) for side in sides]
@@ -259,13 +269,21 @@ def measured_beside(bench: Bench, cases: Sequence[Case], quick: bool, groups: Ma
 
 
 def _timed(lab: Lab, case: Case, failed: Failed) -> tuple[Inputs, float] | None:
-    """Inputs of an operation and about how long it takes, in seconds; None if it fails, with the reason in `failed`."""
+    """Inputs of an operation and about how long it takes, in seconds; None, with the reason in `failed`, if it fails on a rank, as the
+    others would wait for that rank in each round."""
+    inputs, why = None, ""
     try:
         inputs = lab.bench.inputs(case)
-        return inputs, lab.each_s(case, inputs)
+        lab.bench.runner(lambda: fill(case, 1), inputs=inputs)()
     except Exception as error:  # Paddle raises many classes: the device may lack this kernel
-        failed.setdefault(f"beside others: {fault_of(error).text}", {})[f"{case.part.kind} of {case.part.dtype}"] = None
-        return None
+        why = fault_of(error).text
+    reasons = gather(lab.peers, f"whether {case.part.kind} of {case.part.dtype} runs", why)
+    first = next((rank for rank, each in enumerate(reasons) if each), None)
+    if inputs is not None and first is None:
+        return inputs, lab.each_s(case, inputs)
+    reason = why or f"rank {first}: {reasons[first or 0]}"
+    failed.setdefault(f"beside others: {reason}", {})[f"{case.part.kind} of {case.part.dtype}"] = None
+    return None
 
 
 def _late_ns(lab: Lab, cases: Sequence[Case], failed: Failed) -> int:

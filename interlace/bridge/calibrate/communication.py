@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import paddle
 
+from interlace.bridge.agree import peers_of_run
 from interlace.bridge.calibrate.beside import Beside, measured_beside
 from interlace.bridge.calibrate.cases import cases
 from interlace.bridge.calibrate.messages import COLLECTIVES, DTYPE, TRANSFER, Message, Ranks, elements_of
@@ -53,7 +54,7 @@ def communication_of_run(bench: Bench, quick: bool) -> Communication:
         return Communication(why_not=missing)
     groups = Ranks(env.rank, env.world_size).groups()
     found = measured_communication(bench, groups, env.rank, quick)
-    return found._replace(beside=measured_beside(bench, cases(bench.is_fast, quick), quick, groups, env.rank))
+    return found._replace(beside=measured_beside(bench, cases(bench.is_fast, quick), quick, groups, env.rank, peers_of_run()))
 
 
 def measured_communication(bench: Bench, groups: Mapping[int, Any], rank: int, quick: bool) -> Communication:
