@@ -22,10 +22,10 @@ class Sampler:
     Times are `time.perf_counter`'s, which on Linux all processes of a machine share. `nvml` is the module that reads, by default `pynvml`.
     """
 
-    def __init__(self, index: int, nvml: Any = None) -> None:
+    def __init__(self, uuid: str, nvml: Any = None) -> None:
         self.nvml = nvml = nvml or importlib.import_module("pynvml")
         nvml.nvmlInit()
-        self.gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+        self.gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
         self.energy: list[tuple[float, int]] = []
         self.rows: list[tuple[float, float, int, int, int]] = []
         self.asked, self.going = 0.0, True

@@ -35,6 +35,7 @@ import torch.nn.functional as F
 
 from benchmarks.gpu.nvml import Sampler
 from benchmarks.gpu.single import A, Step, adamw, attention_back, drawn, empty, meta, sets
+from interlace.bridge.nvml import gpu_uuid
 
 WINDOW_S, SETTLE_S = 1.4, 0.4
 CHUNK_MS = 2.0
@@ -71,7 +72,7 @@ class Bench:
     def __init__(self, index: int) -> None:
         torch.cuda.set_device(index)
         cupy.cuda.Device(index).use()
-        self.sampler = Sampler(index)
+        self.sampler = Sampler(gpu_uuid(index))
         module = cupy.RawModule(code=SOURCE)
         self._rate, self._sleep, self._spin = (module.get_function(name) for name in ("clock_rate", "sleep_ns", "spin_ns"))
         self.flag = cupy.zeros(1, dtype=cupy.int32)

@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks.gpu import alone as alone
 from benchmarks.gpu import nvml
 from benchmarks.gpu.results import NOT_STARTED
+from interlace.bridge.nvml import gpu_uuid
 from interlace.outside import CONNECTIONS_VARIABLE
 from testbed import measure
 from testbed.device import SWITCHES_VARIABLE
@@ -139,6 +140,24 @@ DELAYS = tuple(
     for name, option in (("undelayed", "off"), ("margin-0", "{margin_us: 0}"), ("margin-500", "{margin_us: 500}"))
 )
 """Transfers that are posted as early as possible, or with different margins before their peer is expected."""
+OTHER_SHAPES = {
+    "gpt-h3072-s1536-pp2-m12": "--pp 2 --hidden 3072 --heads 24 --layers 6 --seq-len 1536 --batch-size 24 --micro-batches 12 --vocab 50304",
+    "llama-h3584-kv4-s3072-pp2-m6": "--pp 2 --hidden 3584 --heads 28 --kv-heads 4 --intermediate 9728 --layers 6 --seq-len 3072 "
+    "--batch-size 6 --micro-batches 6 --vocab 32000",
+    "llama-h5120-s3072-mp2-m4": "--mp 2 --hidden 5120 --heads 40 --intermediate 13824 --layers 2 --seq-len 3072 --batch-size 8 "
+    "--micro-batches 4 --vocab 32000",
+    "gpt-h6144-s2048-mp2-sp-m6": "--mp 2 --sequence-parallel --hidden 6144 --heads 48 --layers 2 --seq-len 2048 --batch-size 12 "
+    "--micro-batches 6 --vocab 50304",
+    "gpt-h3072-s1536-dp2-adamw-m6": "--dp 2 --sharding-stage 1 --optimizer adamw --hidden 3072 --heads 24 --layers 5 --seq-len 1536 "
+    "--batch-size 48 --micro-batches 6 --vocab 50304",
+    "llama-h2560-s2560-mp2-m3": "--mp 2 --hidden 2560 --heads 20 --intermediate 6912 --layers 6 --seq-len 2560 --batch-size 18 "
+    "--micro-batches 3 --vocab 32000",
+    "gpt-h2560-s3072-pp2-recomputed-m8": "--pp 2 --recompute mlp --hidden 2560 --heads 20 --layers 10 --seq-len 3072 --batch-size 16 "
+    "--micro-batches 8",
+    "llama-h6144-s1024-pp2-m5": "--pp 2 --hidden 6144 --heads 48 --intermediate 16384 --layers 4 --seq-len 1024 --batch-size 10 "
+    "--micro-batches 5 --vocab 32000",
+}
+"""Cases on two GPUs with widths, depths, sequences and batches that no other case has, to test predictions of steps and gains."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
 CAPTURED = tuple(
     replace(plan, name=f"{plan.name}-captured", config=f"{plan.config}capture: on\n") for plan in (AUTO[0], MIXED, OFFLOADS[1])
@@ -240,6 +259,7 @@ def cases(gpus: int) -> list[Case]:
         ]
         found += [_layers(model, 2048, 1, 2, 2, plans=(*SOME, AUTO[0], DELAYS[0])) for model in models]
         found += [*_wide(), *_data_parallel(), *_peaks(), *_experts(), *_states(), *_layouts(gpus)]
+        found += [Case(name, name.partition("-")[0], 2, (*BIG, *told.split()), (BASELINE, AUTO[0])) for name, told in OTHER_SHAPES.items()]
     if gpus > 3:
         found += [_layers(model, 2048, 2, 2, plans=(*SOME, AUTO[0]), batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
@@ -640,7 +660,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         alone.time_all(args.out, variant, args.gpus)
     wanted = chosen_cases(args.gpus, args.only, args.threads, args.steps)
     ranks = max(args.ranks_at_once or (os.cpu_count() or 1) * 2 // 3, args.gpus)
-    samplers = {gpu: nvml.Sampler(gpu) for gpu in range(args.gpus)} if args.power else {}
+    samplers = {gpu: nvml.Sampler(gpu_uuid(gpu)) for gpu in range(args.gpus)} if args.power else {}
     Bench(args.out, variant, args.device, args.gpus, ranks, time.monotonic() + args.budget, samplers).run(wanted)
     return 0
 

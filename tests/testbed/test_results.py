@@ -393,8 +393,8 @@ class FakeNvml:
     def nvmlInit(self) -> None:
         self.begin = time.perf_counter()
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return uuid
 
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: int) -> int:
         return int((time.perf_counter() - self.begin) * 100) * 5000
@@ -413,7 +413,7 @@ class FakeNvml:
 
 
 def test_the_sampler_reads_power_while_steps_run() -> None:
-    sampler = nvml.Sampler(0, FakeNvml())
+    sampler = nvml.Sampler("GPU-0", FakeNvml())
     begin = time.perf_counter()
     time.sleep(0.3)
     sampler.stop()
@@ -426,7 +426,7 @@ def test_the_sampler_reads_power_while_steps_run() -> None:
 
 def readings(changes: list[tuple[float, int]], clocks: list[tuple[float, int]]) -> nvml.Sampler:
     """A sampler that has read this: millijoules, and MHz at 400 W, by time."""
-    sampler = nvml.Sampler(0, FakeNvml())
+    sampler = nvml.Sampler("GPU-0", FakeNvml())
     sampler.stop()
     sampler.energy, sampler.rows = changes, [(at, 400.0, mhz, 50, 0) for at, mhz in clocks]
     return sampler
