@@ -109,19 +109,6 @@ def _rounded(later_us: float) -> str:
     return f"{round(later_us, 1) + 0.0:.1f} us"  # without the sign of a negative zero
 
 
-@claim
-def calibrated_plans() -> str:
-    """Steps of the baseline and of plans that were made with the calibrated profile."""
-    rows = raw("h100/testbed_calibrated_plans.json")["runs"]
-    by_case = grouped((row["case"], row) for row in rows)
-    said = []
-    for case, found in sorted(by_case.items()):
-        took = {row["plan"]: row["step_ms"] for row in found}
-        gain = 100 * (took["stock"]["median"] / took["auto"]["median"] - 1)
-        said.append(f"{case} {took['stock']['median']:.1f} ms and {took['auto']['median']:.1f} ({gain:+.1f} %)")
-    return f"baseline and `auto` {', '.join(said)}"
-
-
 def _range(values: Iterable[float]) -> str:
     found = sorted(values)
     return f"{found[0]:.2f} to {found[-1]:.2f} ({statistics.median(found):.2f})" if len(found) > 1 else f"{found[0]:.2f}"

@@ -140,6 +140,27 @@ def h100_calibrated_steps() -> str:
 
 
 @claim
+def calibrated_plans() -> str:
+    """Steps of the baseline and of plans that were made with the calibrated profile, and gains as predicted now with two profiles."""
+    measured = raw("h100/testbed_calibrated_plans.json")["runs"]
+    sittings = {row["sitting"] for row in measured}
+    by_profile = [found["runs"] for found in raw("h100/accuracy.json")["devices"].values()]
+    now = [
+        {(row["case"], row["plan"]): row["limited"]["step_ms"] for row in runs if row["sitting"] in sittings and "limited" in row}
+        for runs in by_profile
+    ]
+    rows = []
+    for case, found in sorted(grouped((row["case"], row) for row in measured).items()):
+        plans = {row["plan"]: row for row in found}
+        gains = [median_ms(plans["stock"]) / median_ms(plans["auto"])]
+        gains += [each[case, "stock"] / each[case, "auto"] for each in now]
+        times = (plans[name]["step_ms"] for name in ("stock", "auto"))
+        took = (f"{each['median']:.1f} ({each['min']:.1f} to {each['max']:.1f})" for each in times)
+        rows.append([f"`{case}`", str(found[0]["world"]), *took, *(f"{100 * (gain - 1):+.1f} %" for gain in gains)])
+    return table(["case", "GPUs", "baseline, ms (range)", "`auto`, ms (range)", "gain", "predicted with h100", "with calibrated"], rows)
+
+
+@claim
 def h200_calibrated_steps() -> str:
     """The same on H200s."""
     return _steps_with("h200", "calibrated")
