@@ -60,12 +60,7 @@ class OffloadOptimizerState(Pass, StateOptions, frozen=True, kw_only=True):
             raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
         plan = plan_states(program, measure_states(program, context.cost, context.memory_limit), self)
         context.remarks += plan.remarks()
-        return apply(program, plan)
-
-
-def apply(program: Program, plan: StatePlan) -> Program:
-    """The program with the copies of a plan; decides nothing."""
-    return _Rewrite(program, plan).run() if plan.moves else program
+        return _Rewrite(program, plan).run() if plan.moves else program
 
 
 class _Rewrite:

@@ -13,6 +13,7 @@ import paddle
 from interlace.bridge.attributes import attributes
 from interlace.bridge.blocks import Pairs, blocks_of, inplace_pairs, inside
 from interlace.bridge.layers import LayerNames, name_layers
+from interlace.cpu.ops import type_name
 from interlace.errors import ProgramError
 from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value, describe, operators
 from interlace.ir.kinds import INSIDE, KEYWORD, SHARE_VAR, STACK_CREATE, is_known_comm, ring_of
@@ -334,7 +335,7 @@ def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:
     if source.is_combine():
         return (), "vector", tuple(_tensor_type(t) for t in source.type().as_vec_type().as_list())
     try:
-        return tuple(int(dim) for dim in source.shape), dtype_name(source.dtype), ()
+        return tuple(int(dim) for dim in source.shape), type_name(source.dtype), ()
     except ValueError as error:
         producer = source.get_defining_op()
         layer = attributes(producer).get("struct_name", "")
@@ -345,12 +346,7 @@ def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:
 
 
 def _tensor_type(kind: Any) -> TensorType:
-    return TensorType(tuple(int(dim) for dim in kind.shape), dtype_name(kind.dtype))
-
-
-def dtype_name(dtype: Any) -> str:
-    """The IR's name of a Paddle dtype: `DataType.FLOAT32` is `float32`."""
-    return str(dtype).rpartition(".")[2].lower()
+    return TensorType(tuple(int(dim) for dim in kind.shape), type_name(kind.dtype))
 
 
 def plain(value: Any) -> Any:
@@ -362,7 +358,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, paddle.base.core.DataType):
-        return dtype_name(value)
+        return type_name(value)
     return str(value)
 
 

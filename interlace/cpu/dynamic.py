@@ -63,13 +63,13 @@ class DynamicGroup:
         return Task()
 
     def all_reduce(self, tensor: Any, op: Any, sync_op: bool = True) -> Task:
-        return self._exchange("all_reduce", tensor, tensor, _reduction(op))
+        return self._exchange("all_reduce", tensor, tensor, type_name(op))
 
     def broadcast(self, tensor: Any, root: int, sync_op: bool = True) -> Task:
         return self._exchange("broadcast", tensor, tensor, self._ranks()[root])
 
     def reduce(self, tensor: Any, root: int, op: Any, sync_op: bool = True) -> Task:
-        return self._exchange("reduce", tensor, tensor, _reduction(op), self._ranks()[root])
+        return self._exchange("reduce", tensor, tensor, type_name(op), self._ranks()[root])
 
     def all_gather(self, tensors: list[Any], tensor: Any, sync_op: bool = True) -> Task:
         array, dtype = _read(tensor)
@@ -84,7 +84,7 @@ class DynamicGroup:
         return _write(out, np.concatenate([np.atleast_1d(part) for part in parts]), dtype)
 
     def reduce_scatter_tensor(self, out: Any, tensor: Any, op: Any, sync_op: bool = True) -> Task:
-        return self._exchange("reduce_scatter", tensor, out, _reduction(op))
+        return self._exchange("reduce_scatter", tensor, out, type_name(op))
 
     def all_to_all_tensor(self, out: Any, tensor: Any, sync_op: bool = True) -> Task:
         return self._exchange("all_to_all", tensor, out)
@@ -142,7 +142,3 @@ def _write(tensor: Any, array: Array, dtype: str) -> Task:
     with paddle.no_grad():
         paddle.assign(to_tensor(array, dtype), output=tensor)
     return Task()
-
-
-def _reduction(op: Any) -> str:
-    return str(op).rpartition(".")[2].lower()

@@ -342,9 +342,9 @@ def _guarded(action: Callable[[], Any]) -> Any:
 # -- tensors and arrays ----------------------------------------------------------------------------------------------
 
 
-def type_name(dtype: Any) -> str:
-    """Paddle's name of an element type, as in "bfloat16"."""
-    return str(dtype).rpartition(".")[2].lower()
+def type_name(kind: Any) -> str:
+    """The name of a Paddle dtype or reduction: `DataType.BFLOAT16` is `bfloat16`, `ReduceOp.SUM` is `sum`."""
+    return str(kind).rpartition(".")[2].lower()
 
 
 def to_tensor(array: Array, dtype: str) -> Any:

@@ -87,9 +87,8 @@ class Edit:
         """Let every reader of value `old` read `new`."""
         self._renamed[old] = new
 
-    def build(self, order: Sequence[int] | None = None) -> Program:
-        """The new program; `order` lists op ids in their new order, and without it the order stays. Raises ProgramError if a change is at
-        an operation that the program does not have, or `order` does not list each operation of the new program once."""
+    def build(self) -> Program:
+        """The new program. Raises ProgramError if a change is at an operation that the program does not have."""
         lost = sorted({*self._before, *self._after, *self._replaced} - {op.id for op in self.program.ops})
         if lost:
             raise ProgramError(f"edit: changes at {lost}, which the program does not have; name operations of the given program")
@@ -100,8 +99,6 @@ class Edit:
             ops += self._after.get(op.id, ())
         if self._renamed:
             ops = [self._with_renamed(op) for op in ops]
-        if order is not None:
-            ops = _in_order(ops, order)
         live = {value for op in ops for value in op.results}
         return self.program.with_ops(ops, [value for value in self._values if value.id in live])
 
@@ -115,14 +112,3 @@ def with_items(jobs: Sequence[Job], before: Added, after: Added) -> tuple[Job, .
     """The jobs with op instances inserted right before and after others."""
     every = ((job, (each for item in job.items for each in (*before.get(item, ()), item, *after.get(item, ())))) for job in jobs)
     return tuple(msgspec.structs.replace(job, items=tuple(items)) for job, items in every)
-
-
-def _in_order(ops: Sequence[Op], order: Sequence[int]) -> list[Op]:
-    by_id = {op.id: op for op in ops}
-    wrong = {"names": sorted(set(order) - by_id.keys()), "leaves out": sorted(by_id.keys() - set(order))}
-    for what, ids in wrong.items():
-        if ids:
-            raise ProgramError(f"edit: the order {what} {ids}; expected each operation of the new program once")
-    if len(order) != len(by_id):
-        raise ProgramError(f"edit: the order names {sorted({k for k in order if order.count(k) > 1})} twice; expected each operation once")
-    return [by_id[op_id] for op_id in order]

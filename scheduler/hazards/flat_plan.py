@@ -115,18 +115,12 @@ class FlatPlan:
 def flatten(program: Program, serial: bool = False) -> FlatPlan:
     """Flatten a plan; O(ops + operands + op instances). A program without jobs runs one micro-batch after the other. With `serial`, all
     operations are on one stream."""
-    same = _known_accesses(program, program.pipeline)
+    same = _accesses_of(program, program.pipeline)
     shared = {name: getattr(same, name) for name in ("reads", "writes", "views", "storages", "baseline", "tables")}
     plan = FlatPlan(program, **shared)
     _add_items(plan, serial)
     _find_omitted(plan)
     return plan
-
-
-@once_per_ops_and
-def _known_accesses(program: Program, pipeline: Pipeline) -> FlatPlan:
-    """Accesses, computed once per pipeline: plans of the same operations differ only in jobs and events."""
-    return _accesses_of(program)
 
 
 def writers_of(plan: FlatPlan, item: OpInstance) -> list[OpInstance] | None:
@@ -151,8 +145,10 @@ def is_used_beside(plan: FlatPlan, item: OpInstance) -> bool:
     )
 
 
-def _accesses_of(program: Program) -> FlatPlan:
-    """A plan with the accesses of each operation, whose columns over op instances are empty."""
+@once_per_ops_and
+def _accesses_of(program: Program, pipeline: Pipeline) -> FlatPlan:
+    """A plan with the accesses of each operation, whose columns over op instances are empty. Computed once per pipeline: plans of the same
+    operations differ only in jobs and events."""
     plan, writers = FlatPlan(program), _Writers(program)
     plan.storages = writers.storages.storages
     for position, op in enumerate(program.ops):

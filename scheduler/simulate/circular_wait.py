@@ -27,32 +27,25 @@ def explain_stall(sim: SimInput, end: Ints) -> str:
 
 def _blocker(sim: SimInput, end: Ints, item: int) -> tuple[int, str]:
     """An unfinished op instance that this one waits for (-1: one that no rank issues), and the reason as text."""
-    at = sim.rank_index(item)
-    before = range(int(sim.first[at]), item)
+    if held := _held(sim, end, item):
+        return held
+    meet = int(sim.meet[item])
+    if meet < 0:
+        return int(sim.follow[item]), f"the message of {sim.describe(int(sim.follow[item]))}"
+    if meet in sim.absent:
+        return -1, f"its mates: {sim.absent[meet]}"
+    mate = next(k for k in sim.mates_at(meet) if k != item and _held(sim, end, k))
+    return mate, f"its mate, {sim.describe(mate)}"
+
+
+def _held(sim: SimInput, end: Ints, item: int) -> tuple[int, str] | None:
+    """As `_blocker`; None if an unfinished op instance waits only for its mates or its message."""
+    before = range(int(sim.first[sim.rank_index(item)]), item)
     awaited = next((int(sim.awaits[k]) for k in before if sim.awaits[k] >= 0 and end[sim.awaits[k]] < 0), -1)
     if awaited >= 0:
         return awaited, f"the host, which waits for {sim.describe(awaited)}"
     ahead = next((k for k in before if sim.stream[k] == sim.stream[item] and end[k] < 0), -1)
     if ahead >= 0:
         return ahead, f"its stream, where {sim.describe(ahead)} comes first"
-    for k in sim.needs(item):
-        if end[k] < 0:
-            return k, f"{sim.describe(k)}"
-    meet = int(sim.meet[item])
-    if meet < 0:
-        return int(sim.follow[item]), f"the message of {sim.describe(int(sim.follow[item]))}"
-    if meet in sim.absent:
-        return -1, f"its mates: {sim.absent[meet]}"
-    mate = next(k for k in sim.mates_at(meet) if k != item and not _is_ready(sim, end, k))
-    return mate, f"its mate, {sim.describe(mate)}"
-
-
-def _is_ready(sim: SimInput, end: Ints, item: int) -> bool:
-    """Whether an unfinished op instance waits only for its mates."""
-    at = sim.rank_index(item)
-    before = range(int(sim.first[at]), item)
-    return (
-        not any(sim.awaits[k] >= 0 and end[sim.awaits[k]] < 0 for k in before)
-        and not any(end[k] < 0 and sim.stream[k] == sim.stream[item] for k in before)
-        and not (end[sim.needs(item)] < 0).any()
-    )
+    needed = next((k for k in sim.needs(item) if end[k] < 0), None)
+    return None if needed is None else (needed, sim.describe(needed))

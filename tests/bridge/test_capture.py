@@ -13,9 +13,10 @@ paddle = pytest.importorskip("paddle")
 from paddle.distributed.auto_parallel.static.process_group import new_process_group, remove_process_group  # noqa: E402
 
 from interlace.bridge.attributes import attributes  # noqa: E402
-from interlace.bridge.capture import Captured, capture, complete_roles, dtype_name, fused_parameters, plain, with_group  # noqa: E402
+from interlace.bridge.capture import Captured, capture, complete_roles, fused_parameters, plain, with_group  # noqa: E402
 from interlace.bridge.lower import lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
+from interlace.cpu.ops import type_name  # noqa: E402
 from interlace.errors import ProgramError  # noqa: E402
 from interlace.ir import (  # noqa: E402
     ABSENT,
@@ -430,7 +431,7 @@ def test_attributes_are_plain_data() -> None:
     assert plain(paddle.base.core.DataType.BFLOAT16) == "bfloat16"
     assert plain([1, (2.5, float("inf"))]) == [1, [2.5, "inf"]]
     assert plain(paddle.CPUPlace()) == "Place(cpu)"
-    assert dtype_name("DataType.FLOAT8_E4M3FN") == "float8_e4m3fn"
+    assert type_name("DataType.FLOAT8_E4M3FN") == "float8_e4m3fn"
 
 
 def test_an_attribute_that_paddle_cannot_give_stays_opaque_and_is_lowered_as_it_is() -> None:

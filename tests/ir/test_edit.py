@@ -69,20 +69,6 @@ def test_what_is_put_beside_a_replaced_operation_stays() -> None:
     assert names(edit.build()) == ["data", "sin", "cos", "relu"]
 
 
-def test_an_order_is_taken_and_must_be_whole() -> None:
-    """Interrupts. No operation is lost by an order that leaves it out."""
-    edit = Edit(program())
-    extra = edit.op("pd_op.sin", [5], [ROW], like=edit.program.ops[0])
-    edit.after(9, [extra])
-    assert [op.id for op in edit.build([3, 10, 4, 9]).ops] == [3, 10, 4, 9]
-    with pytest.raises(ProgramError, match=r"order leaves out \[9\]"):
-        edit.build([3, 10, 4])
-    with pytest.raises(ProgramError, match=r"order names \[77\]"):
-        edit.build([3, 10, 4, 9, 77])
-    with pytest.raises(ProgramError, match=r"order names \[4\] twice"):
-        edit.build([3, 10, 4, 4, 9])
-
-
 def test_changes_at_an_operation_that_is_not_there_are_refused() -> None:
     """Interrupts. Not dropped in silence."""
     for change in ("before", "after", "replace"):

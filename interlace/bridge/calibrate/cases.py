@@ -15,12 +15,13 @@ import paddle
 import paddle.nn.functional as F
 from paddle.base.libpaddle import pir
 
-from interlace.bridge.capture import Captured, capture, dtype_name, operand_sources
+from interlace.bridge.capture import Captured, capture, operand_sources
 from interlace.bridge.guard import fault_of
 from interlace.bridge.lower import CLONE
 from interlace.bridge.probe.bench import Case
 from interlace.cost_model.base import tables_of
 from interlace.cost_model.work import TRANSPOSES, Dims, Part, work_of
+from interlace.cpu.ops import type_name
 from interlace.interrupts import uninterrupted
 from interlace.ir import Op
 from interlace.ir.kinds import is_boundary
@@ -193,7 +194,7 @@ def _cloned(part: Part, captured: Captured, number: int) -> Case:
 
         return add
 
-    return Case(part, [(tuple(value.shape), dtype_name(value.dtype)) for value in read.values()], prepare)
+    return Case(part, [(tuple(value.shape), type_name(value.dtype)) for value in read.values()], prepare)
 
 
 # -- programs --------------------------------------------------------------------------------------------------------

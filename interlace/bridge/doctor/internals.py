@@ -123,11 +123,6 @@ def missing_for(*features: Feature) -> str:
     return "; ".join(each.found for each in check_internals() if each.verdict == "fails" and set(each.rests) & set(features))
 
 
-def names() -> set[str]:
-    """The full names of all internals that are looked for."""
-    return {f"{each.owner}.{name.partition('/')[0]}" for each in KNOWN for name in each.names.split()}
-
-
 def _missing(each: Internals) -> list[str]:
     """Names that are missing, or take another number of parameters."""
     try:

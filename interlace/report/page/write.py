@@ -14,11 +14,6 @@ MARK = "/*DATA*/"
 """Placeholder for the data in a template."""
 
 
-def html(page: Page) -> str:
-    """The whole file; it needs nothing else, from the network or from disk."""
-    return filled(template(), page)
-
-
 def filled(template: str, document: msgspec.Struct) -> str:
     """A page with its data in it; equal data give equal bytes."""
     data = msgspec.json.encode(document, order="deterministic").decode()
@@ -32,5 +27,5 @@ def template() -> str:
 
 
 def write_page(page: Page, path: str | Path) -> None:
-    """Write the file; equal plans give equal bytes."""
-    write_whole(Path(path), html(page).encode())
+    """Write the file, which needs nothing else, from the network or from disk; equal plans give equal bytes."""
+    write_whole(Path(path), filled(template(), page).encode())
