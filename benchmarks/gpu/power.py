@@ -1,6 +1,6 @@
 """Power, clock and energy of kernels on one GPU, and of collectives on several, with PyTorch, CuPy and NVML; no GPU setting is changed.
 
-    python -m benchmarks.gpu.power OUT.json        (all GPUs at the same time; about four minutes; does not use Interlace)
+    python -m benchmarks.gpu.power OUT.json        (all GPUs at the same time; about four minutes; needs no Paddle)
 
 Clocks are measured on the device: a thread counts its cycles during 20 us of the global timer. Energy is NVML's counter, read when it
 changes, so that a window's mean power is exact. Gaps are made by a thread that sleeps on the device (`wait`), and have exact lengths. Data

@@ -1,6 +1,6 @@
 """Measure on GPUs: `python -m benchmarks.gpu.training --gpus N --out FOLDER`.
 
-Times single operations, and the host's time per operation and per job, then trains GPT and Llama layers of hidden size 4096 with Paddle's
+Times single operations, and the host's time per operation and per job, then trains GPT and Llama layers, mostly of hidden size 4096, with Paddle's
 baseline and with Interlace plans. Many runs are prepared at once; each is measured while no other run uses its GPUs. A JSON file is written
 for each case as soon as it has results: machine, versions, step times with their spread, peak memory, losses, a summary of the traced step.
 Traces, and every rank's program and plan, are stored beside them; `benchmarks.gpu.results` collects and prints the results. `--power` adds
@@ -157,7 +157,7 @@ OTHER_SHAPES = {
     "llama-h6144-s1024-pp2-m5": "--pp 2 --hidden 6144 --heads 48 --intermediate 16384 --layers 4 --seq-len 1024 --batch-size 10 "
     "--micro-batches 5 --vocab 32000",
 }
-"""Cases on two GPUs with widths, depths, sequences and batches that no other case has, to test predictions of steps and gains."""
+"""Cases on two GPUs with combinations of width, depth, sequence and batch that no other case has, to test predictions."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
 CAPTURED = tuple(
     replace(plan, name=f"{plan.name}-captured", config=f"{plan.config}capture: on\n") for plan in (AUTO[0], MIXED, OFFLOADS[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import pytest
@@ -120,20 +120,30 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 class Pair:
     """Two ranks; an operation of kind `fails` fails on the other one."""
 
+    topics: ClassVar[list[str]] = []
+
     def __init__(self, fails: str) -> None:
         self.fails = fails
+        self.topics.clear()
 
     def gather(self, topic: str, mine: bytes) -> list[bytes]:
-        theirs = "no kernel" if self.fails and topic.startswith(f"whether {self.fails} of ") else ""
+        from interlace.bridge.guard import Fault
+
+        self.topics.append(topic)
+        theirs = Fault("no kernel") if self.fails and topic.startswith(f"whether {self.fails} of ") else Fault()
         return [mine, msgspec.msgpack.encode(theirs)]
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
-    [({"here": ("gelu",)}, "RuntimeError: out of memory"), ({"there": "gelu"}, "rank 1: no kernel")],
+    [({"here": ("gelu",)}, "rank 0: RuntimeError: out of memory"), ({"there": "gelu"}, "rank 1: no kernel")],
 )
 def test_an_operation_that_fails_on_one_rank_is_left_out_on_all(measured: Callable[..., Any], given: dict[str, Any], why: str) -> None:
+    """Both ranks ask each other the same, whoever fails, so that neither waits for the other."""
+    measured()
+    asked = [*Pair.topics]
     found = measured(**given)
+    assert Pair.topics == asked
     assert {row.op for row in found.rows} == {"gemm:any", "attention"}
     assert found.failed == (f"gelu of bfloat16 beside others: {why}",)
 

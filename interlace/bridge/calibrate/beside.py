@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from interlace.bridge.calibrate.factors import Factors, Round, Times, factors
 from interlace.bridge.calibrate.messages import BACK, COLLECTIVES, DTYPE, Message, elements_of
-from interlace.bridge.guard import fault_of
+from interlace.bridge.guard import Fault, agreed, attempt, fault_of
 from interlace.bridge.probe.bench import Bench, Case, Inputs, Runner, fill
 from interlace.cost_model.interference import RESULT, TRANSFER, WAIT
 from interlace.cost_model.profile import Interference
@@ -28,7 +28,7 @@ from interlace.cost_model.work import Part
 from interlace.grouping import grouped
 from interlace.ir.program import DTYPE_BYTES
 from interlace.passes.name_streams import NameStreams
-from interlace.planning.peers import Peers, gather
+from interlace.planning.peers import Peers
 
 ops: Any = paddle._C_ops
 COLLECTIVE_BYTES, COPY_BYTES, TRANSFER_BYTES, SLOW_BYTES = 1 << 30, 1 << 28, 1 << 26, 1 << 22
@@ -227,7 +227,8 @@ def measured_beside(
         rank: This rank.
         peers: Connection to the other ranks; None if there is one rank.
 
-    Raises what Paddle raises if an operation fails beside a message that ran without one.
+    Raises what Paddle raises if a message fails, or an operation beside one that ran alone on all ranks; the launcher must then end the
+    other ranks. Raises PlanError if ranks measure different operations.
     """
     groups = groups or {}
     lab = Lab(bench, NUM_QUICK if quick else NUM_ROUNDS, groups[max(groups)] if groups else None, peers)
@@ -269,20 +270,19 @@ def measured_beside(
 
 
 def _timed(lab: Lab, case: Case, failed: Failed) -> tuple[Inputs, float] | None:
-    """Inputs of an operation and about how long it takes, in seconds; None, with the reason in `failed`, if it fails on a rank, as the
-    others would wait for that rank in each round."""
-    inputs, why = None, ""
-    try:
+    """Inputs of an operation and about how long it takes, in seconds; None, with the reason in `failed`, if it fails on a rank: the others
+    would wait for that rank in each round."""
+
+    def tried() -> Inputs:
         inputs = lab.bench.inputs(case)
-        lab.bench.runner(lambda: fill(case, 1), inputs=inputs)()
-    except Exception as error:  # Paddle raises many classes: the device may lack this kernel
-        why = fault_of(error).text
-    reasons = gather(lab.peers, f"whether {case.part.kind} of {case.part.dtype} runs", why)
-    first = next((rank for rank, each in enumerate(reasons) if each), None)
-    if inputs is not None and first is None:
+        lab.bench.runner(lambda: fill(case, SEVERAL, lambda: lab.bench.add_lead(LEAD_S)), inputs=inputs)()
+        return inputs
+
+    name, (inputs, failure) = f"{case.part.kind} of {case.part.dtype}", attempt(tried)  # Paddle raises many classes
+    verdict = agreed(lab.peers, f"whether {name} runs, {dict(case.part.dims)}", fault_of(failure) if failure else Fault())
+    if verdict is None:
         return inputs, lab.each_s(case, inputs)
-    reason = why or f"rank {first}: {reasons[first or 0]}"
-    failed.setdefault(f"beside others: {reason}", {})[f"{case.part.kind} of {case.part.dtype}"] = None
+    failed.setdefault(f"beside others: {verdict.text(lab.everyone.nranks if lab.everyone else 1)}", {})[name] = None
     return None
 
 
