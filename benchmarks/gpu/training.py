@@ -1,10 +1,10 @@
 """Measure on GPUs: `python -m benchmarks.gpu.training --gpus N --out FOLDER`.
 
-Times single operations, and the host's time per operation and per job, then trains GPT and Llama layers, mostly of hidden size 4096, with Paddle's
-baseline and with Interlace plans. Many runs are prepared at once; each is measured while no other run uses its GPUs. A JSON file is written
-for each case as soon as it has results: machine, versions, step times with their spread, peak memory, losses, a summary of the traced step.
-Traces, and every rank's program and plan, are stored beside them; `benchmarks.gpu.results` collects and prints the results. `--power` adds
-power, clock, temperature and energy of each GPU during the measured steps, read from NVML (nvidia-ml-py).
+Times single operations, and the host's time per operation and per job, then trains GPT and Llama layers, mostly of hidden size 4096, with
+Paddle's baseline and with Interlace plans. Many runs are prepared at once; each is measured while no other run uses its GPUs. A JSON file
+is written for each case as soon as it has results: machine, versions, step times with their spread, peak memory, losses, a summary of the
+traced step. Traces, and every rank's program and plan, are stored beside them; `benchmarks.gpu.results` collects and prints the results.
+`--power` adds power, clock, temperature and energy of each GPU during the measured steps, read from NVML (nvidia-ml-py).
 """
 
 from __future__ import annotations
