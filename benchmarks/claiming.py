@@ -44,6 +44,11 @@ def median_ms(row: Row) -> float:
     return float(row["step_ms"]["median"])
 
 
+def ms_and_range(row: Row) -> str:
+    """The median of a run's steps, the fastest and the slowest, in milliseconds."""
+    return f"{median_ms(row):.1f} ({row['step_ms']['min']:.1f} to {row['step_ms']['max']:.1f})"
+
+
 def span(values: Iterable[float], digits: int = 1) -> str:
     """The range of some shares, in percent.
 

@@ -6,7 +6,7 @@ import statistics
 import sys
 from collections.abc import Iterable, Sequence
 
-from claiming import ROOT, Row, by_case, claim, median_ms, raw, span, table
+from claiming import ROOT, Row, by_case, claim, median_ms, ms_and_range, raw, span, table
 
 sys.path.insert(0, str(ROOT))
 
@@ -16,7 +16,7 @@ from benchmarks.gpu.training import LONG_RUN, WARM_OF_LONG
 from interlace.grouping import grouped
 from interlace.report import accuracy
 
-SETTLED = "h100/testbed_settled.json"
+SETTLED, CALIBRATED_PLANS = "h100/testbed_settled.json", "testbed_calibrated_plans.json"
 KINDS = (
     ("products", ("gemm",)),
     ("attention", ("attention",)),
@@ -142,21 +142,14 @@ def h100_calibrated_steps() -> str:
 @claim
 def calibrated_plans() -> str:
     """Steps of the baseline and of plans that were made with the calibrated profile, and gains as predicted now with two profiles."""
-    measured = raw("h100/testbed_calibrated_plans.json")["runs"]
-    sittings = {row["sitting"] for row in measured}
-    by_profile = [found["runs"] for found in raw("h100/accuracy.json")["devices"].values()]
-    now = [
-        {(row["case"], row["plan"]): row["limited"]["step_ms"] for row in runs if row["sitting"] in sittings and "limited" in row}
-        for runs in by_profile
-    ]
+    profiles = [found["runs"] for found in raw("h100/accuracy.json")["devices"].values()]
+    h100, calibrated = ({(row["case"], row["plan"]): row for row in runs if row["file"] == CALIBRATED_PLANS} for runs in profiles)
     rows = []
-    for case, found in sorted(grouped((row["case"], row) for row in measured).items()):
-        plans = {row["plan"]: row for row in found}
-        gains = [median_ms(plans["stock"]) / median_ms(plans["auto"])]
-        gains += [each[case, "stock"] / each[case, "auto"] for each in now]
-        times = (plans[name]["step_ms"] for name in ("stock", "auto"))
-        took = (f"{each['median']:.1f} ({each['min']:.1f} to {each['max']:.1f})" for each in times)
-        rows.append([f"`{case}`", str(found[0]["world"]), *took, *(f"{100 * (gain - 1):+.1f} %" for gain in gains)])
+    for case, found in by_case(f"h100/{CALIBRATED_PLANS}").items():
+        gains = [median_ms(found["stock"]) / median_ms(found["auto"])]
+        gains += [now[case, "stock"]["limited"]["step_ms"] / now[case, "auto"]["limited"]["step_ms"] for now in (h100, calibrated)]
+        took = (ms_and_range(found[plan]) for plan in ("stock", "auto"))
+        rows.append([f"`{case}`", str(found["stock"]["world"]), *took, *(f"{100 * (gain - 1):+.1f} %" for gain in gains)])
     return table(["case", "GPUs", "baseline, ms (range)", "`auto`, ms (range)", "gain", "predicted with h100", "with calibrated"], rows)
 
 
@@ -242,9 +235,8 @@ def back_to_back() -> str:
             if plan in found:
                 row = found[plan]
                 step, expected = median_ms(row), row["simulated"]["limited"]["step_ms"]
-                took = f"{step:.1f} ({row['step_ms']['min']:.1f} to {row['step_ms']['max']:.1f})"
                 gains = ("", "") if plan == "stock" else (f"{gain:+.1f} %" for gain in _gains(found, plan))
-                rows.append([f"`{case}`", name, took, f"{expected:.1f} ({100 * (expected / step - 1):+.1f} %)", *gains])
+                rows.append([f"`{case}`", name, ms_and_range(row), f"{expected:.1f} ({100 * (expected / step - 1):+.1f} %)", *gains])
     return table(["case", "plan", "step, ms (range)", "simulated", "gain", "gain, simulated"], rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from claiming import Row, by_case, claim, fullest_gb, raw, table
+from claiming import Row, by_case, claim, fullest_gb, ms_and_range, raw, table
 
 NAMES = {
     "stock": "Paddle's baseline",
@@ -60,7 +60,7 @@ def _table(card: str, file: str = "testbed_states") -> str:
                 [
                     case.partition("-")[0],
                     name,
-                    f"{step:.1f} ({row['step_ms']['min']:.1f} to {row['step_ms']['max']:.1f})",
+                    ms_and_range(row),
                     f"{expected:.1f} ({100 * (expected / step - 1):+.1f} %)",
                     f"{fullest_gb(row, 'allocated', 'outside'):.2f}",
                     f"{in_use:.2f}{of_stock}",
