@@ -48,8 +48,9 @@ def main(args: argparse.Namespace) -> int:
     os.environ.update(with_connections())  # as in training, where streams must not share a connection either
     base, (rank, world) = _checked(args), started_ranks()
     with paddle_on(args.target) as target, Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
+        from interlace.bridge.agree import peers_of_run
         from interlace.bridge.calibrate.communication import communication_of_run
-        from interlace.bridge.calibrate.measure import calibrate, completed
+        from interlace.bridge.calibrate.measure import calibrate, calibrate_power, completed
         from interlace.bridge.probe.bench import bench_of, paddle_settings
         from interlace.bridge.profiles import known_name
         from interlace.bridge.targets.choose import choose_device, use_place
@@ -61,9 +62,12 @@ def main(args: argparse.Namespace) -> int:
             raise ConfigError(f"--base {args.base}: is a profile of {base.device}, but a CPU is measured; leave --base out")
         with paddle_settings():
             communication = communication_of_run(bench, args.quick)
+        peers = None if communication.why_not else peers_of_run()
         if rank:
+            if peers:
+                calibrate_power(bench, args.quick, peers)
             return 0
-        found = calibrate(bench, communication, args.quick, args.date, _command(args, world))
+        found = calibrate(bench, communication, args.quick, args.date, _command(args, world), peers)
     measured = found.profile
     profile = completed(measured, base, args.base) if base else measured
     path = save_profile(profile, args.output)

@@ -49,16 +49,8 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float = DEFAULT_TIME
     paddle.set_flags({"FLAGS_new_executor_sequential_run": True})
     dynamic.patch(transport)
     half.patch()
-    patch_engine(prepare_program)
+    patch_engine(ops.rewrite_program)
     return transport
-
-
-def prepare_program(program: Any, job: str) -> dict[str, int]:
-    """Rewrite the communication of one program for CPU processes, in place; `job` names the program in errors. Returns how many operations
-    of each name were replaced."""
-    from interlace.cpu import ops
-
-    return ops.rewrite_program(program, job)
 
 
 def patch_engine(prepare: Callable[[Any, str], Any]) -> None:

@@ -50,8 +50,8 @@ def require_one_topic(topics: Sequence[str]) -> None:
     other = first_other(topics)
     if other is not None:
         raise TopicError(
-            f"ranks 0 and {other} planned with different options: one is at {topics[0]!r}, the other at {topics[other]!r}; "
-            "give every rank the same configuration"
+            f"ranks 0 and {other} have different options: one is at {topics[0]!r}, the other at {topics[other]!r}; "
+            "give every rank the same configuration and kind of device"
         )
 
 

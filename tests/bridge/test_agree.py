@@ -196,8 +196,8 @@ def test_a_rank_at_another_topic_is_told_to_all_through_the_store(agree: Any, st
     assert (
         texts
         == [
-            "ranks 0 and 2 planned with different options: one is at 'stages', the other at 'offload'; give every rank the same "
-            "configuration"
+            "ranks 0 and 2 have different options: one is at 'stages', the other at 'offload'; give every rank the same "
+            "configuration and kind of device"
         ]
         * 3
     )

@@ -7,6 +7,8 @@ import dataclasses
 import json
 import os
 import signal
+from contextlib import nullcontext
+from threading import local
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from interlace.cli import calibrate as command
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import ConfigError
 from interlace.interrupts import as_interrupts
+from tests.together import in_threads
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -174,6 +177,41 @@ def test_power_is_measured_of_the_largest_of_each_kind_and_of_three_sizes_of_pro
         assert len({load.size for load in few}) == len(few) == 2, "each once"
     assert (loads[0].count, loads[0].row_s) == (2, 8e-3)
     assert twice_s > once_s > 0
+
+
+@pytest.mark.paddle
+def test_all_ranks_measure_their_power_at_the_same_time_and_the_first_takes_the_mean(monkeypatch):
+    """What fails on one of them only is named with its rank, and its power is left out."""
+    from interlace.bridge.calibrate import measure
+    from interlace.bridge.targets.cpu import CpuDevice
+
+    power = load_profile("h200").power
+    assert power is not None
+    here = local()
+    own = [(power, ""), (msgspec.structs.replace(power, limit_w=power.limit_w + 8), ""), (None, "the driver gives no energy")]
+    monkeypatch.setattr(CpuDevice, "gpu_index", lambda self: 0)
+    monkeypatch.setattr(measure, "op_samples", lambda *given: given[-1].update({"gelu of float32": "no kernel"}) or ([], []))
+    monkeypatch.setattr(measure, "power_of", lambda bench, measured: own[here.rank])
+    monkeypatch.setattr(measure, "paddle_settings", nullcontext)  # which are those of the process, not of a thread
+    failed = {"silu of float32": "no kernel"}
+
+    def act(rank, peers):
+        here.rank = rank
+        if rank:
+            return measure.calibrate_power(bench_of_cpu(), True, peers)
+        return measure.common_power(bench_of_cpu(), [], failed, peers)
+
+    (found, why), *_ = in_threads(act, range(3))
+    assert (found.limit_w, why) == (round(power.limit_w + 4, 1), "")
+    assert found.note.startswith(f"2 devices, held at {power.limit_w:.0f} to {power.limit_w + 8:.0f} W; ")
+    assert failed == {
+        "silu of float32": "no kernel",
+        "gelu of float32 on rank 1": "no kernel",
+        "gelu of float32 on rank 2": "no kernel",
+        "power of rank 2": "the driver gives no energy",
+    }
+    own[0] = (None, "nvidia-ml-py is not installed")
+    assert in_threads(act, range(3))[0] == (None, "nvidia-ml-py is not installed")
 
 
 @pytest.mark.paddle

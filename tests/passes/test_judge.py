@@ -212,7 +212,7 @@ def test_ranks_at_different_topics_are_told() -> None:
         return peers.gather(topic, topic.encode())
 
     assert in_threads(say, ["plan", "plan"]) == [[b"plan", b"plan"]] * 2
-    with pytest.raises(PlanError, match="ranks 0 and 1 planned with different options: one is at 'plan', the other at 'offload'"):
+    with pytest.raises(PlanError, match="ranks 0 and 1 have different options: one is at 'plan', the other at 'offload'"):
         in_threads(say, ["plan", "offload"])
 
 

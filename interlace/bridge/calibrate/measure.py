@@ -28,7 +28,7 @@ from interlace.bridge.calibrate.communication import Communication
 from interlace.bridge.calibrate.copies import copy_samples
 from interlace.bridge.calibrate.cpu_collectives import GROUP, cpu_collectives
 from interlace.bridge.calibrate.host import host_costs
-from interlace.bridge.calibrate.power import ADDED_UNKNOWN, Load, power_part
+from interlace.bridge.calibrate.power import ADDED_UNKNOWN, Load, of_devices, power_part
 from interlace.bridge.guard import fault_of
 from interlace.bridge.nvml import find_gpu
 from interlace.bridge.probe.bench import MOST_OPS, Bench, Case, fill, paddle_settings
@@ -41,6 +41,7 @@ from interlace.cost_model.work import Part
 from interlace.errors import ConfigError
 from interlace.grouping import grouped
 from interlace.installed import versions
+from interlace.planning.peers import Peers, gather
 
 MEASURABLE = 1.0
 """An operation counts as measured if its time without the host's share is at least this multiple of that share."""
@@ -63,8 +64,10 @@ class Calibrated(NamedTuple):
     failed: tuple[str, ...]
 
 
-def calibrate(bench: Bench, communication: Communication, quick: bool = False, today: str = "", command: str = "") -> Calibrated:
-    """Measure a device. Takes some minutes, or less than one when `quick` (fewer sizes, shorter runs).
+def calibrate(
+    bench: Bench, communication: Communication, quick: bool = False, today: str = "", command: str = "", peers: Peers | None = None
+) -> Calibrated:
+    """Measure a device, and the power of several. Takes some minutes, or less than one when `quick` (fewer sizes, shorter runs).
 
     Args:
         bench: The device.
@@ -72,6 +75,7 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
         quick: Whether to measure less.
         today: Date for the profile's provenance; empty for the current date.
         command: The command for the profile's provenance.
+        peers: The ranks of a run, of which this is the first and the others are in `calibrate_power`; None if there is one.
 
     Raises:
         ConfigError: No elementwise operation could be measured, as on a busy machine, or the device stopped working.
@@ -82,8 +86,8 @@ def calibrate(bench: Bench, communication: Communication, quick: bool = False, t
         host, found = host_costs(bench, quick), cases(bench.is_fast, quick, failed)
         samples, measured = op_samples(bench, found, host.op_ns, failed)
         matrix_flops, memory_rate = _matrix_rates(samples), _memory_rate(samples, failed)
+        power, no_power = common_power(bench, measured, failed, peers)
         copies = () if is_host else _copies(device, quick, failed)
-        power, no_power = power_of(bench, measured)
     reasons = [f"{name}: {why}" for name, why in failed.items()]
     reasons += [f"{message}: its time does not differ from noise" for message in communication.noise]
     reasons += communication.beside.failed
@@ -170,6 +174,37 @@ PRODUCT_SIZES = (0.3, 0.6)
 """Products and attention draw less power at small sizes. Besides the largest, these sizes are measured, as fractions of the sorted list."""
 LEAST_LOAD_NS = 30_000
 """The shortest kernel whose power is measured: with shorter ones the gaps between kernels dominate."""
+
+
+class _Drawn(msgspec.Struct, frozen=True):
+    """What a rank sends of its device: its power, or why it was not measured, and operations that failed there."""
+
+    power: Power | None
+    why_not: str
+    failed: dict[str, str]
+
+
+def calibrate_power(bench: Bench, quick: bool, peers: Peers) -> None:
+    """What all ranks but the first do while that one is in `calibrate`: measure the power of their own GPU, at the same time, as GPUs of a
+    host differ by some percent."""
+    with paddle_settings():
+        failed, is_gpu = dict[str, str](), bench.device.gpu_index() is not None
+        measured = op_samples(bench, cases(bench.is_fast, quick, failed), 0.0, failed)[1] if is_gpu else []
+        common_power(bench, measured, failed, peers)
+
+
+def common_power(
+    bench: Bench, measured: Sequence[tuple[Case, float]], failed: dict[str, str], peers: Peers | None
+) -> tuple[Power | None, str]:
+    """The mean of the power of all ranks' devices, or None and the reason. Adds to `failed` what failed on other ranks only."""
+    own = _Drawn(*power_of(bench, measured), failed)
+    every = gather(peers, "power", own) if bench.device.gpu_index() is not None else [own]
+    for rank, each in enumerate(every):
+        failed.update({f"{name} on rank {rank}": why for name, why in each.failed.items() if name not in own.failed})
+        if own.power and not each.power:
+            failed[f"power of rank {rank}"] = each.why_not
+    found = [each.power for each in every if each.power]
+    return (of_devices(found), "") if own.power else (None, own.why_not)
 
 
 def power_of(bench: Bench, measured: Sequence[tuple[Case, float]]) -> tuple[Power | None, str]:

@@ -13,13 +13,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import linear_regression, median
+from statistics import fmean, linear_regression, median
 from typing import NamedTuple, Protocol
 
-from interlace.cost_model.profile import Power, PowerSample
+import msgspec
 
-WINDOW_S, PAUSED_S, SETTLE_S = 1.6, 4.8, 0.3
-"""Seconds that a kernel runs while its energy is counted, without and with pauses; and before that, until the clock is steady."""
+from interlace.cost_model.profile import Power, PowerSample
+from interlace.grouping import grouped
+
+WINDOW_S, PAUSED_S, MIXED_S, SETTLE_S = 1.6, 4.8, 1.5, 0.3
+"""Seconds that a kernel runs while its energy is counted, without and with pauses, and alternating with another; and before that, until the
+clock is steady."""
 AHEAD_S, MOST_AHEAD = 0.25, 400
 """Work that the host issues before it waits for the device: these seconds, in which the wait is negligible, and at most this number of
 kernels. CUDA queues about a thousand; with more the host would block, and then read the clock of an idle device."""
@@ -128,12 +132,13 @@ def power_part(
         gpu: Readings of the device.
         now, sleep: The time, in seconds; tests replace it.
     """
-    meter = _Meter(gpu, now, sleep)
+    meter = Meter(gpu, now, sleep)
     heavy = max((load for load in loads if load.kind == HEAVY), key=lambda load: load.size, default=None)
     lower = _rows(heavy, HEAVY_S) if heavy else None
     measured = [meter.found(load, lower) for load in loads]
-    held = [each.full for each in measured if each.paused]
-    limit_w = median([full.watts for full in held] or [gpu.limit_w()])
+    at_limit = [each for each in measured if each.paused]
+    held = [each.full for each in at_limit]
+    limit_w = meter.mixed_w([each.load for each in sorted(at_limit, key=lambda each: each.full.mhz)]) if held else gpu.limit_w()
     measured = [each._replace(full=each.full.drawing(limit_w)) if each.paused else each for each in measured]
     ratios = [
         (math.log(full.mhz / paused.mhz), math.log(full.joules / paused.joules))
@@ -154,10 +159,38 @@ def power_part(
         response_ns=RESPONSE_NS,
         energy_exponent=round(exponent, 2),
         samples=tuple(sorted(samples, key=lambda each: (each.kind, each.size))),
-        note=f"one device; the driver's limit is {gpu.limit_w():.0f} W; response, step of clocks, lowest clock and what waits draw as on "
+        note=f"the driver's limit is {gpu.limit_w():.0f} W; response, step of clocks, lowest clock and what waits draw as on "
         f"H100 and H200; {ADDED_UNKNOWN}"
         + ("" if held else "; no kernel reached the limit, which is the driver's")
         + ("" if ratios else "; energy follows the clock as on the H100"),
+    )
+
+
+def of_devices(found: Sequence[Power]) -> Power:
+    """The mean of what equal devices draw, such as those of a host; the note tells their number and how far their limits differ. A kernel
+    that not all of them measured counts with those that did."""
+    highest, limits = min(each.highest_mhz for each in found), [each.limit_w for each in found]
+    count = f"{len(found)} devices, held at {min(limits):.0f} to {max(limits):.0f} W" if len(found) > 1 else "one device"
+    samples = grouped(((sample.kind, sample.size), sample) for each in found for sample in each.samples)
+    return msgspec.structs.replace(
+        found[0],
+        limit_w=round(fmean(limits), 1),
+        static_w=round(fmean(each.static_w for each in found), 1),
+        highest_mhz=highest,
+        energy_exponent=round(fmean(each.energy_exponent for each in found), 2),
+        samples=tuple(_mean_sample(each, highest) for _, each in sorted(samples.items())),
+        note="; ".join([count, *dict.fromkeys(each.note for each in found)]),
+    )
+
+
+def _mean_sample(found: Sequence[PowerSample], highest_mhz: int) -> PowerSample:
+    own_mhz = fmean(each.own_mhz or highest_mhz for each in found)
+    return msgspec.structs.replace(
+        found[0],
+        watts=round(fmean(each.watts for each in found), 1),
+        clock_share=round(fmean(each.clock_share for each in found), 2),
+        own_mhz=round(own_mhz) if own_mhz < (1 - APART) * highest_mhz else 0,
+        num_runs=sum(each.num_runs for each in found),
     )
 
 
@@ -187,7 +220,7 @@ def _rows(load: Load, seconds: float) -> Callable[[], float]:
     return lambda: run(times, lambda: None)
 
 
-class _Meter:
+class Meter:
     """Measures loads on a device."""
 
     def __init__(self, gpu: Reader, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
@@ -201,6 +234,24 @@ class _Meter:
         paused = self._window(run, load, 1, pauses=True) if is_held else None
         pace = self._pace(run, load, lower)
         return Found(load, full._replace(took_s=max(pace.took_s, full.took_s - pace.start_s / (rows * load.count))), paused, pace)
+
+    def mixed_w(self, loads: Sequence[Load]) -> float:
+        """The mean power at the limit, from rows of the first load that alternate with rows of each other one, as operations do in a step.
+        Alone, kernels held at the limit of an H100 draw 668 to 713 W by the counter; in steps they do not run alone."""
+        run, watts = loads[0].start(), list[float]()
+        for other in loads[1:] or loads:
+            then, readings = other.start(), list[tuple[float, int]]()
+
+            def cycle(then: Run = then, readings: list[tuple[float, int]] = readings) -> None:
+                for each in (run, then):
+                    each(1, lambda: None)
+                readings.append(self._reading())
+
+            self._while(SETTLE_S, cycle)
+            readings.clear()
+            self._while(MIXED_S, cycle)
+            watts.append(_watts(readings))
+        return fmean(watts)
 
     def _window(self, run: Run, load: Load, rows: int, *, pauses: bool) -> Window:
         """Run `rows` rows repeatedly, with or without pauses of about the same length, while the counter is read; then measure power at

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 import paddle
 
 from interlace.bridge.targets.base import Device
+from interlace.cpu import ops
 from interlace.ir.target import CPU, Target
 
 
@@ -31,11 +31,7 @@ class CpuDevice(Device):
 
     def forget_failure(self) -> None:
         """Clear the first failure, which the transport remembers for messages."""
-        from interlace.cpu import install
-
-        if install.RUN_DIR_VARIABLE in os.environ:
-            from interlace.cpu import ops
-
+        if ops.has_transport():
             ops.forget_failure()
 
     def copy_out(self, value: Any) -> Any:
@@ -48,10 +44,8 @@ class CpuDevice(Device):
 
     def finish(self, program: Any, job: str) -> None:
         """In a run on CPU processes, replace communication by operations of the transport."""
-        from interlace.cpu import install
-
-        if install.RUN_DIR_VARIABLE in os.environ:
-            install.prepare_program(program, job)
+        if ops.has_transport():
+            ops.rewrite_program(program, job)
 
 
 def cpu_model() -> str:
