@@ -16,7 +16,9 @@ from benchmarks.gpu.training import LONG_RUN, WARM_OF_LONG
 from interlace.grouping import grouped
 from interlace.report import accuracy
 
-SETTLED, CALIBRATED_PLANS = "h100/testbed_settled.json", "testbed_calibrated_plans.json"
+SETTLED, CALIBRATED_PLANS = "h100/testbed_settled.json", ("testbed_calibrated_plans.json", "testbed_own_calibration.json")
+LARGE = 0.05
+"""Gains from which on the difference between two hosts is small beside the gain."""
 KINDS = (
     ("products", ("gemm",)),
     ("attention", ("attention",)),
@@ -135,22 +137,49 @@ def h100_calibrated_kinds() -> str:
 
 @claim
 def h100_calibrated_steps() -> str:
-    """Errors of steps and gains with both profiles."""
-    return _steps_with("h100", "calibrated")
+    """Errors of steps and gains with all profiles."""
+    return _steps_with("h100", "calibrated", "calibrated again")
 
 
 @claim
 def calibrated_plans() -> str:
-    """Steps of the baseline and of plans that were made with the calibrated profile, and gains as predicted now with two profiles."""
-    profiles = [found["runs"] for found in raw("h100/accuracy.json")["devices"].values()]
-    h100, calibrated = ({(row["case"], row["plan"]): row for row in runs if row["file"] == CALIBRATED_PLANS} for runs in profiles)
-    rows = []
-    for case, found in by_case(f"h100/{CALIBRATED_PLANS}").items():
-        gains = [median_ms(found["stock"]) / median_ms(found["auto"])]
-        gains += [now[case, "stock"]["limited"]["step_ms"] / now[case, "auto"]["limited"]["step_ms"] for now in (h100, calibrated)]
-        took = (ms_and_range(found[plan]) for plan in ("stock", "auto"))
-        rows.append([f"`{case}`", str(found["stock"]["world"]), *took, *(f"{100 * (gain - 1):+.1f} %" for gain in gains)])
-    return table(["case", "GPUs", "baseline, ms (range)", "`auto`, ms (range)", "gain", "predicted with h100", "with calibrated"], rows)
+    """Steps of the baseline and of plans that were made with a calibrated profile, on one or two hosts, and gains as predicted now with
+    three profiles for the plan of the last host."""
+    profiles = [
+        grouped(((row["file"], row["case"]), row) for row in found["runs"]) for found in raw("h100/accuracy.json")["devices"].values()
+    ]
+    measured, rows = [by_case(f"h100/{file}") for file in CALIBRATED_PLANS], []
+    for case in sorted(measured[0] | measured[1]):
+        file, found = [(name, runs[case]) for name, runs in zip(CALIBRATED_PLANS, measured, strict=True) if case in runs][-1]
+        gains = [
+            f"{100 * (median_ms(runs[case]['stock']) / median_ms(runs[case]['auto']) - 1):+.1f} %" if case in runs else ""
+            for runs in measured
+        ]
+        for now in profiles:
+            step_ms = {row["plan"]: row["limited"]["step_ms"] for row in now[file, case]}
+            gains.append(f"{100 * (step_ms['stock'] / step_ms['auto'] - 1):+.1f} %")
+        rows.append([f"`{case}`", str(found["stock"]["world"]), *(ms_and_range(found[plan]) for plan in ("stock", "auto")), *gains])
+    gains = ["gain, first hosts", "last host", "predicted with h100", "with calibrated", "with calibrated again"]
+    return table(["case", "GPUs", "baseline, ms (range)", "`auto`, ms (range)", *gains], rows)
+
+
+@claim
+def h100_own_host() -> str:
+    """Errors of a calibrated profile on the host where it was measured, and of all gains that are large enough to repeat."""
+    *_, again = raw("h100/accuracy.json")["devices"].values()
+    own = [row for row in again["runs"] if row["file"] == CALIBRATED_PLANS[-1]]
+    off = [row["limited"]["step_ms"] / median_ms(row) - 1 for row in own]
+    by_case = grouped((row["case"], row) for row in own)
+    gains = []
+    for found in by_case.values():
+        stock, auto = (next(row for row in found if row["plan"] == plan) for plan in ("stock", "auto"))
+        gain = median_ms(stock) / median_ms(auto) - 1
+        if gain >= LARGE:
+            gains.append(abs((stock["limited"]["step_ms"] / auto["limited"]["step_ms"] - 1) / gain - 1))
+    return (
+        f"{len(own)} steps are off by {100 * statistics.fmean(map(abs, off)):.1f} % in the mean and {100 * max(off, key=abs):+.1f} % at "
+        f"worst, {len(gains)} gains of {100 * LARGE:.0f} % or more by {100 * statistics.median(gains):.0f} % in the median"
+    )
 
 
 @claim
@@ -159,10 +188,10 @@ def h200_calibrated_steps() -> str:
     return _steps_with("h200", "calibrated")
 
 
-def _steps_with(device: str, other: str) -> str:
+def _steps_with(device: str, *others: str) -> str:
     devices = raw(f"{device}/accuracy.json")["devices"]
     rows = []
-    for name, found in zip((device, other), devices.values(), strict=True):
+    for name, found in zip((device, *others), devices.values(), strict=True):
         for label, has_stages in (("all", None), ("one stage", False), ("several stages", True)):
             own = [row for row in found["runs"] if has_stages is None or ("pp" in accuracy.place_of(row["case"])) == has_stages]
             said = accuracy.errors(own, "limited")

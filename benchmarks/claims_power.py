@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import log
-from statistics import median
+from statistics import fmean, median
 
 import device_profile
 import power_profile
@@ -12,6 +12,7 @@ from claiming import Row, claim, raw, table
 
 from benchmarks.gpu import predict
 from interlace.cost_model.profile import Accuracy, Errors, Power, PowerSample, load_profile
+from interlace.grouping import grouped
 
 DEVICES = {"H100": "h100", "H200": "h200"}
 """Name of a device in tables -> folder of its results."""
@@ -248,6 +249,23 @@ def short_rows_energy() -> str:
         f"longer than a row) differs by {100 * median(apart):.0f} % in the median between GPUs, by {100 * max(apart):.0f} % at most; at "
         f"the high clock it differs from that at the limit by: {above}; watts above rest (in the profile `h100`): "
         f"{_above_rest('h100', runs, 'full')}"
+    )
+
+
+KERNELS = 5
+"""Kernels of each of two rounds of readings at the limit."""
+
+
+@claim
+def limit_by_readings() -> str:
+    """The power limit of H200s as kernels by themselves show it, and as kernels that alternate do."""
+    gpus = raw("h200/power_turns.json")["gpus"]
+    alone = [median(each["watts"] for each in gpu["single"][at : at + KERNELS]) for gpu in gpus for at in (0, KERNELS)]
+    turns = grouped((each["turn_s"], fmean(row[2] for row in each["watts"])) for gpu in gpus for each in gpu["mixed"])
+    said = ", ".join(f"{1e3 * turn_s:.0f} ms {min(watts):.0f} to {max(watts):.0f} W" for turn_s, watts in sorted(turns.items()))
+    return (
+        f"the median of {KERNELS} kernels by themselves is {min(alone):.1f} to {max(alone):.1f} W (profile `h200`: "
+        f"{load_profile('h200').power.limit_w:.1f}); with turns of {said}"
     )
 
 

@@ -28,7 +28,7 @@ from interlace.report.accuracy import CLEAR, PEAKS, SWITCHED, as_run, count_orde
 from testbed.gpus import ROOT, python_path
 
 Row = dict[str, Any]
-STORED = ROOT / "benchmarks" / "results" / "h200"
+RESULTS = ROOT / "benchmarks" / "results"
 NOT_STARTED = "not started"
 """Mark of a run for which its session had no time."""
 PLANS = (
@@ -57,9 +57,10 @@ BUDGET = "budget-"
 # -- simulated -------------------------------------------------------------------------------------------------------
 
 
-def simulate(out: Path) -> dict[str, Row]:
-    """Simulated results of every plan that was run, and of Paddle's own, by "case plan"."""
-    plans = [(folder, profile_of(folder)) for folder in plan_folders(out)]
+def simulate(out: Path, device: str = "") -> dict[str, Row]:
+    """Simulated results of every plan that was run, and of Paddle's own, by "case plan"; with the device profile `device`, or else with
+    that of the plan."""
+    plans = [(folder, device or profile_of(folder)) for folder in plan_folders(out)]
     firsts = {folder.parent: (folder, profile) for folder, profile in reversed(plans) if list(folder.glob("captured/*.ilp"))}
     stock = [(_stock_plan(folder, profile), profile) for folder, profile in firsts.values()]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -105,13 +106,12 @@ def _stock_plan(planned: Path, profile: str) -> Path:
 
 def profile_of(planned: Path) -> str:
     """The profile with which a plan was made. Its folder and file name are looked up among the stored results, as the plan may come from
-    elsewhere; a file in none of their folders is looked up among the H200's."""
+    another machine."""
     from interlace.planning.plan import read_record
 
     profile = read_record(min(planned.glob("rank*.ilp"))).profile
-    path = Path(profile)
-    here = [STORED.parent / path.parent.name / path.name, STORED / path.name]
-    return next((os.fspath(each) for each in here if each.is_file()), profile)
+    here = RESULTS / Path(profile).parent.name / Path(profile).name
+    return os.fspath(here) if here.is_file() else profile
 
 
 def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
@@ -376,6 +376,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, nargs="?", help="the --out of a run of benchmarks.gpu.training")
     parser.add_argument("--into", type=Path, metavar="FILE", help="put the folder's runs, and what is simulated of them, into this file")
     parser.add_argument("--sitting", default="", metavar="TEXT", help="when and on what the folder was measured; needed with --into")
+    parser.add_argument("--device", default="", metavar="NAME", help="profile to simulate --into with (default: that of each plan)")
     parser.add_argument("--traces", type=Path, metavar="INTO", help="write the folder's traces here")
     parser.add_argument("--runs", default="*", metavar="PATTERN", help="of which runs, such as 'gpt-*_mixed'")
     parser.add_argument("--simulated", action="store_true", help="and beside each what is simulated of its plan")
@@ -390,6 +391,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--tables {args.tables}: no such file")
     if args.of != "*" and not args.tables:
         parser.error("--of belongs to --tables FILE")
+    if args.device and not args.into:
+        parser.error("--device belongs to --into FILE")
     if (args.simulated or args.runs != "*") and not args.traces:
         parser.error("--runs and --simulated belong to --traces INTO")
     if args.into:
@@ -398,7 +401,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cases = cases_of(args.folder)
         if not cases:
             parser.error(f"{args.folder}: no testbed_CASE.json of a case; expected the --out of a run of benchmarks.gpu.training")
-        found = list(rows(cases, args.sitting, simulate(args.folder)))
+        found = list(rows(cases, args.sitting, simulate(args.folder, args.device)))
         machine = {key: cases[0][key] for key in ("gpus", "paddle", "interlace", "python")}
         merge(args.into, found, args.sitting, machine, {case["case"]: " ".join(case["args"]) for case in cases})
         print(f"{args.into}: {len(found)} runs of {args.folder}")

@@ -17,7 +17,7 @@ pytest.importorskip("paddle")
 import paddle
 
 from interlace.bridge import hook, nvml
-from interlace.bridge.calibrate.power import Load, Meter, of_devices, power_part
+from interlace.bridge.calibrate.power import Load, of_devices, power_part
 from interlace.bridge.nvml import MODULE, find_gpu
 from interlace.bridge.tokens import tokens_of
 from interlace.cost_model.profile import Power, PowerSample
@@ -169,30 +169,6 @@ def test_calibration_finds_limit_watts_share_and_exponent(
     assert [each.clock_share for each in found.samples[:4]] == pytest.approx([0, 0.9, 0.9, share], abs=0.12)
     assert found.samples[4].clock_share == pytest.approx(SHARE, abs=0.12 if top == 1 else 0.25)  # the two clocks lie close to each other
     assert found.samples[-1].own_mhz == (0 if top == 1 else pytest.approx(top * HIGHEST, rel=0.05))
-
-
-def test_the_limit_is_that_of_kernels_that_alternate(machine: Machine) -> None:
-    """A kernel may be held at another power by itself than among others; the energy of all kernels follows from the common one."""
-    gpu, _ = find_gpu(0)
-    assert gpu is not None
-    mixed = list[str]()
-
-    def counted(kind: str, watts: float) -> Load:
-        def run(times: int, meanwhile: Callable[[], object]) -> float:
-            mixed.append(kind)
-            return machine.run(times, meanwhile, watts, 0.9, 1.0)
-
-        return Load(kind, 1 << 37, ROW, ROW * ONCE_S, lambda: run)
-
-    meter = Meter(gpu, lambda: machine.now, machine.sleep)
-    watts = meter.mixed_w([counted("gemm", 1000.0), counted("attention", 850.0), counted("gelu_grad", 700.0)])
-    assert watts == pytest.approx(LIMIT_W, rel=0.01)
-    begin = mixed.index("gelu_grad") - 1
-    assert mixed[:2] == mixed[begin - 2 : begin] == ["gemm", "attention"]
-    assert mixed[begin : begin + 2] == mixed[-2:] == ["gemm", "gelu_grad"]
-    mixed.clear()
-    assert meter.mixed_w([counted("gemm", 1000.0)]) == pytest.approx(LIMIT_W, rel=0.01)
-    assert set(mixed) == {"gemm"}
 
 
 def test_devices_of_a_host_are_averaged() -> None:

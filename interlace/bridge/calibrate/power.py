@@ -21,9 +21,8 @@ import msgspec
 from interlace.cost_model.profile import Power, PowerSample
 from interlace.grouping import grouped
 
-WINDOW_S, PAUSED_S, MIXED_S, SETTLE_S = 1.6, 4.8, 1.5, 0.3
-"""Seconds that a kernel runs while its energy is counted, without and with pauses, and alternating with another; and before that, until the
-clock is steady."""
+WINDOW_S, PAUSED_S, SETTLE_S = 1.6, 4.8, 0.3
+"""Seconds that a kernel runs while its energy is counted, without and with pauses; and before that, until the clock is steady."""
 AHEAD_S, MOST_AHEAD = 0.25, 400
 """Work that the host issues before it waits for the device: these seconds, in which the wait is negligible, and at most this number of
 kernels. CUDA queues about a thousand; with more the host would block, and then read the clock of an idle device."""
@@ -136,9 +135,8 @@ def power_part(
     heavy = max((load for load in loads if load.kind == HEAVY), key=lambda load: load.size, default=None)
     lower = _rows(heavy, HEAVY_S) if heavy else None
     measured = [meter.found(load, lower) for load in loads]
-    at_limit = [each for each in measured if each.paused]
-    held = [each.full for each in at_limit]
-    limit_w = meter.mixed_w([each.load for each in sorted(at_limit, key=lambda each: each.full.mhz)]) if held else gpu.limit_w()
+    held = [each.full for each in measured if each.paused]
+    limit_w = median([full.watts for full in held] or [gpu.limit_w()])
     measured = [each._replace(full=each.full.drawing(limit_w)) if each.paused else each for each in measured]
     ratios = [
         (math.log(full.mhz / paused.mhz), math.log(full.joules / paused.joules))
@@ -234,24 +232,6 @@ class Meter:
         paused = self._window(run, load, 1, pauses=True) if is_held else None
         pace = self._pace(run, load, lower)
         return Found(load, full._replace(took_s=max(pace.took_s, full.took_s - pace.start_s / (rows * load.count))), paused, pace)
-
-    def mixed_w(self, loads: Sequence[Load]) -> float:
-        """The mean power at the limit, from rows of the first load that alternate with rows of each other one, as operations do in a step.
-        Alone, kernels held at the limit of an H100 draw 668 to 713 W by the counter; in steps they do not run alone."""
-        run, watts = loads[0].start(), list[float]()
-        for other in loads[1:] or loads:
-            then, readings = other.start(), list[tuple[float, int]]()
-
-            def cycle(then: Run = then, readings: list[tuple[float, int]] = readings) -> None:
-                for each in (run, then):
-                    each(1, lambda: None)
-                readings.append(self._reading())
-
-            self._while(SETTLE_S, cycle)
-            readings.clear()
-            self._while(MIXED_S, cycle)
-            watts.append(_watts(readings))
-        return fmean(watts)
 
     def _window(self, run: Run, load: Load, rows: int, *, pauses: bool) -> Window:
         """Run `rows` rows repeatedly, with or without pauses of about the same length, while the counter is read; then measure power at
