@@ -180,28 +180,32 @@ def test_power_is_measured_of_the_largest_of_each_kind_and_of_three_sizes_of_pro
 
 
 @pytest.mark.paddle
-def test_all_ranks_measure_their_power_at_the_same_time_and_the_first_takes_the_mean(monkeypatch):
-    """What fails on one of them only is named with its rank, and its power is left out."""
+def test_all_ranks_measure_their_gpu_at_the_same_time_and_the_first_takes_means(monkeypatch):
+    """What fails on one of them only is named with its rank, and left out of the means."""
     from interlace.bridge.calibrate import measure
     from interlace.bridge.targets.cpu import CpuDevice
 
-    power = load_profile("h200").power
+    profile, here = load_profile("h200"), local()
+    power, sample = profile.power, profile.ops[0]
     assert power is not None
-    here = local()
-    own = [(power, ""), (msgspec.structs.replace(power, limit_w=power.limit_w + 8), ""), (None, "the driver gives no energy")]
+    other = msgspec.structs.replace(sample, dur_ns=sample.dur_ns + 200)
+    drawn = [(power, ""), (msgspec.structs.replace(power, limit_w=power.limit_w + 8), ""), (None, "the driver gives no energy")]
     monkeypatch.setattr(CpuDevice, "gpu_index", lambda self: 0)
-    monkeypatch.setattr(measure, "op_samples", lambda *given: given[-1].update({"gelu of float32": "no kernel"}) or ([], []))
-    monkeypatch.setattr(measure, "power_of", lambda bench, measured: own[here.rank])
+    monkeypatch.setattr(measure, "op_samples", lambda *given: given[-1].update({"gelu of float32": "no kernel"}) or ([other], []))
+    monkeypatch.setattr(measure, "cases", lambda *given: [])
+    monkeypatch.setattr(measure, "power_of", lambda bench, measured: drawn[here.rank])
     monkeypatch.setattr(measure, "paddle_settings", nullcontext)  # which are those of the process, not of a thread
     failed = {"silu of float32": "no kernel"}
 
     def act(rank, peers):
         here.rank = rank
         if rank:
-            return measure.calibrate_power(bench_of_cpu(), True, peers)
-        return measure.common_power(bench_of_cpu(), [], failed, peers)
+            return measure.calibrate_as_well(bench_of_cpu(), True, peers)
+        return measure.of_all_devices(bench_of_cpu(), [sample, profile.ops[1]], [], failed, peers)
 
-    (found, why), *_ = in_threads(act, range(3))
+    (ops, found, why), *_ = in_threads(act, range(3))
+    assert (ops[0].dur_ns, ops[0].spread_ns) == (round(sample.dur_ns + 400 / 3), max(200, sample.spread_ns))
+    assert (ops[0].num_runs, ops[1]) == (3 * sample.num_runs, profile.ops[1])
     assert (found.limit_w, why) == (round(power.limit_w + 4, 1), "")
     assert found.note.startswith(f"2 devices, held at {power.limit_w:.0f} to {power.limit_w + 8:.0f} W; ")
     assert failed == {
@@ -210,8 +214,8 @@ def test_all_ranks_measure_their_power_at_the_same_time_and_the_first_takes_the_
         "gelu of float32 on rank 2": "no kernel",
         "power of rank 2": "the driver gives no energy",
     }
-    own[0] = (None, "nvidia-ml-py is not installed")
-    assert in_threads(act, range(3))[0] == (None, "nvidia-ml-py is not installed")
+    drawn[0] = (None, "nvidia-ml-py is not installed")
+    assert in_threads(act, range(3))[0][1:] == (None, "nvidia-ml-py is not installed")
 
 
 @pytest.mark.paddle

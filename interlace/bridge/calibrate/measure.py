@@ -16,8 +16,8 @@ import platform
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
-from statistics import median
-from typing import NamedTuple
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
 import msgspec
 import paddle
@@ -67,7 +67,8 @@ class Calibrated(NamedTuple):
 def calibrate(
     bench: Bench, communication: Communication, quick: bool = False, today: str = "", command: str = "", peers: Peers | None = None
 ) -> Calibrated:
-    """Measure a device, and the power of several. Takes some minutes, or less than one when `quick` (fewer sizes, shorter runs).
+    """Measure a device; operations and power also on those of the other ranks. Takes some minutes, or less than one when `quick` (fewer
+    sizes, shorter runs).
 
     Args:
         bench: The device.
@@ -75,7 +76,7 @@ def calibrate(
         quick: Whether to measure less.
         today: Date for the profile's provenance; empty for the current date.
         command: The command for the profile's provenance.
-        peers: The ranks of a run, of which this is the first and the others are in `calibrate_power`; None if there is one.
+        peers: The ranks of a run, of which this is the first and the others are in `calibrate_as_well`; None if there is one.
 
     Raises:
         ConfigError: No elementwise operation could be measured, as on a busy machine, or the device stopped working.
@@ -85,8 +86,8 @@ def calibrate(
         failed = dict[str, str]()
         host, found = host_costs(bench, quick), cases(bench.is_fast, quick, failed)
         samples, measured = op_samples(bench, found, host.op_ns, failed)
+        samples, power, no_power = of_all_devices(bench, samples, measured, failed, peers)
         matrix_flops, memory_rate = _matrix_rates(samples), _memory_rate(samples, failed)
-        power, no_power = common_power(bench, measured, failed, peers)
         copies = () if is_host else _copies(device, quick, failed)
     reasons = [f"{name}: {why}" for name, why in failed.items()]
     reasons += [f"{message}: its time does not differ from noise" for message in communication.noise]
@@ -176,35 +177,49 @@ LEAST_LOAD_NS = 30_000
 """The shortest kernel whose power is measured: with shorter ones the gaps between kernels dominate."""
 
 
-class _Drawn(msgspec.Struct, frozen=True):
-    """What a rank sends of its device: its power, or why it was not measured, and operations that failed there."""
+class _Own(msgspec.Struct, frozen=True):
+    """What a rank measured on its device: operations, its power or why that was not measured, and the failures."""
 
+    ops: list[OpSample]
     power: Power | None
     why_not: str
     failed: dict[str, str]
 
 
-def calibrate_power(bench: Bench, quick: bool, peers: Peers) -> None:
-    """What all ranks but the first do while that one is in `calibrate`: measure the power of their own GPU, at the same time, as GPUs of a
-    host differ by some percent."""
+def calibrate_as_well(bench: Bench, quick: bool, peers: Peers) -> None:
+    """What all ranks but the first do while that one is in `calibrate`: measure operations and power of their own GPU."""
     with paddle_settings():
         failed, is_gpu = dict[str, str](), bench.device.gpu_index() is not None
-        measured = op_samples(bench, cases(bench.is_fast, quick, failed), 0.0, failed)[1] if is_gpu else []
-        common_power(bench, measured, failed, peers)
+        samples, measured = op_samples(bench, cases(bench.is_fast, quick, failed), 0.0, failed) if is_gpu else ([], [])
+        of_all_devices(bench, samples, measured, failed, peers)
 
 
-def common_power(
-    bench: Bench, measured: Sequence[tuple[Case, float]], failed: dict[str, str], peers: Peers | None
-) -> tuple[Power | None, str]:
-    """The mean of the power of all ranks' devices, or None and the reason. Adds to `failed` what failed on other ranks only."""
-    own = _Drawn(*power_of(bench, measured), failed)
-    every = gather(peers, "power", own) if bench.device.gpu_index() is not None else [own]
+def of_all_devices(
+    bench: Bench, samples: list[OpSample], measured: Sequence[tuple[Case, float]], failed: dict[str, str], peers: Peers | None
+) -> tuple[list[OpSample], Power | None, str]:
+    """Operations and power, as means over the GPUs of all ranks, which differ by some percent; and why power was not measured. Adds to
+    `failed` what failed on other ranks only. Of devices that are no GPUs, only the first rank's."""
+    own = _Own(samples, *power_of(bench, measured), failed)
+    every = gather(peers, "operations and power", own) if bench.device.gpu_index() is not None else [own]
     for rank, each in enumerate(every):
         failed.update({f"{name} on rank {rank}": why for name, why in each.failed.items() if name not in own.failed})
         if own.power and not each.power:
             failed[f"power of rank {rank}"] = each.why_not
-    found = [each.power for each in every if each.power]
-    return (of_devices(found), "") if own.power else (None, own.why_not)
+    by_case = grouped((_case_of(sample), sample) for each in every for sample in each.ops)
+    means = [_mean_of(by_case[_case_of(sample)]) for sample in samples]
+    power = of_devices([each.power for each in every if each.power]) if own.power else None
+    return means, power, own.why_not
+
+
+def _case_of(sample: OpSample) -> tuple[Any, ...]:
+    return sample.kind, sample.dtype, tuple(sorted(sample.dims.items()))
+
+
+def _mean_of(found: Sequence[OpSample]) -> OpSample:
+    """The mean time of an operation on several devices; its spread is at least the difference between them."""
+    times = [each.dur_ns for each in found]
+    spread_ns = max(max(times) - min(times), *(each.spread_ns for each in found))
+    return msgspec.structs.replace(found[0], dur_ns=round(fmean(times)), spread_ns=spread_ns, num_runs=sum(each.num_runs for each in found))
 
 
 def power_of(bench: Bench, measured: Sequence[tuple[Case, float]]) -> tuple[Power | None, str]:
