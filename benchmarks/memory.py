@@ -103,10 +103,10 @@ def rank(model: str, arguments: list[str]) -> None:
     from paddle.base import core
     from paddle.distributed.auto_parallel.static.engine import Engine
 
-    from interlace.cpu import install
+    from interlace.cpu import ops
 
     probe, rows, steps = Probe(core), [], int(os.environ[STEPS_VARIABLE])
-    prepare, run = install.prepare_program, Engine.run
+    prepare, run = ops.rewrite_program, Engine.run
 
     def prepare_probed(program: Any, job: str) -> Any:
         counts = prepare(program, job)
@@ -124,7 +124,7 @@ def rank(model: str, arguments: list[str]) -> None:
         rows.append({"settled": probe.on, "before": before, "peak": peak})
         return result
 
-    install.prepare_program, Engine.run = prepare_probed, run_measured
+    ops.rewrite_program, Engine.run = prepare_probed, run_measured
     common.main(example.parse([*arguments, "--steps", str(steps)]), example.build)
     path = Path(os.environ[OUT_VARIABLE]) / f"rank{os.environ['PADDLE_TRAINER_ID']}.json"
     path.write_text(json.dumps(rows))

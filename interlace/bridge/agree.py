@@ -184,8 +184,8 @@ class StoreRounds:
         while not self.store.add(f"{key}/there", 0):
             if time.monotonic() > deadline_s:
                 raise PlanError(
-                    f"rank {rank} sent nothing about its plan to rank {self.rank} within {self.timeout_s:g} s; it failed, "
-                    "or does not plan: see its log"
+                    f"rank {rank} sent nothing to rank {self.rank} within {self.timeout_s:g} s; it failed, or does something else: "
+                    "see its log"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.5)

@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     with paddle_on(args.target) as target, Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
         from interlace.bridge.agree import peers_of_run
         from interlace.bridge.calibrate.communication import communication_of_run
-        from interlace.bridge.calibrate.measure import calibrate, calibrate_as_well, completed
+        from interlace.bridge.calibrate.measure import calibrate, completed, measure_for_first
         from interlace.bridge.probe.bench import bench_of, paddle_settings
         from interlace.bridge.profiles import known_name
         from interlace.bridge.targets.choose import choose_device, use_place
@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
         peers = None if communication.why_not else peers_of_run()
         if rank:
             if peers:
-                calibrate_as_well(bench, args.quick, peers)
+                measure_for_first(bench, args.quick, peers)
             return 0
         found = calibrate(bench, communication, args.quick, args.date, _command(args, world), peers)
     measured = found.profile

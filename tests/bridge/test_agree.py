@@ -227,8 +227,8 @@ def test_a_circle_is_refused_through_the_store(agree: Any, stores: Callable[...,
 
 def test_a_rank_that_says_nothing_is_named_and_nobody_waits_for_ever(agree: Any, stores: Callable[..., list[Any]]) -> None:
     texts = on_all(stores(3, 0.3)[:2], lambda each: agree.gather_on(each, "plan", b"x"))
-    assert texts[0].startswith("rank 2 sent nothing about its plan to rank 0 within 0.3 s")
-    assert texts[1].startswith("rank 0 sent nothing about its plan to rank 1 within 0.3 s")
+    assert texts[0].startswith("rank 2 sent nothing to rank 0 within 0.3 s")
+    assert texts[1].startswith("rank 0 sent nothing to rank 1 within 0.3 s")
 
 
 def test_a_process_has_one_row_of_rounds_for_all_its_engines(agree: Any, monkeypatch: pytest.MonkeyPatch) -> None:

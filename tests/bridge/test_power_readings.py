@@ -181,14 +181,17 @@ def test_devices_of_a_host_are_averaged() -> None:
         energy_exponent=1.1,
         samples=(PowerSample("add", 8, 420.0, 0.2, own_mhz=1700), PowerSample("gemm", 8, 900.0)),
     )
+    twice = msgspec.structs.replace(first, samples=(first.samples[0], PowerSample("add", 8, 410.0)))  # kernels of equal size
     assert of_devices([first]) == msgspec.structs.replace(first, note="one device; the same")
+    assert of_devices([twice]) == msgspec.structs.replace(twice, note="one device; the same")
+    assert [each.watts for each in of_devices([twice, twice]).samples] == [400.0, 410.0]
     assert of_devices([first, second]) == msgspec.structs.replace(
         first,
         limit_w=694.0,
         static_w=125.0,
         energy_exponent=1.05,
         samples=(PowerSample("add", 8, 410.0, 0.15, own_mhz=1840, num_runs=2), PowerSample("gemm", 8, 900.0)),
-        note="2 devices, held at 690 to 698 W; the same",
+        note="2 devices, limits of 690 to 698 W; the same",
     )
 
 

@@ -181,7 +181,8 @@ def test_power_is_measured_of_the_largest_of_each_kind_and_of_three_sizes_of_pro
 
 @pytest.mark.paddle
 def test_all_ranks_measure_their_gpu_at_the_same_time_and_the_first_takes_means(monkeypatch):
-    """What fails on one of them only is named with its rank, and left out of the means."""
+    """What fails on another rank only is named with its number and left out of the means. Operations of equal dimensions, but with other
+    numbers of bytes, stay apart."""
     from interlace.bridge.calibrate import measure
     from interlace.bridge.targets.cpu import CpuDevice
 
@@ -189,6 +190,7 @@ def test_all_ranks_measure_their_gpu_at_the_same_time_and_the_first_takes_means(
     power, sample = profile.power, profile.ops[0]
     assert power is not None
     other = msgspec.structs.replace(sample, dur_ns=sample.dur_ns + 200)
+    larger = msgspec.structs.replace(sample, size_bytes=2 * sample.size_bytes, dur_ns=2 * sample.dur_ns)
     drawn = [(power, ""), (msgspec.structs.replace(power, limit_w=power.limit_w + 8), ""), (None, "the driver gives no energy")]
     monkeypatch.setattr(CpuDevice, "gpu_index", lambda self: 0)
     monkeypatch.setattr(measure, "op_samples", lambda *given: given[-1].update({"gelu of float32": "no kernel"}) or ([other], []))
@@ -200,14 +202,14 @@ def test_all_ranks_measure_their_gpu_at_the_same_time_and_the_first_takes_means(
     def act(rank, peers):
         here.rank = rank
         if rank:
-            return measure.calibrate_as_well(bench_of_cpu(), True, peers)
-        return measure.of_all_devices(bench_of_cpu(), [sample, profile.ops[1]], [], failed, peers)
+            return measure.measure_for_first(bench_of_cpu(), True, peers)
+        return measure.of_all_devices(bench_of_cpu(), [sample, larger, sample], [], failed, peers)
 
-    (ops, found, why), *_ = in_threads(act, range(3))
+    (ops, found, why, devices), *_ = in_threads(act, range(3))
     assert (ops[0].dur_ns, ops[0].spread_ns) == (round(sample.dur_ns + 400 / 3), max(200, sample.spread_ns))
-    assert (ops[0].num_runs, ops[1]) == (3 * sample.num_runs, profile.ops[1])
-    assert (found.limit_w, why) == (round(power.limit_w + 4, 1), "")
-    assert found.note.startswith(f"2 devices, held at {power.limit_w:.0f} to {power.limit_w + 8:.0f} W; ")
+    assert (ops[0].num_runs, ops[1], ops[2]) == (3 * sample.num_runs, larger, sample)
+    assert (found.limit_w, why, devices) == (round(power.limit_w + 4, 1), "", 3)
+    assert found.note.startswith(f"2 devices, limits of {power.limit_w:.0f} to {power.limit_w + 8:.0f} W; ")
     assert failed == {
         "silu of float32": "no kernel",
         "gelu of float32 on rank 1": "no kernel",
@@ -215,7 +217,17 @@ def test_all_ranks_measure_their_gpu_at_the_same_time_and_the_first_takes_means(
         "power of rank 2": "the driver gives no energy",
     }
     drawn[0] = (None, "nvidia-ml-py is not installed")
-    assert in_threads(act, range(3))[0][1:] == (None, "nvidia-ml-py is not installed")
+    assert in_threads(act, range(3))[0][1:3] == (None, "nvidia-ml-py is not installed")
+    here.rank = 1
+    assert measure.of_all_devices(bench_of_cpu(), list(profile.ops), [], {}, None).ops == list(profile.ops)
+
+    def ended(*given):
+        raise ConfigError("the device runs nothing any more")
+
+    monkeypatch.setattr(measure, "op_samples", ended)
+    (ops, *_, devices), *_ = in_threads(act, range(2))
+    assert (ops[0], devices) == (sample, 1)
+    assert failed["operations on rank 1"] == "the device runs nothing any more"
 
 
 @pytest.mark.paddle

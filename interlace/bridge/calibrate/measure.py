@@ -39,7 +39,7 @@ from interlace.cost_model.model import sample_size
 from interlace.cost_model.profile import SCHEMA, CopySample, DeviceProfile, OpSample, Peak, Power, Provenance
 from interlace.cost_model.work import Part
 from interlace.errors import ConfigError
-from interlace.grouping import grouped
+from interlace.grouping import grouped, numbered
 from interlace.installed import versions
 from interlace.planning.peers import Peers, gather
 
@@ -76,7 +76,7 @@ def calibrate(
         quick: Whether to measure less.
         today: Date for the profile's provenance; empty for the current date.
         command: The command for the profile's provenance.
-        peers: The ranks of a run, of which this is the first and the others are in `calibrate_as_well`; None if there is one.
+        peers: The ranks of a run, of which this is the first and the others are in `measure_for_first`; None if there is one.
 
     Raises:
         ConfigError: No elementwise operation could be measured, as on a busy machine, or the device stopped working.
@@ -86,7 +86,7 @@ def calibrate(
         failed = dict[str, str]()
         host, found = host_costs(bench, quick), cases(bench.is_fast, quick, failed)
         samples, measured = op_samples(bench, found, host.op_ns, failed)
-        samples, power, no_power = of_all_devices(bench, samples, measured, failed, peers)
+        samples, power, no_power, devices = of_all_devices(bench, samples, measured, failed, peers)
         matrix_flops, memory_rate = _matrix_rates(samples), _memory_rate(samples, failed)
         copies = () if is_host else _copies(device, quick, failed)
     reasons = [f"{name}: {why}" for name, why in failed.items()]
@@ -103,7 +103,7 @@ def calibrate(
             today or date.today().isoformat(),
             command,
             versions=versions(),
-            note=_note(is_host, communication, no_power, reasons),
+            note=_note(is_host, communication, no_power, reasons, devices),
         ),
         ranks_per_host=max([8, *(sample.group_size for sample in communication.collectives)]),
         memory_bytes=device.total_bytes() or (_host_bytes() if is_host else 0),
@@ -186,33 +186,48 @@ class _Own(msgspec.Struct, frozen=True):
     failed: dict[str, str]
 
 
-def calibrate_as_well(bench: Bench, quick: bool, peers: Peers) -> None:
-    """What all ranks but the first do while that one is in `calibrate`: measure operations and power of their own GPU."""
+class Common(NamedTuple):
+    """Operations and power, as means over `devices` devices, and why power was not measured."""
+
+    ops: list[OpSample]
+    power: Power | None
+    no_power: str
+    devices: int
+
+
+def measure_for_first(bench: Bench, quick: bool, peers: Peers) -> None:
+    """What all ranks but the first do while that one is in `calibrate`: measure operations and power of their own GPU and send them. If the
+    device fails for good, the first rank gets the reason."""
+    failed, is_gpu = dict[str, str](), bench.device.gpu_index() is not None
+    samples, measured = list[OpSample](), list[tuple[Case, float]]()
     with paddle_settings():
-        failed, is_gpu = dict[str, str](), bench.device.gpu_index() is not None
-        samples, measured = op_samples(bench, cases(bench.is_fast, quick, failed), 0.0, failed) if is_gpu else ([], [])
+        if is_gpu:
+            try:
+                samples, measured = op_samples(bench, cases(bench.is_fast, quick, failed), 0.0, failed)
+            except ConfigError as error:
+                failed["operations"] = str(error)
         of_all_devices(bench, samples, measured, failed, peers)
 
 
 def of_all_devices(
     bench: Bench, samples: list[OpSample], measured: Sequence[tuple[Case, float]], failed: dict[str, str], peers: Peers | None
-) -> tuple[list[OpSample], Power | None, str]:
-    """Operations and power, as means over the GPUs of all ranks, which differ by some percent; and why power was not measured. Adds to
-    `failed` what failed on other ranks only. Of devices that are no GPUs, only the first rank's."""
+) -> Common:
+    """The means over the GPUs of all ranks, which differ by some percent; of devices that are no GPUs, the first rank's. Adds to `failed`
+    what failed on other ranks only."""
     own = _Own(samples, *power_of(bench, measured), failed)
     every = gather(peers, "operations and power", own) if bench.device.gpu_index() is not None else [own]
     for rank, each in enumerate(every):
         failed.update({f"{name} on rank {rank}": why for name, why in each.failed.items() if name not in own.failed})
         if own.power and not each.power:
             failed[f"power of rank {rank}"] = each.why_not
-    by_case = grouped((_case_of(sample), sample) for each in every for sample in each.ops)
-    means = [_mean_of(by_case[_case_of(sample)]) for sample in samples]
+    found = grouped(pair for each in every for pair in numbered(each.ops, _case_of).items())
+    means = [_mean_of(found[key]) for key in numbered(samples, _case_of)]
     power = of_devices([each.power for each in every if each.power]) if own.power else None
-    return means, power, own.why_not
+    return Common(means, power, own.why_not, sum(bool(each.ops) for each in every))
 
 
 def _case_of(sample: OpSample) -> tuple[Any, ...]:
-    return sample.kind, sample.dtype, tuple(sorted(sample.dims.items()))
+    return sample.kind, sample.dtype, sample.size_bytes, tuple(sorted(sample.dims.items()))
 
 
 def _mean_of(found: Sequence[OpSample]) -> OpSample:
@@ -357,7 +372,7 @@ def _host_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _note(is_host: bool, communication: Communication, no_power: str, failed: Sequence[str]) -> str:
+def _note(is_host: bool, communication: Communication, no_power: str, failed: Sequence[str], devices: int) -> str:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     busy = f"; other processes used this machine meanwhile (load {load:.1f} on {cores} cores)" if load > cores + 1 else ""
     what = (
@@ -368,4 +383,5 @@ def _note(is_host: bool, communication: Communication, no_power: str, failed: Se
         else "collectives with all groups of a size running at once"
     )
     lacks = [*([f"no power: {no_power}"] if no_power else []), *(f"not measured: {each}" for each in failed)]
-    return "; ".join([what + busy, *lacks])
+    means = f"; times of operations are means over {devices} devices" if devices > 1 else ""
+    return "; ".join([what + means + busy, *lacks])

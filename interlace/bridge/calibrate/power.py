@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from interlace.cost_model.profile import Power, PowerSample
-from interlace.grouping import grouped
+from interlace.grouping import grouped, numbered
 
 WINDOW_S, PAUSED_S, SETTLE_S = 1.6, 4.8, 0.3
 """Seconds that a kernel runs while its energy is counted, without and with pauses; and before that, until the clock is steady."""
@@ -131,7 +131,7 @@ def power_part(
         gpu: Readings of the device.
         now, sleep: The time, in seconds; tests replace it.
     """
-    meter = Meter(gpu, now, sleep)
+    meter = _Meter(gpu, now, sleep)
     heavy = max((load for load in loads if load.kind == HEAVY), key=lambda load: load.size, default=None)
     lower = _rows(heavy, HEAVY_S) if heavy else None
     measured = [meter.found(load, lower) for load in loads]
@@ -165,11 +165,11 @@ def power_part(
 
 
 def of_devices(found: Sequence[Power]) -> Power:
-    """The mean of what equal devices draw, such as those of a host; the note tells their number and how far their limits differ. A kernel
+    """The mean of what equal devices draw, such as those of a host; the note tells their number and the range of their limits. A kernel
     that not all of them measured counts with those that did."""
     highest, limits = min(each.highest_mhz for each in found), [each.limit_w for each in found]
-    count = f"{len(found)} devices, held at {min(limits):.0f} to {max(limits):.0f} W" if len(found) > 1 else "one device"
-    samples = grouped(((sample.kind, sample.size), sample) for each in found for sample in each.samples)
+    count = f"{len(found)} devices, limits of {min(limits):.0f} to {max(limits):.0f} W" if len(found) > 1 else "one device"
+    samples = grouped(pair for each in found for pair in numbered(each.samples, lambda sample: (sample.kind, sample.size)).items())
     return msgspec.structs.replace(
         found[0],
         limit_w=round(fmean(limits), 1),
@@ -218,7 +218,7 @@ def _rows(load: Load, seconds: float) -> Callable[[], float]:
     return lambda: run(times, lambda: None)
 
 
-class Meter:
+class _Meter:
     """Measures loads on a device."""
 
     def __init__(self, gpu: Reader, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
