@@ -195,9 +195,15 @@ def _steps_with(device: str, *others: str) -> str:
     devices = raw(f"{device}/accuracy.json")["devices"]
     rows = []
     for name, found in zip((device, *others), devices.values(), strict=True):
-        for label, has_stages in (("all", None), ("one stage", False), ("several stages", True)):
+        for label, has_stages, how in (
+            ("all", None, "limited"),
+            ("one stage", False, "limited"),
+            ("several stages", True, "limited"),
+            ("several stages, from step to step", True, "in_a_row"),
+            ("all, from step to step", None, "in_a_row"),
+        ):
             own = [row for row in found["runs"] if has_stages is None or ("pp" in accuracy.place_of(row["case"])) == has_stages]
-            said = accuracy.errors(own, "limited")
+            said = accuracy.errors(own, how)
             steps = f"{100 * said.step_bias:+.1f} %, {100 * said.step_worst:+.1f} %"
             gains = f"{said.gain_ratio:.2f}, {100 * said.gain_median:.0f} %"
             rows.append(

@@ -90,7 +90,7 @@ def _is_day(since: str) -> bool:
         return False
 
 
-KEPT = ("case", "plan", "sitting", "world", "file", "step_ms", "joules", "simulated", "now", "limited")
+KEPT = ("case", "plan", "sitting", "world", "file", "step_ms", "joules", "simulated", "now", "limited", "in_a_row")
 """What the JSON has of a run."""
 
 

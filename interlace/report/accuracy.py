@@ -2,7 +2,8 @@
 
 A run is a row of a results file (`testbed_*.json`, as `benchmarks.gpu.results` writes them): its case, plan, sitting and world, the median
 of the measured steps, each rank's peaks, the prediction made when it was measured (`simulated`) and, if read, joules per step. If its plan
-is stored too (`plans.json` of the device says in which archive), it is predicted again: `now`, and `limited` with the power limit.
+is stored too (`plans.json` of the device says in which archive), it is predicted again: `now`; with the power limit `limited`, and
+`in_a_row`, the time from step to step.
 """
 
 from __future__ import annotations
@@ -58,7 +59,13 @@ FIRST_WITH_MOST = "2026-11-27 14:00"
 """Plans of earlier sittings also had few connections."""
 ARCHIVES = "plans.json"
 """File of a device's results that says which archive has the plans of which sittings."""
-PREDICTIONS = {"simulated": "when measured", "now": "now, without the power limit", "limited": "now, with it, as plans are judged"}
+PREDICTIONS = {
+    "simulated": "when measured",
+    "now": "now, without the power limit",
+    "limited": "now, with it, as plans are judged",
+    "in_a_row": "now, with it, from step to step",
+}
+"""Predictions of a run -> how tables call them. The last is the interval of steps that follow each other (`Result.interval_ns`)."""
 
 
 class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -330,8 +337,8 @@ def _with_few(costs: CostModel) -> FewConnections:
 
 
 def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
-    """The run with new predictions: `now`, without the power limit, and `limited`, with it (empty if the profile has no power). Raises
-    PlanError if the step would never end."""
+    """The run with new predictions: `now`, without the power limit; `limited` and `in_a_row`, with it (empty if the profile has no power).
+    Raises PlanError if the step would never end."""
     is_baseline, is_launched, has_few = _runs_as(row)
     if is_launched:
         costs = CostModel(costs.profile, is_launched=True)
@@ -352,6 +359,7 @@ def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
         }
         if costs.power()
         else {},
+        "in_a_row": {"step_ms": round(limited.interval_ns / 1e6, 2), PEAKS: peaks} if costs.power() else {},
     }
 
 
@@ -372,7 +380,7 @@ def predicted_runs(
                 key = (*_runs_as(row), *(hashlib.sha256(file.read_bytes()).digest() for file in files))
                 if files and key not in known:
                     predicted = predict(row, [load(file) for file in files], costs)
-                    known[key] = {how: predicted[how] for how in ("now", "limited")}
+                    known[key] = {how: predicted[how] for how in ("now", "limited", "in_a_row")}
                 found.append({**row, **known[key]} if files else row)
             except InterlaceError as error:
                 tell(f"{row['case']} {row['plan']} ({row['sitting']}): not predicted: {error}")

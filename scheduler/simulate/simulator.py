@@ -52,6 +52,7 @@ from interlace.cost_model.interference import START_NS
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.arrays import Ints
+from interlace.ir.kinds import is_receive, is_send
 from interlace.ir.target import IDEAL, Target
 from interlace.scheduler.memory import live as memory
 from interlace.scheduler.simulate.arrays import ONE, Options, SimInput
@@ -130,6 +131,18 @@ class Result:
     def step_ns(self) -> int:
         """Time of the step, the same on every rank."""
         return max(last_end(self.input, self.times.end), int(self.host_end.max(initial=0)))
+
+    @property
+    def interval_ns(self) -> int:
+        """Time from the end of one step to that of the next if steps follow each other. All ranks of a simulated step begin together. In
+        training, a rank whose first work needs a value of another stage may still finish the step before while it would wait: its own
+        step is shorter by this wait. At least the time of the hosts."""
+        sim, found = self.input, int(self.host_end.max(initial=0))
+        for at in range(len(sim.ranks)):
+            mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
+            end = self.times.end[mine] if sim.tail is None else self.times.end[mine][~sim.tail[mine]]
+            found = max(found, int(end.max(initial=0)) - _first_wait_ns(sim, self.times, at))
+        return found
 
     @cached_property
     def ranks(self) -> list[RankTime]:
@@ -310,6 +323,22 @@ def _compute_ns(sim: SimInput, times: Times, at: int) -> int:
     order = np.argsort(start, kind="stable")
     until = np.maximum.accumulate(end[order])
     return int(np.maximum(0, end[order] - np.maximum(start[order], np.r_[0, until[:-1]])).sum()) if len(mine) else 0
+
+
+def _first_wait_ns(sim: SimInput, times: Times, at: int) -> int:
+    """For how long computation of a rank idles before the first value that it receives; 0 if it sends before, or receives nothing."""
+    mine, ops = np.arange(int(sim.first[at]), int(sim.first[at + 1])), sim.programs[at].ops
+    received, sent = (np.isin(sim.op[mine], [op.id for op in ops if is_kind(op)]) for is_kind in (is_receive, is_send))
+    if not received.any():
+        return 0
+    firsts = sim.dep_first[mine[0] : mine[-1] + 2]
+    reads = np.isin(sim.dep[firsts[0] : firsts[-1]], mine[received])
+    waiting = mine.repeat(np.diff(firsts))[reads]
+    first = int(times.start[waiting[~sim.side[waiting]]].min(initial=NEVER))
+    if first == NEVER or int(times.start[mine[sent]].min(initial=NEVER)) < first:
+        return 0
+    before = mine[~sim.side[mine] & (times.start[mine] < first)]
+    return first - int((times.end[before] - times.start[before]).sum())
 
 
 class Simulation:
