@@ -147,20 +147,17 @@ def h100_calibrated_steps() -> str:
 def calibrated_plans() -> str:
     """Steps of the baseline and of plans that were made with a calibrated profile, on one or two hosts, and gains as predicted now with
     three profiles for the plan of the last host."""
-    profiles = [
-        grouped(((row["file"], row["case"]), row) for row in found["runs"]) for found in raw("h100/accuracy.json")["devices"].values()
-    ]
-    measured, rows = [by_case(f"h100/{file}") for file in CALIBRATED_PLANS], []
-    for case in sorted(measured[0] | measured[1]):
-        file, found = [(name, runs[case]) for name, runs in zip(CALIBRATED_PLANS, measured, strict=True) if case in runs][-1]
-        gains = [
-            f"{100 * (median_ms(runs[case]['stock']) / median_ms(runs[case]['auto']) - 1):+.1f} %" if case in runs else "-"
-            for runs in measured
-        ]
-        for now in profiles:
-            step_ms = {row["plan"]: row["limited"]["step_ms"] for row in now[file, case]}
-            gains.append(f"{100 * (step_ms['stock'] / step_ms['auto'] - 1):+.1f} %")
-        rows.append([f"`{case}`", str(found["stock"]["world"]), *(ms_and_range(found[plan]) for plan in ("stock", "auto")), *gains])
+    every = (accuracy.gains(found["runs"], "limited") for found in raw("h100/accuracy.json")["devices"].values())
+    profiles = [{(row["file"], row["case"]): (gain, predicted) for row, gain, predicted in gains} for gains in every]
+    runs, rows = [by_case(f"h100/{file}") for file in CALIBRATED_PLANS], []
+    for case in sorted(runs[0] | runs[1]):
+        there = [(file, case) for file, found in zip(CALIBRATED_PLANS, runs, strict=True) if case in found]
+        found = runs[CALIBRATED_PLANS.index(there[-1][0])][case]
+        measured = [profiles[0][file, case][0] if (file, case) in there else None for file in CALIBRATED_PLANS]
+        gains = [*measured, *(now[there[-1]][1] for now in profiles)]
+        took = (ms_and_range(found[plan]) for plan in ("stock", "auto"))
+        shown = ("-" if gain is None else f"{100 * gain:+.1f} %" for gain in gains)
+        rows.append([f"`{case}`", str(found["stock"]["world"]), *took, *shown])
     columns = ["gain, first hosts", "gain, last host", "predicted with h100", "with calibrated", "with calibrated again"]
     return table(["case", "GPUs", "baseline, ms (range)", "`auto`, ms (range)", *columns], rows)
 
@@ -170,14 +167,8 @@ def h100_own_host() -> str:
     """Errors of a calibrated profile on the host where it was measured, and of all gains that are large enough to repeat."""
     *_, again = raw("h100/accuracy.json")["devices"].values()
     own = [row for row in again["runs"] if row["file"] == CALIBRATED_PLANS[-1]]
-    off = [row["limited"]["step_ms"] / median_ms(row) - 1 for row in own]
-    of_case = grouped((row["case"], row) for row in own)
-    gains = []
-    for found in of_case.values():
-        stock, auto = (next(row for row in found if row["plan"] == plan) for plan in ("stock", "auto"))
-        gain = median_ms(stock) / median_ms(auto) - 1
-        if gain >= LARGE:
-            gains.append(abs((stock["limited"]["step_ms"] / auto["limited"]["step_ms"] - 1) / gain - 1))
+    off = [accuracy.step_error(row, "limited") for row in own]
+    gains = [abs(predicted / gain - 1) for _, gain, predicted in accuracy.gains(own, "limited") if gain >= LARGE]
     return (
         f"steps of {len(own)} runs are off by {100 * statistics.fmean(map(abs, off)):.1f} % in the mean and "
         f"{100 * max(off, key=abs):+.1f} % at worst, {len(gains)} gains of {100 * LARGE:.0f} % or more by "

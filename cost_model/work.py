@@ -237,12 +237,12 @@ def _embedding(op: Op, grad: bool, values: Values) -> Work:
     made = values[op.results[0]] if op.results and op.results[0] != ABSENT else None
     if ids is None or made is None:
         return Work((_memory(op, op.kind, "move", values),), unknown="expected row numbers, a table and a result")
-    gradient = read[-1] if grad else made
-    rows = min(prod(ids.shape), prod(gradient.shape[:-1]))  # row numbers of unknown shape
+    found = read[-1] if grad else made  # the gradient of the rows, or the rows
+    rows = min(prod(ids.shape), prod(found.shape[:-1]))  # row numbers of unknown shape
     if not grad:
         return Work((Part("embedding", "move", made.dtype, dims_of(elements=rows), 0, moved_bytes(op, values)),))
     zeros = Part("full", "elementwise", made.dtype, dims_of(elements=prod(made.shape)), 0, made.size_bytes)
-    moved = rows * DTYPE_BYTES[ids.dtype] + 2 * gradient.size_bytes
+    moved = rows * DTYPE_BYTES[ids.dtype] + 2 * found.size_bytes
     return Work((Part("embedding_grad", "move", made.dtype, dims_of(elements=rows), 0, moved), zeros))
 
 

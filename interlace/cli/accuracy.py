@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
             "device": profile.device,
             "accuracy": accuracy.accuracy_of(runs, date.today().isoformat()),
             "groups": groups(runs),
-            "runs": [{key: row[key] for key in KEPT if key in row} for row in runs],
+            "runs": [{key: row[key] for key in (*KEPT, *accuracy.PREDICTIONS) if key in row} for row in runs],
         }
         print("\n".join(_lines(name, profile.device, runs, args.each)))
         if args.write:
@@ -90,8 +90,8 @@ def _is_day(since: str) -> bool:
         return False
 
 
-KEPT = ("case", "plan", "sitting", "world", "file", "step_ms", "joules", "simulated", "now", "limited", "in_a_row")
-"""What the JSON has of a run."""
+KEPT = ("case", "plan", "sitting", "world", "file", "step_ms", "joules")
+"""What the JSON has of a run, besides its predictions."""
 
 
 def groups(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

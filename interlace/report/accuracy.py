@@ -65,7 +65,8 @@ PREDICTIONS = {
     "limited": "now, with it, as plans are judged",
     "in_a_row": "now, with it, from step to step",
 }
-"""Predictions of a run -> how tables call them. The last is the interval of steps that follow each other (`Result.interval_ns`)."""
+"""Predictions of a run -> how tables call them. The first is stored with the run, `predict` makes the others; the last is the interval of
+steps that follow each other (`Result.interval_ns`)."""
 
 
 class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -348,19 +349,11 @@ def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
     limited, free = (simulate(programs, costs, Options.of(GPU, power=power), with_memory=False) for power in (True, False))
     place = with_paddles_jobs(IDEAL) if is_baseline else IDEAL
     peaks = [in_order(program, target=place).peak() for program in programs]
-    return {
-        **row,
-        "now": {"step_ms": round(free.step_ns / 1e6, 2), PEAKS: peaks},
-        "limited": {
-            "step_ms": round(limited.step_ns / 1e6, 2),
-            PEAKS: peaks,
-            "mhz": [round(limited.mean_mhz(at)) for at in range(len(programs))],
-            "joules": round(sum(limited.joules), 1),
-        }
-        if costs.power()
-        else {},
-        "in_a_row": {"step_ms": round(limited.interval_ns / 1e6, 2), PEAKS: peaks} if costs.power() else {},
-    }
+    now, whole, interval = ({"step_ms": round(ns / 1e6, 2), PEAKS: peaks} for ns in (free.step_ns, limited.step_ns, limited.interval_ns))
+    if not costs.power():
+        return {**row, "now": now, "limited": {}, "in_a_row": {}}
+    drawn = {"mhz": [round(limited.mean_mhz(at)) for at in range(len(programs))], "joules": round(sum(limited.joules), 1)}
+    return {**row, "now": now, "limited": whole | drawn, "in_a_row": interval}
 
 
 def predicted_runs(
@@ -380,7 +373,7 @@ def predicted_runs(
                 key = (*_runs_as(row), *(hashlib.sha256(file.read_bytes()).digest() for file in files))
                 if files and key not in known:
                     predicted = predict(row, [load(file) for file in files], costs)
-                    known[key] = {how: predicted[how] for how in ("now", "limited", "in_a_row")}
+                    known[key] = {how: predicted[how] for how in tuple(PREDICTIONS)[1:]}
                 found.append({**row, **known[key]} if files else row)
             except InterlaceError as error:
                 tell(f"{row['case']} {row['plan']} ({row['sitting']}): not predicted: {error}")

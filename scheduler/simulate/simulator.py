@@ -43,6 +43,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -137,12 +138,10 @@ class Result:
         """Time from the end of one step to that of the next if steps follow each other. All ranks of a simulated step begin together. In
         training, a rank whose first work needs a value of another stage may still finish the step before while it would wait: its own
         step is shorter by this wait. At least the time of the hosts."""
-        sim, found = self.input, int(self.host_end.max(initial=0))
-        for at in range(len(sim.ranks)):
-            mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
-            end = self.times.end[mine] if sim.tail is None else self.times.end[mine][~sim.tail[mine]]
-            found = max(found, int(end.max(initial=0)) - _first_wait_ns(sim, self.times, at))
-        return found
+        sim, times = self.input, self.times
+        end = times.end if sim.tail is None else np.where(sim.tail, 0, times.end)
+        ends = (int(end[first:last].max(initial=0)) for first, last in pairwise(sim.first.tolist()))
+        return max(int(self.host_end.max(initial=0)), *(last - _first_wait_ns(sim, times, at) for at, last in enumerate(ends)))
 
     @cached_property
     def ranks(self) -> list[RankTime]:

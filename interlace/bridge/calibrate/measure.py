@@ -196,16 +196,16 @@ class Common(NamedTuple):
 
 
 def measure_for_first(bench: Bench, quick: bool, peers: Peers) -> None:
-    """What all ranks but the first do while that one is in `calibrate`: measure operations and power of their own GPU and send them. If the
-    device fails for good, the first rank gets the reason."""
-    failed, is_gpu = dict[str, str](), bench.device.gpu_index() is not None
-    samples, measured = list[OpSample](), list[tuple[Case, float]]()
+    """What all ranks but the first do while that one is in `calibrate`: measure operations and power of their own GPU and send them. Does
+    nothing on other devices. If the device fails for good, the first rank gets the reason."""
+    if bench.device.gpu_index() is None:
+        return
+    failed, samples, measured = dict[str, str](), list[OpSample](), list[tuple[Case, float]]()
     with paddle_settings():
-        if is_gpu:
-            try:
-                samples, measured = op_samples(bench, cases(bench.is_fast, quick, failed), 0.0, failed)
-            except ConfigError as error:
-                failed["operations"] = str(error)
+        try:
+            samples, measured = op_samples(bench, cases(bench.is_fast, quick, failed), 0.0, failed)
+        except ConfigError as error:
+            failed["operations"] = str(error)
         of_all_devices(bench, samples, measured, failed, peers)
 
 
