@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 import device_profile
 import power_profile
-from claiming import Row, claim, raw, table
+from claiming import RESULTS, Row, claim, raw, table
 
 from benchmarks.gpu import predict
 from interlace.cost_model.profile import Accuracy, Errors, Power, PowerSample, load_profile
@@ -234,22 +234,35 @@ def short_rows_energy() -> str:
     runs = [_by_load(loads) for loads in every]
     shared = [key for key in runs[0] if key[0] not in ("reduce", "gemm_batched") and all(key in run for run in runs)]
     apart = [_apart(run[key]["full"]["joules"] for run in runs) for key in shared]
-    more = {
-        name: [
-            100 * (load["paused"]["joules"] / load["full"]["joules"] - 1)
-            for loads in every
-            for load in loads
-            if load["kind"] in kinds and load["paused"]
-        ]
-        for name, kinds in {"products": ("gemm",), "batched ones": ("gemm_batched",), "attention and its gradient": ATTENTION}.items()
-    }
-    above = ", ".join(f"{name} {min(found):+.0f} to {max(found):+.0f} % ({len(found)})" for name, found in more.items())
     return (
         f"the energy of {len(apart)} kernels (without batched products, of which two are of one size, and a reduction, of which one takes "
         f"longer than a row) differs by {100 * median(apart):.0f} % in the median between GPUs, by {100 * max(apart):.0f} % at most; at "
-        f"the high clock it differs from that at the limit by: {above}; watts above rest (in the profile `h100`): "
+        f"the high clock it differs from that at the limit by: {_at_high_clock(every)}; watts above rest (in the profile `h100`): "
         f"{_above_rest('h100', runs, 'full')}"
     )
+
+
+@claim
+def short_rows_energy_of_h200() -> str:
+    """The same on an H200."""
+    (loads,) = (run["loads"] for run in raw("h200/power_readings_short.json")["runs"])
+    profile, found = load_profile("h200").power, load_profile(str(RESULTS / "h200" / "calibrated_again.json")).power
+    return (
+        f"energy at the high clock differs from that at the limit by: {_at_high_clock([loads])}; watts above rest (in the profile `h200`): "
+        f"{_above_rest('h200', [_by_load(loads)], 'full')}; {sum(load['paused'] is not None for load in loads)} of {len(loads)} kernels "
+        f"reach the limit; the exponent of energy over clock is {found.energy_exponent} instead of {profile.energy_exponent}, the limit "
+        f"{found.limit_w} W instead of {profile.limit_w}"
+    )
+
+
+def _at_high_clock(runs: Iterable[Iterable[Row]]) -> str:
+    """By how much kernels need more energy at the high clock than at the limit, by kind."""
+    held = [load for loads in runs for load in loads if load["paused"]]
+    more = {
+        name: [100 * (load["paused"]["joules"] / load["full"]["joules"] - 1) for load in held if load["kind"] in kinds]
+        for name, kinds in {"products": ("gemm",), "batched ones": ("gemm_batched",), "attention and its gradient": ATTENTION}.items()
+    }
+    return ", ".join(f"{name} {min(found):+.0f} to {max(found):+.0f} % ({len(found)})" for name, found in more.items())
 
 
 KERNELS = 5
