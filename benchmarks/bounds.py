@@ -1,4 +1,4 @@
-"""Lower bounds of the time of a step, for any schedule."""
+"""Lower bounds of the time from one step to the next (`Result.step_ns`), for any schedule."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class Stage:
 
 
 def bound_ns(programs: Sequence[Program], cost: Costs) -> int:
-    """A bound from every stage's computation at full speed, after the forwards that fill the pipeline; collectives, messages and memory are
-    free.
+    """A bound from every stage's computation at full speed; collectives, messages and memory are free.
 
-    A stage computes all its micro-batches. Or it computes all their forwards and input gradients; then the last gradient passes the stages
-    before it, and the first stage still has weight gradients and the optimizer to run.
+    A stage computes all its micro-batches; while it waits for its first one, it may still run the step before. Or, after the forwards of
+    the stages before it, it computes all forwards and input gradients; then the last gradient passes the stages before it, and the first
+    stage still has weight gradients and the optimizer to run.
     """
     stages = [_stage(program, cost, 0, 0) for program in sorted(programs, key=lambda program: program.pipeline.stage)]
     count, longest = programs[0].pipeline.num_micro_batches, 0
     for s, mine in enumerate(stages):
-        fill = sum(each.compute["F", 0] for each in stages[:s])
-        drain = sum(each.compute["I", 0] for each in stages[:s]) + _last(stages[0]) if s else 0
-        longest = max(longest, fill + count * (mine.all("F") + mine.all("I")) + max(count * mine.all("W") + mine.all("O"), drain))
+        busy = count * (mine.all("F") + mine.all("I"))
+        ends = sum(each.compute["F", 0] + each.compute["I", 0] for each in stages[:s]) + _last(stages[0]) if s else 0
+        longest = max(longest, busy + max(count * mine.all("W") + mine.all("O"), ends))
     return longest
 
 
@@ -101,8 +101,8 @@ def _firm_ns(stages: Sequence[Stage], count: int, prices: Prices) -> int:
         busy = count * (of["F"] + of["I"] + mine.hiding * prices.idle)
         put_off = min(mine.deferred, count * mine.all("W")) * max((prices.of[draw] for draw in mine.draws["W"]), default=0.0)
         drain = sum(each.path["I"] for each in stages[1:s]) + stages[0].compute["I", 0] + _last(stages[0]) if s else 0
-        rest = max(count * of["W"] + of["O"], max(0.0, count * of["W"] - put_off) + drain * prices.idle)
-        longest = max(longest, fill + busy + rest - prices.ends)
+        rest = max(count * of["W"] + of["O"], fill + max(0.0, count * of["W"] - put_off) + drain * prices.idle)
+        longest = max(longest, busy + rest - prices.ends)
     return int(longest)
 
 

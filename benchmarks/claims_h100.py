@@ -179,22 +179,16 @@ def h100_own_host() -> str:
 @claim
 def h200_calibrated_steps() -> str:
     """The same on H200s."""
-    return _steps_with("h200", "calibrated")
+    return _steps_with("h200", "calibrated", "calibrated again")
 
 
 def _steps_with(device: str, *others: str) -> str:
     devices = raw(f"{device}/accuracy.json")["devices"]
     rows = []
     for name, found in zip((device, *others), devices.values(), strict=True):
-        for label, has_stages, how in (
-            ("all", None, "limited"),
-            ("one stage", False, "limited"),
-            ("several stages", True, "limited"),
-            ("several stages, from step to step", True, "in_a_row"),
-            ("all, from step to step", None, "in_a_row"),
-        ):
+        for label, has_stages in (("all", None), ("one stage", False), ("several stages", True)):
             own = [row for row in found["runs"] if has_stages is None or ("pp" in accuracy.place_of(row["case"])) == has_stages]
-            said = accuracy.errors(own, how)
+            said = accuracy.errors(own, "limited")
             steps = f"{100 * said.step_bias:+.1f} %, {100 * said.step_worst:+.1f} %"
             gains = f"{said.gain_ratio:.2f}, {100 * said.gain_median:.0f} %"
             rows.append(

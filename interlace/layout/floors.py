@@ -47,14 +47,13 @@ class Reference:
 
     Attributes:
         gpus: Number of GPUs over which layouts divide it.
-        forward_ns, backward_ns: Time of a step's products on one GPU at the best rates; 0 if not known.
+        work_ns: Time of a step's products on one GPU at the best rates; 0 if not known.
         state_bytes: Memory that lives through the whole step on one rank of the memory reference (see the module); 0 if not known.
         activation_bytes: Activations of a step on one GPU with all micro-batches at once. Not a bound; first guesses use it.
     """
 
     gpus: int
-    forward_ns: float
-    backward_ns: float
+    work_ns: float
     state_bytes: int
     activation_bytes: int = 0
 
@@ -62,10 +61,9 @@ class Reference:
     def of(cls, gpus: int, serial: Program | None, replica: Program | None, profile: DeviceProfile, activation_bytes: int) -> Reference:
         """The reference from two programs without pipeline stages and without recomputation: `serial` on one GPU, `replica` on as many
         ranks as any layout has replicas; None if not known."""
-        took = _products_ns(serial, best_rates(profile)) if serial else {"forward": 0.0, "backward": 0.0}
-        count = serial.pipeline.num_micro_batches if serial else 0
+        work = serial.pipeline.num_micro_batches * _products_ns(serial, best_rates(profile)) if serial else 0.0
         state = lifetimes(replica).base["device"] if replica else 0
-        return cls(gpus, count * took["forward"], count * took["backward"], state, activation_bytes)
+        return cls(gpus, work, state, activation_bytes)
 
     def least_bytes(self, layout: Layout) -> int:
         """Least device bytes of the fullest rank: parameters and optimizer state are divided over pp x mp ranks, with sharding over all."""
@@ -73,29 +71,18 @@ class Reference:
         replicas = max(1, self.gpus // ways) if layout.number("sharding", 0) else 1
         return self.state_bytes // (ways * replicas)
 
-    def least_ns(self, layout: Layout) -> int:
-        """Least time of a step: a stage computes its share of all m micro-batches after the first one's forward through the earlier stages.
-
-        The layers may be divided over the stages in any way. Let x be the share of a stage, X that of all earlier stages, f the forward and
-        b the whole computation of one micro-batch. The step takes at least f X + m b x. The largest of these over all stages is least if
-        all are equal, which gives f / (1 - (1 - f / (m b)) ** pp). With model chunks (vpp), which may divide a stage unequally, only the
-        computation counts.
-        """
-        whole = (self.forward_ns + self.backward_ns) / self.gpus
-        stages, batches = layout.number("pp"), layout.number("m", 0)
-        if stages == 1 or not batches or layout.number("vpp") > 1 or not whole:
-            return int(whole)
-        first = self.forward_ns / self.gpus * stages / batches
-        whole_batch = whole * stages / batches
-        return int(first / (1 - (1 - first / (batches * whole_batch)) ** stages))
+    @property
+    def least_ns(self) -> int:
+        """Least time from one step to the next: that of equal shares of the work on all GPUs, none of which ever waits."""
+        return int(self.work_ns / self.gpus)
 
 
-def _products_ns(program: Program, rates: Mapping[str, float]) -> dict[str, float]:
-    """Role -> time, in nanoseconds, of one micro-batch's products at the best rates."""
-    values, found = tables_of(program)[0], {"forward": 0.0, "backward": 0.0, "optimize": 0.0}
+def _products_ns(program: Program, rates: Mapping[str, float]) -> float:
+    """Time, in nanoseconds, of one micro-batch's products at the best rates."""
+    values, found = tables_of(program)[0], 0.0
     fastest = max(rates.values(), default=0.0)
     for op in program.ops:
-        for part in products_of(op, values):
+        for part in products_of(op, values) if op.role != "optimize" else ():
             if fastest:
-                found[op.role] += part.flops * 1e9 / rates.get(part.dtype, fastest)
+                found += part.flops * 1e9 / rates.get(part.dtype, fastest)
     return found

@@ -175,7 +175,7 @@ class Search:
             reference = self.references.get(_model(each.layout))
             if reference:
                 each.least_bytes = max(each.least_bytes, reference.least_bytes(each.layout))
-                each.least_ns = max(each.least_ns, reference.least_ns(each.layout))
+                each.least_ns = max(each.least_ns, reference.least_ns)
 
     def _replicas(self, layout: Layout) -> int:
         return max(1, self.gpus // (layout.number("pp") * layout.number("mp")))
@@ -254,7 +254,7 @@ class Search:
 
     def _guess(self, layout: Layout) -> float:
         reference = self.references.get(_model(layout))
-        work = (reference.forward_ns + reference.backward_ns) / self.gpus if reference else 0.0
+        work = reference.work_ns / self.gpus if reference else 0.0
         return max(1.0, guess(layout, work or 1e9))
 
     def _draft(self, picked: Sequence[Candidate], found: Sequence[Candidate]) -> None:

@@ -15,7 +15,7 @@ from interlace.scheduler.whole_step.search import Known, Numbers, Ranked, find_s
 
 COARSE_SCHEDULES = 3
 """Number of schedules of the coarse model of which drafts are made."""
-OVER_BUDGET = (1.1, 1.3)
+OVER_BUDGET = (1.05, 1.1, 1.15, 1.3)
 """One schedule is also searched for within each of these multiples of the budget, for offload to move the rest."""
 PAYS = 0.005
 """Without a budget, recomputation is considered only if steps without a memory limit are shorter by at least this share."""

@@ -1,4 +1,5 @@
-"""Lower bounds of the step that hold for any schedule. They include communication that nothing can hide, and ignore memory."""
+"""Lower bounds of the time from one step to the next that hold for any schedule. They include communication that nothing can hide, and
+ignore memory."""
 
 from __future__ import annotations
 
@@ -30,15 +31,14 @@ class Stage:
 
     Attributes:
         whole: The step of its rank if it waited for nobody.
-        late: The part of the step that depends on messages from the previous stage.
-        middle: The part of `late`, without the optimizer, on which messages back to the previous stage depend.
+        middle: The part of the step, without the optimizer, that depends on messages from the previous stage, and on which messages back to
+            it depend.
         fill, drain: From the arrival of a message to the end of the message that depends on it, in forward and for input gradients. On the
             first stage `fill` begins with the step, and `drain` includes all backward and the optimizer.
         chain: The longest chain of operations of one micro-batch and the optimizer, if there is only one stage; else 0.
     """
 
     whole: float
-    late: float
     middle: float
     fill: float
     drain: float
@@ -62,9 +62,10 @@ class Floors(NamedTuple):
 def floors_of(programs: Sequence[Program], cost: Costs) -> Floors:
     """Lower bounds from one rank of each stage.
 
-    Each rank does all its computation and communication, with each collective beside the computation that suffers least. A stage starts
-    when the first message reaches it, after one forward, with its collectives, of all earlier stages; after its last input gradients come
-    those of the earlier stages. Collectives that `narrow-gathers` may replace do not count.
+    Each rank does all its computation and communication, with each collective beside the computation that suffers least; while it waits for
+    its first message, it may still run the step before. What a stage computes between messages of its step comes after one forward, with
+    its collectives, of all earlier stages; after its last input gradients come those of the earlier stages. Collectives that
+    `narrow-gathers` may replace do not count.
     """
     splits = [_split(program, cost) for program in sorted(programs, key=lambda program: program.pipeline.stage)]
     own = [_stage(_Rank(split, cost)) for split in splits]
@@ -81,7 +82,7 @@ def occupied(program: Program, cost: Costs) -> Floors:
 def _floor_ns(stages: Sequence[Stage]) -> int:
     fill, drain, longest = 0.0, 0.0, 0.0
     for s, mine in enumerate(stages):
-        longest = max(longest, mine.whole, mine.chain, fill + mine.late, fill + mine.middle + drain if s else 0.0)
+        longest = max(longest, mine.whole, mine.chain, fill + mine.middle + drain if s else 0.0)
         fill, drain = fill + mine.fill, drain + mine.drain
     return int(longest * (1 - ROUNDED))
 
@@ -203,7 +204,7 @@ def _stage(rank: _Rank) -> Stage:
     parts = Parts(split, {"I", "W"})
     stage, stages = split.pipeline.stage, split.pipeline.num_stages
     if stages == 1:
-        return Stage(rank.least(split.ops), 0.0, 0.0, 0.0, 0.0, rank.between(split.ops, lambda op: True, lambda op: True))
+        return Stage(rank.least(split.ops), 0.0, 0.0, 0.0, rank.between(split.ops, lambda op: True, lambda op: True))
     step = [op for op in split.ops if op.role != "optimize"]
     after = rank.after(split.ops)
     late = _led_to(split.ops, after, lambda op: op.role == "forward" and is_receive(op))
@@ -218,7 +219,6 @@ def _stage(rank: _Rank) -> Stage:
     rest = backward if stage else [op for op in split.ops if op.id in ids]
     return Stage(
         rank.least(split.ops),
-        rank.least(op for op in split.ops if op.id in late),
         rank.least(op for op in step if op.id in late and op.id in back),
         rank.between(forward, starting, is_send) if stage + 1 < stages else 0.0,
         rank.between(rest, is_receive, is_send if stage else lambda op: True) + (0 if stage else optimizer),

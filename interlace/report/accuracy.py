@@ -2,8 +2,7 @@
 
 A run is a row of a results file (`testbed_*.json`, as `benchmarks.gpu.results` writes them): its case, plan, sitting and world, the median
 of the measured steps, each rank's peaks, the prediction made when it was measured (`simulated`) and, if read, joules per step. If its plan
-is stored too (`plans.json` of the device says in which archive), it is predicted again: `now`; with the power limit `limited`, and
-`in_a_row`, the time from step to step.
+is stored too (`plans.json` of the device says in which archive), it is predicted again: `now`, and with the power limit `limited`.
 """
 
 from __future__ import annotations
@@ -63,10 +62,8 @@ PREDICTIONS = {
     "simulated": "when measured",
     "now": "now, without the power limit",
     "limited": "now, with it, as plans are judged",
-    "in_a_row": "now, with it, from step to step",
 }
-"""Predictions of a run -> how tables call them. The first is stored with the run, `predict` makes the others; the last is the interval of
-steps that follow each other (`Result.interval_ns`)."""
+"""Predictions of a run -> how tables call them. The first is stored with the run, `predict` makes the others."""
 
 
 class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -338,8 +335,8 @@ def _with_few(costs: CostModel) -> FewConnections:
 
 
 def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
-    """The run with new predictions: `now`, without the power limit; `limited` and `in_a_row`, with it (empty if the profile has no power).
-    Raises PlanError if the step would never end."""
+    """The run with new predictions: `now`, without the power limit, and `limited`, with it (empty if the profile has no power). Raises
+    PlanError if the step would never end."""
     is_baseline, is_launched, has_few = _runs_as(row)
     if is_launched:
         costs = CostModel(costs.profile, is_launched=True)
@@ -349,11 +346,11 @@ def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
     limited, free = (simulate(programs, costs, Options.of(GPU, power=power), with_memory=False) for power in (True, False))
     place = with_paddles_jobs(IDEAL) if is_baseline else IDEAL
     peaks = [in_order(program, target=place).peak() for program in programs]
-    now, whole, interval = ({"step_ms": round(ns / 1e6, 2), PEAKS: peaks} for ns in (free.step_ns, limited.step_ns, limited.interval_ns))
+    now, whole = ({"step_ms": round(result.step_ns / 1e6, 2), PEAKS: peaks} for result in (free, limited))
     if not costs.power():
-        return {**row, "now": now, "limited": {}, "in_a_row": {}}
+        return {**row, "now": now, "limited": {}}
     drawn = {"mhz": [round(limited.mean_mhz(at)) for at in range(len(programs))], "joules": round(sum(limited.joules), 1)}
-    return {**row, "now": now, "limited": whole | drawn, "in_a_row": interval}
+    return {**row, "now": now, "limited": whole | drawn}
 
 
 def predicted_runs(

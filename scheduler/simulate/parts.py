@@ -20,10 +20,11 @@ class Parts(NamedTuple):
 
 
 def parts_of(result: Result, at: int) -> Parts:
-    """The parts of the rank with index `at`; their lengths equal those in its `RankTime`. Cost O(items log items)."""
-    rank, step = columns_of(result.input, result.times, at), result.step_ns
+    """The parts of the span of the rank with index `at`. If steps do not overlap, their lengths equal those in its `RankTime`; otherwise
+    together they are longer by that time. Cost O(items log items)."""
+    rank = columns_of(result.input, result.times, at)
     host_end = int(host_ends(result.input, result.times)[at])
-    gap_from, gap_to, gap_next, _ = gaps(rank, step)
+    gap_from, gap_to, gap_next, _ = gaps(rank, result.span_ns)
     begin, chain = waited_for(rank, waiters(rank), gap_from, gap_to)
     syncs = np.flatnonzero(rank.awaits >= 0)
     found: tuple[list[Any], list[Any], list[Any]] = ([], [], [])

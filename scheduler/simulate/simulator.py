@@ -21,8 +21,13 @@ stretched further.
 
 `simulate/compiled.py` implements this clock exactly; `interleave/clock.py` simplifies it for one rank, for planners.
 
-The step of every rank lasts until the last op instance has ended and the last host could begin the next step. Each moment of it
-belongs to one part (`split_rank`):
+All ranks are simulated from a common start until the last op instance has ended and the last host could begin the next step: the *span*.
+In training, steps follow each other without a common start: a rank whose first work waits for a value of another stage can still finish
+the step before during that wait. The *step* is the time from one step to the next, the span less the time by which steps overlap in this
+way. It is the same on every rank.
+
+Each moment of the span belongs to one part of the step (`split_rank`). The time by which steps overlap is not counted: it is taken from the
+bubble, and what exceeds that from exposed communication.
 
 - *compute*: a compute op runs on the rank.
 - *exposed*: no compute op runs, and a communication or copy runs that the rank's next compute op waits for (through data, events,
@@ -52,8 +57,9 @@ from interlace.cost_model import Costs
 from interlace.cost_model.interference import START_NS
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.ir.arrays import Ints
+from interlace.ir.arrays import Flags, Ints
 from interlace.ir.kinds import is_receive, is_send
+from interlace.ir.per_ops import once_per_ops
 from interlace.ir.target import IDEAL, Target
 from interlace.scheduler.memory import live as memory
 from interlace.scheduler.simulate.arrays import ONE, Options, SimInput
@@ -90,7 +96,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class RankTime:
-    """One rank's step; `step_ns == compute_ns + exposed_comm_ns + bubble_ns + host_ns`.
+    """One rank's step, the time from one step to the next; `step_ns == compute_ns + exposed_comm_ns + bubble_ns + host_ns`.
 
     Attributes:
         slowed_ns: Simulated duration of compute ops minus their duration alone.
@@ -128,20 +134,15 @@ class Result:
     power: PowerTrace
     _split: Any
 
-    @property
-    def step_ns(self) -> int:
-        """Time of the step, the same on every rank."""
-        return max(last_end(self.input, self.times.end), int(self.host_end.max(initial=0)))
+    @cached_property
+    def span_ns(self) -> int:
+        """Time from the common start of all ranks to the end of the last one."""
+        return span_of(self.input, self.times, self.host_end)
 
-    @property
-    def interval_ns(self) -> int:
-        """Time from the end of one step to that of the next if steps follow each other. All ranks of a simulated step begin together. In
-        training, a rank whose first work needs a value of another stage may still finish the step before while it would wait: its own
-        step is shorter by this wait. At least the time of the hosts."""
-        sim, times = self.input, self.times
-        end = times.end if sim.tail is None else np.where(sim.tail, 0, times.end)
-        ends = (int(end[first:last].max(initial=0)) for first, last in pairwise(sim.first.tolist()))
-        return max(int(self.host_end.max(initial=0)), *(last - _first_wait_ns(sim, times, at) for at, last in enumerate(ends)))
+    @cached_property
+    def step_ns(self) -> int:
+        """Time from one step to the next, the same on every rank."""
+        return step_of(self.input, self.times, self.host_end)
 
     @cached_property
     def ranks(self) -> list[RankTime]:
@@ -161,13 +162,13 @@ class Result:
         if self.input.power is None:
             raise PlanError("the clock of a rank was asked for, but the step was simulated without a power limit")
         when, ranks, levels = self.power.changes
-        mine = (ranks == at) & (when < max(1, self.step_ns))
+        mine = (ranks == at) & (when < max(1, self.span_ns))
         return when[mine], self.input.power.clocks.mhz[levels[mine]]
 
     def mean_mhz(self, at: int) -> float:
-        """Clock of the rank with index `at`, averaged over the step, in MHz. Raises PlanError as `mhz`."""
+        """Clock of the rank with index `at`, averaged over the span, in MHz. Raises PlanError as `mhz`."""
         when, mhz = self.mhz(at)
-        spans = np.diff(when, append=self.step_ns)
+        spans = np.diff(when, append=self.span_ns)
         return float((spans * mhz).sum() / max(1, spans.sum()))
 
     @cached_property
@@ -220,9 +221,20 @@ def last_end(sim: SimInput, end: Ints) -> int:
     return int((end if sim.tail is None else end[~sim.tail]).max(initial=0))
 
 
-def step_end(sim: SimInput, times: Times) -> int:
-    """End of the step, in nanoseconds: `last_end`, or when the last host could begin the next step if that is later."""
-    return max(last_end(sim, times.end), int(host_ends(sim, times).max(initial=0)))
+def span_of(sim: SimInput, times: Times, hosts: Ints) -> int:
+    """End of the span, in nanoseconds: `last_end`, or when the last host could begin the next step (`host_ends`) if that is later."""
+    return max(last_end(sim, times.end), int(hosts.max(initial=0)))
+
+
+def step_of(sim: SimInput, times: Times, hosts: Ints) -> int:
+    """Time from one step to the next, in nanoseconds: the longest time of a rank without the wait for its first value from another stage;
+    at least the time of the hosts."""
+    end, longest = times.end if sim.tail is None else np.where(sim.tail, 0, times.end), int(hosts.max(initial=0))
+    for at, (first, last) in enumerate(pairwise(sim.first.tolist())):
+        alone = int(end[first:last].max(initial=0))
+        if alone > longest:
+            longest = max(longest, alone - _first_wait_ns(sim, times, at))
+    return longest
 
 
 def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
@@ -232,8 +244,8 @@ def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
         return times, trace
     left = dict.fromkeys(range(len(sim.ranks)), 0)
     for _ in range(MOST_STEPS):
-        before, step = left, step_end(sim, times)
-        left = {at: _left(sim, times, at, step) for at in before}
+        before, took = left, step_of(sim, times, host_ends(sim, times))
+        left = {at: _left(sim, times, at, took) for at in before}
         if left == before:
             break
         dur = sim.dur.copy()
@@ -244,11 +256,11 @@ def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
     return times, trace
 
 
-def _left(sim: SimInput, times: Times, at: int, step: int) -> int:
+def _left(sim: SimInput, times: Times, at: int, step_ns: int) -> int:
     """How far into the next step the `tail` copies of a rank run, in nanoseconds."""
     assert sim.tail is not None
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
-    return max(0, int(times.end[mine][sim.tail[mine]].max(initial=0)) - step)
+    return max(0, int(times.end[mine][sim.tail[mine]].max(initial=0)) - step_ns)
 
 
 def _times_alone(sim: SimInput, compiled: Any, mean: Ints | None = None) -> tuple[Times, PowerTrace, Ints | None]:
@@ -302,16 +314,18 @@ def _profile(sim: SimInput, times: Times, at: int, target: Target) -> memory.Pro
 
 
 def _rank_times(result: Result, split: Any) -> list[RankTime]:
-    sim, times, step = result.input, result.times, result.step_ns
+    sim, times, step_ns, span_ns = result.input, result.times, result.step_ns, result.span_ns
     found = []
     for at, rank in enumerate(sim.ranks):
         mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
-        compute, exposed, hidden, bubble, host, idle = split(columns_of(sim, times, at), step, int(result.host_end[at]))
-        took = (times.end[mine] - times.start[mine] - sim.dur[mine])[~sim.side[mine]]
+        compute, exposed, hidden, bubble, host, idle = map(int, split(columns_of(sim, times, at), span_ns, int(result.host_end[at])))
+        shared = span_ns - step_ns
+        of_bubble = min(bubble, shared)
+        of_exposed = min(exposed, shared - of_bubble)
+        parts = exposed - of_exposed, hidden, bubble - of_bubble, host - (shared - of_bubble - of_exposed), max(0, idle - shared)
+        slowed = (times.end[mine] - times.start[mine] - sim.dur[mine])[~sim.side[mine]]
         peaks = (result.memory[at].peak("device"), result.memory[at].peak("pinned")) if result.memory else (0, 0)
-        found.append(
-            RankTime(rank, step, int(compute), int(exposed), int(hidden), int(bubble), int(host), int(idle), int(took.sum()), *peaks)
-        )
+        found.append(RankTime(rank, step_ns, compute, *parts, int(slowed.sum()), *peaks))
     return found
 
 
@@ -325,19 +339,30 @@ def _compute_ns(sim: SimInput, times: Times, at: int) -> int:
 
 
 def _first_wait_ns(sim: SimInput, times: Times, at: int) -> int:
-    """For how long computation of a rank idles before the first value that it receives; 0 if it sends before, or receives nothing."""
-    mine, ops = np.arange(int(sim.first[at]), int(sim.first[at + 1])), sim.programs[at].ops
-    received, sent = (np.isin(sim.op[mine], [op.id for op in ops if is_kind(op)]) for is_kind in (is_receive, is_send))
+    """For how long a rank waits for its first value from another stage and does nothing else; 0 if it sends before, or receives nothing."""
+    mine = np.arange(int(sim.first[at]), int(sim.first[at + 1]))
+    received, sent = (is_one[sim.op[mine]] for is_one in _transfers(sim.programs[at]))
     if not received.any():
         return 0
     firsts = sim.dep_first[mine[0] : mine[-1] + 2]
-    reads = np.isin(sim.dep[firsts[0] : firsts[-1]], mine[received])
+    reads = received[sim.dep[firsts[0] : firsts[-1]] - mine[0]]
     waiting = mine.repeat(np.diff(firsts))[reads]
     first = int(times.start[waiting[~sim.side[waiting]]].min(initial=NEVER))
     if first == NEVER or int(times.start[mine[sent]].min(initial=NEVER)) < first:
         return 0
-    before = mine[~sim.side[mine] & (times.start[mine] < first)]
-    return first - int((times.end[before] - times.start[before]).sum())
+    others = mine[~received & (times.start[mine] < first)]
+    if sim.mark is not None:
+        others = others[others != sim.mark[at]]  # stands for copies of the step before
+    return first - int(covered(np.stack([times.start[others], np.minimum(times.end[others], first)], axis=1)))
+
+
+@once_per_ops
+def _transfers(program: Program) -> tuple[Flags, Flags]:
+    """Whether an op receives from another stage, and whether it sends to one, by op id."""
+    found = np.zeros((2, 1 + max((op.id for op in program.ops), default=0)), bool)
+    for op in program.ops:
+        found[:, op.id] = is_receive(op), is_send(op)
+    return found[0], found[1]
 
 
 class Simulation:
@@ -645,7 +670,7 @@ def columns_of(sim: SimInput, times: Times, at: int) -> RankColumns:
     """The columns of the rank with index `at`."""
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
     deps = slice(int(sim.dep_first[mine.start]), int(sim.dep_first[mine.stop]))
-    step = NEVER if sim.tail is None else step_end(sim, times)
+    step = NEVER if sim.tail is None else span_of(sim, times, host_ends(sim, times))
     return RankColumns(
         sim.stream[mine] - sim.first_stream[at],
         sim.side[mine],

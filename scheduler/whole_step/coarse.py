@@ -45,7 +45,8 @@ class Row(NamedTuple):
 
 
 def run_jobs(rows: Sequence[Row], engine: Engine = PLAIN) -> float | None:
-    """Time of a step in nanoseconds, from the jobs of each stage; None if stages would wait for each other forever. O(jobs).
+    """Time from one step to the next in nanoseconds (as `Result.step_ns`), from the jobs of each stage; None if stages would wait for each
+    other forever. O(jobs).
 
     A job runs as planned; if a message that it needs is late, the rest of the job is delayed by that time. Messages of one stage do not
     wait for each other, as if on separate streams; on targets that run everything in order they do (`legal_rows.stall`).
@@ -62,12 +63,13 @@ def _joined(rows: Sequence[Row], engine: Engine) -> Iterator[Any]:
 
 
 def run_rows(job_first: Any, message_first: Any, durations: Any, ends: Any, moments: Any, messages: Any) -> float:
-    """Time of the jobs of all stages, in nanoseconds; `NOT_SENT` if stages would wait for each other forever. Also runs compiled."""
+    """The longest time of a stage's jobs, in nanoseconds, without the wait for its first message if it has sent none before; `NOT_SENT` if
+    stages would wait for each other forever. Also runs compiled."""
     num_stages, most = len(job_first) - 1, 0
     for message in messages:
         most = max(most, message, ~message)
     there = [NOT_SENT] * (most + 1)
-    now, late = [0.0] * num_stages, [0.0] * num_stages
+    now, late, first_wait = [0.0] * num_stages, [0.0] * num_stages, [0.0] * num_stages
     job, at = [job_first[stage] for stage in range(num_stages)], [message_first[stage] for stage in range(num_stages)]
     goes_on = True
     while goes_on:
@@ -83,6 +85,8 @@ def run_rows(job_first: Any, message_first: Any, durations: Any, ends: Any, mome
                         break
                     else:
                         late[stage] = max(late[stage], there[message] - now[stage] - moment)
+                        if at[stage] == message_first[stage]:
+                            first_wait[stage] = late[stage]
                     at[stage] += 1
                     goes_on = True
                 if at[stage] < end:
@@ -94,7 +98,10 @@ def run_rows(job_first: Any, message_first: Any, durations: Any, ends: Any, mome
     for stage in range(num_stages):
         if job[stage] < job_first[stage + 1]:
             return NOT_SENT
-    return max(now)
+    longest = 0.0
+    for stage in range(num_stages):
+        longest = max(longest, now[stage] - first_wait[stage])
+    return longest
 
 
 def costs_of(row: Sequence[Slot], times: Mapping[str, SlotTimes], at_end: Mapping[str, SlotTimes] | None = None) -> list[SlotTimes]:

@@ -3,7 +3,7 @@ delayed, and recomputation of each stage, ranked by the coarse model, within the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,8 +22,10 @@ INLINE_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5)
 once the best schedules are known. With all from the start, a climb stops at a share that is too small to be worth its memory."""
 JOBS = 240_000
 """Number of jobs, over all schedules, that the first climbs may evaluate; up to three seconds of host time."""
-FINER = 2
-"""The finer climb from each of the best schedules may evaluate this many times fewer."""
+REFINED, FINER = 6, 4
+"""Least number of best schedules that are refined; each may evaluate this many times fewer than the first climbs together."""
+FAR = 2
+"""How far delays of finer neighbours are apart, in micro-batches."""
 SAME = 0.001
 """Share of a step within which times count as equal; of equal schedules the one that takes less memory comes first."""
 MICRO_BATCHES = 16
@@ -166,8 +168,8 @@ class _Search:
             starts.setdefault((found[1].form, found[1].depth), found)
         for left, found in zip(range(len(starts), 0, -1), starts.values(), strict=True):
             self._climb(found, len(self.seen) + (self.evaluations - len(self.seen)) // left)
-        for best in self._best(count):
-            self._climb((best.step_ns, best.schedule), len(self.seen) + self.evaluations // FINER, finer=True)
+        for best in self._best(max(count, REFINED)):
+            self._refine((best.step_ns, best.schedule), len(self.seen) + self.evaluations // FINER)
         return self._best(count)
 
     def _best(self, count: int) -> list[Ranked]:
@@ -298,47 +300,75 @@ class _Search:
             self.known.links[stage, depth] = [links(slot, stage, "B" * len(self.stages), self.chunks) for slot in row]
         return self.known.links[stage, depth]
 
-    def _climb(self, start: tuple[float, CoarseSchedule], evaluations: int, finer: bool = False) -> None:
-        """Move to the best neighbour, which differs on one stage, while it is faster and fewer than `evaluations` schedules are known.
-        `finer`: see `_near`."""
+    def _climb(self, start: tuple[float, CoarseSchedule], evaluations: int) -> None:
+        """Move to the best neighbour, which differs on one stage, while it is faster and fewer than `evaluations` schedules are known."""
         took, here = start
         while len(self.seen) < evaluations:
-            near = sorted((found, each) for each in self._near(here, finer) if (found := self._step(each)) is not None)
-            if not near or near[0][0] >= took:
+            best = self._fastest(each for stage in range(len(self.stages)) for each in self._near(here, stage))
+            if best is None or best[0] >= took:
                 return
-            took, here = near[0]
+            took, here = best
 
-    def _near(self, schedule: CoarseSchedule, finer: bool) -> list[CoarseSchedule]:
-        """Neighbours: one micro-batch more or less of delay or depth, another order, another level, or another share of weight gradients
-        that are not delayed; for the last three with the same delay, or with as much as the memory allows. `finer`: also every share, and
-        on one stage another form, or another order or delay only at the end."""
-        choices, step = _choices(schedule), 1 if finer else 2
-        found = []
-        for s, here in enumerate(choices):
-            others = [
-                here._replace(weight_delay=here.weight_delay + more) for more in (-1, 1) if 0 <= here.weight_delay + more <= self.most
-            ]
-            others.append(here._replace(early=not here.early, early_at_end=not here.early))
-            if finer:
-                others.append(here._replace(early_at_end=not here.early_at_end))
-                others += [
-                    here._replace(more_weight_delay_at_end=more)
-                    for more in (here.more_weight_delay_at_end - 1, here.more_weight_delay_at_end + 1)
-                    if here.weight_delay and 0 <= more <= self.most - here.weight_delay
-                ]
-            at = self.inline_share.index(here.inline_share)
-            near = [here._replace(inline_share=self.inline_share[k]) for k in (at - step, at, at + step) if 0 <= k < len(self.inline_share)]
-            near += [here._replace(level=level) for level in (here.level - 1, here.level + 1) if 0 <= level < len(self.stages[s])]
-            near += [here._replace(form=form) for form in self.forms if finer and form != here.form]
-            near += [
-                here._replace(depth=here.depth + more)
-                for more in (-1, 1)
-                if not self.fixed and self.plain[s] <= here.depth + more <= self.num
-            ]
-            for other in near:
-                others += [other, self._fitted(s, other), self._fitted(s, other._replace(weight_delay=self.most))]
-            found += [_schedule([*choices[:s], other, *choices[s + 1 :]]) for other in dict.fromkeys(others) if other != here]
+    def _refine(self, start: tuple[float, CoarseSchedule], evaluations: int) -> None:
+        """As `_climb`, with finer neighbours, one stage after the other, until no stage has a faster one."""
+        (took, here), stage, unchanged = start, 0, 0
+        while len(self.seen) < evaluations and unchanged < len(self.stages):
+            best, unchanged = self._fastest(self._finer(here, stage)), unchanged + 1
+            if best is not None and best[0] < took:
+                (took, here), unchanged = best, 0
+            stage = (stage + 1) % len(self.stages)
+
+    def _fastest(self, schedules: Iterable[CoarseSchedule]) -> tuple[float, CoarseSchedule] | None:
+        return min(((took, each) for each in schedules if (took := self._step(each)) is not None), default=None)
+
+    def _near(self, schedule: CoarseSchedule, stage: int) -> list[CoarseSchedule]:
+        """Neighbours that differ on this stage: one micro-batch more or less of delay or depth, another order, the next level, or another
+        share of weight gradients that are not delayed, two steps away; for depth, level and share with the same delay, or with as much as
+        the memory allows."""
+        here = _choices(schedule)[stage]
+        others = [here._replace(weight_delay=here.weight_delay + more) for more in (-1, 1) if 0 <= here.weight_delay + more <= self.most]
+        others.append(here._replace(early=not here.early, early_at_end=not here.early))
+        return self._with(schedule, stage, [*others, *self._refitted(stage, self._others(stage, here, 2))])
+
+    def _finer(self, schedule: CoarseSchedule, stage: int) -> list[CoarseSchedule]:
+        """More neighbours that differ on this stage: also another form, the next share, and all combinations of orders, and of delays up to
+        `FAR` micro-batches away, before the last forward and from there on."""
+        here = _choices(schedule)[stage]
+        others = [here._replace(form=form) for form in self.forms if form != here.form]
+        delays = [
+            (delay, more)
+            for delay in range(max(0, here.weight_delay - FAR), 1 + min(self.most, here.weight_delay + FAR))
+            for more in range(max(0, here.more_weight_delay_at_end - 1), 2 + here.more_weight_delay_at_end)
+            if (delay or not more) and delay + more <= self.most
+        ]
+        orders = [
+            here._replace(weight_delay=delay, more_weight_delay_at_end=more, early=early, early_at_end=at_end)
+            for delay, more in delays
+            for early in (True, False)
+            for at_end in (True, False)
+        ]
+        return self._with(schedule, stage, [*orders, *self._refitted(stage, [*others, *self._others(stage, here, 1)])])
+
+    def _others(self, stage: int, here: StageSchedule, step: int) -> list[StageSchedule]:
+        """With the next levels, depths, and shares of weight gradients that are not delayed (`step` away)."""
+        at, last = self.inline_share.index(here.inline_share), len(self.stages[stage]) - 1
+        near = [here._replace(inline_share=self.inline_share[k]) for k in (at - step, at, at + step) if 0 <= k < len(self.inline_share)]
+        near += [here._replace(level=level) for level in (here.level - 1, here.level + 1) if 0 <= level <= last]
+        depths = (here.depth - 1, here.depth + 1) if not self.fixed else ()
+        return near + [here._replace(depth=depth) for depth in depths if self.plain[stage] <= depth <= self.num]
+
+    def _refitted(self, stage: int, choices: Sequence[StageSchedule]) -> list[StageSchedule]:
+        """Each with the same delay, with what of it the memory allows, and with as much as the memory allows."""
+        found = list[StageSchedule]()
+        for each in choices:
+            found += [each, self._fitted(stage, each), self._fitted(stage, each._replace(weight_delay=self.most))]
         return found
+
+    def _with(self, schedule: CoarseSchedule, stage: int, others: Iterable[StageSchedule]) -> list[CoarseSchedule]:
+        """The schedule with each of these choices for a stage."""
+        choices = _choices(schedule)
+        different = (each for each in dict.fromkeys(others) if each != choices[stage])
+        return [_schedule([*choices[:stage], each, *choices[stage + 1 :]]) for each in different]
 
 
 def _choices(schedule: CoarseSchedule) -> list[StageSchedule]:

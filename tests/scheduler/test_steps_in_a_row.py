@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from interlace.config import make_config
-from interlace.cost_model import CostModel, load_profile
+from interlace.cost_model import CostModel, GivenCosts, load_profile
 from interlace.cost_model.profile import HostCosts
+from interlace.ir import parse
 from interlace.ir.target import GPU
 from interlace.planning.plan import make_plans
 from interlace.scheduler.simulate.arrays import Options, SimInput
@@ -74,7 +75,7 @@ ALONE = msgspec.structs.replace(load_profile("h200"), host=HostCosts(1, 1, "meas
         ("pp2, clip", "zb-h1", True),
     ],
 )
-def test_the_interval_is_that_of_steps_in_a_row(name: str, form: str, is_shorter: bool) -> None:
+def test_the_step_is_that_of_steps_in_a_row(name: str, form: str, is_shorter: bool) -> None:
     """If the last stage ends last, it ends while the first one begins the next step."""
     cost = CostModel(ALONE)
     config = make_config({"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}, "memory_budget": False})
@@ -84,12 +85,63 @@ def test_the_interval_is_that_of_steps_in_a_row(name: str, form: str, is_shorter
     for steps in (2, 3):
         many = repeated(sim, steps)
         ends.append(last_end(many, run(many, with_memory=False).times.end))
-    assert one.interval_ns == pytest.approx(ends[1] - ends[0], abs=10)
-    assert (one.interval_ns < one.step_ns) == is_shorter
+    assert one.step_ns == pytest.approx(ends[1] - ends[0], abs=10)
+    assert (one.step_ns < one.span_ns) == is_shorter
 
 
-def test_without_stages_the_interval_is_the_step() -> None:
+def test_without_stages_the_step_is_the_span() -> None:
     cost = CostModel(load_profile("h200"))
     plans = make_plans(programs_of("mp2 without accumulation"), make_config({}), cost, "h200")
     found = run(lower([plan.program for plan in plans], cost, Options.of(GPU)), with_memory=False)
-    assert found.interval_ns == found.step_ns
+    assert found.step_ns == found.span_ns
+
+
+HEAD = """program rank={stage} world=2 mode=train
+pipeline stage={stage} of 2 micro_batches=1 chunks=1 schedule=1F1B
+group 3 = 0,1
+#0 %0:float32[4,4]!"w" = builtin.parameter() forward
+#1 %1:float32[4,4]"x" = pd_op.data() forward
+"""
+FIRST = """#2 %2:float32[4,4] = pd_op.matmul(%1, %0) forward
+#3 %3:float32[4,4] = pd_op.matmul(%2, %0) forward
+#4 pd_op.send_v2(%3) forward group=3 stream="send" {"peer":1}
+job a forward 0: 2-4@0
+"""
+LATER = """#5 %5:float32[4,4] = pd_op.matmul(%4, %0) forward
+#6 %6:float32[4,4] = pd_op.matmul(%5, %0) forward
+#7 %7:float32[4,4] = pd_op.matmul(%6, %0) forward
+"""
+RECEIVE = '#4 %4:float32[4,4] = pd_op.recv_v2() forward group=3 stream="receive" {"peer":0}\n'
+
+
+COPY = '#3 %3:float32[4,4] = pd_op.memcpy_d2h(%0) forward stream="d2h" {"dst_place_type":2}\n'
+
+
+def two_stages(before: str, jobs: str) -> SimInput:
+    """The second stage has an operation `before` it receives, and three products afterwards."""
+    texts = HEAD.format(stage=0) + FIRST, HEAD.format(stage=1) + before + RECEIVE + LATER + f"job a forward 0: {jobs}\n"
+    return lower([parse(each) for each in texts], GivenCosts({"memcpy_d2h": 30, "default": 100}))
+
+
+@pytest.mark.parametrize(
+    ("before", "jobs", "step_ns"),
+    [
+        ("", "4-7@0", 300),  # three products; the receive ends during those of the step before
+        ("#3 %3:float32[4,4] = pd_op.matmul(%1, %0) forward\n", "3-7@0", 400),
+        (COPY, "3-7@0", 330),
+    ],
+)
+def test_a_stage_waits_for_its_first_value_while_it_does_nothing_else(before: str, jobs: str, step_ns: int) -> None:
+    """The first value is there after 300 ns. What a stage does before that is part of its step, also on other streams."""
+    found = run(two_stages(before, jobs), with_memory=False)
+    assert (found.span_ns, found.step_ns) == (600, step_ns)
+    for rank in found.ranks:
+        assert rank.step_ns == rank.compute_ns + rank.exposed_comm_ns + rank.bubble_ns + rank.host_ns == step_ns
+    assert found.ranks[0].compute_ns == 200
+
+
+def test_copies_of_the_step_before_are_not_part_of_a_step() -> None:
+    """They prolong an op instance of this one (`SimInput.mark`)."""
+    sim = two_stages(COPY, "3-7@0")
+    copy = int(sim.first[1] + np.flatnonzero(sim.op[sim.first[1] :] == 3)[0])
+    assert run(dataclasses.replace(sim, mark=np.array([-1, copy])), with_memory=False).step_ns == 300

@@ -129,10 +129,10 @@ def _plan(plan: Simulated, labels: Sequence[Label], given: Given) -> PlanPart:
         at = result.input.ranks.index(label.ranks[0])
         items, parts = Items.of(result, at), parts_of(result, at)
         steps.append(RankStep(result.input.programs[at], items, parts, len(label.ranks)))
-        rank, profile, step_ns = result.ranks[at], result.memory[at], result.step_ns
+        rank, profile, span_ns = result.ranks[at], result.memory[at], result.span_ns
         moments, sizes = profile.curve()
         peak_at = int(moments[np.argmax(sizes)])
-        memory = Memory(curve(moments, sizes, step_ns), rank.peak_bytes, peak_at, rank.pinned_bytes, held(profile.at_peak()))
+        memory = Memory(curve(moments, sizes, span_ns), rank.peak_bytes, peak_at, rank.pinned_bytes, held(profile.at_peak()))
         split = Split(*(getattr(rank, name) for name in Split.__struct_fields__))
         costs = {row.op: row for row in _costs(result, label.ranks[0], given)}
         rows.append(
@@ -141,14 +141,14 @@ def _plan(plan: Simulated, labels: Sequence[Label], given: Given) -> PlanPart:
                 memory,
                 waits(result, at),
                 jobs(result, at, items),
-                compute_runs(items, step_ns),
-                side_runs(items, step_ns),
-                gap_runs(parts, step_ns),
+                compute_runs(items, span_ns),
+                side_runs(items, span_ns),
+                gap_runs(parts, span_ns),
                 packed(result, at, items, costs),
-                *((round(result.joules[at], 3), round(result.mean_mhz(at)), clock(*result.mhz(at), step_ns)) if result.joules else ()),
+                *((round(result.joules[at], 3), round(result.mean_mhz(at)), clock(*result.mhz(at), span_ns)) if result.joules else ()),
             )
         )
-    return PlanPart(plan.name, rows, _schedule(result, labels), communication(steps), offloaded(steps), recomputed(steps))
+    return PlanPart(plan.name, result.span_ns, rows, _schedule(result, labels), communication(steps), offloaded(steps), recomputed(steps))
 
 
 def _costs(result: Result, rank: int, given: Given) -> list[CostRow]:

@@ -169,9 +169,11 @@ class Recomputed(_Part, frozen=True):
 
 
 class PlanPart(_Part, frozen=True):
-    """One plan: its rows in the order of `Page.rows`, the slots of each stage, its communication, and what it offloads and recomputes."""
+    """One plan: its rows in the order of `Page.rows`, the slots of each stage, its communication, and what it offloads and recomputes.
+    `span_ns`: as in `Result`."""
 
     name: str
+    span_ns: int
     rows: list[Row]
     schedule: list[str]
     communication: list[Communication]
