@@ -31,8 +31,7 @@ class Stage:
 
     Attributes:
         whole: The step of its rank if it waited for nobody.
-        middle: The part of the step, without the optimizer, that depends on messages from the previous stage, and on which messages back to
-            it depend.
+        middle: The part of the step between messages from the previous stage and messages back to it; without the optimizer.
         fill, drain: From the arrival of a message to the end of the message that depends on it, in forward and for input gradients. On the
             first stage `fill` begins with the step, and `drain` includes all backward and the optimizer.
         chain: The longest chain of operations of one micro-batch and the optimizer, if there is only one stage; else 0.

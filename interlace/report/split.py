@@ -20,7 +20,7 @@ COLUMNS = (
 _LEGEND = """\
 ms a step: step = compute + exposed + bubble + host
 exposed  communication or copies run, no compute does, and the next compute op waits for them
-bubble   waits for other ranks
+bubble   waits for other ranks, except where the step before can still finish meanwhile
 host     waits for the host to issue
 hidden   communication or copies that run beside compute
 idle     nothing runs on the device (part of bubble and host)

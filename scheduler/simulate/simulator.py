@@ -22,9 +22,9 @@ stretched further.
 `simulate/compiled.py` implements this clock exactly; `interleave/clock.py` simplifies it for one rank, for planners.
 
 All ranks are simulated from a common start until the last op instance has ended and the last host could begin the next step: the *span*.
-In training, steps follow each other without a common start: a rank whose first work waits for a value of another stage can still finish
-the step before during that wait. The *step* is the time from one step to the next, the span less the time by which steps overlap in this
-way. It is the same on every rank.
+In training, steps follow each other without a common start: a rank whose first computation waits for a value of another stage can still
+finish the step before during that wait. The *step* is the time from one step to the next, the span less the time by which steps overlap in
+this way; all ranks have the same step.
 
 Each moment of the span belongs to one part of the step (`split_rank`). The time by which steps overlap is not counted: it is taken from the
 bubble, and what exceeds that from exposed communication.
@@ -339,26 +339,39 @@ def _compute_ns(sim: SimInput, times: Times, at: int) -> int:
 
 
 def _first_wait_ns(sim: SimInput, times: Times, at: int) -> int:
-    """For how long a rank waits for its first value from another stage and does nothing else; 0 if it sends before, or receives nothing."""
+    """For how long a rank waits for its first value from another stage and does nothing else; 0 if it receives nothing, or if another stage
+    waits for it before, as for a send."""
     mine = np.arange(int(sim.first[at]), int(sim.first[at + 1]))
     received, sent = (is_one[sim.op[mine]] for is_one in _transfers(sim.programs[at]))
+    received = received & ((sim.follow[mine] >= 0) | (np.append(sim.meet_size, 0)[sim.meet[mine]] > 1))  # not from peers that are ready
     if not received.any():
         return 0
     firsts = sim.dep_first[mine[0] : mine[-1] + 2]
     reads = received[sim.dep[firsts[0] : firsts[-1]] - mine[0]]
-    waiting = mine.repeat(np.diff(firsts))[reads]
-    first = int(times.start[waiting[~sim.side[waiting]]].min(initial=NEVER))
+    readers, computes = mine.repeat(np.diff(firsts))[reads], mine[~sim.side[mine]]
+    inline = mine[received & np.isin(sim.stream[mine], sim.stream[computes])]  # receives on a stream that computes
+    first = int(times.start[np.r_[readers[~sim.side[readers]], inline]].min(initial=NEVER))
     if first == NEVER or int(times.start[mine[sent]].min(initial=NEVER)) < first:
         return 0
     others = mine[~received & (times.start[mine] < first)]
-    if sim.mark is not None:
-        others = others[others != sim.mark[at]]  # stands for copies of the step before
-    return first - int(covered(np.stack([times.start[others], np.minimum(times.end[others], first)], axis=1)))
+    stage = sim.programs[at].pipeline.stage
+    for item in others[sim.meet[others] >= 0].tolist():
+        if any(sim.programs[_rank_at(sim, mate)].pipeline.stage != stage for mate in sim.mates_at(int(sim.meet[item]))):
+            return 0
+    start = times.start.copy()
+    if sim.mark is not None and sim.mark[at] >= 0:  # before its own time it stands for copies of the step before
+        start[sim.mark[at]] = times.end[sim.mark[at]] - sim.dur[sim.mark[at]]
+    return first - int(covered(np.stack([start[others], np.minimum(times.end[others], first)], axis=1)))
+
+
+def _rank_at(sim: SimInput, item: int) -> int:
+    """Index of the rank of an op instance."""
+    return int(np.searchsorted(sim.first, item, side="right")) - 1
 
 
 @once_per_ops
 def _transfers(program: Program) -> tuple[Flags, Flags]:
-    """Whether an op receives from another stage, and whether it sends to one, by op id."""
+    """For each op id: whether the op receives from another stage, and whether it sends to one."""
     found = np.zeros((2, 1 + max((op.id for op in program.ops), default=0)), bool)
     for op in program.ops:
         found[:, op.id] = is_receive(op), is_send(op)

@@ -22,8 +22,10 @@ INLINE_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5)
 once the best schedules are known. With all from the start, a climb stops at a share that is too small to be worth its memory."""
 JOBS = 240_000
 """Number of jobs, over all schedules, that the first climbs may evaluate; up to three seconds of host time."""
-REFINED, FINER = 6, 4
-"""Least number of best schedules that are refined; each may evaluate this many times fewer than the first climbs together."""
+REFINED = 6
+"""Number of best schedules that are refined, if not more are asked for."""
+FINER = 4
+"""The refinement of each may evaluate this many times fewer schedules than the first climbs together."""
 FAR = 2
 """How far delays of finer neighbours are apart, in micro-batches."""
 SAME = 0.001
@@ -358,7 +360,7 @@ class _Search:
         return near + [here._replace(depth=depth) for depth in depths if self.plain[stage] <= depth <= self.num]
 
     def _refitted(self, stage: int, choices: Sequence[StageSchedule]) -> list[StageSchedule]:
-        """Each with the same delay, with what of it the memory allows, and with as much as the memory allows."""
+        """Each choice with its own delay, with as much of this delay as fits into memory, and with the longest delay that fits."""
         found = list[StageSchedule]()
         for each in choices:
             found += [each, self._fitted(stage, each), self._fitted(stage, each._replace(weight_delay=self.most))]

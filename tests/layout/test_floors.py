@@ -60,6 +60,11 @@ def test_no_attention_is_faster_than_the_best_rate(
     assert costs.part_time(part).dur_ns + 1 >= flops * 1e9 / best_rates(costs.profile)["bfloat16"]
 
 
+@given(shares=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8), work=st.floats(1.0, 1e9))
+def test_no_split_of_the_work_beats_equal_shares(shares: list[float], work: float) -> None:
+    assert Reference(len(shares), work, 0).least_ns <= work * max(shares) / sum(shares) * (1 + 1e-9)
+
+
 def test_state_lies_on_ranks_that_share_it() -> None:
     reference = Reference(16, 0.0, 160)
     assert [reference.least_bytes(Layout(tuple(each.items()))) for each in ({"pp": 2, "mp": 2}, {"pp": 2, "mp": 2, "sharding": 1}, {})] == [

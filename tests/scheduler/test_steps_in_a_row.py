@@ -16,7 +16,7 @@ from interlace.ir.target import GPU
 from interlace.planning.plan import make_plans
 from interlace.scheduler.simulate.arrays import Options, SimInput
 from interlace.scheduler.simulate.lower import lower
-from interlace.scheduler.simulate.simulator import last_end, run
+from interlace.scheduler.simulate.simulator import last_end, run, simulate, step_of
 from tests.captured.stored import programs_of
 
 
@@ -141,7 +141,38 @@ def test_a_stage_waits_for_its_first_value_while_it_does_nothing_else(before: st
 
 
 def test_copies_of_the_step_before_are_not_part_of_a_step() -> None:
-    """They prolong an op instance of this one (`SimInput.mark`)."""
+    """They prolong an op instance of this one (`SimInput.mark`), here from 30 to 130 ns."""
     sim = two_stages(COPY, "3-7@0")
     copy = int(sim.first[1] + np.flatnonzero(sim.op[sim.first[1] :] == 3)[0])
-    assert run(dataclasses.replace(sim, mark=np.array([-1, copy])), with_memory=False).step_ns == 300
+    longer = sim.dur.copy()
+    longer[copy] += 100
+    times = run(dataclasses.replace(sim, dur=longer), with_memory=False).times
+    marked = dataclasses.replace(sim, mark=np.array([-1, copy]))
+    assert [step_of(each, times, np.zeros(2, np.int64)) for each in (sim, marked)] == [430, 330]
+
+
+def test_stages_that_meet_before_wait_for_each_other_in_the_next_step_too() -> None:
+    """A collective of both stages comes first: no stage can be behind the other in it."""
+    meet = '#8 %8:float32[4,4] = pd_op.all_reduce(%0) forward group=3 {"ring_id":3,"reduce_type":0}\n'
+    texts = [
+        HEAD.format(stage=0) + meet + FIRST.replace("2-4@0", "8@0 2-4@0"),
+        HEAD.format(stage=1) + meet + RECEIVE + LATER + "job a forward 0: 8@0 4-7@0\n",
+    ]
+    found = simulate([parse(each) for each in texts], GivenCosts({"default": 100}), with_memory=False)
+    assert (found.span_ns, found.step_ns) == (700, 700)
+
+
+def test_a_receive_on_the_stream_of_computation_is_part_of_a_step() -> None:
+    """Its wait is not, but its transfer keeps the stream from the step before."""
+    texts = (
+        HEAD.format(stage=0) + FIRST,
+        HEAD.format(stage=1) + RECEIVE.replace(' stream="receive"', "") + LATER + "job a forward 0: 4-7@0\n",
+    )
+    found = simulate([parse(each) for each in texts], GivenCosts({"default": 100}), with_memory=False)
+    assert (found.span_ns, found.step_ns) == (600, 400)
+
+
+def test_what_a_rank_alone_receives_is_not_waited_for() -> None:
+    text = HEAD.format(stage=1) + RECEIVE + LATER + "job a forward 0: 4-7@0\n"
+    found = simulate([parse(text)], GivenCosts({"default": 100}), Options(peers_ready=True), with_memory=False)
+    assert found.step_ns == found.span_ns == 400

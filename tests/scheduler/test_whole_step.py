@@ -112,6 +112,13 @@ def test_two_stages_by_hand() -> None:
     assert step_ns(halves, [times(0, 1), times(1, 1)]) == 28 + INPUT + WEIGHT + 5
 
 
+def test_a_last_stage_that_ends_last_does_not_wait_for_its_first_message() -> None:
+    """Its F, I and W, 10-40, and an optimizer of 100 end at 140, while the next step has begun; the first stage ends at 53."""
+    rows = list(parse_rows("0 | 0F 0I 0W O\n1 | 0F 0I 0W O").values())
+    last = times(1, 1)
+    assert step_ns(rows, [times(0, 1), last | {"O": longer(last["O"], 20.0)}]) == FORWARD + INPUT + WEIGHT + 100
+
+
 def test_two_stages_of_two_chunks_by_hand() -> None:
     """F of both chunks 0-40, from stage to stage and back; gradients leave at 48 (stage 1), 56 (stage 0) and, behind B.1, 68."""
     rows = list(parse_rows("0 | 0F 0F.1 0B.1 0B O\n1 | 0F 0F.1 0B.1 0B O").values())
