@@ -244,13 +244,17 @@ def short_rows_energy() -> str:
 
 @claim
 def short_rows_energy_of_h200() -> str:
-    """The same on an H200."""
-    (loads,) = (run["loads"] for run in raw("h200/power_readings_short.json")["runs"])
+    """The same on two H200s."""
+    every = [run["loads"] for run in raw("h200/power_readings_short.json")["runs"]]
+    runs = [_by_load(loads) for loads in every]
+    apart = [_apart(run[key]["full"]["joules"] for run in runs) for key in runs[0] if all(key in run for run in runs)]
     profile, found = load_profile("h200").power, load_profile(str(RESULTS / "h200" / "calibrated_again.json")).power
+    held = " and ".join(str(sum(load["paused"] is not None for load in loads)) for loads in every)
     return (
-        f"energy at the high clock differs from that at the limit by: {_at_high_clock([loads])}; watts above rest (in the profile `h200`): "
-        f"{_above_rest('h200', [_by_load(loads)], 'full')}; {sum(load['paused'] is not None for load in loads)} of {len(loads)} kernels "
-        f"reach the limit; the exponent of energy over clock is {found.energy_exponent} instead of {profile.energy_exponent}, the limit "
+        f"the energy of {len(apart)} kernels differs by {100 * median(apart):.0f} % in the median between the two, by "
+        f"{100 * max(apart):.0f} % at most; at the high clock it differs from that at the limit by: {_at_high_clock(every)}; watts above "
+        f"rest (in the profile `h200`): {_above_rest('h200', runs, 'full')}; {held} of {len(every[0])} kernels reach the limit; on the "
+        f"first, the exponent of energy over clock is {found.energy_exponent} instead of {profile.energy_exponent}, the limit "
         f"{found.limit_w} W instead of {profile.limit_w}"
     )
 
