@@ -683,7 +683,7 @@ def columns_of(sim: SimInput, times: Times, at: int) -> RankColumns:
     """The columns of the rank with index `at`."""
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
     deps = slice(int(sim.dep_first[mine.start]), int(sim.dep_first[mine.stop]))
-    step = NEVER if sim.tail is None else span_of(sim, times, host_ends(sim, times))
+    span_ns = NEVER if sim.tail is None else span_of(sim, times, host_ends(sim, times))
     return RankColumns(
         sim.stream[mine] - sim.first_stream[at],
         sim.side[mine],
@@ -691,18 +691,18 @@ def columns_of(sim: SimInput, times: Times, at: int) -> RankColumns:
         sim.dep_first[mine.start : mine.stop + 1] - deps.start,
         sim.dep[deps] - mine.start,
         times.issue[mine],
-        np.minimum(times.ready[mine], step),
-        np.minimum(times.start[mine], step),
-        np.minimum(times.end[mine], step),
+        np.minimum(times.ready[mine], span_ns),
+        np.minimum(times.start[mine], span_ns),
+        np.minimum(times.end[mine], span_ns),
     )
 
 
-def split_rank(rank: RankColumns, step: int, host_end: int) -> tuple[int, int, int, int, int, int]:
+def split_rank(rank: RankColumns, span_ns: int, host_end: int) -> tuple[int, int, int, int, int, int]:
     """Compute, exposed, hidden, bubble, host and idle time of one rank, as defined in this module's docstring.
 
     Cost O(items log items).
     """
-    gap_from, gap_to, gap_next, compute = gaps(rank, step)
+    gap_from, gap_to, gap_next, compute = gaps(rank, span_ns)
     begin, chain = waited_for(rank, waiters(rank), gap_from, gap_to)
     syncs = np.flatnonzero(rank.awaits >= 0)
     synced_at = rank.issue[syncs]
@@ -719,7 +719,7 @@ def split_rank(rank: RankColumns, step: int, host_end: int) -> tuple[int, int, i
         spans[item, 0], spans[item, 1] = rank.start[item], rank.end[item]
     running = covered(spans)
     hidden = compute + covered(spans[rank.side]) - running
-    return compute, exposed, hidden, step - compute - exposed - host, host, step - running
+    return compute, exposed, hidden, span_ns - compute - exposed - host, host, span_ns - running
 
 
 def waiters(rank: RankColumns) -> Ints:
@@ -742,8 +742,8 @@ def waiters(rank: RankColumns) -> Ints:
     return waiter
 
 
-def gaps(rank: RankColumns, step: int) -> tuple[Ints, Ints, Ints, int]:
-    """Gaps between compute ops (start, end, and the op that ends the gap, or -1 for the gap at the end of the step); and the compute
+def gaps(rank: RankColumns, span_ns: int) -> tuple[Ints, Ints, Ints, int]:
+    """Gaps between compute ops (start, end, and the op that ends the gap, or -1 for the gap at the end of the span); and the compute
     time."""
     side, start, end = rank.side, rank.start, rank.end
     gap_from, gap_to, gap_next = np.empty((3, len(start) + 1), np.int64)
@@ -756,7 +756,7 @@ def gaps(rank: RankColumns, step: int) -> tuple[Ints, Ints, Ints, int]:
             num_gaps += 1
         compute += max(0, end[item] - max(free, start[item]))
         free = max(free, end[item])
-    gap_from[num_gaps], gap_to[num_gaps], gap_next[num_gaps] = free, step, -1
+    gap_from[num_gaps], gap_to[num_gaps], gap_next[num_gaps] = free, span_ns, -1
     num_gaps += 1
     return gap_from[:num_gaps], gap_to[:num_gaps], gap_next[:num_gaps], compute
 

@@ -20,7 +20,7 @@ from interlace.scheduler.simulate.parts import Parts, union
 from interlace.scheduler.simulate.simulator import Result
 
 RESOLUTION = 8000
-"""Parts of a step that the picture can distinguish; a wide screen has half as many pixels."""
+"""Parts of a span that the picture can distinguish; a wide screen has half as many pixels."""
 CODE = {name: code for code, name in enumerate(KINDS)}
 
 
@@ -96,38 +96,38 @@ def jobs(result: Result, at: int, items: Items) -> list[tuple[str, int, int, str
     return found
 
 
-def compute_runs(items: Items, step_ns: int) -> list[int]:
+def compute_runs(items: Items, span_ns: int) -> list[int]:
     """Computation as flat `[start, length, code]`, with one run for neighbours of the same kind and job."""
     mine = items.side == 0
-    return coarse(zip(*(column[mine].tolist() for column in (items.start, items.end, items.code, items.job)), strict=True), step_ns)
+    return coarse(zip(*(column[mine].tolist() for column in (items.start, items.end, items.code, items.job)), strict=True), span_ns)
 
 
-def side_runs(items: Items, step_ns: int) -> list[int]:
+def side_runs(items: Items, span_ns: int) -> list[int]:
     """Communication and copies as flat `[start, length, code]`, with one run for those of one kind that touch."""
     found = []
     for code in sorted({int(code) for code in items.code[items.side == 1]}):
         mine = (items.side == 1) & (items.code == code)
         found += [(low, high, code, -1) for low, high in union(np.stack([items.start[mine], items.end[mine]], 1)).tolist()]
     return [
-        number for code in sorted({each[2] for each in found}) for number in coarse((each for each in found if each[2] == code), step_ns)
+        number for code in sorted({each[2] for each in found}) for number in coarse((each for each in found if each[2] == code), span_ns)
     ]
 
 
-def gap_runs(parts: Parts, step_ns: int) -> list[int]:
+def gap_runs(parts: Parts, span_ns: int) -> list[int]:
     """Time without computation as flat `[start, length, code]`, without what is too short for a screen."""
     named = ((parts.exposed, "exposed"), (parts.host, "host"), (parts.bubble, "bubble"))
     rows = sorted((low, high - low, CODE[name]) for spans, name in named for low, high in spans.tolist())
-    return [number for row in rows if row[1] * RESOLUTION * 8 >= step_ns for number in row]
+    return [number for row in rows if row[1] * RESOLUTION * 8 >= span_ns for number in row]
 
 
-def coarse(runs: Iterable[tuple[int, int, int, int]], step_ns: int) -> list[int]:
+def coarse(runs: Iterable[tuple[int, int, int, int]], span_ns: int) -> list[int]:
     """Runs `(start, end, code, job)` in order as flat `[start, length, code]`. Neighbours that are too short to be seen become one run with
     the code that takes most of its time.
 
     >>> coarse([(0, 5, 1, 0), (5, 6, 2, 0), (6, 9, 1, 0), (9, 20, 2, 0)], 16000)
     [0, 9, 1, 9, 11, 2]
     """
-    least, joined = step_ns // RESOLUTION, list[list[int]]()
+    least, joined = span_ns // RESOLUTION, list[list[int]]()
     for start, end, code, job in runs:
         before = joined[-1] if joined else None
         if before and before[2:] == [code, job] and start - before[1] < max(1, least):
@@ -181,9 +181,9 @@ def packed(result: Result, at: int, items: Items, costs: Mapping[int, CostRow]) 
     return Ops(names, table, len(items.op), base64.b64encode(data).decode())
 
 
-def curve(moments: Ints, sizes: Ints, step_ns: int, points: int = 1200) -> list[int]:
-    """Memory over time as flat `[moment, bytes]`: the most in each of `points` parts of the step, with one entry for equal neighbours."""
-    edges = np.linspace(0, step_ns, points + 1).astype(np.int64)[:-1]
+def curve(moments: Ints, sizes: Ints, span_ns: int, points: int = 1200) -> list[int]:
+    """Memory over time as flat `[moment, bytes]`: the most in each of `points` parts of the span, with one entry for equal neighbours."""
+    edges = np.linspace(0, span_ns, points + 1).astype(np.int64)[:-1]
     before = sizes[np.maximum(np.searchsorted(moments, edges, side="right") - 1, 0)]
     inside = np.minimum(np.searchsorted(edges, moments, side="right") - 1, points - 1)
     np.maximum.at(before, inside, sizes)
@@ -191,8 +191,8 @@ def curve(moments: Ints, sizes: Ints, step_ns: int, points: int = 1200) -> list[
     return [int(number) for pair in zip(edges[changes], before[changes], strict=True) for number in pair]
 
 
-def clock(moments: Ints, mhz: Ints, step_ns: int, points: int = 1200) -> list[int]:
-    """The clock over time as flat `[moment, MHz]`; if it changes more than `points` times, the mean in each of as many parts of the step.
+def clock(moments: Ints, mhz: Ints, span_ns: int, points: int = 1200) -> list[int]:
+    """The clock over time as flat `[moment, MHz]`; if it changes more than `points` times, the mean in each of as many parts of the span.
 
     >>> clock(np.array([0, 30, 60]), np.array([1980, 1890, 1800]), 120)
     [0, 1980, 30, 1890, 60, 1800]
@@ -200,8 +200,8 @@ def clock(moments: Ints, mhz: Ints, step_ns: int, points: int = 1200) -> list[in
     [0, 1935, 60, 1800]
     """
     if len(moments) > points:
-        edges = np.linspace(0, step_ns, points + 1).astype(np.int64)
-        cycles = np.r_[0, np.cumsum(mhz * np.diff(moments, append=step_ns))]
-        means = np.diff(np.interp(edges, np.r_[moments, step_ns], cycles)) / np.diff(edges)
+        edges = np.linspace(0, span_ns, points + 1).astype(np.int64)
+        cycles = np.r_[0, np.cumsum(mhz * np.diff(moments, append=span_ns))]
+        means = np.diff(np.interp(edges, np.r_[moments, span_ns], cycles)) / np.diff(edges)
         moments, mhz = edges[:-1], np.round(means).astype(np.int64)
     return [int(number) for pair in zip(moments, mhz, strict=True) for number in pair]
