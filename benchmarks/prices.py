@@ -12,7 +12,8 @@ it. As G is concave, a nanosecond of a kernel, which takes t times as long at th
     t (1 + (G(m + r (s - m)) - G(m)) / r),
 
 and one in which nothing is computed the same with s = 0 and t = 1. The minimum over all m is its price, and the work of a rank at these
-prices is a lower bound of its step. Every G gives such a bound; those of `SLOPES`, `BENDS` and `CURVES` are tried.
+prices is a lower bound of its step. (The simulator's limiter also rests while a stage waits for its first value, in which a device would
+finish the step before; such a simulated step may be shorter.) Every G gives a bound; those of `SLOPES`, `BENDS` and `CURVES` are tried.
 """
 
 from __future__ import annotations
