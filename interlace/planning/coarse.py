@@ -17,6 +17,8 @@ COARSE_SCHEDULES = 3
 """Number of schedules of the coarse model of which drafts are made."""
 OVER_BUDGET = (1.05, 1.1, 1.15, 1.3)
 """One schedule is also searched for within each of these multiples of the budget, for offload to move the rest."""
+MANY_JOBS = 256
+"""Micro-batches times stages of a step for which only every second of these multiples is used, as drafts of long steps take seconds."""
 PAYS = 0.005
 """Without a budget, recomputation is considered only if steps without a memory limit are shorter by at least this share."""
 ANY = 1 << 60
@@ -83,7 +85,9 @@ class Coarse:
         ]
         self.known = Known()
         self.looked_at = levels, [each for stage in times for each in self._without_moved(stage, limit)]
-        limits = [(limit, COARSE_SCHEDULES), *((int(limit * more), 1) for more in OVER_BUDGET if self.drafts.offloads)]
+        pipe = self.drafts.pipe
+        over = OVER_BUDGET[1::2] if pipe.num_micro_batches * pipe.num_stages > MANY_JOBS else OVER_BUDGET
+        limits = [(limit, COARSE_SCHEDULES), *((int(limit * more), 1) for more in over if self.drafts.offloads)]
         best = [each for most, count in limits for each in self.find(most, count)]
         free = [] if self.drafts.given or len(levels) > 1 else self.find(ANY, 1)
         return Found(tuple(best), bool(free) and (not best or free[0].step_ns < (1 - PAYS) * best[0].step_ns))
