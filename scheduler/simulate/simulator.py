@@ -356,17 +356,12 @@ def _first_wait_ns(sim: SimInput, times: Times, at: int) -> int:
     others = mine[~received & (times.start[mine] < first)]
     stage = sim.programs[at].pipeline.stage
     for item in others[sim.meet[others] >= 0].tolist():
-        if any(sim.programs[_rank_at(sim, mate)].pipeline.stage != stage for mate in sim.mates_at(int(sim.meet[item]))):
+        if any(sim.programs[sim.rank_index(mate)].pipeline.stage != stage for mate in sim.mates_at(int(sim.meet[item]))):
             return 0
     start = times.start.copy()
     if sim.mark is not None and sim.mark[at] >= 0:  # before its own time it stands for copies of the step before
         start[sim.mark[at]] = times.end[sim.mark[at]] - sim.dur[sim.mark[at]]
     return first - int(covered(np.stack([start[others], np.minimum(times.end[others], first)], axis=1)))
-
-
-def _rank_at(sim: SimInput, item: int) -> int:
-    """Index of the rank of an op instance."""
-    return int(np.searchsorted(sim.first, item, side="right")) - 1
 
 
 @once_per_ops

@@ -258,7 +258,7 @@ def test_with_chunks_lags_and_orders_are_searched() -> None:
     limit = 1.01 * peak(planned(plain, costs, "off"))
     others = [planned(plain, costs, form, search=False) for form in ("dx-first", "mixed")]
     on_gpu = max(peak_bytes(plan.program, costs) or 0 for plan in auto), max(baseline_peak_bytes(each, costs) or 0 for each in plain)
-    assert peak(auto) <= limit or on_gpu[0] <= int(1.01 * on_gpu[1])
+    assert on_gpu[0] <= int(1.01 * on_gpu[1])
     assert step_ns(auto, costs) <= min(step_ns(each, costs) for each in others if peak(each) <= limit)
 
 

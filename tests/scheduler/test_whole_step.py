@@ -306,6 +306,7 @@ def test_each_stage_has_its_form_and_the_end_its_own_orders() -> None:
         assert best.step_ns == min(run_jobs(pair) or 1e9 for pair in itertools.product(*ways))
         chosen.append(best.schedule)
     assert chosen[0].form == ("dx-first", "mixed")
+    assert {each.form[1] for each in chosen} == {"mixed"}
     assert any(each.early_at_end != each.early for each in chosen)
 
 
