@@ -37,6 +37,8 @@ from interlace.report.checks import (
 A, B, C, D = STREAMS
 LOW, HIGH, RING = "interlace_check_low", "interlace_check_high", "interlace_check_ring"
 TRIES = 3
+MOST_TRIES = 30
+"""Most steps in which a missing wait may stay hidden: nothing is too early where the host, on a busy machine, issues the reader late."""
 AT_ONCE = 0.5
 """The host, or an operation, did not wait for slow work if it took at most this share of the work's time."""
 WAITED = 0.8
@@ -149,7 +151,7 @@ class Behaviour:
         with_events = _right(build(True), 1.0)
         if with_events[0] == "fails":
             return with_events
-        without = _right(build(False), 1.0)
+        without = _right(build(False), 1.0, MOST_TRIES)
         if without[0] == "holds":
             return "not checked", "right with events and without: something else ordered it"
         return "holds", "right with events, wrong without"
@@ -474,11 +476,11 @@ def _least_busy(step: Step) -> Seen:
     return min((step.run() for _ in range(TRIES)), key=lambda each: each.issued_s / each.done_s)
 
 
-def _right(step: Step, factor: float) -> tuple[Verdict, str]:
+def _right(step: Step, factor: float, tries: int = TRIES) -> tuple[Verdict, str]:
     """Whether in each of several runs the output is the input multiplied by `factor`."""
-    for number in range(1, TRIES + 1):
+    for number in range(1, tries + 1):
         out = step.run().outputs["out"]
         if not np.array_equal(out, np.full_like(out, factor * step.fill)):
             bad = out[out != factor * step.fill]
             return "fails", f"step {number} gave {bad.flat[0]} in {bad.size} of {out.size} places, expected {factor * step.fill}"
-    return "holds", f"right in {TRIES} of {TRIES} steps"
+    return "holds", f"right in {tries} of {tries} steps"
