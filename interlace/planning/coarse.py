@@ -8,7 +8,7 @@ import msgspec
 
 from interlace.passes import Schedule1F1B
 from interlace.planning.drafts import Drafts
-from interlace.planning.tasks import StageWork, job_orders, stage_work
+from interlace.planning.tasks import StageWork, is_long, job_orders, stage_work
 from interlace.planning.variants import as_found, without_search
 from interlace.scheduler.interleave.slot_times import StageOrder, StageTimes
 from interlace.scheduler.whole_step.search import Known, Numbers, Ranked, find_schedules
@@ -16,9 +16,8 @@ from interlace.scheduler.whole_step.search import Known, Numbers, Ranked, find_s
 COARSE_SCHEDULES = 3
 """Number of schedules of the coarse model of which drafts are made."""
 OVER_BUDGET = (1.05, 1.1, 1.15, 1.3)
-"""One schedule is also searched for within each of these multiples of the budget, for offload to move the rest."""
-MANY_JOBS = 256
-"""Micro-batches times stages of a step for which only every second of these multiples is used, as drafts of long steps take seconds."""
+"""One schedule is also searched for within each of these multiples of the budget, for offload to move the rest; if the step is long, within
+every second of them."""
 PAYS = 0.005
 """Without a budget, recomputation is considered only if steps without a memory limit are shorter by at least this share."""
 ANY = 1 << 60
@@ -85,8 +84,7 @@ class Coarse:
         ]
         self.known = Known()
         self.looked_at = levels, [each for stage in times for each in self._without_moved(stage, limit)]
-        pipe = self.drafts.pipe
-        over = OVER_BUDGET[1::2] if pipe.num_micro_batches * pipe.num_stages > MANY_JOBS else OVER_BUDGET
+        over = OVER_BUDGET[1::2] if is_long(self.drafts.world.captured) else OVER_BUDGET
         limits = [(limit, COARSE_SCHEDULES), *((int(limit * more), 1) for more in over if self.drafts.offloads)]
         best = [each for most, count in limits for each in self.find(most, count)]
         free = [] if self.drafts.given or len(levels) > 1 else self.find(ANY, 1)

@@ -28,7 +28,7 @@ from interlace.planning.least_memory import least_memory, refuse
 from interlace.planning.limits import ROUNDED, Limit, baseline_bytes, beyond_baseline, bytes_beyond, is_unlimited
 from interlace.planning.making import BASELINE_KEPT, Making, said
 from interlace.planning.proposals import Tried
-from interlace.planning.tasks import MemoryLimits, baseline_peak, least_bytes, moves_states, same_jobs
+from interlace.planning.tasks import MemoryLimits, baseline_peak, is_long, least_bytes, moves_states, same_jobs
 from interlace.planning.variants import (
     alternatives,
     at_plain_depth,
@@ -68,10 +68,17 @@ class Search:
         peaks; (3) the run with the limit as a budget, and, if that moves optimizer state or gains nothing, the one that does not move any;
         (4) Paddle's baseline.
 
+        Of a long step, (3) is made first, and the others only if it does not gain anything over (4).
+
         `means` are passes that were not asked for and may be used to hold less: those that follow a budget in (3), the others in the case
         of (2). Raises PassError as `Pipeline.run`.
         """
-        found, limit, world = self.unlimited(), self.limit_of_baseline, self.world
+        limit, world = self.limit_of_baseline, self.world
+        is_set = any(each.follows_budget and not each.is_default for each in self.asked.passes)  # the user says what is moved
+        following = tuple(each for each in means if each.follows_budget and not is_set)
+        if limit and following and is_long(world.captured) and (run := self._of_long_step(following, limit)) is not None:
+            return run
+        found = self.unlimited()
         if not limit or (took := world.step_ns(found)) is None:
             return found
         baseline = world.run(paddles_own(self.asked, False), world.memory_limits(None))
@@ -83,8 +90,7 @@ class Search:
         if over or others:
             again = self.make.made(ordered((*found.passes.passes, *others)), world.memory_limits(limit)).noted(*found.notes)
             runs += [again] if not any(world.bytes_over_in_step(again, limit)) else []
-        if not any(each.follows_budget and not each.is_default for each in self.asked.passes):  # the user did not set what is moved
-            following = (each for each in means if each.follows_budget)
+        if not is_set:
             search = Search(world, ordered((*self.asked.passes, *following, *others)))
             if steps := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
                 search.make.beaten = self.make.beaten_by(min(steps))
@@ -105,6 +111,20 @@ class Search:
         if best is again:
             return best.noted(_memory_returned(best_ns, took))
         return best.noted(said("decided", "within-baseline-faster", **facts))
+
+    def _of_long_step(self, following: tuple[Pass, ...], limit: int) -> Made | None:
+        """The run with the limit as a budget if it is faster than Paddle's baseline, which spares a long step the other searches; optimizer
+        state moves only if nothing faster is found without."""
+        usual = self.world.step_ns(self.world.run(paddles_own(self.asked, False), self.world.memory_limits(None)))
+        if usual is None:
+            return None
+        every = ordered((*self.asked.passes, *following))
+        for passes in dict.fromkeys((tuple(each for each in every.passes if each.decides != "states"), every.passes)):
+            run = Search(self.world, Pipeline(passes)).fitting(limit)
+            took = self.world.step_ns(run) if run is not None else None
+            if run is not None and took is not None and took < usual:
+                return run.noted(said("decided", "long-step-within-baseline", limit_bytes=limit, step_ns=took))
+        return None
 
     @property
     def limit_of_baseline(self) -> int:

@@ -31,7 +31,7 @@ from interlace.scheduler.jobs.parts import baseline_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once, order_peak
 from interlace.scheduler.offload.optimizer_state import StateOptions, state_bytes
 from interlace.scheduler.whole_step.equivalent_stages import work_key
-from interlace.scheduler.whole_step.orders import simulation, with_orders
+from interlace.scheduler.whole_step.orders import ROUNDS, simulation, with_orders
 from interlace.scheduler.whole_step.search import INLINE_SHARES, Numbers, kinds_of
 from interlace.units import size
 
@@ -45,7 +45,14 @@ MOST_HOLDERS = 4
 """Number of kinds of memory that the error for a budget names."""
 TASKS: dict[str, Callable[..., Any]] = {}
 """Tasks by name. The annotated types of a task's arguments and result determine how these are encoded for other processes."""
+MANY_JOBS = 256
+"""Micro-batches times stages beyond which a step is long (`is_long`)."""
 T = TypeVar("T", bound=Callable[..., Any])
+
+
+def is_long(captured: Program) -> bool:
+    """Whether simulating the whole step of a plan takes seconds, so that fewer plans are drafted and simulated less often."""
+    return captured.pipeline.num_micro_batches * captured.pipeline.num_stages > MANY_JOBS
 
 
 def task(function: T) -> T:
@@ -136,14 +143,15 @@ def simulated_steps(worker: Worker, every: tuple[Plans, ...], representative: di
 
 
 def simulated_step(plans: Sequence[Program], delaying: Sequence[Pass], cost: Costs, representative: dict[int, int]) -> Simulated:
-    """The step of these plans, one of each stage, with the delays of transfers that these passes decide."""
+    """The step of these plans, one of each stage, with the delays of transfers that these passes decide; of a long step with those of the
+    first round, which bring all but some thousandths."""
     run = simulation(cost, representative)
     try:
         if not delaying:
             result = run(plans)
             return result.step_ns, sum(result.joules)
         for each in delaying:
-            orders = decided_for_all(each, plans, run)
+            orders = decided_for_all(each, plans, run, 1 if is_long(plans[0]) else ROUNDS)
             plans = [with_orders(plan, mine) for plan, mine in zip(plans, orders.of_plans, strict=True)]
         return orders.step_ns, orders.joules
     except PlanError:

@@ -15,7 +15,7 @@ from interlace.scheduler.interleave.planner import EARLY, Form
 from interlace.scheduler.jobs.options import ScheduleOptions, numbers_text
 from interlace.scheduler.offload.optimizer_state import StateOptions
 from interlace.scheduler.recompute.choices import LEVELS
-from interlace.scheduler.whole_step.orders import Orders, Simulation, find_orders
+from interlace.scheduler.whole_step.orders import ROUNDS, Orders, Simulation, find_orders
 from interlace.scheduler.whole_step.search import Numbers, Ranked
 
 S = TypeVar("S", bound=ScheduleOptions)
@@ -83,10 +83,10 @@ def label(each: Pass) -> str:
     return f"throttle_host: {{syncs: {cast('ThrottleHost', each).syncs}}}" if each.decides == "host-waits" else each.name
 
 
-def decided_for_all(each: Pass, plans: Sequence[Program], run: Simulation) -> Orders:
-    """The decision of a pass that decides `transfers`, for all ranks, from one plan of each stage. Raises PlanError if the step cannot be
-    simulated."""
-    return find_orders(plans, run, 1000 * cast("DelayTransfers", each).margin_us)
+def decided_for_all(each: Pass, plans: Sequence[Program], run: Simulation, rounds: int = ROUNDS) -> Orders:
+    """The decision of a pass that decides `transfers`, for all ranks, from one plan of each stage, after at most `rounds` rounds. Raises
+    PlanError if the step cannot be simulated."""
+    return find_orders(plans, run, 1000 * cast("DelayTransfers", each).margin_us, rounds)
 
 
 # -------------------------------------------------------------------------------------------------------------- of a schedule

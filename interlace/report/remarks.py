@@ -185,6 +185,10 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         _BEYOND,
         ", as a budget; {other_ns:ms} without one",
     ),
+    "long-step-within-baseline": (
+        "auto: {step_ns:ms} within {limit_bytes:size}, the peak of Paddle's baseline on a GPU plus 1 %, as a budget; as the step is long, "
+        "plans without a budget were not looked at",
+    ),
     "form-not-taken": (
         *_FORM,
         ": {step_ns:ms}, {peak_bytes:size} on the fullest stage",

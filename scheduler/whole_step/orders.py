@@ -59,14 +59,14 @@ def simulation(cost: Costs, representative: dict[int, int], host_waits: bool = T
     return lambda programs: simulate(programs, cost, options, with_memory=False)
 
 
-def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Orders:
+def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int, rounds: int = ROUNDS) -> Orders:
     """Orders by which each transfer is posted `margin_ns` before its peer is ready, as long as they shorten the simulated step. Raises
     PlanError if the step without them cannot be simulated."""
     result, transfers = run(plans), transfers_of(plans)
     best = Orders(tuple(() for _ in plans), result.step_ns, result.step_ns, sum(result.joules))
     found: list[dict[OpInstance, OpInstance]] = [{} for _ in plans]
     steps = [result.step_ns]
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         found = transfers_in_time(transfers, found, result, margin_ns)
         orders = tuple(tuple((after, transfer) for transfer, after in each.items()) for each in found)
         try:

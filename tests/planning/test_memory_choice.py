@@ -7,12 +7,22 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from interlace.config import NO_LIMIT, Beyond
+from interlace.cost_model import CostModel, load_profile
 from interlace.errors import BudgetError
 from interlace.ir.remarks import remark
-from interlace.passes import ChooseRecompute, OffloadActivations, OffloadOptimizerState, Pipeline, ReturnMemory, Schedule1F1B
+from interlace.passes import (
+    ChooseRecompute,
+    DelayTransfers,
+    OffloadActivations,
+    OffloadOptimizerState,
+    Pipeline,
+    ReturnMemory,
+    Schedule1F1B,
+)
 from interlace.planning import search as search_module
 from interlace.planning import tasks
 from interlace.planning.levels import Levels
@@ -20,6 +30,7 @@ from interlace.planning.limits import baseline_bytes, beyond_baseline, budget_by
 from interlace.planning.making import Making
 from interlace.planning.search import Search
 from interlace.planning.world import Made
+from interlace.scheduler.whole_step.orders import ROUNDS, Orders
 from tests.remarks import rules_of, sentences
 from tests.strategies import World, programs
 
@@ -211,6 +222,7 @@ def test_where_moving_state_gains_nothing_the_run_that_keeps_it_is_looked_for(
 
 LIMIT = int(1.01 * 10 * GB)
 EVERY = {UNLIMITED: 50, LIGHTER: 60, WITHIN: 70, BASELINE: 100}
+BOTH = "offload-activations and offload-optimizer-state"
 
 
 def test_without_a_budget_what_keeps_the_baselines_memory_and_is_fastest_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +314,75 @@ def test_the_default_takes_what_allocators_round_by_and_more_where_that_was_aske
     by_hand = Pipeline((ChooseRecompute(), Schedule1F1B(), OffloadActivations(fraction=1.0)))
     moved = Beside(monkeypatch, EVERY | {WITHIN: 1}, {}, asked=by_hand)
     assert (moved.taken, moved.limits) == (UNLIMITED, [])  # what is moved was said
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "staying", "moving", "baseline", "taken", "told", "searches"),
+    [
+        (129, 70, 60, 100, STAYING, "long-step-within-baseline", ["offload-activations"]),
+        (129, 100, 60, 100, WITHIN, "long-step-within-baseline", ["offload-activations", BOTH]),
+        (129, 100, None, 100, UNLIMITED, "form-taken", ["offload-activations", BOTH, "in full"]),
+        (129, 70, 60, None, UNLIMITED, "form-taken", ["in full"]),  # the baseline's step is not known
+        (128, 70, 60, 100, UNLIMITED, "form-taken", ["in full"]),
+    ],
+)
+def test_a_long_step_is_planned_within_the_baselines_memory_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+    micro_batches: int,
+    staying: int,
+    moving: int | None,
+    baseline: int | None,
+    taken: int,
+    told: str,
+    searches: list[str],
+) -> None:
+    """Optimizer state moves only if that alone is faster than the baseline; if nothing is, all searches are made."""
+    asked, steps = list[str](), {STAYING: staying, WITHIN: moving, BASELINE: baseline, UNLIMITED: 50}
+    world = Told(
+        {tasks.baseline_peak: [10 * GB], tasks.movable_states: [1], tasks.moves_states: [False]},
+        num_ranks=1,
+        step_ns=lambda made, *_: steps[made.programs[0]],
+        step_ns_unheld=lambda made: steps[made.programs[0]],
+        bytes_over_in_step=lambda *_: [0],
+        run=lambda *_: made(BASELINE, MOVING, None),
+    )
+    pipeline = msgspec.structs.replace(world.captured.pipeline, num_micro_batches=micro_batches)
+    world.captured = msgspec.structs.replace(world.captured, pipeline=pipeline)
+
+    def fitting(search: Search, limit: int) -> Made | None:
+        assert limit == LIMIT
+        names = [each.name for each in search.asked.passes if each not in OPEN.passes]
+        asked.append(" and ".join(sorted(names)))
+        number = STAYING if names == ["offload-activations"] else WITHIN
+        return made(number, MOVING, 7) if steps[number] else None
+
+    def unlimited(_: Search) -> Made:
+        asked.append("in full")
+        return made(UNLIMITED, OPEN, None).noted(remark("decided", "form-taken"))
+
+    monkeypatch.setattr(Search, "fitting", fitting)
+    monkeypatch.setattr(Search, "unlimited", unlimited)
+    monkeypatch.setattr(Search, "or_with_states_kept", lambda *_: None)
+    found = search(world, OPEN).beside_baseline((OffloadActivations(), OffloadOptimizerState()))
+    assert (found.programs[0], rules_of(found.notes)) == (taken, [told])
+    assert asked[: len(searches)] == searches
+
+
+def test_a_draft_of_a_long_step_has_the_transfers_of_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = list[int]()
+
+    def decided(each: object, plans: object, run: object, most: int) -> Orders:
+        rounds.append(most)
+        return Orders(((), ()), 7, 7)
+
+    monkeypatch.setattr(tasks, "decided_for_all", decided)
+    for micro_batches in (128, 129):
+        plans = [
+            msgspec.structs.replace(each, pipeline=msgspec.structs.replace(each.pipeline, num_micro_batches=micro_batches))
+            for each in FOUR[::2]
+        ]
+        assert tasks.simulated_step(plans, [DelayTransfers()], CostModel(load_profile("h200")), {}) == (7, 0.0)
+    assert rounds == [ROUNDS, 1]
 
 
 @pytest.mark.parametrize(

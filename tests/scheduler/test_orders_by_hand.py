@@ -340,6 +340,8 @@ def test_orders_are_looked_for_as_long_as_two_rounds_bring_something(steps: list
         return
     found = find_orders(plans, run, 0)
     assert len(run.asked) == asked
+    once = Scripted(plans, steps)
+    assert (find_orders(plans, once, 0, 1).step_ns, len(once.asked)) == (min(each for each in steps[:2] if isinstance(each, int)), 2)
     assert (found.before_ns, found.step_ns) == (steps[0], steps[best])
     assert [with_orders(plan, mine) for plan, mine in zip(plans, found.of_plans, strict=True)] == list(run.asked[best])
 
