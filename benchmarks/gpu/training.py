@@ -264,7 +264,7 @@ def cases(gpus: int) -> list[Case]:
         found += [_layers(model, 2048, 2, 2, plans=(*SOME, AUTO[0]), batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
     found += [_layers(model, 2048, 1, plans=(BASELINE, DX, *OFFLOADS)) for model in models]
-    found += [*_accumulation(), *_captured(gpus)]
+    found += [*_accumulation(), *_recomputed(), *_captured(gpus)]
     found += [_layers(model, 4096, mp, plans=(BASELINE, DX, MIXED)) for mp in (1, *widths) for model in models]
     return [_with_budgets(case) for case in (*found, *_small(gpus), *_puzzle(gpus))]
 
@@ -283,6 +283,18 @@ def _accumulation() -> list[Case]:
             name=f"{model}-{layers}-layers-s2048-mp1-b4",
         )
         for layers in (2, 4)
+        for model in ("gpt", "llama")
+    ]
+
+
+def _recomputed() -> list[Case]:
+    """One GPU, four layers of which the script recomputes a part: the baseline does that; Interlace decides anew, within the same memory."""
+    return [
+        replace(
+            _layers(model, 2048, 1, batch=4, plans=(BASELINE, AUTO[0]), more=("--layers", "4", "--recompute", part)),
+            name=f"{model}-4-layers-s2048-mp1-b4-recomputed-{part}",
+        )
+        for part in ("full", "attention", "mlp")
         for model in ("gpt", "llama")
     ]
 
