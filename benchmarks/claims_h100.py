@@ -6,7 +6,7 @@ import statistics
 import sys
 from collections.abc import Iterable, Sequence
 
-from claiming import ROOT, Row, by_case, claim, median_ms, ms_and_range, raw, span, table
+from claiming import ROOT, Row, by_case, claim, fullest_gb, median_ms, ms_and_range, raw, span, table
 
 sys.path.insert(0, str(ROOT))
 
@@ -19,6 +19,8 @@ from interlace.report import accuracy
 SETTLED = "h100/testbed_settled.json"
 CALIBRATED_PLANS = "testbed_calibrated_plans.json", "testbed_own_calibration.json"
 """Runs with plans that were made with calibrated profiles: of another host, and of the host that trained."""
+STEP_TO_STEP = "testbed_step_to_step.json"
+"""Runs of H200s with plans that were chosen by the time from one step to the next, and of programs that recompute by hand."""
 LARGE = 0.05
 """Smaller gains are left out where errors are relative to gains, as they differ too much between hosts."""
 KINDS = (
@@ -180,6 +182,31 @@ def h100_own_host() -> str:
 def h200_calibrated_steps() -> str:
     """The same on H200s."""
     return _steps_with("h200", "calibrated", "calibrated again")
+
+
+@claim
+def h200_step_to_step() -> str:
+    """Steps, gains with those that three profiles predict now, and memory of the baseline and of plans, all of one session."""
+    devices = raw("h200/accuracy.json")["devices"].values()
+    runs = {(row["case"], row["plan"], row["sitting"]): row for row in raw(f"h200/{STEP_TO_STEP}")["runs"]}
+    predicted = [
+        {
+            (row["case"], row["plan"], row["sitting"]): pair
+            for row, *pair in accuracy.gains(found["runs"], "limited")
+            if row["file"] == STEP_TO_STEP
+        }
+        for found in devices
+    ]
+    rows = []
+    for key, (gain, _) in sorted(predicted[0].items()):
+        case, plan, sitting = key
+        both = runs[case, "stock", sitting], runs[key]
+        shown = (f"{100 * each:+.1f} %" for each in (gain, *(found[key][1] for found in predicted)))
+        made = ", ".join(sitting.split(", ")[2:])
+        memory = (" -> ".join(f"{fullest_gb(row, name):.2f}" for row in both) for name in ("in_use", "reserved"))
+        rows.append([f"`{case}`", f"`{plan}`{made and f', {made}'}", *map(ms_and_range, both), *shown, *memory])
+    names = ["predicted with h200", "with calibrated", "with calibrated again", "GB in use", "pools"]
+    return table(["case", "plan", "baseline, ms (range)", "plan, ms (range)", "gain", *names], rows)
 
 
 def _steps_with(device: str, *others: str) -> str:

@@ -26,9 +26,9 @@ KEPT = 0.02
 by as much."""
 
 
-LATER = ("testbed_two_gpus", "testbed_captured", "testbed_settled")
+LATER = ("testbed_two_gpus", "testbed_captured", "testbed_settled", "testbed_step_to_step")
 """Files of runs since 2026-11-26: layouts and layers of the 13B size; issued and launched steps; steps that follow each other without a
-pause."""
+pause; plans chosen by the time from one step to the next, and programs that recompute by hand."""
 
 
 class Pair(NamedTuple):
@@ -68,10 +68,11 @@ def pairs(plans: Sequence[str]) -> list[Pair]:
 
 
 def by_place(found: Iterable[Pair]) -> dict[str, list[Pair]]:
-    """Pairs by the mesh axes of their case, small worlds first."""
+    """Pairs by the mesh axes of their case and whether it recomputes by hand, small worlds first."""
     groups: dict[str, list[Pair]] = {}
     for pair in found:
-        groups.setdefault(place_of(pair.ours["case"]), []).append(pair)
+        by_hand = ", recomputation by hand" if "-recomputed" in pair.ours["case"] else ""
+        groups.setdefault(place_of(pair.ours["case"]) + by_hand, []).append(pair)
     return dict(sorted(groups.items(), key=lambda item: (item[1][0].ours["world"], "pp" in item[0], item[0])))
 
 
@@ -128,7 +129,8 @@ def gains_in_short() -> str:
     said = []
     for form in ("auto", "auto-8gb", "mixed", "dx-first", "zb-h1", "lag-1"):
         found = [(place, here) for place, here in by_place(pairs([form])).items() if place != "one GPU"]
-        ranges = "; ".join(f"{span(pair.gain for pair in here)} at {place}" for place, here in found)
+        shown = ((span(pair.gain for pair in here), "on" if place.startswith("one") else "at", place) for place, here in found)
+        ranges = "; ".join(map(" ".join, shown))
         said.append(f"`{form}` {ranges}")
     now = [pair.gain for pair in pairs(["offload-1"]) if BY_COPIES not in pair.ours["sitting"]]
     return (

@@ -288,7 +288,7 @@ def _accumulation() -> list[Case]:
 
 
 def _recomputed() -> list[Case]:
-    """One GPU, four layers of which the script recomputes a part: the baseline does that; Interlace decides anew, within the same memory."""
+    """One GPU, four layers of which the script recomputes a part: the baseline does that; Interlace decides it within the same memory."""
     return [
         replace(
             _layers(model, 2048, 1, batch=4, plans=(BASELINE, AUTO[0]), more=("--layers", "4", "--recompute", part)),
