@@ -157,7 +157,7 @@ def test_every_case_with_budgets_is_run_with_them() -> None:
 
 
 def test_cases_and_plans_are_chosen_by_pattern_in_the_order_given() -> None:
-    chosen = training._chosen(training.cases(2), "llama-4-*:stock+budget-*,gpt-s2048-mp1-pp2:zb-h1,gpt-s2048-mp1-pp2:stock")
+    chosen = training._chosen(training.cases(2), "llama-4-*-b4:stock+budget-*,gpt-s2048-mp1-pp2:zb-h1,gpt-s2048-mp1-pp2:stock")
     assert [(case.name, [plan.name for plan in case.plans]) for case in chosen] == [
         ("llama-4-layers-s2048-mp1-b4", ["stock", "budget-0.7", "budget-0.6", "budget-0.5"]),
         ("gpt-s2048-mp1-pp2", ["zb-h1"]),
