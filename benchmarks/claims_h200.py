@@ -107,7 +107,7 @@ def gains_in_readme() -> str:
     """Smallest and largest gain of the default and of the main forms, by mesh axes, with the latest sitting of each case."""
     forms = ("auto", "dx-first", "mixed")
     found = {form: by_place(_newest(pairs([form]))) for form in forms}
-    rows = [place for place in by_place(pairs(forms)) if place != "one GPU"]
+    rows = by_place(pairs(forms))
     cells = {(form, place): f"{span(pair.gain for pair in here)} ({len(here)})" for form in forms for place, here in found[form].items()}
     return table(
         ["gain over the baseline (cases)", *(f"`{form}`" for form in forms)],
@@ -128,7 +128,7 @@ def gains_in_short() -> str:
     """The gains of the main forms in one sentence."""
     said = []
     for form in ("auto", "auto-8gb", "mixed", "dx-first", "zb-h1", "lag-1"):
-        found = [(place, here) for place, here in by_place(pairs([form])).items() if place != "one GPU"]
+        found = by_place(pairs([form])).items()
         shown = ((span(pair.gain for pair in here), "on" if place.startswith("one") else "at", place) for place, here in found)
         ranges = "; ".join(map(" ".join, shown))
         said.append(f"`{form}` {ranges}")

@@ -68,7 +68,7 @@ class Search:
         peaks; (3) the run with the limit as a budget, and, if that moves optimizer state or gains nothing, the one that does not move any;
         (4) Paddle's baseline.
 
-        Of a long step, (3) is made first, and the others only if it does not gain anything over (4).
+        Of a long step, (3) is made first, and taken if it gains anything over (4); otherwise all are made and compared.
 
         `means` are passes that were not asked for and may be used to hold less: those that follow a budget in (3), the others in the case
         of (2). Raises PassError as `Pipeline.run`.
@@ -113,17 +113,19 @@ class Search:
         return best.noted(said("decided", "within-baseline-faster", **facts))
 
     def _of_long_step(self, following: tuple[Pass, ...], limit: int) -> Made | None:
-        """The run with the limit as a budget if it is faster than Paddle's baseline, which spares a long step the other searches; optimizer
-        state moves only if nothing faster is found without."""
+        """The run with the limit as a budget, if it is faster than Paddle's baseline; None otherwise. Optimizer state moves only if nothing
+        faster is found without. As a long step is spared the other searches, one of these may have found a faster plan."""
         usual = self.world.step_ns(self.world.run(paddles_own(self.asked, False), self.world.memory_limits(None)))
         if usual is None:
             return None
         every = ordered((*self.asked.passes, *following))
-        for passes in dict.fromkeys((tuple(each for each in every.passes if each.decides != "states"), every.passes)):
+        staying = tuple(each for each in every.passes if each.decides != "states")
+        for passes in (staying, every.passes)[: 1 + (staying != every.passes)]:
             run = Search(self.world, Pipeline(passes)).fitting(limit)
             took = self.world.step_ns(run) if run is not None else None
             if run is not None and took is not None and took < usual:
-                return run.noted(said("decided", "long-step-within-baseline", limit_bytes=limit, step_ns=took))
+                beyond: dict[str, Fact] = {"beyond_bytes": more} if (more := bytes_beyond(self.world)) else {}
+                return run.noted(said("decided", "long-step-within-baseline", limit_bytes=limit, step_ns=took, **beyond))
         return None
 
     @property

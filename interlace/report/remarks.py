@@ -186,8 +186,9 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         ", as a budget; {other_ns:ms} without one",
     ),
     "long-step-within-baseline": (
-        "auto: {step_ns:ms} within {limit_bytes:size}, the peak of Paddle's baseline on a GPU plus 1 %, as a budget; as the step is long, "
-        "plans without a budget were not looked at",
+        "auto: {step_ns:ms} within {limit_bytes:size}, the peak of Paddle's baseline on a GPU plus 1 %",
+        _BEYOND,
+        ", as a budget; as the step is long, plans without a budget were not looked at",
     ),
     "form-not-taken": (
         *_FORM,

@@ -38,7 +38,7 @@ A, B, C, D = STREAMS
 LOW, HIGH, RING = "interlace_check_low", "interlace_check_high", "interlace_check_ring"
 TRIES = 3
 MOST_TRIES = 30
-"""Most steps in which a missing wait may stay hidden: nothing is too early where the host, on a busy machine, issues the reader late."""
+"""Most steps that are run to see a missing wait: on a busy machine the host may issue the reader so late that its result is right."""
 AT_ONCE = 0.5
 """The host, or an operation, did not wait for slow work if it took at most this share of the work's time."""
 WAITED = 0.8
