@@ -128,10 +128,8 @@ def gains_in_short() -> str:
     """The gains of the main forms in one sentence."""
     said = []
     for form in ("auto", "auto-8gb", "mixed", "dx-first", "zb-h1", "lag-1"):
-        found = by_place(pairs([form])).items()
-        shown = ((span(pair.gain for pair in here), "on" if place.startswith("one") else "at", place) for place, here in found)
-        ranges = "; ".join(map(" ".join, shown))
-        said.append(f"`{form}` {ranges}")
+        ranges = "; ".join(f"{place} {span(pair.gain for pair in here)}" for place, here in by_place(pairs([form])).items())
+        said.append(f"`{form}`: {ranges}")
     now = [pair.gain for pair in pairs(["offload-1"]) if BY_COPIES not in pair.ours["sitting"]]
     return (
         f"the gain over the baseline, smallest to largest of all cases: {'. '.join(said)}. Offload of everything that can move, "

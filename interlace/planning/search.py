@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from interlace.ir.remarks import Fact, Remark, remark
 from interlace.passes import Pass, Pipeline, ordered
@@ -81,7 +82,6 @@ class Search:
         found = self.unlimited()
         if not limit or (took := world.step_ns(found)) is None:
             return found
-        baseline = world.run(paddles_own(self.asked, False), world.memory_limits(None))
         over = max(world.bytes_over_in_step(found, limit))
         over = 0 if over <= ROUNDED else over
         runs, others, again = [] if over else [found], tuple(each for each in means if not each.follows_budget), None
@@ -94,16 +94,14 @@ class Search:
             search = Search(world, ordered((*self.asked.passes, *following, *others)))
             if steps := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
                 search.make.beaten = self.make.beaten_by(min(steps))
-            within = search.fitting_beside(baseline, limit)
+            within = search.fitting_beside(self.baseline, limit)
             runs += [within] if within is not None and not any(world.bytes_over_in_step(within, limit)) else []
-        judged = [(step_ns, run) for run in (*runs, baseline) if (step_ns := world.step_ns(run)) is not None]
+        judged = [(step_ns, run) for run in (*runs, self.baseline) if (step_ns := world.step_ns(run)) is not None]
         best_ns, best = min(judged, key=lambda each: each[0], default=(0, found))
         if best is found:
             return found
-        facts: dict[str, Fact] = {"limit_bytes": limit, "step_ns": best_ns, "other_ns": world.step_ns(found) or 0}
-        facts |= {"over_bytes": over} if over else {}
-        facts |= {"beyond_bytes": beyond} if (beyond := bytes_beyond(world)) else {}
-        if best is baseline:
+        facts = self._within_limit(limit, best_ns) | {"other_ns": world.step_ns(found) or 0} | ({"over_bytes": over} if over else {})
+        if best is self.baseline:
             kept = said("decided", BASELINE_KEPT, baseline_step_ns=best_ns, baseline_peak_bytes=baseline_bytes(world))
             return best.noted(kept, said("declined", "more-than-the-baseline", **facts))
         if over:
@@ -115,18 +113,27 @@ class Search:
     def _of_long_step(self, following: tuple[Pass, ...], limit: int) -> Made | None:
         """The run with the limit as a budget, if it is faster than Paddle's baseline; None otherwise. Optimizer state moves only if nothing
         faster is found without. As a long step is spared the other searches, one of these may have found a faster plan."""
-        usual = self.world.step_ns(self.world.run(paddles_own(self.asked, False), self.world.memory_limits(None)))
+        usual = self.world.step_ns(self.baseline)
         if usual is None:
             return None
         every = ordered((*self.asked.passes, *following))
-        staying = tuple(each for each in every.passes if each.decides != "states")
-        for passes in (staying, every.passes)[: 1 + (staying != every.passes)]:
-            run = Search(self.world, Pipeline(passes)).fitting(limit)
+        staying = _states_kept(every)
+        for passes in [staying] if staying == every else [staying, every]:
+            run = Search(self.world, passes).fitting(limit)
             took = self.world.step_ns(run) if run is not None else None
             if run is not None and took is not None and took < usual:
-                beyond: dict[str, Fact] = {"beyond_bytes": more} if (more := bytes_beyond(self.world)) else {}
-                return run.noted(said("decided", "long-step-within-baseline", limit_bytes=limit, step_ns=took, **beyond))
+                return run.noted(said("decided", "long-step-within-baseline", **self._within_limit(limit, took)))
         return None
+
+    @cached_property
+    def baseline(self) -> Made:
+        """Paddle's own plan."""
+        return self.world.run(paddles_own(self.asked, False), self.world.memory_limits(None))
+
+    def _within_limit(self, limit: int, step_ns: int) -> dict[str, Fact]:
+        """Facts for remarks about a step within the baseline's memory."""
+        facts: dict[str, Fact] = {"limit_bytes": limit, "step_ns": step_ns}
+        return facts | {"beyond_bytes": beyond} if (beyond := bytes_beyond(self.world)) else facts
 
     @property
     def limit_of_baseline(self) -> int:
@@ -263,7 +270,7 @@ class Search:
         fast."""
         if self.make.levels.states is None:
             return leaving
-        search = Search(self.world, Pipeline(tuple(each for each in self.asked.passes if each.decides != "states")))
+        search = Search(self.world, _states_kept(self.asked))
         took = self.world.step_ns(leaving) if leaving is not None else None
         search.make.beaten = self.make.beaten.also_by(took)
         staying = search.fitting(budget)
@@ -341,6 +348,11 @@ class Search:
         freed = [(part, 0) for part in parts]
         beside = self.make.levels.to_free(budget, freed, beside_states=True) if self.make.levels.states is not None else ()
         return Limit(budget, (*beside, *self.make.levels.to_free(budget, freed)))
+
+
+def _states_kept(pipeline: Pipeline) -> Pipeline:
+    """The passes without those that move optimizer state."""
+    return Pipeline(tuple(each for each in pipeline.passes if each.decides != "states"))
 
 
 def _memory_returned(step_ns: int, without_ns: int) -> Remark:

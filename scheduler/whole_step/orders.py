@@ -60,8 +60,8 @@ def simulation(cost: Costs, representative: dict[int, int], host_waits: bool = T
 
 
 def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int, rounds: int = ROUNDS) -> Orders:
-    """Orders by which each transfer is posted `margin_ns` before its peer is ready, as long as they shorten the simulated step. Raises
-    PlanError if the step without them cannot be simulated."""
+    """Orders by which each transfer is posted `margin_ns` before its peer is ready, as long as they shorten the simulated step, after at
+    most `rounds` rounds. Raises PlanError if the step without them cannot be simulated."""
     result, transfers = run(plans), transfers_of(plans)
     best = Orders(tuple(() for _ in plans), result.step_ns, result.step_ns, sum(result.joules))
     found: list[dict[OpInstance, OpInstance]] = [{} for _ in plans]

@@ -18,6 +18,7 @@ from subprocess import PIPE
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import paddle
 import pytest
 
@@ -349,3 +350,24 @@ def test_a_device_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None
     first, *others = rows.checks()
     assert (first.rule, first.verdict, first.found) == ("small programs", "fails", "ZeroDivisionError: integer division or modulo by zero")
     assert {(each.verdict, each.found) for each in others} == {("not checked", "no small program could be run")}
+
+
+@pytest.mark.parametrize(
+    ("hidden", "wrong_with", "verdict"), [(0, False, "holds"), (29, False, "holds"), (30, False, "not checked"), (30, True, "fails")]
+)
+def test_a_missing_wait_may_be_hidden_in_many_steps(hidden: int, wrong_with: bool, verdict: str) -> None:
+    """On a busy machine: `hidden` steps without events are right all the same. A wrong one with events fails at once."""
+
+    class Step:
+        fill, runs = 2.0, 0
+
+        def __init__(self, events: bool) -> None:
+            self.right = 0 if events and wrong_with else 99 if events else hidden
+
+        def run(self) -> SimpleNamespace:
+            self.runs += 1
+            return SimpleNamespace(outputs={"out": np.full((2, 2), self.fill if self.runs <= self.right else 0.0)})
+
+    checked = Behaviour(CustomDevice(paddle.CPUPlace()), side_by_side=True)
+    checked.lab = SimpleNamespace(step=lambda jobs, events: Step(events))  # type: ignore[assignment]
+    assert checked.across()[0] == verdict

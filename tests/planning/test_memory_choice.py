@@ -13,6 +13,7 @@ import pytest
 from interlace.config import NO_LIMIT, Beyond
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import BudgetError
+from interlace.ir import Program
 from interlace.ir.remarks import remark
 from interlace.passes import (
     ChooseRecompute,
@@ -70,6 +71,10 @@ class Told:
 def made(number: int, passes: Pipeline = OPEN, *memory_limits: int | None) -> Made:
     """A plan that is told apart by its number."""
     return Made(passes, (number,), ((),), memory_limits)
+
+
+def with_micro_batches(program: Program, number: int) -> Program:
+    return msgspec.structs.replace(program, pipeline=msgspec.structs.replace(program.pipeline, num_micro_batches=number))
 
 
 def search(world: Told, asked: Pipeline = OPEN) -> Search:
@@ -346,8 +351,7 @@ def test_a_long_step_is_planned_within_the_baselines_memory_at_once(
         bytes_over_in_step=lambda *_: [0],
         run=lambda *_: made(BASELINE, MOVING, None),
     )
-    pipeline = msgspec.structs.replace(world.captured.pipeline, num_micro_batches=micro_batches)
-    world.captured = msgspec.structs.replace(world.captured, pipeline=pipeline)
+    world.captured = with_micro_batches(world.captured, micro_batches)
 
     def fitting(search: Search, limit: int) -> Made | None:
         assert limit == LIMIT
@@ -377,8 +381,7 @@ def test_a_long_step_may_hold_what_is_allowed_beyond_the_baseline(monkeypatch: p
         run=lambda *_: made(BASELINE, MOVING, None),
         facts=[SimpleNamespace(stage=0, draws=False, recomputes=False, memory_budget=Beyond(GB))],
     )
-    pipeline = msgspec.structs.replace(world.captured.pipeline, num_micro_batches=129)
-    world.captured = msgspec.structs.replace(world.captured, pipeline=pipeline)
+    world.captured = with_micro_batches(world.captured, 129)
     monkeypatch.setattr(Search, "fitting", lambda _, limit: limits.append(limit) or made(WITHIN, MOVING, 7))
     found = search(world, OPEN).beside_baseline((OffloadActivations(),))
     assert limits == [LIMIT + GB]
@@ -394,10 +397,7 @@ def test_a_draft_of_a_long_step_has_the_transfers_of_the_first_round(monkeypatch
 
     monkeypatch.setattr(tasks, "decided_for_all", decided)
     for micro_batches in (128, 129):
-        plans = [
-            msgspec.structs.replace(each, pipeline=msgspec.structs.replace(each.pipeline, num_micro_batches=micro_batches))
-            for each in FOUR[::2]
-        ]
+        plans = [with_micro_batches(each, micro_batches) for each in FOUR[::2]]
         assert tasks.simulated_step(plans, [DelayTransfers()], CostModel(load_profile("h200")), {}) == (7, 0.0)
     assert rounds == [ROUNDS, 1]
 
