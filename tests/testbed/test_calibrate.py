@@ -47,9 +47,10 @@ def test_a_device_behind_the_host_is_measured(plugin: Path, tmp_path: Path) -> N
     target = tmp_path / "mine.json"
     env = {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SOME, str(target), NUM_ROWS]
-    done = run(command, env)
-    if "measure again when it is idle" in done.stderr:
+    for _ in range(3):  # a busy machine may hide some operations in noise, and calibrate names them
         done = run(command, env)
+        if "measure again when it is idle" not in done.stderr and "shorter than the host's share" not in done.stdout:
+            break
     assert done.returncode == 0, done.stderr[-2000:]
     assert "cast of float16: UnimplementedError" in done.stdout  # the testbed has no such type
     profile, base = load_profile(target), load_profile("h200")

@@ -94,7 +94,7 @@ def calibrate(
     reasons += communication.beside.failed
     told = failed.keys() | {_name(case.part) for case, _ in measured}
     if hidden := sorted({_name(case.part) for case in found} - told):
-        reasons.append(f"{', '.join(hidden)}: shorter than the host's share or another kernel of the operation")
+        reasons.append(f"{', '.join(hidden)}: shorter than the host's share, noise or another kernel of the operation")
     profile = DeviceProfile(
         interlace_profile=SCHEMA,
         device=known_name(device) or str(device.place),

@@ -141,7 +141,7 @@ class Bench:
         device it includes dispatch; otherwise it is the device's time alone."""
         inputs = self.inputs(case)
         once = min(self.seconds(lambda: fill(case, 1), num_runs=2, inputs=inputs))
-        several = min(self.seconds(lambda: fill(case, 4), num_runs=1, inputs=inputs))
+        several = min(self.seconds(lambda: fill(case, 4), num_runs=2, inputs=inputs))
         each = max((several - once) / 3, 1e-6)
         count = int(min(MOST_OPS, max(2, self.budget_s / self.num_runs / each)))
         base = median(self.seconds(lambda: fill(case, 1, self.add_lead), inputs=inputs))
