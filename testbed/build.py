@@ -28,6 +28,7 @@ COMMON = (
     "control",
     "capture",
     "memory",
+    "best_fit",
     "pinned",
     "trap",
     "op",

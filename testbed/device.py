@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -276,6 +276,14 @@ def memory() -> Memory:
     numbers = (ctypes.c_size_t * 16)()
     plugin().tb_memory(numbers)
     return Memory(*numbers)
+
+
+def best_fit(order: Sequence[int], size: Sequence[int], pool: Sequence[int], num_pools: int, num_steps: int) -> list[int]:
+    """What Paddle's own allocator takes from a device; see `best_fit` of `interlace/scheduler/memory/pools.py`."""
+    taken = (ctypes.c_int64 * num_pools)()
+    arrays = ((ctypes.c_int64 * len(each))(*map(int, each)) for each in (order, size, pool))
+    plugin().tb_best_fit(*arrays, *map(ctypes.c_int64, (len(size), num_pools, num_steps)), taken)
+    return [*taken]
 
 
 def total_bytes() -> int:

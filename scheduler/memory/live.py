@@ -166,6 +166,7 @@ class Lives:
         alloc_tie, free_tie: Sort keys for events at the same moment: frees before allocations, then in issue order.
         size, pinned: Its bytes, and whether it is in host memory.
         producer, micro_batch: Id of the op that allocates it, and its micro-batch.
+        stream: Number of the stream from whose pool it is; 0 if streams make no difference.
     """
 
     alloc_at: Ints
@@ -176,6 +177,7 @@ class Lives:
     pinned: Flags
     producer: Ints
     micro_batch: Ints
+    stream: Ints
 
     def pool(self, pool: Pool) -> Lives:
         """The instances of one kind of memory."""
@@ -209,6 +211,7 @@ class Profile:
         base: Bytes of persistable storages, by pool.
         unknown: Ids of values of unknown size, which count as 0 bytes.
         carried: Instances of the previous step that are still live when this one begins.
+        step: Time at which the next step begins; None if no step follows.
     """
 
     program: Program
@@ -216,6 +219,7 @@ class Profile:
     base: dict[str, int]
     unknown: list[int] = field(default_factory=list)
     carried: Lives | None = None
+    step: int | None = None
 
     def curve(self, pool: Pool = "device") -> tuple[Ints, Ints]:
         """Moments in ascending order, and the live bytes from each on; outputs are never freed."""
@@ -302,7 +306,7 @@ def over_time(
     lives = placed.lives(alloc, end) if target.free == "end" else placed.lives(alloc, issue, end, step if placed.away is not None else None)
     if target.keeps_pinned:
         lives.alloc_at[lives.pinned], lives.free_at[lives.pinned] = 0, END
-    return Profile(program, lives, placed.base, placed.unknown, _carried(lives, step) if step is not None else None)
+    return Profile(program, lives, placed.base, placed.unknown, _carried(lives, step) if step is not None else None, step)
 
 
 def placed_on(program: Program, stream: Ints, target: Target = IDEAL) -> Placed:
@@ -416,7 +420,7 @@ class Placed:
         if step is not None:
             self._looked_at(alloc, step, free_at, tie)
         free_at = np.where(self.output, END, free_at)
-        return Lives(alloc_at, free_at, 2 * self.first + 1, tie, self.size, self.pinned, self.producer, self.micro_batch)
+        return Lives(alloc_at, free_at, 2 * self.first + 1, tie, self.size, self.pinned, self.producer, self.micro_batch, self._home())
 
     def _looked_at(self, alloc: Ints, step: int, free_at: Ints, tie: Ints) -> None:
         """Delay the free of blocks until their own stream next allocates, in place (`free_at` and `tie`)."""
@@ -441,6 +445,13 @@ class Placed:
             mine = np.flatnonzero(away & (pool == stream))
             looks = np.flatnonzero(np.bincount(self.first[takes & (pool == stream)]))
             yield mine, looks, np.searchsorted(looks, self.last_read[mine], side="right")
+
+    def _home(self) -> Ints:
+        """Stream of each instance's pool; an input that no op instance allocates belongs to its last reader's."""
+        if not len(self.stream):
+            return np.zeros(len(self.first), np.int64)
+        home: Ints = self.stream[np.where(self.first >= 0, self.first, self.last_read)]
+        return home
 
     def _latest(self, free: Ints) -> Ints:
         """The latest `free` of each instance's readers, which is that of the last reader if times ascend with the order."""

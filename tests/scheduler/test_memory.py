@@ -396,5 +396,5 @@ def test_what_stays_is_live_to_the_end_and_after_it() -> None:
     """One block is there from the first op instance on and is never freed, another while the second runs alone."""
     columns = {"alloc_at": [0, 1], "free_at": [END, 2], "alloc_tie": [0, 0], "free_tie": [0, 0], "size": [5, 10], "producer": [0, 1]}
     given_ = {name: np.array(each) for name, each in columns.items()}
-    lives = Lives(**given_, pinned=np.zeros(2, np.bool_), micro_batch=np.zeros(2, np.int64))
+    lives = Lives(**given_, pinned=np.zeros(2, np.bool_), micro_batch=np.zeros(2, np.int64), stream=np.zeros(2, np.int64))
     assert lives.along(3).tolist() == [5, 15, 5, 5]

@@ -29,6 +29,7 @@ from interlace.scheduler.memory.live import (
     over_time,
     saved_bytes,
 )
+from interlace.scheduler.memory.pools import pool_bytes
 from tests.golden import require_text
 
 FILES = sorted((Path(__file__).parent / "memory").glob("*.txt"))
@@ -50,8 +51,9 @@ def lives_text(lives: Lives) -> list[str]:
     """A line for each block."""
     rows = zip(*(column.tolist() for column in lives.columns()), strict=True)
     return [
-        f"  {producer}@{m} {size} B{' pinned' if pinned else ''}: {alloc}.{alloc_tie} to {'the end' if free == END else free}.{free_tie}"
-        for alloc, free, alloc_tie, free_tie, size, pinned, producer, m in sorted(rows, key=lambda row: (row[6], row[7], row))
+        f"  {producer}@{m} {size} B{' pinned' if pinned else f' of {stream}' if stream else ''}: "
+        f"{alloc}.{alloc_tie} to {'the end' if free == END else free}.{free_tie}"
+        for alloc, free, alloc_tie, free_tie, size, pinned, producer, m, stream in sorted(rows, key=lambda row: (row[6], row[7], row))
     ]
 
 
@@ -63,6 +65,7 @@ def profile_text(profile: Profile) -> list[str]:
         lines.append(f"  {pool}: {profile.persistable_bytes(pool)} always, at most {profile.peak(pool)} ({there})")
     moments, live = profile.curve("device")
     lines.append(f"  over time: {' '.join(f'{at}:{size}' for at, size in zip(moments.tolist(), live.tolist(), strict=True))}")
+    lines.append(f"  pools: {' '.join(f'{stream}:{taken}' for stream, taken in pool_bytes(profile).items())}")
     lines += [f"  unknown: {profile.unknown}"] if profile.unknown else []
     return [*lines, *lives_text(profile.lives)]
 

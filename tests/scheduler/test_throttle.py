@@ -20,6 +20,7 @@ from interlace.scheduler.host_waits.throttle import (
     HostSync,
     _Alone,
     _Search,
+    gpu_memory,
     gpu_peak,
     jobs_with_side_work,
     plan_host_syncs,
@@ -29,6 +30,7 @@ from interlace.scheduler.host_waits.throttle import (
 )
 from interlace.scheduler.host_waits.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.memory import live as memory
+from interlace.scheduler.memory.pools import reserved_bytes
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, Times, simulate
 from tests.default_passes import STREAMS, THROTTLED
@@ -237,6 +239,18 @@ def test_under_a_budget_the_host_waits_at_the_peak(room_blocks: int, peak_blocks
     assert found.count <= plan_host_syncs(program, QUICK, 23 * BLOCK, room_blocks * BLOCK - 1).count
 
 
+def test_the_limit_is_on_what_pools_take() -> None:
+    """Of which some is free when tensors are at their peak."""
+    program = run_ahead_program()
+
+    def made(limit_bytes: int) -> Program:
+        return with_host_syncs(program, plan_host_syncs(program, QUICK, 23 * BLOCK, limit_bytes).waits)
+
+    roomy = made(6 * BLOCK)
+    limit = gpu_peak(roomy, QUICK)
+    assert reserved_bytes(gpu_memory(made(limit), QUICK)) <= limit < reserved_bytes(gpu_memory(roomy, QUICK)) <= 6 * BLOCK
+
+
 @pytest.mark.parametrize("blocks", [1, 2, 4])
 def test_no_wait_stands_behind_the_last_one_that_the_peak_needs(blocks: int) -> None:
     """The host prepares the next step meanwhile."""
@@ -388,7 +402,7 @@ def behind(*blocks: tuple[int, int, int, int, bool], ends: tuple[int, ...] = END
     first, last_read, free_at, size, pinned = (np.array(column) for column in zip(*blocks, strict=True))
     issue = 10 * np.arange(8)
     none, never = np.zeros_like(first), first < 0
-    lives = memory.Lives(issue[first], free_at, none + 1, none, size, pinned, first, none)
+    lives = memory.Lives(issue[first], free_at, none + 1, none, size, pinned, first, none, none)
     placed = memory.Placed(first, last_read, never, never, size, pinned, first, none, first, first, first, None, none, {"device": 1}, [])
     times = Times(issue, issue, issue, np.array(ends))
     return waits_at_peaks(run_ahead_program(), times, lives, free_at, placed, np.arange(8) != 2, limit)

@@ -1,0 +1,20 @@
+"""What is simulated of the allocator, held against the allocator of the installed Paddle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from interlace.scheduler.memory.pools import best_fit
+from testbed import device
+from tests.scheduler.pools import random_step
+
+pytestmark = pytest.mark.paddle
+
+
+@pytest.mark.parametrize("count", [1, 7, 60, 400, 3000])
+def test_pools_take_what_paddles_allocator_takes(plugin: Path, count: int) -> None:
+    for seed in range(max(1, 200 // count)):
+        step = random_step(seed, count)
+        assert best_fit(*step).tolist() == device.best_fit(*step)
