@@ -205,7 +205,8 @@ def zoo_in_short() -> str:
         f"`{form}` ({len(found)} programs): {span(row['stock']['step_ms'] / row[form]['step_ms'] - 1 for row in found)} over the baseline, "
         f"{span(row[form]['step_ms'] / row['firm_bound_ms'] - 1 for row in found)} above the firm bound "
         f"(median {_median_over(found, form, 'firm_bound_ms'):.1f}; at the full clock {_median_over(found, form, BOUNDS[1]):.1f}), "
-        f"memory {span(_held(row, form) for row in found)} compared with the baseline; number of programs on which a named form that "
+        f"memory {span(_held(row, form) for row in found)} compared with the baseline, with free blocks in pools "
+        f"{span(_pools(row, form) for row in found)} (median {100 * median(_pools(row, form) for row in found):+.1f}); number of programs on which a named form that "
         f"needs no more memory is faster: {sum(_best_named(row, form) < row[form]['step_ms'] for row in found)}"
         for form in ("auto",)
         if (found := [row for row in rows if row.get(form, {}).get("step_ms")])
@@ -225,8 +226,16 @@ def zoo_table(rows: Sequence[Mapping[str, Any]]) -> str:
         stock, auto = row["stock"], row.get("auto", {})
         over = ", ".join(f"{auto['step_ms'] / row[bound] - 1:+.1%}" for bound in BOUNDS[1:]) if auto.get("step_ms") else ""
         cells = [_zoo_cell(row, form) if form in row else "" for form in forms]
-        lines.append([row["case"], f"{stock['step_ms']:.1f} ms, {stock['peak_gib']:.1f} GiB", *cells, over, f"{auto.get('cpu_s', '')}"])
-    return table(["program", "baseline", *forms, "`auto` over the firm bound at the full clock, with the power limit", "CPU s"], lines)
+        pools = [f"{stock['pools_gib']:.1f} GiB", *(f"{_pools(row, form):+.1%}" for form in forms if form.startswith("auto"))]
+        ends = over, ", ".join(pools), f"{auto.get('cpu_s', '')}"
+        lines.append([row["case"], f"{stock['step_ms']:.1f} ms, {stock['peak_gib']:.1f} GiB", *cells, *ends])
+    heads = ("`auto` over the firm bound at the full clock, with the power limit", "pools: baseline, `auto`, budget", "CPU s")
+    return table(["program", "baseline", *forms, *heads], lines)
+
+
+def _pools(row: Mapping[str, Any], form: str) -> float:
+    """How much more than the baseline's the pools of a plan take."""
+    return float(row[form]["pools_gib"] / row["stock"]["pools_gib"] - 1) if row[form].get("step_ms") else float("nan")
 
 
 def _zoo_cell(row: Mapping[str, Any], form: str) -> str:

@@ -248,7 +248,8 @@ def row_of(name: str, programs: Sequence[Program], forms: Sequence[str], cost: C
     }
     stock = make_plans(programs, load_config("baseline"), cost, "h200")
     limit, live = baseline_bytes(programs, cost), max(in_order(plan.program, target=PADDLES).peak() for plan in stock)
-    row |= {"stock": {**judged(stock, cost), "peak_gib": gib(limit), "live_gib": gib(live)}, **bounds_ms(programs, stock, limit, cost)}
+    own = {"peak_gib": gib(limit), "live_gib": gib(live), "pools_gib": pools_gib(stock, "before")}
+    row |= {"stock": {**judged(stock, cost), **own}, **bounds_ms(programs, stock, limit, cost)}
     return row | {form: planned(programs, make_config(FORMS[form]), cost) for form in forms}
 
 
@@ -265,17 +266,24 @@ def planned(programs: Sequence[Program], config: Config, cost: CostModel) -> dic
 
 
 def judged(plans: Sequence[Plan], cost: CostModel) -> dict[str, Any]:
-    """Simulated step in ms, and memory of the fullest rank: alone with the fastest host, in the step of all ranks, and with operations one
-    after another."""
+    """Simulated step in ms, and memory of the fullest rank: alone with the fastest host, in the step of all ranks, with operations one
+    after another, and with free blocks of allocator pools."""
     programs, outcome = [plan.program for plan in plans], plans[0].outcome
     found = {
         "peak_gib": gib(max(peak_bytes(each, cost) or 0 for each in programs)),
         "live_gib": gib(max(in_order(each).peak() for each in programs)),
+        "pools_gib": pools_gib(plans, "plan"),
     }
     step = (
         {"step_ms": round(outcome.plan.step_ns / 1e6, 2), "step_peak_gib": gib(outcome.plan.peak_bytes)} if outcome else {"step_ms": None}
     )
     return {**step, **found}
+
+
+def pools_gib(plans: Sequence[Plan], whose: str) -> float:
+    """What allocator pools take on the fullest rank in the step of all, free blocks included."""
+    outcome = plans[0].outcome
+    return gib(getattr(outcome.pools, f"{whose}_bytes")) if outcome and outcome.pools else 0.0
 
 
 def gib(count: int) -> float:

@@ -18,7 +18,6 @@ from hypothesis import is_hypothesis_test, settings
 from interlace.local import processes
 from interlace.passes import REGISTRY
 from interlace.scheduler.interleave import planner
-from interlace.scheduler.memory import pools
 from interlace.user_passes import imported
 from tests import engines, proofs, searches
 from tests import forked as forked_module
@@ -150,12 +149,6 @@ def examples(request: pytest.FixtureRequest) -> Callable[[int], int]:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether expected texts are rewritten."""
     return bool(request.config.getoption("--update-golden"))
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of allocators are as small as the tensors of tests, which are smaller than a real block."""
-    monkeypatch.setattr(pools, "ALIGNMENT", 1)
 
 
 @pytest.fixture(scope="session")

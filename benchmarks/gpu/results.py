@@ -123,8 +123,8 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load
     from interlace.ir.target import GPU, IDEAL, with_paddles_jobs
+    from interlace.planning.budget import peak_bytes
     from interlace.planning.plan import read_record
-    from interlace.scheduler.host_waits.throttle import gpu_peak
     from interlace.scheduler.memory.live import in_order
     from interlace.scheduler.simulate.arrays import Options
     from interlace.scheduler.simulate.simulator import simulate
@@ -150,7 +150,7 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
     found["peak_bytes_by_rank"] = [rank.peak_bytes for rank in as_freed.ranks]
     found["held_peak_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
     if folder.name == "stock":
-        found["held_peak_bytes_by_rank"] = [gpu_peak(program, costs, with_paddles_jobs(GPU)) for program in programs]
+        found["held_peak_bytes_by_rank"] = [peak_bytes(program, costs, with_paddles_jobs(GPU)) for program in programs]
     found[PEAKS] = [in_order(program, target=place).peak() for program in programs]
     if load_profile(profile).power:
         limited = simulate(programs, costs, Options.of(GPU, power=True), with_memory=False)

@@ -29,7 +29,7 @@ from interlace.planning.baseline import BASELINE
 from interlace.planning.choice import Kept, Store, TrialOutcome, key_of
 from interlace.planning.peers import Peers, gather
 from interlace.planning.plan import Plan, options_text
-from interlace.planning.room import is_room_for, roomier
+from interlace.planning.room import POOLS, is_room_for, roomier
 from interlace.planning.trial import PADDLES, Contender, Trial, Watch, options_of, told_of
 from interlace.planning.variants import is_open
 from interlace.planning.worker import digest_of
@@ -228,14 +228,17 @@ class Tuning:
         held_bytes = outcome.before.peak_bytes
         if 0 < budget < held_bytes:
             return f"it holds {size(held_bytes)}, more than the memory budget of {size(budget)}"
-        return self._lacks(held_bytes - outcome.plan.peak_bytes, "this plan")
+        return self._lacks(int(POOLS * (held_bytes - outcome.plan.peak_bytes)), "this plan")
 
     def _why_no_room(self, plan: Plan) -> str:
         """Why a plan that holds more than Paddle's baseline is not tried: some rank's device has too little memory left; empty if it may
         be."""
         outcome = plan.outcome
-        more = outcome.plan.peak_bytes - outcome.before.peak_bytes if outcome is not None and outcome.before is not None else 0
-        return self._lacks(more, BASELINE)
+        if outcome is None or outcome.before is None:
+            return ""
+        if (pools := outcome.pools) is not None:
+            return self._lacks(pools.plan_bytes - pools.before_bytes, BASELINE)
+        return self._lacks(int(POOLS * (outcome.plan.peak_bytes - outcome.before.peak_bytes)), BASELINE)
 
     def _lacks(self, more: int, than: str) -> str:
         """Why some rank's device has no room for `more` bytes beyond what a running plan, described by `than`, holds; empty if all have."""

@@ -90,10 +90,12 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
     Missing ranks count as always ready."""
     from interlace.errors import PlanError
     from interlace.ir.equivalent_ranks import missing_ranks
+    from interlace.ir.target import GPU
     from interlace.planning.outcome import Step
     from interlace.report.causes import held, waits
     from interlace.report.outcome import imbalance
     from interlace.report.page.tables import communication_of
+    from interlace.scheduler.memory.pools import reserved_bytes
 
     try:
         result = setting.simulate(programs)
@@ -104,6 +106,7 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
         {
             "rank": rank.rank,
             **{name: int(getattr(rank, name)) for name in names},
+            "pools_bytes": reserved_bytes(result.memory[at]) if setting.target == GPU else 0,
             "ranks": list(programs[at].ranks),
             "joules": round(result.joules[at], 3) if result.joules else 0.0,
             "mean_mhz": round(result.mean_mhz(at)) if result.joules else 0,
@@ -159,14 +162,14 @@ def _time_lines(times: Sequence[dict[str, Any]], imbalance: str, setting: Settin
 
     if not times:
         return []
-    unit = Unit.of(row[name] for row in times for name in ("peak_bytes", "pinned_bytes"))
-    heads = [name.removesuffix("_ns").replace("_", " ") + " ms" for name in COLUMNS] + [f"peak {unit.name}", f"pinned {unit.name}"]
+    sizes = ("peak_bytes", *(["pools_bytes"] if any(row["pools_bytes"] for row in times) else []), "pinned_bytes")
+    unit = Unit.of(row[name] for row in times for name in sizes)
+    heads = [name.removesuffix("_ns").replace("_", " ") + " ms" for name in COLUMNS]
+    heads += [f"{name.removesuffix('_bytes')} {unit.name}" for name in sizes]
     bodies: dict[int, str] = {}
     causes: dict[int, str] = {}
     for row in times:
-        cells = [f"{row[name] / 1e6:16.3f}" for name in COLUMNS] + [
-            f"{unit.figure(row[name]):>16}" for name in ("peak_bytes", "pinned_bytes")
-        ]
+        cells = [f"{row[name] / 1e6:16.3f}" for name in COLUMNS] + [f"{unit.figure(row[name]):>16}" for name in sizes]
         waited = (
             f"compute waits for {waits_text(row['waits_for'])}\n      communication: {communication_text(row['communication'])}\n"
             f"      at the peak: {held_text(row['holds'])}"

@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
         ours,
         other,
         {rank: record.reports for rank, record in records.items()},
-        Given(setting.profile, setting.costs, setting.target.name),
+        Given(setting.profile, setting.costs, setting.target),
         next(iter(told), None),
         sweep=_sweep(files),
     )

@@ -1,4 +1,4 @@
-"""The memory that a rank takes on a GPU, where the host runs ahead, compared with its budget."""
+"""The peak memory of a rank on a GPU, where the host runs ahead, compared with its budget."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from interlace.ir.target import GPU, Target, with_paddles_jobs
 from interlace.passes.base import Pass
 from interlace.passes.pipeline import PassReport
 from interlace.planning.baseline import baseline_plan
-from interlace.scheduler.host_waits.throttle import gpu_memory
-from interlace.scheduler.memory.pools import reserved_bytes
+from interlace.scheduler.host_waits.throttle import gpu_peak
 
 
 def peak_bytes(planned: Program, cost: Costs, target: Target = GPU) -> int | None:
-    """Device bytes that a plan takes on a GPU, free blocks in the pools of the allocator included, however fast its host; None if the rank
-    cannot be simulated."""
+    """Peak device bytes of a plan on a GPU, however fast its host; None if the rank cannot be simulated."""
     try:
-        return reserved_bytes(gpu_memory(planned, cost, target))
+        return gpu_peak(planned, cost, target)
     except PlanError:
         return None
 
 
 def baseline_peak_bytes(program: Program, cost: Costs) -> int | None:
-    """Like `peak_bytes`, of Paddle's baseline of a captured program, as run by Paddle's own jobs."""
+    """Peak device bytes of Paddle's baseline of a captured program, as run by Paddle's own jobs; None if it cannot be simulated."""
     return peak_bytes(baseline_plan(program, cost), cost, with_paddles_jobs(GPU))
 
 

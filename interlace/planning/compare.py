@@ -11,7 +11,7 @@ from interlace.ir import Program
 from interlace.ir.target import Target, as_graph, target_of, with_paddles_jobs
 from interlace.passes.pipeline import PassReport
 from interlace.planning.baseline import BASELINE, refusal_of
-from interlace.planning.outcome import MemoryLimit, Outcome, Step, errors_of
+from interlace.planning.outcome import MemoryLimit, Outcome, Pools, Step, errors_of
 from interlace.planning.tasks import baseline_program, finished_plan
 from interlace.planning.world import World
 from interlace.scheduler.simulate.arrays import Options
@@ -51,7 +51,9 @@ class Comparison:
             return None
         steps = (Step.of(each, self.equivalent_ranks()) for each in (plan, baseline))
         refusal = refusal_of(each.baseline for each in self.members)
-        return Outcome(next(steps), self.profile, next(steps), BASELINE, errors_of(costs, plan.input.programs), self.memory, refusal)
+        errors = errors_of(costs, plan.input.programs)
+        pools = Pools.of(plan, baseline, self.target(costs))
+        return Outcome(next(steps), self.profile, next(steps), BASELINE, errors, self.memory, refusal, pools)
 
     def equivalent_ranks(self) -> dict[int, list[int]]:
         """Rank of a member -> the ranks that it represents."""

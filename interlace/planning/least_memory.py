@@ -86,7 +86,7 @@ def refuse(make: Making, run: Made, budget: int) -> None:
     where = f"rank {rank if make.world.is_whole else make.world.captured.rank}, stage {make.world.facts[rank].stage}"
     more = "; choose_recompute: {repeat_collectives: on} may hold less" if repeats else ""
     baseline = baseline_bytes(make.world)
-    counted = ". Counted is what a GPU holds, free blocks in allocator pools included, however fast its host"
+    counted = ". Counted is what a GPU holds, however fast its host"
     counted += f"; so counted, Paddle's baseline holds {baseline} bytes ({size(baseline)})" if baseline else ""
     raise BudgetError(
         f"memory_budget {size(budget)} ({budget} bytes) cannot be kept; the least feasible one is {peaks[rank]} bytes "

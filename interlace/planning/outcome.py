@@ -10,6 +10,8 @@ import msgspec
 from interlace.cost_model import CostModel, Costs
 from interlace.cost_model.profile import Errors
 from interlace.ir import Program
+from interlace.ir.target import GPU, Target
+from interlace.scheduler.memory.pools import reserved_bytes
 from interlace.scheduler.simulate.simulator import Result
 
 NOT_COMPARED = (
@@ -126,6 +128,21 @@ class MemoryLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     less: OtherLimit | None = None
 
 
+class Pools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Device bytes that parameters and allocator pools take on the fullest rank, free blocks included
+    (`interlace/scheduler/memory/pools.py`): of the plan, and of the one compared with; 0 if there is none."""
+
+    plan_bytes: int
+    before_bytes: int
+
+    @classmethod
+    def of(cls, plan: Result, before: Result | None, target: Target) -> Pools | None:
+        """Those of two simulations with memory by these rules; None where streams have no pools of their own, as on a CPU and in captured
+        steps."""
+        found = (max((reserved_bytes(each) for each in result.memory), default=0) if result else 0 for result in (plan, before))
+        return cls(*found) if target == GPU else None
+
+
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The simulated steps of a plan and of one that it is compared with, by the same device profile and the same rules.
 
@@ -137,6 +154,7 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             not compared with any.
         memory: The memory limit of the plan; None without one.
         refusal: Why Paddle cannot run the plan compared with; empty if it can.
+        pools: What allocator pools take in both steps; see `Pools.of`.
     """
 
     plan: Step
@@ -146,6 +164,7 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     errors: Errors | None = None
     memory: MemoryLimit | None = None
     refusal: str = ""
+    pools: Pools | None = None
 
     def change(self) -> float:
         """Percentage by which the step is longer than the one compared with; negative for a gain, 0 if there is none to compare with."""

@@ -20,16 +20,17 @@ from interlace.units import size
 
 ROOM, POOLS = 0.9, 2.0
 """Share of the device's memory that plans may use, and bytes that allocator pools may take for each byte by which a plan's peak exceeds the
-baseline's: 0.9 to 1.9 on two H100 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
+baseline's, where they are not simulated: 0.9 to 1.9 on two H100 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
 
 
 def is_room_for(more_bytes: int, held_bytes: int, total_bytes: int) -> bool:
-    """Whether a device that holds `held_bytes` has room for a plan with `more_bytes` more. True if its memory (`total_bytes`) is not known.
+    """Whether a device of which `held_bytes` are taken has room for a plan whose pools take `more_bytes` more. True if its memory
+    (`total_bytes`) is not known.
 
-    >>> is_room_for(5, 70, 100), is_room_for(15, 70, 100), is_room_for(0, 95, 100)
+    >>> is_room_for(10, 70, 100), is_room_for(30, 70, 100), is_room_for(0, 95, 100)
     (True, False, True)
     """
-    return more_bytes <= 0 or total_bytes <= 0 or held_bytes + POOLS * more_bytes <= ROOM * total_bytes
+    return more_bytes <= 0 or total_bytes <= 0 or held_bytes + more_bytes <= ROOM * total_bytes
 
 
 def roomier(config: Config, outcome: Outcome | None) -> Beyond | None:
@@ -56,8 +57,9 @@ def use_room(
     if budget is None or outcome is None or outcome.before is None or not total_bytes or not is_asked:
         return plans, ""
     held_bytes, more_bytes = outcome.before.peak_bytes, int(TENTH * outcome.before.peak_bytes)
+    taken_bytes = outcome.pools.before_bytes if outcome.pools else held_bytes
     left = f"{cost.profile.device} has {size(total_bytes)}, of which Paddle's baseline holds {size(held_bytes)}"
-    if not is_room_for(more_bytes, held_bytes, total_bytes):
+    if not is_room_for(int(POOLS * more_bytes), taken_bytes, total_bytes):
         return plans, f"{left}: a tenth of the device would not stay free beside a plan that holds a tenth more"
     if config.tune == "auto":
         return plans, f"{left}; `tune: on` also plans with a tenth more, as a run on GPUs does"

@@ -42,7 +42,6 @@ from interlace.planning.tasks import (
 )
 from interlace.planning.variants import decided_for_all
 from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, packed, spec_of, unpacked
-from interlace.scheduler.memory.pools import reserved_bytes
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.whole_step.orders import Orders, simulation
@@ -394,7 +393,7 @@ class World:
         with suppress(PlanError):
             if self.representative:
                 found = simulate(self.plans(made), self.cost, Options.of(GPU, representative=self.representative), target=GPU)
-                return {rank: reserved_bytes(profile) for rank, profile in zip(found.input.ranks, found.memory, strict=True)}
+                return {rank: profile.peak() for rank, profile in zip(found.input.ranks, found.memory, strict=True)}
         return {}
 
     def _with_programs(self, made: Made) -> tuple[int, ...]:

@@ -25,15 +25,28 @@ def outcome_sentence(outcome: Outcome, measured: str = "", name: str = "This pla
         return (
             f"{name} takes {ms_figure(new.step_ns)} ms a step ({how}): exposed communication {ms_figure(new.exposed_ns)} "
             f"ms, bubble {ms_figure(new.bubble_ns)} ms (means over ranks), peak memory {size(new.peak_bytes)} (fullest "
-            f"rank){_energy(new)}.{_memory(outcome)}"
+            f"rank){_pools(outcome)}{_energy(new)}.{_memory(outcome)}"
         )
     return (
         f"{outcome.against[0].upper()}{outcome.against[1:]} takes {ms_figure(old.step_ns)} ms a step, this plan "
         f"{ms_figure(new.step_ns)} ms ({outcome.change():+.1f} %, {how}): exposed communication {ms_figure(old.exposed_ns)} -> "
         f"{ms_figure(new.exposed_ns)} ms, bubble {ms_figure(old.bubble_ns)} -> {ms_figure(new.bubble_ns)} ms (means over ranks), "
-        f"peak memory {size(old.peak_bytes)} -> {size(new.peak_bytes)} (fullest rank){_energy(old, new)}."
+        f"peak memory {size(old.peak_bytes)} -> {size(new.peak_bytes)} (fullest rank){_pools(outcome)}{_energy(old, new)}."
         f"{f' The baseline is simulated only: {outcome.refusal}.' if outcome.refusal else ''}{_caution(outcome)}{_memory(outcome)}"
     )
+
+
+def _pools(outcome: Outcome) -> str:
+    """What allocator pools take; empty if that is not known.
+
+    >>> from interlace.planning.outcome import Pools
+    >>> _pools(Outcome(Step(1, 0, 0, 0), "h200", Step(2, 0, 0, 0), pools=Pools(7 << 29, 3 << 30)))
+    ', with free blocks in allocator pools 3.000 GiB -> 3.500 GiB'
+    """
+    found = outcome.pools
+    if found is None:
+        return ""
+    return f", with free blocks in allocator pools {f'{size(found.before_bytes)} -> ' if outcome.before else ''}{size(found.plan_bytes)}"
 
 
 def _energy(*steps: Step) -> str:

@@ -30,7 +30,6 @@ from interlace.ir.target import GPU, Target
 from interlace.ir.waits import computing, last_of
 from interlace.scheduler.host_waits.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.memory.live import Placed, Profile, lifetimes, order_peak, placed_on
-from interlace.scheduler.memory.pools import reserved_bytes
 from interlace.scheduler.simulate.arrays import Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
 from interlace.scheduler.simulate.simulator import Times, device_memory
@@ -124,7 +123,7 @@ def with_host_syncs(program: Program, waits: Waits) -> Program:
 def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, memory_limit: int | None = None) -> HostSyncs:
     """Waits with the widest spacing at which run-ahead raises the peak by at most `run_ahead_bytes`.
 
-    If no spacing achieves that, the widest is taken whose peak is near the lowest. If pools then take more than `memory_limit` bytes, waits
+    If no spacing achieves that, the widest is taken whose peak is near the lowest. If the peak is then above `memory_limit` (bytes), waits
     are added at the peak (`scheduler/host_waits/waits_at_peaks.py`). Last, waits at the end of the step that do not lower the peak are
     dropped. If the rank cannot be simulated, the host waits at the end of each job.
 
@@ -201,11 +200,6 @@ class _Alone:
         """Peak of live device bytes with these waits."""
         return self._run(waits)[1].peak("device")
 
-    def idle_bytes(self, waits: Waits) -> int:
-        """Device bytes that pools take beyond the peak of live bytes with these waits."""
-        memory = self._run(waits)[1]
-        return reserved_bytes(memory) - memory.peak()
-
     def with_waits_at_peaks(self, waits: Waits, peak: int, limit_bytes: int) -> tuple[int, Waits]:
         """Add waits where memory is above the limit, as long as they lower the peak; returns the new peak and all waits."""
         can = np.isin(items_of(self.program)[:, 0], [*computing(self.program)])
@@ -275,10 +269,8 @@ class _Search:
         alone = _Alone(self.program, _fast_host(free_sim), blocking, placed_on(self.program, free_sim.stream, GPU))
         serial, free = order_peak(self.program), alone.peak({})
         best, found, reason = self._spaced(alone, free_sim, serial, free, run_ahead_bytes)
-        if memory_limit is not None:
-            limit = max(serial, memory_limit - alone.idle_bytes(found))
-            if best > limit:
-                best, found = alone.with_waits_at_peaks(found, best, limit)
+        if memory_limit is not None and best > max(serial, memory_limit):
+            best, found = alone.with_waits_at_peaks(found, best, max(serial, memory_limit))
         best, found = alone.without_last_waits(found, best)
         return HostSyncs(found, serial, free, best, "" if found else reason)
 

@@ -170,7 +170,6 @@ def test_one_order_has_one_name(world: World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("small_blocks")
 def test_under_a_budget_the_baseline_is_paddles_own_plan() -> None:
     """Without what the budget moves; its peak is the one of which budgets are fractions."""
     plain, costs = programs(World(pp=2, micro_batches=6, layers=2)), CostModel(load_profile("h200"))
@@ -250,7 +249,6 @@ def test_weight_gradients_trail_with_chunks(weight_delay: int | tuple[int, ...])
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("small_blocks")
 def test_with_chunks_lags_and_orders_are_searched() -> None:
     """No slower than the forms by name in the same memory, and a weight_delay for each stage that memory allows."""
     plain = programs(World(pp=2, micro_batches=4, layers=4, schedule="VPP", chunks=2))

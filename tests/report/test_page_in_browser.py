@@ -100,6 +100,7 @@ def test_every_section_is_filled_with_the_numbers_of_the_data(page: Path) -> Non
         f"{ms(now['exposed_ns'])} ms",
         f"{ms(now['bubble_ns'])} ms",
         size(now["peak_bytes"]),
+        size(data["outcome"]["pools"]["plan_bytes"]),
         f"{now['joules']:.1f} J",
     ]
     assert seen["sentence"] == data["sentence"]

@@ -20,7 +20,6 @@ from interlace.scheduler.host_waits.throttle import (
     HostSync,
     _Alone,
     _Search,
-    gpu_memory,
     gpu_peak,
     jobs_with_side_work,
     plan_host_syncs,
@@ -30,7 +29,6 @@ from interlace.scheduler.host_waits.throttle import (
 )
 from interlace.scheduler.host_waits.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.memory import live as memory
-from interlace.scheduler.memory.pools import reserved_bytes
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, Times, simulate
 from tests.default_passes import STREAMS, THROTTLED
@@ -237,18 +235,6 @@ def test_under_a_budget_the_host_waits_at_the_peak(room_blocks: int, peak_blocks
     assert found.throttled_bytes // BLOCK == peak_blocks
     assert gpu_peak(with_host_syncs(program, found.waits), QUICK) == found.throttled_bytes
     assert found.count <= plan_host_syncs(program, QUICK, 23 * BLOCK, room_blocks * BLOCK - 1).count
-
-
-def test_the_limit_is_on_what_pools_take() -> None:
-    """Of which some is free when tensors are at their peak."""
-    program = run_ahead_program()
-
-    def made(limit_bytes: int) -> Program:
-        return with_host_syncs(program, plan_host_syncs(program, QUICK, 23 * BLOCK, limit_bytes).waits)
-
-    roomy = made(6 * BLOCK)
-    limit = gpu_peak(roomy, QUICK)
-    assert reserved_bytes(gpu_memory(made(limit), QUICK)) <= limit < reserved_bytes(gpu_memory(roomy, QUICK)) <= 6 * BLOCK
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4])

@@ -12,10 +12,11 @@ from interlace.cost_model.base import Row as CostRow
 from interlace.cost_model.base import expected_error, largest_unmeasured, shares_by_how
 from interlace.errors import PlanError
 from interlace.ir import Program
+from interlace.ir.target import Target
 from interlace.passes.pipeline import PassReport
 from interlace.planning.baseline import BASELINE, refusal_of
 from interlace.planning.curve import Sweep
-from interlace.planning.outcome import MemoryLimit, Outcome, Step, errors_of
+from interlace.planning.outcome import MemoryLimit, Outcome, Pools, Step, errors_of
 from interlace.report.causes import held, waits
 from interlace.report.outcome import WHOSE, imbalance, outcome_sentence
 from interlace.report.page.document import Device, Label, Memory, Page, PlanPart, Row, Split, World
@@ -57,11 +58,11 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The source of times and rules: the profile's name, its cost model, and the target's name."""
+    """The source of times and rules: the profile's name, its cost model, and the rules of execution."""
 
     profile: str
     costs: CostModel
-    rules: str
+    target: Target
 
 
 def build_page(
@@ -88,6 +89,7 @@ def build_page(
         errors_of(given.costs, ours.result.input.programs) if other else None,
         memory,
         refusal_of(other.result.input.programs) if other and other.name == BASELINE else "",
+        Pools.of(ours.result, other.result if other else None, given.target),
     )
     world = _world(ours.result.input.programs, labels)
     return Page(
@@ -177,7 +179,7 @@ def _device(given: Given, rows: Sequence[CostRow]) -> Device:
         made.date,
         made.machine,
         made.note,
-        given.rules,
+        given.target.name,
         profile.memory_bytes,
         shares,
         float(np.round(expected_error(rows), 6)),
