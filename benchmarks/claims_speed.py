@@ -206,8 +206,9 @@ def zoo_in_short() -> str:
         f"{span(row[form]['step_ms'] / row['firm_bound_ms'] - 1 for row in found)} above the firm bound "
         f"(median {_median_over(found, form, 'firm_bound_ms'):.1f}; at the full clock {_median_over(found, form, BOUNDS[1]):.1f}), "
         f"memory {span(_held(row, form) for row in found)} compared with the baseline, with free blocks in pools "
-        f"{span(_pools(row, form) for row in found)} (median {100 * median(_pools(row, form) for row in found):+.1f}); number of programs on which a named form that "
-        f"needs no more memory is faster: {sum(_best_named(row, form) < row[form]['step_ms'] for row in found)}"
+        f"{span(_pools(row, form) for row in found)} (median {100 * median(_pools(row, form) for row in found):+.1f}); "
+        f"number of programs on which a named form that needs no more memory is faster: "
+        f"{sum(_best_named(row, form) < row[form]['step_ms'] for row in found)}"
         for form in ("auto",)
         if (found := [row for row in rows if row.get(form, {}).get("step_ms")])
     )

@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <cstring>
+#include <iterator>
 #include <tuple>
 #include <utility>
 
@@ -16,10 +17,7 @@ constexpr unsigned char kPoison = 0xff;  // NaN in every floating type, -1 in ev
 constexpr size_t kAlign = 256;
 constexpr int kMostRead = 8;
 
-size_t rounded(size_t size) {
-  size_t step = size < (size_t{1} << 20) ? kAlign : size_t{1} << 21;
-  return (std::max<size_t>(size, 1) + step - 1) / step * step;
-}
+size_t rounded(size_t size) { return (std::max<size_t>(size, 1) + kAlign - 1) / kAlign * kAlign; }
 
 class Counter {
  public:
@@ -92,6 +90,64 @@ void outside_free(void* address, size_t size) {
   device_free(address);
 }
 
+// ---- free blocks
+
+void* FreeBlocks::take(size_t size) {
+  auto found = by_size_.lower_bound({size, nullptr});
+  if (found == by_size_.end()) return nullptr;
+  auto [whole, address] = *found;
+  remove(address);
+  if (whole > size) add(address, whole - size);
+  return address + whole - size;
+}
+
+void FreeBlocks::give(void* block, size_t size) {
+  char* address = static_cast<char*>(block);
+  auto next = by_address_.upper_bound(address);
+  if (next != by_address_.end() && next->first == address + size && !chunks_.count(next->first)) size += remove(next->first);
+  next = by_address_.upper_bound(address);
+  if (next != by_address_.begin() && !chunks_.count(address))
+    if (auto before = std::prev(next); before->first + before->second == address) {
+      address = before->first;
+      size += remove(address);
+    }
+  add(address, size);
+}
+
+void FreeBlocks::add_chunk(void* address, size_t size) { chunks_.emplace(static_cast<char*>(address), size); }
+
+std::vector<std::pair<void*, size_t>> FreeBlocks::remove_idle_chunks() {
+  std::vector<std::pair<void*, size_t>> idle;
+  for (auto each = chunks_.begin(); each != chunks_.end();) {
+    auto found = by_address_.find(each->first);
+    if (found == by_address_.end() || found->second != each->second) {
+      ++each;
+      continue;
+    }
+    idle.emplace_back(each->first, each->second);
+    remove(each->first);
+    each = chunks_.erase(each);
+  }
+  return idle;
+}
+
+std::vector<std::pair<void*, size_t>> FreeBlocks::remove_all(FreeBlocks& heir) {
+  std::vector<std::pair<void*, size_t>> all(by_address_.begin(), by_address_.end());
+  heir.chunks_.merge(chunks_);
+  by_address_.clear(), by_size_.clear();
+  return all;
+}
+
+void FreeBlocks::add(char* address, size_t size) { by_address_.emplace(address, size), by_size_.emplace(size, address); }
+
+size_t FreeBlocks::remove(char* address) {
+  auto found = by_address_.find(address);
+  size_t size = found->second;
+  by_size_.erase({size, address});
+  by_address_.erase(found);
+  return size;
+}
+
 // ---- blocks
 
 Block::~Block() { (pool_->heir_ ? pool_->heir_ : pool_)->give_back(this); }
@@ -130,9 +186,9 @@ void Pool::end_graph(size_t graph) {
     std::lock_guard<std::mutex> guard(each->mutex_);
     std::lock_guard<std::mutex> heirs(heir->mutex_);
     each->heir_ = heir;
+    for (auto& [address, size] : each->free_.remove_all(heir->free_)) heir->keep_free(address, size);
     for (Held& held : each->held_) in_use.drop(held.asked), heir->keep_free(held.address, held.size);
-    for (auto& free : each->free_) heir->keep_free(free.second, free.first);
-    each->held_.clear(), each->free_.clear(), each->unpoisoned_.clear();
+    each->held_.clear(), each->unpoisoned_.clear();
   }
 }
 
@@ -150,17 +206,17 @@ void Pool::release_idle() {
 void Pool::release() {
   std::lock_guard<std::mutex> guard(mutex_);
   collect_held();
-  for (auto& each : free_) {
-    device_free(each.second);
-    reserved.drop(each.first);
+  poison_freed();
+  device_sync();
+  for (auto& [address, size] : free_.remove_idle_chunks()) {
+    device_free(address);
+    reserved.drop(size);
   }
-  free_.clear();
-  unpoisoned_.clear();
 }
 
 phi::Allocator::AllocationPtr Pool::take_block(size_t size, bool workspace) {
-  size_t got = 0;
-  void* address = take(rounded(size), &got);
+  size_t got = rounded(size);
+  void* address = take(got);
   (workspace ? workspaces : allocated).add(size), in_use.add(size);
   note(workspace ? "workspace" : "allocate", stream_number(stream_), address, size);
   trap_made(address, stream_);
@@ -168,17 +224,11 @@ phi::Allocator::AllocationPtr Pool::take_block(size_t size, bool workspace) {
   return AllocationPtr(new Block(this, address, got, size, workspace, place), [](phi::Allocation* block) { delete block; });
 }
 
-void* Pool::take(size_t size, size_t* got) {
+void* Pool::take(size_t size) {
   std::unique_lock<std::mutex> lock(mutex_);
   collect_held();
   poison_freed();
-  auto found = free_.lower_bound(size);
-  if (found != free_.end() && found->first <= size + size / 4) {
-    void* address = found->second;
-    *got = found->first;
-    free_.erase(found);
-    return address;
-  }
+  if (void* address = free_.take(size)) return address;
   void* address = device_allocate(size);
   if (!address && !graph_) {
     lock.unlock();
@@ -188,8 +238,8 @@ void* Pool::take(size_t size, size_t* got) {
   if (!address)
     PADDLE_THROW(phi::errors::ResourceExhausted("testbed: out of device memory: %d bytes wanted, %d held by tensors, %d taken from the device",
                                                 size, allocated.value(), reserved.value()));
-  *got = size;
   reserved.add(size);
+  free_.add_chunk(address, size);
   if (switches.poison) graph_ ? fill_async(stream_, address, kPoison, size) : fill_now(address, kPoison, size);
   return address;
 }
@@ -222,7 +272,7 @@ void Pool::collect_held() {
 
 void Pool::keep_free(void* address, size_t size) {
   if (switches.poison) unpoisoned_.emplace_back(address, size);
-  free_.emplace(size, address);
+  free_.give(address, size);
 }
 
 // The next op of this stream is the first that may write memory freed before. It is poisoned after the op's waits and before its work.

@@ -56,6 +56,25 @@ class Block : public phi::Allocation {
   std::set<Stream> readers_;
 };
 
+// Free blocks of a pool. They are handed out as by Paddle's allocator: the end of the smallest one that is large enough, whose rest stays free;
+// free neighbours merge within a chunk, which is what the pool took from the device at once.
+class FreeBlocks {
+ public:
+  void* take(size_t size);  // null if no block is large enough
+  void give(void* address, size_t size);
+  void add_chunk(void* address, size_t size);  // all of it is in use
+  std::vector<std::pair<void*, size_t>> remove_idle_chunks();
+  std::vector<std::pair<void*, size_t>> remove_all(FreeBlocks& heir);  // which gets the chunks
+
+ private:
+  void add(char* address, size_t size);
+  size_t remove(char* address);
+
+  std::set<std::pair<size_t, char*>> by_size_;
+  std::map<char*, size_t> by_address_;
+  std::map<char*, size_t> chunks_;
+};
+
 // The blocks of one stream; only this stream reuses them. A captured step has its own pools, whose blocks are reused in the order of the
 // graph: one that another stream read last is reused when the pool's stream runs after that reader.
 class Pool : public phi::Allocator {
@@ -87,7 +106,7 @@ class Pool : public phi::Allocator {
   Pool(int device, Stream stream, size_t graph) : device_(device), stream_(stream), graph_(graph) {}
   static Pool* of_graph(int device, Stream stream, size_t graph);
   bool is_done(const Held& held, int read) const;
-  void* take(size_t size, size_t* got);
+  void* take(size_t size);
   void collect_held();
   void keep_free(void* address, size_t size);
   void release();
@@ -100,7 +119,7 @@ class Pool : public phi::Allocator {
   const size_t graph_;  // 0: not of a captured step
   Pool* heir_ = nullptr;
   std::mutex mutex_;
-  std::multimap<size_t, void*> free_;
+  FreeBlocks free_;
   std::vector<Held> held_;
   std::vector<std::pair<void*, size_t>> unpoisoned_;  // free blocks that are not poisoned yet
   size_t num_held_ = 0;
