@@ -220,23 +220,28 @@ def _median_over(rows: Sequence[Mapping[str, Any]], form: str, bound: str) -> fl
 
 
 def zoo_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of the zoo: gains over Paddle's baseline and, in brackets, memory compared with it; then `auto` over the firm bounds."""
+    """Rows of the zoo: gains over Paddle's baseline and, in brackets, memory compared with it; then `auto` over the firm bounds, and
+    what allocator pools take."""
     forms = list(dict.fromkeys(name for row in rows for name in row if name not in NOT_FORMS))
     lines = []
     for row in rows:
         stock, auto = row["stock"], row.get("auto", {})
         over = ", ".join(f"{auto['step_ms'] / row[bound] - 1:+.1%}" for bound in BOUNDS[1:]) if auto.get("step_ms") else ""
         cells = [_zoo_cell(row, form) if form in row else "" for form in forms]
-        pools = [f"{stock['pools_gib']:.1f} GiB", *(f"{_pools(row, form):+.1%}" for form in forms if form.startswith("auto"))]
+        pools = [f"{stock['pools_gib']:.1f} GiB", *(_pools_cell(row, form) for form in forms if form.startswith("auto"))]
         ends = over, ", ".join(pools), f"{auto.get('cpu_s', '')}"
         lines.append([row["case"], f"{stock['step_ms']:.1f} ms, {stock['peak_gib']:.1f} GiB", *cells, *ends])
     heads = ("`auto` over the firm bound at the full clock, with the power limit", "pools: baseline, `auto`, budget", "CPU s")
     return table(["program", "baseline", *forms, *heads], lines)
 
 
+def _pools_cell(row: Mapping[str, Any], form: str) -> str:
+    return f"{_pools(row, form):+.1%}" if row.get(form, {}).get("pools_gib") else "none"
+
+
 def _pools(row: Mapping[str, Any], form: str) -> float:
     """How much more than the baseline's the pools of a plan take."""
-    return float(row[form]["pools_gib"] / row["stock"]["pools_gib"] - 1) if row[form].get("step_ms") else float("nan")
+    return float(row[form]["pools_gib"] / row["stock"]["pools_gib"] - 1)
 
 
 def _zoo_cell(row: Mapping[str, Any], form: str) -> str:

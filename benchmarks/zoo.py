@@ -22,7 +22,7 @@ import tarfile
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from interlace.ir import Program, load, parse, save, show
 from interlace.ir.dump import SUFFIX
 from interlace.local.stages import stages_of
 from interlace.planning.budget import peak_bytes
+from interlace.planning.outcome import Pools
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import in_order
 
@@ -248,7 +249,7 @@ def row_of(name: str, programs: Sequence[Program], forms: Sequence[str], cost: C
     }
     stock = make_plans(programs, load_config("baseline"), cost, "h200")
     limit, live = baseline_bytes(programs, cost), max(in_order(plan.program, target=PADDLES).peak() for plan in stock)
-    own = {"peak_gib": gib(limit), "live_gib": gib(live), "pools_gib": pools_gib(stock, "before")}
+    own = {"peak_gib": gib(limit), "live_gib": gib(live), "pools_gib": pools_gib(stock, lambda pools: pools.before_bytes)}
     row |= {"stock": {**judged(stock, cost), **own}, **bounds_ms(programs, stock, limit, cost)}
     return row | {form: planned(programs, make_config(FORMS[form]), cost) for form in forms}
 
@@ -272,7 +273,7 @@ def judged(plans: Sequence[Plan], cost: CostModel) -> dict[str, Any]:
     found = {
         "peak_gib": gib(max(peak_bytes(each, cost) or 0 for each in programs)),
         "live_gib": gib(max(in_order(each).peak() for each in programs)),
-        "pools_gib": pools_gib(plans, "plan"),
+        "pools_gib": pools_gib(plans, lambda pools: pools.plan_bytes),
     }
     step = (
         {"step_ms": round(outcome.plan.step_ns / 1e6, 2), "step_peak_gib": gib(outcome.plan.peak_bytes)} if outcome else {"step_ms": None}
@@ -280,10 +281,10 @@ def judged(plans: Sequence[Plan], cost: CostModel) -> dict[str, Any]:
     return {**step, **found}
 
 
-def pools_gib(plans: Sequence[Plan], whose: str) -> float:
-    """What allocator pools take on the fullest rank in the step of all, free blocks included."""
+def pools_gib(plans: Sequence[Plan], whose: Callable[[Pools], int]) -> float | None:
+    """What allocator pools take on the fullest rank in the step of all, free blocks included; None if that is not known."""
     outcome = plans[0].outcome
-    return gib(getattr(outcome.pools, f"{whose}_bytes")) if outcome and outcome.pools else 0.0
+    return gib(whose(outcome.pools)) if outcome and outcome.pools else None
 
 
 def gib(count: int) -> float:

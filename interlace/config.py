@@ -87,8 +87,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             use is similar to that of the profile, and you accept inaccurate predictions.
         force_paddle: Plan even with an untested Paddle that lacks names which plans use; otherwise models keep Paddle's plan there. When:
             to port Interlace to another Paddle; begin with `interlace run --verify`.
-        memory_budget: Device memory that a rank may hold at any time: a size (`70GB`), a share of what Paddle's baseline holds on its
-            fullest rank (`0.8`, `80%`), `+8GB` for that much more, or `off` for no limit; by default what the baseline holds. When: the
+        memory_budget: Device memory that a rank's tensors may hold at any time: a size (`70GB`), a share of what Paddle's baseline holds on
+            its fullest rank (`0.8`, `80%`), `+8GB` for that much more, or `off` for no limit; by default what the baseline holds. When: the
             step must fit into a given memory, the baseline leaves device memory free, or the script recomputes more than necessary.
             Details: with a size or a share, planning chooses the schedule and what is kept, recomputed and offloaded for the
             fastest step within the budget; if nothing fits, the error names the smallest feasible budget. The other values limit only

@@ -278,11 +278,11 @@ def memory() -> Memory:
     return Memory(*numbers)
 
 
-def best_fit(order: Sequence[int], size: Sequence[int], pool: Sequence[int], num_pools: int, num_steps: int) -> list[int]:
-    """What Paddle's own allocator takes from a device; see `best_fit` of `interlace/scheduler/memory/pools.py`."""
+def best_fit(order: Sequence[int], size: Sequence[int], pool: Sequence[int], num_pools: int, num_steps: int, own: bool) -> list[int]:
+    """What Paddle's allocator, or the testbed's `own`, takes from a device; see `best_fit` of `interlace/scheduler/memory/pools.py`."""
     taken = (ctypes.c_int64 * num_pools)()
     arrays = ((ctypes.c_int64 * len(each))(*map(int, each)) for each in (order, size, pool))
-    plugin().tb_best_fit(*arrays, *map(ctypes.c_int64, (len(size), num_pools, num_steps)), taken)
+    plugin().tb_best_fit(*arrays, *map(ctypes.c_int64, (len(size), num_pools, num_steps)), ctypes.c_bool(own), taken)
     return [*taken]
 
 

@@ -25,11 +25,10 @@ from interlace.files import cache_folder
 from interlace.notice import say, say_once
 from interlace.passes import REGISTRY, Schedule1F1B
 from interlace.passes.base import option_name
-from interlace.planning.baseline import BASELINE
 from interlace.planning.choice import Kept, Store, TrialOutcome, key_of
 from interlace.planning.peers import Peers, gather
 from interlace.planning.plan import Plan, options_text
-from interlace.planning.room import POOLS, is_room_for, roomier
+from interlace.planning.room import is_room_for, more_bytes, roomier
 from interlace.planning.trial import PADDLES, Contender, Trial, Watch, options_of, told_of
 from interlace.planning.variants import is_open
 from interlace.planning.worker import digest_of
@@ -228,23 +227,24 @@ class Tuning:
         held_bytes = outcome.before.peak_bytes
         if 0 < budget < held_bytes:
             return f"it holds {size(held_bytes)}, more than the memory budget of {size(budget)}"
-        return self._lacks(int(POOLS * (held_bytes - outcome.plan.peak_bytes)), "this plan")
+        return self._lacks(-more_bytes(outcome), "this plan")
 
     def _why_no_room(self, plan: Plan) -> str:
         """Why a plan that holds more than Paddle's baseline is not tried: some rank's device has too little memory left; empty if it may
         be."""
         outcome = plan.outcome
-        if outcome is None or outcome.before is None:
+        if outcome is None:
             return ""
-        if (pools := outcome.pools) is not None:
-            return self._lacks(pools.plan_bytes - pools.before_bytes, BASELINE)
-        return self._lacks(int(POOLS * (outcome.plan.peak_bytes - outcome.before.peak_bytes)), BASELINE)
+        more, first = more_bytes(outcome), self.shown.plan.outcome
+        ran = max(0, more_bytes(first)) if first is not None else 0  # more than the baseline's, and taken already
+        return self._lacks(more - ran, "the plans that ran")
 
     def _lacks(self, more: int, than: str) -> str:
-        """Why some rank's device has no room for `more` bytes beyond what a running plan, described by `than`, holds; empty if all have."""
+        """Why some rank's device has no room for `more` bytes beyond what `than` takes, which ran before; empty if all have."""
         for reserved, total in gather(self.peers, "device memory", (self.device.reserved_bytes(), self.device.total_bytes())):
             if not is_room_for(more, reserved, total):
-                return f"it holds {size(more)} more than {than}; of {size(total)} of device memory {size(reserved)} are in use"
+                taken = f"of {size(total)} of device memory {size(reserved)} are in use"
+                return f"its pools take about {size(more)} more than those of {than}; {taken}"
         return ""
 
     def _twin(self, contender: Contender, plan: Plan) -> str:

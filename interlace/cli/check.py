@@ -90,7 +90,6 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
     Missing ranks count as always ready."""
     from interlace.errors import PlanError
     from interlace.ir.equivalent_ranks import missing_ranks
-    from interlace.ir.target import GPU
     from interlace.planning.outcome import Step
     from interlace.report.causes import held, waits
     from interlace.report.outcome import imbalance
@@ -106,7 +105,7 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
         {
             "rank": rank.rank,
             **{name: int(getattr(rank, name)) for name in names},
-            "pools_bytes": reserved_bytes(result.memory[at]) if setting.target == GPU else 0,
+            "pools_bytes": reserved_bytes([result.memory[at]], setting.target),
             "ranks": list(programs[at].ranks),
             "joules": round(result.joules[at], 3) if result.joules else 0.0,
             "mean_mhz": round(result.mean_mhz(at)) if result.joules else 0,

@@ -73,6 +73,11 @@ class Target(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     workspace: Mapping[str, int] = {}
 
     @property
+    def has_pools(self) -> bool:
+        """Whether memory comes from a pool for each stream as `scheduler/memory/pools.py` simulates it."""
+        return self.free == "issue" and self.records_streams and not self.is_graph
+
+    @property
     def runs_as_written(self) -> bool:
         """Whether the executor allocates exactly what the program states."""
         beside = (self.in_place_pass, self.late_results, self.keeps_shapes, self.feed_copies, self.workspace)

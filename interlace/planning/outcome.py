@@ -10,7 +10,7 @@ import msgspec
 from interlace.cost_model import CostModel, Costs
 from interlace.cost_model.profile import Errors
 from interlace.ir import Program
-from interlace.ir.target import GPU, Target
+from interlace.ir.target import Target
 from interlace.scheduler.memory.pools import reserved_bytes
 from interlace.scheduler.simulate.simulator import Result
 
@@ -130,17 +130,17 @@ class MemoryLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Pools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Device bytes that parameters and allocator pools take on the fullest rank, free blocks included
-    (`interlace/scheduler/memory/pools.py`): of the plan, and of the one compared with; 0 if there is none."""
+    (`interlace/scheduler/memory/pools.py`): of the plan, and of the one compared with; 0 if there is none. With the profile's times of the
+    host; a faster one may take more."""
 
     plan_bytes: int
     before_bytes: int
 
     @classmethod
     def of(cls, plan: Result, before: Result | None, target: Target) -> Pools | None:
-        """Those of two simulations with memory by these rules; None where streams have no pools of their own, as on a CPU and in captured
-        steps."""
-        found = (max((reserved_bytes(each) for each in result.memory), default=0) if result else 0 for result in (plan, before))
-        return cls(*found) if target == GPU else None
+        """Those of two simulations by these rules; None if the target's pools are not simulated."""
+        taken = reserved_bytes(plan.memory, target)
+        return None if taken is None else cls(taken, reserved_bytes(before.memory, target) or 0 if before else 0)
 
 
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from interlace.units import size
 
 ROOM, POOLS = 0.9, 2.0
 """Share of the device's memory that plans may use, and bytes that allocator pools may take for each byte by which a plan's peak exceeds the
-baseline's, where they are not simulated: 0.9 to 1.9 on two H100 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
+baseline's, before that plan's pools are simulated: 0.9 to 1.9 on two H100 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
 
 
 def is_room_for(more_bytes: int, held_bytes: int, total_bytes: int) -> bool:
@@ -31,6 +31,24 @@ def is_room_for(more_bytes: int, held_bytes: int, total_bytes: int) -> bool:
     (True, False, True)
     """
     return more_bytes <= 0 or total_bytes <= 0 or held_bytes + more_bytes <= ROOM * total_bytes
+
+
+def more_bytes(outcome: Outcome) -> int:
+    """Device bytes by which allocator pools of the plan exceed those of the plan compared with, from their simulated pools or, if these are
+    not known, from their peaks; 0 without a plan to compare with."""
+    if outcome.before is None:
+        return 0
+    if outcome.pools is not None:
+        return outcome.pools.plan_bytes - outcome.pools.before_bytes
+    return int(POOLS * (outcome.plan.peak_bytes - outcome.before.peak_bytes))
+
+
+def taken_bytes(outcome: Outcome) -> tuple[int, int]:
+    """Device bytes of the plan and of the plan compared with: what their pools take, or their peaks if that is not known."""
+    assert outcome.before is not None
+    if outcome.pools is not None:
+        return outcome.pools.plan_bytes, outcome.pools.before_bytes
+    return outcome.plan.peak_bytes, outcome.before.peak_bytes
 
 
 def roomier(config: Config, outcome: Outcome | None) -> Beyond | None:
@@ -56,17 +74,18 @@ def use_room(
     is_asked = config.tune == "on" or (config.tune == "auto" and target_of(profile) is GPU)
     if budget is None or outcome is None or outcome.before is None or not total_bytes or not is_asked:
         return plans, ""
-    held_bytes, more_bytes = outcome.before.peak_bytes, int(TENTH * outcome.before.peak_bytes)
-    taken_bytes = outcome.pools.before_bytes if outcome.pools else held_bytes
-    left = f"{cost.profile.device} has {size(total_bytes)}, of which Paddle's baseline holds {size(held_bytes)}"
-    if not is_room_for(int(POOLS * more_bytes), taken_bytes, total_bytes):
+    own_bytes, tenth_bytes = taken_bytes(outcome)[1], int(TENTH * outcome.before.peak_bytes)
+    left = f"{cost.profile.device} has {size(total_bytes)}, of which Paddle's baseline takes {size(own_bytes)}"
+    if not is_room_for(int(POOLS * tenth_bytes), own_bytes, total_bytes):
         return plans, f"{left}: a tenth of the device would not stay free beside a plan that holds a tenth more"
     if config.tune == "auto":
         return plans, f"{left}; `tune: on` also plans with a tenth more, as a run on GPUs does"
     found = make_plans(programs, msgspec.structs.replace(config, memory_budget=budget), cost, profile, processes)
     other = found[0].outcome
     if other is None or other.plan.step_ns >= outcome.plan.step_ns:
-        return plans, f"{left}; a plan that may hold {size(more_bytes)} more is not faster"
+        return plans, f"{left}; a plan that may hold {size(tenth_bytes)} more is not faster"
+    if taken_bytes(other)[0] > ROOM * total_bytes:
+        return plans, f"{left}; a plan that may hold {size(tenth_bytes)} more takes {size(taken_bytes(other)[0])}"
     gain = 1 - other.plan.step_ns / outcome.plan.step_ns
     return found, (
         f"{left}; taken is a plan with memory_budget: {budget}, which holds {size(other.plan.peak_bytes)} and is {gain:.1%} faster than "

@@ -74,9 +74,11 @@ def _memory(plans: Sequence[Plan], found: Examination) -> Check:
     if not total_bytes or outcome is None:
         why = "the step cannot be simulated" if total_bytes else "neither the device nor the profile says how much there is"
         return Check("device memory", "the fullest rank", why, "not checked")
-    most_bytes, peak_bytes = int(ROOM * total_bytes), outcome.plan.peak_bytes
-    baseline = f"; Paddle's baseline {size(outcome.before.peak_bytes)}" if outcome.before else ""
-    said = f"{size(peak_bytes)}, simulated{baseline}; {size(total_bytes)} by {whose}"
-    if peak_bytes > most_bytes:
+    most_bytes, pools = int(ROOM * total_bytes), outcome.pools
+    needed = pools.plan_bytes if pools else outcome.plan.peak_bytes
+    own = pools.before_bytes if pools else outcome.before.peak_bytes if outcome.before else 0
+    baseline = f"; Paddle's baseline {size(own)}" if own else ""
+    said = f"{size(needed)}, simulated{baseline}; {size(total_bytes)} by {whose}"
+    if needed > most_bytes:
         return Check("device memory", "the fullest rank", f"{said}; `memory_budget: {most_bytes}` keeps a tenth free", "fails")
     return Check("device memory", "the fullest rank", said, "holds")

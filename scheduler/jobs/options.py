@@ -30,14 +30,14 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         interleave: How work of different micro-batches is mixed: `auto`, or a form by name; a list has `dx-first` or `mixed` for each
             stage. When: `auto` unless you compare forms; `off` to use only offload or streams; a named form to plan faster, or if
             measurements show that it is better. Details: `auto` simulates whole steps and chooses the fastest of Paddle's baseline, the
-            named forms, and schedules with a separate form, weight-gradient delay, depth, order and recomputation for each stage. No stage
-            may need more memory on a GPU than the fullest one with Paddle's baseline, or than the `memory_budget` allows. `auto` uses
-            `return_memory` and offload if that gives a faster step, unless they are turned off. `off` keeps Paddle's own list of jobs, to
-            which the other passes still apply. `dx-first` computes the chain of input gradients first, and the weight gradients during the
-            collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes backward and forward operation by operation, with
-            the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs. `zb-h1` postpones weight gradients to fill bubbles.
-            All except `off` put an optimizer that communicates into the job of the last gradients. With a list, stages may wait for each
-            other forever; then give `depth` too.
+            named forms, and schedules with a separate form, weight-gradient delay, depth, order and recomputation for each stage. Tensors
+            of a stage may need no more memory on a GPU than those of the fullest one with Paddle's baseline, or than the `memory_budget`
+            allows. `auto` uses `return_memory` and offload if that gives a faster step, unless they are turned off. `off` keeps Paddle's
+            own list of jobs, to which the other passes still apply. `dx-first` computes the chain of input gradients first, and the weight
+            gradients during the collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes backward and forward
+            operation by operation, with the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs. `zb-h1` postpones weight
+            gradients to fill bubbles. All except `off` put an optimizer that communicates into the job of the last gradients. With a list,
+            stages may wait for each other forever; then give `depth` too.
         weight_delay: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and
             `mixed`; one number, or one for each stage. When: to try by hand what `auto` decides, if last stages of a pipeline wait at
             the end of the step and memory is left. Details: from 1 on, weight gradients do not depend on the rest of their job: they run

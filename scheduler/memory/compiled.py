@@ -16,7 +16,7 @@ NONE = -1
 
 def _best_fit(order: Ints, size: Ints, pool: Ints, num_pools: int, num_steps: int) -> Ints:
     count = len(size)
-    most = 2 * count + 2 + count * num_steps
+    most = max(1, count * num_steps)  # an allocation makes at most one block
     table = np.full((5, most), NONE, np.int64)
     at, wide, before, after, place = table[0], table[1], table[2], table[3], table[4]
     spare, num_spare, num_blocks = np.empty(most, np.int64), 0, 0

@@ -166,7 +166,7 @@ class Lives:
         alloc_tie, free_tie: Sort keys for events at the same moment: frees before allocations, then in issue order.
         size, pinned: Its bytes, and whether it is in host memory.
         producer, micro_batch: Id of the op that allocates it, and its micro-batch.
-        stream: Number of the stream from whose pool it is; 0 if streams make no difference.
+        stream: Number of the stream whose pool it comes from; 0 if streams make no difference.
     """
 
     alloc_at: Ints
@@ -447,10 +447,10 @@ class Placed:
             yield mine, looks, np.searchsorted(looks, self.last_read[mine], side="right")
 
     def _home(self) -> Ints:
-        """Stream of each instance's pool; an input that no op instance allocates belongs to its last reader's."""
+        """Stream of each instance's pool. Inputs are cut from the batch on the compute stream, which has the lowest number."""
         if not len(self.stream):
             return np.zeros(len(self.first), np.int64)
-        home: Ints = self.stream[np.where(self.first >= 0, self.first, self.last_read)]
+        home: Ints = np.where(self.is_input, self.stream.min(), self.stream[self.first])
         return home
 
     def _latest(self, free: Ints) -> Ints:

@@ -2,8 +2,8 @@
 
 On a GPU each stream has a pool of its own (`FLAGS_allocator_strategy=auto_growth`). A request gets the end of the smallest free block that
 is large enough; the rest of that block stays free, and free neighbours are merged. Without such a block the pool takes a chunk of exactly
-the size of the request from the device, and never gives it back unless memory runs out. So a pool holds more than its tensors did at their
-peak, and pools together hold more than all tensors did at theirs: what one stream frees is of no use to another.
+the size of the request from the device, and never gives it back unless memory runs out. So a pool may hold more than its tensors did
+at their peak, and pools together more than all tensors did at theirs: what one stream frees is of no use to another.
 
 Source: paddle/phi/core/memory/allocation/auto_growth_best_fit_allocator.cc (3.3). `best_fit` is the specification and its compiled twin,
 `compiled.best_fit`, gives the same results; a test compares both with the allocator of the installed Paddle.
@@ -13,29 +13,31 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from interlace.ir.arrays import Ints
+from interlace.ir.target import Target
 from interlace.scheduler.memory.live import END, Profile, in_time
 
 ALIGNMENT = 256
 """Bytes of which every block is a multiple."""
 STEPS = 4
-"""Steps that are simulated, each in the memory that the one before it left. Later ones hardly take more."""
-COMPILED = "interlace.scheduler.simulate.compiled"
-"""The module with which the compiled twin is loaded."""
+"""Steps that are simulated, each in the memory that the one before it left. Most plans take nothing more from the second or third on."""
 
 
-def reserved_bytes(profile: Profile) -> int:
-    """Device bytes that parameters and the pools of all streams take, for steps like the one of this profile."""
-    return profile.persistable_bytes() + sum(pool_bytes(profile).values())
+def reserved_bytes(profiles: Sequence[Profile], target: Target) -> int | None:
+    """Device bytes that parameters and the pools of all streams take on the fullest of these ranks, for steps like theirs; None if there is
+    no profile, or the target's memory is not simulated by pools, as on custom devices and in captured steps."""
+    if not target.has_pools:
+        return None
+    return max((each.persistable_bytes() + sum(pool_bytes(each).values()) for each in profiles), default=None)
 
 
 def pool_bytes(profile: Profile) -> dict[int, int]:
     """Bytes that the pool of each stream has taken from the device after `STEPS` steps, by number of the stream. Tensors without bytes take
-    none."""
+    none; what lives into the next step is freed in it, or at its end."""
     lives = profile.lives.rows(~profile.lives.pinned & (profile.lives.size > 0))
     if profile.step is not None:  # what lives into the next step is freed there
         lives.free_at = np.where((lives.free_at > profile.step) & (lives.free_at < END), lives.free_at - profile.step, lives.free_at)
@@ -112,7 +114,7 @@ class _Pool:
 
 def _best_fit() -> Callable[[Ints, Ints, Ints, int, int], Ints]:
     """The compiled twin if the compiled simulator is loaded, as for large plans."""
-    if COMPILED in sys.modules:
+    if "interlace.scheduler.simulate.compiled" in sys.modules:
         from interlace.scheduler.memory import compiled
 
         twin: Callable[[Ints, Ints, Ints, int, int], Ints] = compiled.best_fit

@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <tuple>
@@ -206,10 +207,11 @@ void Pool::release_idle() {
 void Pool::release() {
   std::lock_guard<std::mutex> guard(mutex_);
   collect_held();
-  poison_freed();
-  device_sync();
-  for (auto& [address, size] : free_.remove_idle_chunks()) {
-    device_free(address);
+  for (auto& [chunk, size] : free_.remove_idle_chunks()) {
+    char *begin = static_cast<char*>(chunk), *end = begin + size;
+    auto inside = [=](auto& each) { return each.first >= begin && each.first < end; };
+    unpoisoned_.erase(std::remove_if(unpoisoned_.begin(), unpoisoned_.end(), inside), unpoisoned_.end());
+    device_free(chunk);
     reserved.drop(size);
   }
 }
@@ -233,6 +235,8 @@ void* Pool::take(size_t size) {
   if (!address && !graph_) {
     lock.unlock();
     release_idle();
+    lock.lock();
+    if (void* address = free_.take(size)) return address;
     address = device_allocate(size);
   }
   if (!address)

@@ -82,7 +82,7 @@ class Pool : public phi::Allocator {
 
  public:
   static Pool* of(int device, Stream stream);
-  static void release_idle();  // returns all free blocks of all streams to the device
+  static void release_idle();  // returns the chunks of all streams of which nothing is in use to the device
   static void end_graph(size_t graph);  // lets other steps use its memory; the device must be idle
 
   AllocationPtr Allocate(size_t size) override { return take_block(size, false); }

@@ -12,8 +12,9 @@ from interlace.config import Beyond, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir import save
 from interlace.planning import room
+from interlace.planning.outcome import Pools
 from interlace.planning.plan import Plan, make_plans, read_record
-from interlace.planning.room import use_room
+from interlace.planning.room import more_bytes, use_room
 from interlace.report.checks import EVERYTHING, OFFLOAD, OVERLAP, Check, Examination
 from interlace.report.needs import needs_of
 from tests.strategies import World, programs
@@ -91,6 +92,30 @@ def test_memory_that_the_device_has_is_used_where_tune_is_on(monkeypatch: pytest
     found, told = use_room(TWO, make_config({"tune": "on"}), full, "h200", plain)
     assert found is plain
     assert "a tenth of the device would not stay free" in told
+    monkeypatch.setattr(room, "make_plans", lambda *_: with_pools(faster(plain), COSTS.profile.memory_bytes))
+    found, told = use_room(TWO, make_config({"tune": "on"}), COSTS, "h200", plain)
+    assert found is plain
+    assert "more takes 139.801 GiB" in told
+
+
+def with_pools(plans: list[Plan], size_bytes: int) -> list[Plan]:
+    """As if their pools took so much, and those of the baseline three bytes."""
+    import dataclasses
+
+    outcome = msgspec.structs.replace(plans[0].outcome, pools=Pools(size_bytes, 3))
+    return [dataclasses.replace(each, outcome=outcome) for each in plans]
+
+
+def test_what_a_plan_takes_more_is_that_of_its_pools() -> None:
+    """Where pools are not simulated, twice the difference of the peaks."""
+    (plan, *_) = with_pools(make_plans(TWO, make_config({}), COSTS, "h200"), 10)
+    outcome = plan.outcome
+    assert outcome is not None
+    assert outcome.before is not None
+    assert more_bytes(outcome) == 7
+    unknown = msgspec.structs.replace(outcome, pools=None)
+    assert more_bytes(unknown) == 2 * (outcome.plan.peak_bytes - outcome.before.peak_bytes)
+    assert more_bytes(msgspec.structs.replace(unknown, before=None)) == 0
 
 
 @pytest.mark.slow
@@ -102,7 +127,7 @@ def test_the_command_says_what_it_does_with_the_memory(tmp_path: Path, capsys: p
     steps = []
     for name, words in (("auto", []), ("on", ["--config", str(tmp_path / "on.yaml")])):
         assert main(["plan", str(tmp_path / "dumps"), *words, "-o", str(tmp_path / name)]) == 0
-        assert "NVIDIA H200 has 139.801 GiB, of which Paddle's baseline holds" in capsys.readouterr().out
+        assert "NVIDIA H200 has 139.801 GiB, of which Paddle's baseline takes" in capsys.readouterr().out
         record = read_record(tmp_path / name / "rank0.ilp")
         assert record.outcome is not None
         steps.append((record.outcome.plan.step_ns, record.extra_bytes))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.ir.arrays import ints
+from interlace.ir.target import CPU, CUSTOM, GPU, as_graph
 from interlace.scheduler.memory.live import END, Lives, Profile
 from interlace.scheduler.memory.pools import best_fit, pool_bytes, reserved_bytes
 from tests.scheduler.pools import random_step
@@ -28,7 +29,7 @@ def taken(text: str, *sizes: int, steps: int = 1) -> int:
         ("AaBCbc", (4, 1, 3), 4),  # both fit into it
         ("AaBCcDbd", (4, 1, 1, 3), 4),  # what is left grows together again
         ("AaBCbcDd", (4, 1, 1, 4), 4),  # on both sides
-        ("AaBCbDcd", (4, 3, 1, 3), 4),  # the beginning of a block stays free, its end is given away
+        ("AaBCbDd", (4, 1, 2, 2), 6),  # a request gets the end of a block: two parts stay free, each too small
         ("ABabCc", (2, 2, 4), 8),  # chunks never grow together
         ("ABabCDcd", (8, 4, 4, 8), 12),  # the smallest that is large enough
         ("ABCacDbd", (2, 1, 2, 4), 9),
@@ -57,7 +58,8 @@ def test_each_stream_has_a_pool_and_every_block_is_rounded() -> None:
     """What one stream frees is of no use to the other. Tensors without bytes take nothing."""
     found = profile([0, 2, 4], [1, 3, 5], [300, 300, 0], [0, 3, 7], None)
     assert pool_bytes(found) == {0: 512, 3: 512}
-    assert reserved_bytes(found) == 2024 > found.peak() == 1300
+    assert reserved_bytes([found], GPU) == 2024 > found.peak() == 1300
+    assert [reserved_bytes([found], target) for target in (CPU, CUSTOM, as_graph(GPU))] == [None] * 3
     assert pool_bytes(profile([0, 2], [1, 3], [300, 300], [0, 0], None)) == {0: 512}
 
 

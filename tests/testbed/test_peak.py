@@ -11,6 +11,7 @@ import pytest
 
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir import load
+from interlace.ir.target import GPU
 from interlace.local.launch import LaunchResult, launch
 from interlace.scheduler.host_waits.throttle import gpu_memory
 from interlace.scheduler.memory.live import in_order
@@ -98,7 +99,7 @@ def test_pools_take_what_is_simulated(plugin: Path, tmp_path: Path, options: str
     _, memory = run(tmp_path / "run", "gpt", options, 3)
     simulated = gpu_memory(load(tmp_path / "run" / "plan" / "rank1.ilp"), CostModel(load_profile("h200")))
     last = memory[1][-1]
-    assert last["reserved_peak"] + last["outside"] == pytest.approx(reserved_bytes(simulated), rel=0.05)
+    assert last["reserved_peak"] + last["outside"] == pytest.approx(reserved_bytes([simulated], GPU), rel=0.05)
 
 
 @pytest.mark.parametrize(("script", "share"), BUDGETS)

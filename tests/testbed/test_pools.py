@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from interlace.scheduler.memory import compiled
 from interlace.scheduler.memory.pools import best_fit
 from testbed import device
 from tests.scheduler.pools import random_step
@@ -15,6 +16,10 @@ pytestmark = pytest.mark.paddle
 
 @pytest.mark.parametrize("count", [1, 7, 60, 400, 3000])
 def test_pools_take_what_paddles_allocator_takes(plugin: Path, count: int) -> None:
+    """Those that are simulated, by the plain function and its compiled twin, and those of the testbed."""
     for seed in range(max(1, 200 // count)):
         step = random_step(seed, count)
-        assert best_fit(*step).tolist() == device.best_fit(*step)
+        expected = device.best_fit(*step, own=False)
+        assert best_fit(*step).tolist() == expected
+        assert compiled.best_fit(*step).tolist() == expected
+        assert device.best_fit(*step, own=True) == expected
