@@ -166,6 +166,12 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refusal: str = ""
     pools: Pools | None = None
 
+    def taken_bytes(self) -> tuple[int, int]:
+        """Device bytes of the plan and of the one compared with: what their pools take, or their peaks if that is not known."""
+        if self.pools is not None:
+            return self.pools.plan_bytes, self.pools.before_bytes
+        return self.plan.peak_bytes, self.before.peak_bytes if self.before else 0
+
     def change(self) -> float:
         """Percentage by which the step is longer than the one compared with; negative for a gain, 0 if there is none to compare with."""
         return 100 * (self.plan.step_ns / self.before.step_ns - 1) if self.before and self.before.step_ns else 0.0

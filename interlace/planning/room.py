@@ -43,14 +43,6 @@ def more_bytes(outcome: Outcome) -> int:
     return int(POOLS * (outcome.plan.peak_bytes - outcome.before.peak_bytes))
 
 
-def taken_bytes(outcome: Outcome) -> tuple[int, int]:
-    """Device bytes of the plan and of the plan compared with: what their pools take, or their peaks if that is not known."""
-    assert outcome.before is not None
-    if outcome.pools is not None:
-        return outcome.pools.plan_bytes, outcome.pools.before_bytes
-    return outcome.plan.peak_bytes, outcome.before.peak_bytes
-
-
 def roomier(config: Config, outcome: Outcome | None) -> Beyond | None:
     """The budget of a plan that may exceed the peak of Paddle's baseline by a tenth, besides what the user allows; None if the user set the
     form, a budget or no limit, or the baseline's peak is not known."""
@@ -74,7 +66,7 @@ def use_room(
     is_asked = config.tune == "on" or (config.tune == "auto" and target_of(profile) is GPU)
     if budget is None or outcome is None or outcome.before is None or not total_bytes or not is_asked:
         return plans, ""
-    own_bytes, tenth_bytes = taken_bytes(outcome)[1], int(TENTH * outcome.before.peak_bytes)
+    own_bytes, tenth_bytes = outcome.taken_bytes()[1], int(TENTH * outcome.before.peak_bytes)
     left = f"{cost.profile.device} has {size(total_bytes)}, of which Paddle's baseline takes {size(own_bytes)}"
     if not is_room_for(int(POOLS * tenth_bytes), own_bytes, total_bytes):
         return plans, f"{left}: a tenth of the device would not stay free beside a plan that holds a tenth more"
@@ -84,8 +76,8 @@ def use_room(
     other = found[0].outcome
     if other is None or other.plan.step_ns >= outcome.plan.step_ns:
         return plans, f"{left}; a plan that may hold {size(tenth_bytes)} more is not faster"
-    if taken_bytes(other)[0] > ROOM * total_bytes:
-        return plans, f"{left}; a plan that may hold {size(tenth_bytes)} more takes {size(taken_bytes(other)[0])}"
+    if (taken_bytes := other.taken_bytes()[0]) > ROOM * total_bytes:
+        return plans, f"{left}; a plan that may hold {size(tenth_bytes)} more takes {size(taken_bytes)}"
     gain = 1 - other.plan.step_ns / outcome.plan.step_ns
     return found, (
         f"{left}; taken is a plan with memory_budget: {budget}, which holds {size(other.plan.peak_bytes)} and is {gain:.1%} faster than "

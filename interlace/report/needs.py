@@ -74,9 +74,7 @@ def _memory(plans: Sequence[Plan], found: Examination) -> Check:
     if not total_bytes or outcome is None:
         why = "the step cannot be simulated" if total_bytes else "neither the device nor the profile says how much there is"
         return Check("device memory", "the fullest rank", why, "not checked")
-    most_bytes, pools = int(ROOM * total_bytes), outcome.pools
-    needed = pools.plan_bytes if pools else outcome.plan.peak_bytes
-    own = pools.before_bytes if pools else outcome.before.peak_bytes if outcome.before else 0
+    most_bytes, (needed, own) = int(ROOM * total_bytes), outcome.taken_bytes()
     baseline = f"; Paddle's baseline {size(own)}" if own else ""
     said = f"{size(needed)}, simulated{baseline}; {size(total_bytes)} by {whose}"
     if needed > most_bytes:
