@@ -8,7 +8,7 @@ import msgspec
 
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Edit, Graph, Op, OpInstance, Program, Value
-from interlace.ir.copies import index_of_items
+from interlace.ir.copies import MEMORY, index_of_items
 from interlace.ir.edit import with_items
 from interlace.ir.effects import is_constant
 from interlace.ir.per_ops import remembered
@@ -28,6 +28,8 @@ from interlace.scheduler.offload import (
     plan_offload,
 )
 from interlace.scheduler.offload.selection import mistake_of
+
+OUT, BACK = AutoParallelStreamType.D2H.value, AutoParallelStreamType.H2D.value
 
 
 @register
@@ -158,22 +160,31 @@ class _Rewrite:
     def _move(self, move: Move) -> None:
         saved = move.saved
         value = self.graph.values[saved.value]
-        host, back = self.edit.value(value.type, memory="pinned"), self.edit.value(value.type)
-        like = self.graph.ops[saved.producer]
-        out_op = self.edit.op(
-            COPY_OUT, [value.id], [host], like=like, attrs=dict(PINNED), role="forward", stream=AutoParallelStreamType.D2H.value
-        )
+        host, memory = self.edit.value(value.type, memory="pinned"), self.edit.value(value.type)
+        back = self.edit.value(value.type, storage=memory.storage)
+        like, kind = self.graph.ops[saved.producer], {"shape": list(value.shape), "dtype": value.dtype}
+        out_op = self.edit.op(COPY_OUT, [value.id], [host], like=like, attrs=dict(PINNED), role="forward", stream=OUT)
+        memory_op = self.edit.op(MEMORY, [], [memory], like=like, attrs=kind, role="backward")
         back_op = self.edit.op(
-            COPY_BACK, [host.id], [back], like=like, attrs=dict(PINNED), role="backward", stream=AutoParallelStreamType.H2D.value
+            COPY_BACK,
+            [host.id, memory.id],
+            [back],
+            like=like,
+            attrs=dict(PINNED),
+            role="backward",
+            stream=BACK,
+            no_buffer=(1,),
+            inplace=((0, 1),),
         )
         self.edit.after(self._by_position(saved.before)[-1], [out_op])
-        self.edit.before(self._by_position(saved.readers)[0], [back_op])
+        self.edit.before(self._by_position(saved.readers)[0], [memory_op, back_op])
         self.copied_back[value.id], self.new_storage[saved.storage] = back.id, back.storage
         for transfer in move.transfers:
             last_read = max(self.index[op, transfer.micro_batch] for op in saved.before)
             first_read = min(self.index[op, transfer.micro_batch] for op in saved.readers)
             self.issue_after.setdefault(transfer.out_after, []).append((last_read, (out_op.id, transfer.micro_batch)))
-            self.issue_before.setdefault(transfer.back_before, []).append((first_read, (back_op.id, transfer.micro_batch)))
+            issued = self.issue_before.setdefault(transfer.back_before, [])
+            issued += [(first_read, (op.id, transfer.micro_batch)) for op in (memory_op, back_op)]
         self._remake(move, back)
 
     def _remake(self, move: Move, back: Value) -> None:

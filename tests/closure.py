@@ -314,12 +314,14 @@ class Closure:
         """
         step, here = divmod(node, self.count)
         mine = self.access[here]
+        # a copy gets the name of what it writes into as its result's: the executor has no operand to wait for
+        gives = set() if is_copy(self.op(here)) and self.op(here).inplace else mine.gives
         found = []
         for place in self.in_job[self.job[here]]:
             if place >= here and not step:
                 break
             other = self.access[place]
-            if shared := mine.gives & (other.uses | other.gives) | mine.uses & other.gives:
+            if shared := gives & (other.uses | other.gives) | mine.uses & other.gives:
                 found += [(place + step * self.count, self._any_on_device(shared))] if place < here else []
                 lasting = {name for name in shared if self._name_lasts(name)} if step else set()
                 found += [(place, self._any_on_device(lasting))] if lasting else []

@@ -28,7 +28,7 @@ from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.grouping import grouped
 from interlace.ir import ABSENT, Event, Graph, Job, Op, OpInstance, Program, describe
-from interlace.ir.copies import is_copy_into, omitted_copies
+from interlace.ir.copies import MEMORY, is_copy_into, omitted_copies
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p, stream_of, takes_events
 from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
@@ -394,6 +394,7 @@ class _JobBuilder:
         self.values: dict[OpInstance, Any] = {}
         self.given: dict[str, Any] = {}
         self.shared: list[Any] = []
+        self.shapes: dict[tuple[int, ...], Any] = {}
         self.read = {(value, m) for op_id, m in job.items for value in lowering.graph.reads(lowering.graph.ops[op_id])}
         self.last_producer = self._last_producers()
         self.awaited = {item for _, item in job.host_waits}
@@ -460,6 +461,8 @@ class _JobBuilder:
         return list(built.results()), built
 
     def _new(self, op: Op, operands: list[Any]) -> tuple[list[Any], Any]:
+        if op.name == MEMORY:
+            operands = [self._shape(op)]
         build = BUILDERS.get(op.name)
         if build is None:
             raise PlanError(f"job {self.job.name}: {describe(op)} is new and the lowering cannot build it; it can build {sorted(BUILDERS)}")
@@ -467,6 +470,13 @@ class _JobBuilder:
         results = list(made) if isinstance(made, tuple) else [made]
         self.low.kinds.update((value, result.type()) for value, result in zip(op.results, results, strict=True))
         return results, results[-1].get_defining_op()
+
+    def _shape(self, op: Op) -> Any:
+        """The shape of memory that an operation takes: a constant on the host, one for each shape of the job."""
+        shape = tuple(op.attrs["shape"])
+        if shape not in self.shapes:
+            self.shapes[shape] = paddle._C_ops.full_int_array(op.attrs["shape"], paddle.int64, paddle.CPUPlace())
+        return self.shapes[shape]
 
     def _mark(self, op: Op, built: Any, micro_batch: int) -> None:
         low = self.low
@@ -503,12 +513,15 @@ class _JobBuilder:
         self.made.names.add(name)
 
     def _write_into(self, target: int, micro_batch: int, result: Any) -> None:
-        """Give the result of a copy the variable that it writes into, a block argument of the job whose buffer the executor then keeps."""
+        """Give the result of a copy the variable that it writes into, so that the executor's kernel finds memory there and takes none. For
+        a block argument of the job the executor then keeps that memory."""
         name = self.low.names.of(target, micro_batch)
-        if name not in self.given:
-            raise PlanError(f"job {self.job.name}: a copy writes into {name}, which the job computes; expected a value from outside of it")
-        result.persistable = True
         paddle.pir.set_insertion_point_to_block_end(self.block)
+        if name in self.given:
+            result.persistable = True
+        else:
+            paddle._C_ops.set_persistable_value(self.values[target, micro_batch], name)
+            self.made.names.add(name)
         paddle._C_ops.set_persistable_value(result, name)
 
     def done(self) -> JobProgram:

@@ -27,6 +27,7 @@ BUILDERS: dict[str, Builder] = {
     "pd_op.full": lambda op, operands, device: _ops.full(
         op.attrs["shape"], op.attrs["value"], getattr(paddle, op.attrs["dtype"]), device.undefined()
     ),
+    "pd_op.empty": lambda op, operands, device: _ops.empty(operands[0], getattr(paddle, op.attrs["dtype"]), device.undefined()),
     "pd_op.full_int_array": lambda op, operands, device: _ops.full_int_array(op.attrs["value"], paddle.int64, paddle.CPUPlace()),
     "pd_op.reshape": lambda op, operands, device: _ops.reshape(*operands[:2]),
     "pd_op.matmul": lambda op, operands, device: _ops.matmul(*operands[:2], op.attrs["transpose_x"], op.attrs["transpose_y"]),

@@ -16,6 +16,9 @@ from interlace.ir.per_ops import FEW, once_per_items, once_per_ops, once_per_ops
 from interlace.ir.program import Op, OpInstance, Program, Value
 from interlace.ir.storage import storages_of
 
+MEMORY = "pd_op.empty"
+"""The operation that takes memory without writing it."""
+
 
 def is_copy_into(op: Op) -> bool:
     """Whether a copy writes into existing memory, that of its second operand, instead of new memory.
@@ -24,6 +27,12 @@ def is_copy_into(op: Op) -> bool:
     True
     """
     return is_copy(op) and (0, 1) in op.inplace
+
+
+def is_memory_for_copy(op: Op) -> bool:
+    """Whether an operation only takes the memory that a copy back from the host writes into. A micro-batch for which no job runs the copy
+    runs no such operation either."""
+    return op.name == MEMORY and op.origin < 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +79,13 @@ def renaming(program: Program, absent: frozenset[int]) -> Renaming:
     gone = np.zeros(1 + max((op.id for op in program.ops), default=-1), np.bool_)
     value, variable, storage = np.arange(num_values), np.arange(num_values), np.arange(len(table.storages))
     for op in program.ops if absent else ():
-        if op.id in absent:
+        if op.id not in absent:
+            continue
+        gone[op.id] = True
+        if is_copy(op):
             source, result = int(value[op.operands[0]]), op.results[0]
             (home,), (left,) = table.parts[source], table.parts[result]
-            gone[op.id], value[result], variable[result] = True, source, variable[home.variable]
+            value[result], variable[left.variable] = source, variable[home.variable]
             storage[left.storage] = storage[home.storage]
     return Renaming(gone, value, variable, storage)
 
@@ -83,7 +95,7 @@ def omitted_copies(program: Program) -> frozenset[OpInstance]:
     """Op instances of copies that passes added and that no job runs, so that for that micro-batch the result is the operand; none in a
     program without jobs. Copies in the optimizer do not count. Cost O(op instances).
     """
-    copies = {op.id for op in program.ops if is_copy(op) and op.role != "optimize" and op.origin < 0}
+    copies = {op.id for op in program.ops if op.origin < 0 and op.role != "optimize" and (is_copy(op) or is_memory_for_copy(op))}
     if not copies or not program.jobs:
         return frozenset()
     present = {item for job in program.jobs for item in job.items if item[0] in copies}
@@ -113,7 +125,9 @@ def _without(program: Program, absent: frozenset[int]) -> tuple[tuple[Op, ...], 
     kept: list[Op] = []
     for op in program.ops:
         operands = tuple(renamed.get(v, v) for v in op.operands)
-        if op.id in absent:
+        if op.id in absent and not is_copy(op):
+            renamed[op.results[0]] = op.results[0]
+        elif op.id in absent:
             renamed[op.results[0]] = operands[0]
             home = storage[operands[0]]
             moved[storage[op.results[0]]] = moved.get(home, home)

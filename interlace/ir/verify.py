@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from interlace.errors import ProgramError
-from interlace.ir.copies import index_of_items
+from interlace.ir.copies import index_of_items, is_copy_into, is_memory_for_copy
 from interlace.ir.kinds import is_boundary, is_copy, is_known_comm, is_p2p, ring_of
 from interlace.ir.per_ops import once_per_items, once_per_ops
 from interlace.ir.program import ABSENT, Group, Op, OpInstance, Program
@@ -207,7 +207,7 @@ def _runs_what_it_should(program: Program) -> bool:
     if len(set(items)) < len(items) or not all(0 <= micro_batch < runs.get(op_id, 0) for op_id, micro_batch in items):
         return False
     done = Counter(op_id for op_id, _ in items)
-    return all(done[op.id] == runs[op.id] for op in program.ops if not is_copy(op))
+    return all(done[op.id] == runs[op.id] for op in program.ops if not (is_copy(op) or is_memory_for_copy(op)))
 
 
 def _wrong_items(program: Program, ops: dict[int, Op]) -> list[str]:
@@ -253,9 +253,16 @@ def _waits(program: Program, ops: dict[int, Op]) -> list[str]:
 # If no job runs a copy for a micro-batch, the copy is the identity there: its readers read what it would have copied.
 def _missing(program: Program, ops: dict[int, Op]) -> list[str]:
     count, done = program.pipeline.num_micro_batches, {item for job in program.jobs for item in job.items}
-    inner = [op_id for op_id, op in ops.items() if not is_boundary(op) and not is_copy(op)]
+    inner = [op_id for op_id, op in ops.items() if not (is_boundary(op) or is_copy(op) or is_memory_for_copy(op))]
     wanted = {(op_id, m) for op_id in inner for m in range(1 if ops[op_id].role == "optimize" else count)}
-    return [f"{describe(ops[op_id])} is in no job for micro-batch {m}" for op_id, m in sorted(wanted - done)]
+    faults = [f"{describe(ops[op_id])} is in no job for micro-batch {m}" for op_id, m in sorted(wanted - done)]
+    makes = {value: op for op in program.ops if is_memory_for_copy(op) for value in op.results}
+    for copy in (op for op in program.ops if is_copy_into(op) and op.operands[1] in makes):
+        for m in range(count):
+            memory = makes[copy.operands[1]]
+            if ((copy.id, m) in done) != ((memory.id, m) in done):
+                faults.append(f"micro-batch {m} runs only one of {describe(memory)} and {describe(copy)}, which writes into that memory")
+    return faults
 
 
 def _events(program: Program) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from interlace.ir.copies import is_copy_into
 from interlace.ir.kinds import NO_KERNEL, is_copy, takes_events
 from interlace.ir.target import Target
 from interlace.scheduler.hazards.flat_plan import HOST, Access, FlatPlan, Version
@@ -124,6 +125,7 @@ class Tracer:
         self.count = plan.num_micro_batches
         self.stored = self._once("stored", self._stored)
         self.blocks = self._once(("blocks", target.blocking), self._blocking)
+        self.into = self._once("copies into", lambda: [is_copy_into(op) for op in plan.program.ops])
         self.waits = self._waits()
         self.awaited = self._awaited()
         self.defined_by: dict[tuple[int, int], int] = {}
@@ -321,25 +323,28 @@ class Tracer:
         elif not self._right_version(item, writer, expected, version):
             trace.faults.append(self._version_fault(item, writer, key, expected, version))
         several = self._has_several(key)
+        is_ordered = self._ordered_in_job(key) and not (writes and self.into[self.plan.op[item]])
         if several and self._ordered_in_job(key):
-            clock = self._known_by_variable(item, stream, name, writes, clock)
+            clock = self._known_by_variable(item, stream, name, writes, clock, is_ordered)
         others: Iterable[int] = (writer, *trace.readers.get(key, ())) if writes else (writer,)
         for other in others:
             if other in (NO_ITEM, item) or streams[other] in (stream, HOST) or clock[streams[other]] >= other:
                 continue
-            if not several and jobs[other] == jobs[item] and self._ordered_in_job(key):
+            if not several and jobs[other] == jobs[item] and is_ordered:
                 clock = self._learn(item, stream, clock, other, "data")
             else:
                 late.append(("read" if not writes else "write", other, key))
         self._note(item, stream, name, writes, writer, several)
         return clock
 
-    def _known_by_variable(self, item: int, stream: int, name: tuple[int, int], defines: bool, clock: Clock) -> Clock:
+    def _known_by_variable(
+        self, item: int, stream: int, name: tuple[int, int], defines: bool, clock: Clock, is_ordered: bool = True
+    ) -> Clock:
         """Extend the clock by what the executor orders inside a job if several variables name one storage: users of the same variable."""
         jobs, streams = self.plan.job, self.plan.stream
         producer = self.defined_by.get(name, NO_ITEM)
         for other in (producer, *self.used.get(name, {}).values()) if defines else (producer,):
-            if other not in (NO_ITEM, item) and jobs[other] == jobs[item]:
+            if is_ordered and other not in (NO_ITEM, item) and jobs[other] == jobs[item]:
                 clock = self._learn(item, stream, clock, other, "data")
         if defines:
             self.defined_by[name] = item

@@ -92,7 +92,8 @@ def _tail(parts: Sequence[RankItems], first: Ints, column: dict[str, Any]) -> tu
 
 @once_per_ops
 def _copies_into(program: Program) -> list[int]:
-    return [op.id for op in program.ops if is_copy_into(op)]
+    pinned = {value.id for value in program.values if value.memory == "pinned"}
+    return [op.id for op in program.ops if is_copy_into(op) and pinned.issuperset(op.results)]
 
 
 def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Classes) -> RankItems:

@@ -326,7 +326,7 @@ def test_a_captured_step_waits_for_copies_to_the_host_when_they_are_done() -> No
 
 @pytest.mark.slow
 def test_a_captured_step_joins_copies_back_and_answered_sends() -> None:
-    """Four stages that move all: blocks of copies back and of what is sent serve again within the step; a send is waited for behind what
+    """Four stages that move all: blocks of what is moved and of what is sent serve again within the step; a send is waited for behind what
     comes back for its micro-batch."""
     options = {"interleave": "mixed", "only_gains": "off"}
     moved = {"schedule_1f1b": options, "offload_activations": {"fraction": 1.0, "min_bytes": 64}, "return_memory": {"min_bytes": 64}}
@@ -334,7 +334,8 @@ def test_a_captured_step_joins_copies_back_and_answered_sends() -> None:
     without = msgspec.structs.replace(config, passes={**config.passes, "return-memory": ReturnMemory(min_bytes=64)})
     made = [make_plans(programs_of("pp4 mixed, offload"), each, GivenCosts({"default": 1000}), "given") for each in (config, without)]
     held = [[graph_memory(plan.program).peak() for plan in plans] for plans in made]
-    assert all(joined < 0.97 * plain for joined, plain in zip(*held, strict=True))
+    assert all(joined < 0.99 * plain for joined, plain in zip(*held, strict=True))
+    assert sum(held[0]) < 0.85 * sum(held[1])
     sends = 0
     for each in made[0]:
         program, ops = each.program, {op.id: op for op in each.program.ops}

@@ -49,6 +49,14 @@ def test_pipeline_with_offload_under_delays(baseline_pp2: LaunchResult, tmp_path
     assert digests(planned) == digests(baseline_pp2)
 
 
+def test_copies_back_leave_memory_in_use_alone(baseline_pp2: LaunchResult, tmp_path: Path) -> None:
+    """Computation is late, so that a copy back that did not wait for it would write into memory that earlier operations still use."""
+    late = "seed=5,permille=300,max_us=2000,kinds=compute"
+    planned = train(tmp_path, "gpt", 2, ("--pp", "2"), "dx-first", TESTBED_DELAYS=late)
+    assert bits(planned) == bits(baseline_pp2)
+    assert digests(planned) == digests(baseline_pp2)
+
+
 MP2 = ("--mp", "2", "--schedule", "1F1B")
 
 
