@@ -382,3 +382,50 @@ def default_memory_kept() -> str:
     return (
         f"{kept} of {len(shares)} cases hold at most {100 * KEPT:.0f} % more than the baseline, the others up to {100 * max(shares):.1f} %"
     )
+
+
+def _pools() -> dict[tuple[str, str, str], Row]:
+    """Runs with pools as Paddle's: (case, plan, before or now) -> the latest run."""
+    return {(row["case"], row["plan"], row["code"]): row for row in raw("h200/pools.json")["rows"]}
+
+
+def _moved_all() -> Iterable[tuple[Row, Row, Row]]:
+    """Cases in which activations are moved: the baseline of the same time, the run before decision 027, and the run with it."""
+    found = _pools()
+    for (case, plan, code), row in found.items():
+        if plan.startswith("offload") and code == "now":
+            yield found[case, "stock", "now"], found[case, plan, "before"], row
+
+
+@claim
+def pools_of_copies_back() -> str:
+    """Tensors, pools and steps of runs that move activations, and the same before copies back used the compute stream's pool."""
+    rows = []
+    for stock, before, now in _moved_all():
+        tensors, *pools = (f"{max(gb):.2f}" for gb in (now["tensors_gb"], stock["pools_gb"], before["pools_gb"], now["pools_gb"]))
+        steps = [f"{r['step_ms']['median']:.1f} ({r['step_ms']['min']:.1f} to {r['step_ms']['max']:.1f})" for r in (stock, before, now)]
+        rows.append([f"{now['case']} {now['plan']}", f"{max(stock['tensors_gb']):.2f}", tensors, *pools, *steps])
+    head = ["fullest rank, GB; ms", "tensors: baseline", "moved", "pools: baseline", "before", "now", "step: baseline", "before", "now"]
+    return table(head, rows)
+
+
+@claim
+def pools_of_copies_back_in_short() -> str:
+    """The range of what decision 027 changed."""
+    changes = [(max(now["pools_gb"]) / max(before["pools_gb"]) - 1, median_ms(now) / median_ms(before) - 1) for _, before, now in _moved_all()]
+    pools, steps = ([change[k] for change in changes] for k in (0, 1))
+    return f"Pools take {span(pools)}, steps {span(steps)} ({len(changes)} plans, one run each)."
+
+
+@claim
+def pools_of_state() -> str:
+    """Tensors and pools of plans that move optimizer state, and of plans of the default that move none or replace recomputation."""
+    found = _pools()
+    rows = []
+    for (case, plan, code), row in found.items():
+        if code == "now" and (plan.startswith("budget") or plan == "auto"):
+            stock = found[case, "stock", "now"]
+            shares = [max(row[key]) / max(stock[key]) - 1 for key in ("tensors_gb", "pools_gb")]
+            gain = median_ms(stock) / median_ms(row) - 1
+            rows.append([f"{case} {plan}", *(f"{100 * share:+.0f} %" for share in shares), f"{100 * gain:+.1f} %"])
+    return table(["plan against the baseline", "tensors", "pools", "gain"], rows)
