@@ -412,9 +412,11 @@ def pools_of_copies_back() -> str:
 @claim
 def pools_of_copies_back_in_short() -> str:
     """The range of what decision 027 changed."""
-    changes = [(max(now["pools_gb"]) / max(before["pools_gb"]) - 1, median_ms(now) / median_ms(before) - 1) for _, before, now in _moved_all()]
+    changes = [
+        (max(now["pools_gb"]) / max(before["pools_gb"]) - 1, median_ms(now) / median_ms(before) - 1) for _, before, now in _moved_all()
+    ]
     pools, steps = ([change[k] for change in changes] for k in (0, 1))
-    return f"Pools take {span(pools)}, steps {span(steps)} ({len(changes)} plans, one run each)."
+    return f"Pools take {span(pools)}, steps {span(steps)} ({len(changes)} plans, one run each)"
 
 
 @claim

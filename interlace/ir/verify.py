@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 from interlace.errors import ProgramError
 from interlace.ir.copies import index_of_items, is_copy_into, is_memory_for_copy
@@ -207,6 +208,8 @@ def _runs_what_it_should(program: Program) -> bool:
     if len(set(items)) < len(items) or not all(0 <= micro_batch < runs.get(op_id, 0) for op_id, micro_batch in items):
         return False
     done = Counter(op_id for op_id, _ in items)
+    if _without_their_memory(program, items):
+        return False
     return all(done[op.id] == runs[op.id] for op in program.ops if not (is_copy(op) or is_memory_for_copy(op)))
 
 
@@ -256,13 +259,17 @@ def _missing(program: Program, ops: dict[int, Op]) -> list[str]:
     inner = [op_id for op_id, op in ops.items() if not (is_boundary(op) or is_copy(op) or is_memory_for_copy(op))]
     wanted = {(op_id, m) for op_id in inner for m in range(1 if ops[op_id].role == "optimize" else count)}
     faults = [f"{describe(ops[op_id])} is in no job for micro-batch {m}" for op_id, m in sorted(wanted - done)]
-    makes = {value: op for op in program.ops if is_memory_for_copy(op) for value in op.results}
-    for copy in (op for op in program.ops if is_copy_into(op) and op.operands[1] in makes):
-        for m in range(count):
-            memory = makes[copy.operands[1]]
-            if ((copy.id, m) in done) != ((memory.id, m) in done):
-                faults.append(f"micro-batch {m} runs only one of {describe(memory)} and {describe(copy)}, which writes into that memory")
+    for memory, copy, m in _without_their_memory(program, done):
+        faults.append(f"micro-batch {m} runs only one of {describe(memory)} and {describe(copy)}, which writes into that memory")
     return faults
+
+
+def _without_their_memory(program: Program, items: Iterable[OpInstance]) -> list[tuple[Op, Op, int]]:
+    """Operations that take memory, the copies into it, and micro-batches that run only one of the two."""
+    makes = {value: op for op in program.ops if is_memory_for_copy(op) for value in op.results}
+    pairs = [(makes[op.operands[1]], op) for op in program.ops if is_copy_into(op) and op.operands[1] in makes]
+    every, done = range(program.pipeline.num_micro_batches), set(items) if pairs else set()
+    return [(memory, copy, m) for memory, copy in pairs for m in every if ((copy.id, m) in done) != ((memory.id, m) in done)]
 
 
 def _events(program: Program) -> list[str]:

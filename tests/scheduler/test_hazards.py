@@ -20,6 +20,7 @@ from interlace.ir.target import CPU, CUSTOM, GPU, as_graph
 from interlace.passes.insert_events import fetching
 from interlace.scheduler.hazards import Finding, check, kept_from_graph, require_safe
 from interlace.scheduler.hazards.flat_plan import flatten, is_used_beside, writers_of
+from tests.closure import is_unsafe
 from tests.interpreter import run
 from tests.strategies import World, plan, programs
 
@@ -150,6 +151,42 @@ def test_the_copy_in_must_wait_for_the_copy_out() -> None:
     assert found[0].count == 2
     assert "and for 1 more micro-batches" in str(found[0])
     assert check([program(OFFLOAD + FOUR_JOBS + EVENTS, count=2)]) == []
+
+
+INTO_MEMORY = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward
+#2 %2:float32[2]^pinned = pd_op.memcpy(%1) forward stream="d2h"
+#3 %3:float32[2] = pd_op.empty() backward
+#4 %4:float32[2]~3 = pd_op.memcpy_h2d(%2, %3) backward stream="h2d" no_buffer=1 inplace=0:1
+#5 %5:float32[2] = pd_op.exp_grad(%4) backward
+#6 builtin.shadow_output(%5) backward {"output_name":"y"}
+job f0 forward 0: 1-2@0
+job f1 forward 1: 1-2@1
+job b0 backward 0: 3-5@0
+job b1 backward 1: 3-5@1
+event e0 2@0 -> 4@0
+event e1 2@1 -> 4@1
+"""
+
+
+def test_a_copy_waits_only_by_an_event_for_the_memory_that_it_writes_into() -> None:
+    """The executor knows no operand for it, though both are in one job."""
+    found = check([program(INTO_MEMORY, count=2)])
+    assert kinds(found) == ["race"]
+    assert found[0].count == 2
+    assert is_unsafe([program(INTO_MEMORY, count=2)])
+    ordered = program(INTO_MEMORY + "event m0 3@0 -> 4@0\nevent m1 3@1 -> 4@1\n", count=2)
+    assert check([ordered]) == []
+    assert not is_unsafe([ordered])
+
+
+def test_memory_for_a_copy_is_taken_where_the_copy_runs() -> None:
+    kept = INTO_MEMORY.replace("event e0 2@0 -> 4@0\n", "").replace("1-2@0", "1@0")
+    assert check([program(kept.replace("3-5@0", "5@0") + "event m1 3@1 -> 4@1\n", count=2)]) == []
+    for left in ("3@0 5@0", "4-5@0"):
+        with pytest.raises(ProgramError, match="micro-batch 0 runs only one of"):
+            verify(parse(HEAD.format(rank=0, world=1, count=2) + kept.replace("3-5@0", left)))
 
 
 def test_a_micro_batch_may_keep_its_activation_on_the_device() -> None:
