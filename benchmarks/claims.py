@@ -48,8 +48,8 @@ TEXTS = (
     "docs/decisions/013-recomputation-that-is-left-out.md",
     "docs/decisions/014-one-memory-budget.md",
     "docs/decisions/015-the-optimizer-runs-with-the-last-gradients.md",
-    "docs/decisions/027-copies-back-use-the-compute-streams-pool.md",
     "docs/decisions/017-power-and-clock-in-the-simulator.md",
+    "docs/decisions/027-copies-back-use-the-compute-streams-pool.md",
 )
 WIDTH = 138
 """Width to which sentences are wrapped."""

@@ -386,7 +386,7 @@ def default_memory_kept() -> str:
 
 def _pools() -> dict[tuple[str, str, str], Row]:
     """Runs with pools as Paddle's: (case, plan, before or now) -> the latest run."""
-    return {(row["case"], row["plan"], row["code"]): row for row in raw("h200/pools.json")["rows"]}
+    return {(row["case"], row["plan"], row["code"]): row for row in sorted(raw("h200/pools.json")["rows"], key=lambda row: row["when"])}
 
 
 def _moved_all() -> Iterable[tuple[Row, Row, Row]]:
@@ -405,7 +405,17 @@ def pools_of_copies_back() -> str:
         tensors, *pools = (f"{max(gb):.2f}" for gb in (now["tensors_gb"], stock["pools_gb"], before["pools_gb"], now["pools_gb"]))
         steps = [f"{r['step_ms']['median']:.1f} ({r['step_ms']['min']:.1f} to {r['step_ms']['max']:.1f})" for r in (stock, before, now)]
         rows.append([f"{now['case']} {now['plan']}", f"{max(stock['tensors_gb']):.2f}", tensors, *pools, *steps])
-    head = ["fullest rank, GB; ms", "tensors: baseline", "moved", "pools: baseline", "before", "now", "step: baseline", "before", "now"]
+    head = [
+        "plan (fullest rank; GB, ms)",
+        "tensors: baseline",
+        "plan",
+        "pools: baseline",
+        "before",
+        "now",
+        "step: baseline",
+        "before",
+        "now",
+    ]
     return table(head, rows)
 
 
@@ -416,7 +426,7 @@ def pools_of_copies_back_in_short() -> str:
         (max(now["pools_gb"]) / max(before["pools_gb"]) - 1, median_ms(now) / median_ms(before) - 1) for _, before, now in _moved_all()
     ]
     pools, steps = ([change[k] for change in changes] for k in (0, 1))
-    return f"Pools take {span(pools)}, steps {span(steps)} ({len(changes)} plans, one run each)"
+    return f"Pools take {span(pools)}, steps {span(steps)} ({len(changes)} plans, the latest run of each)"
 
 
 @claim

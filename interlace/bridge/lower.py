@@ -28,7 +28,7 @@ from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.grouping import grouped
 from interlace.ir import ABSENT, Event, Graph, Job, Op, OpInstance, Program, describe
-from interlace.ir.copies import MEMORY, is_copy_into, omitted_copies
+from interlace.ir.copies import MEMORY, is_copy_into, is_memory_for_copy, omitted_copies
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p, stream_of, takes_events
 from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
@@ -175,7 +175,7 @@ class _Lowering:
     def resolve(self, value: int, micro_batch: int) -> int:
         """The value itself; for the result of a copy that no job runs for this micro-batch, the value that it would copy."""
         op = self.graph.producer_op(value)
-        while op is not None and (op.id, micro_batch) in self.omitted:
+        while op is not None and op.operands and (op.id, micro_batch) in self.omitted:
             value = op.operands[0]
             op = self.graph.producer_op(value)
         return value
@@ -476,6 +476,7 @@ class _JobBuilder:
         shape = tuple(op.attrs["shape"])
         if shape not in self.shapes:
             self.shapes[shape] = paddle._C_ops.full_int_array(op.attrs["shape"], paddle.int64, paddle.CPUPlace())
+            self.shapes[shape].get_defining_op().op_role = ROLE_NUMBER[op.role]
         return self.shapes[shape]
 
     def _mark(self, op: Op, built: Any, micro_batch: int) -> None:
@@ -517,11 +518,14 @@ class _JobBuilder:
         a block argument of the job the executor then keeps that memory."""
         name = self.low.names.of(target, micro_batch)
         paddle.pir.set_insertion_point_to_block_end(self.block)
+        producer = self.low.graph.producer_op(target)
         if name in self.given:
             result.persistable = True
-        else:
+        elif producer is not None and is_memory_for_copy(producer):
             paddle._C_ops.set_persistable_value(self.values[target, micro_batch], name)
             self.made.names.add(name)
+        else:
+            raise PlanError(f"job {self.job.name}: a copy writes into {name}, which the job computes; expected memory taken for the copy")
         paddle._C_ops.set_persistable_value(result, name)
 
     def done(self) -> JobProgram:

@@ -41,7 +41,7 @@ class Variant:
 
     Attributes:
         whole: The program with all its copies.
-        absent: Ids of the copies that those micro-batches skip.
+        absent: Ids of the copies that those micro-batches skip, and of the operations that take memory for them.
         micro_batches: In ascending order.
     """
 
@@ -58,10 +58,10 @@ class Variant:
 @dataclass(frozen=True, slots=True)
 class Renaming:
     """Replacements for the values, variables and storages of some copies, with which tables of a program become those of the program
-    without these copies (`without`). What belongs to no such copy is replaced by itself.
+    without these copies and the memory taken for them (`without`). What belongs to no such copy is replaced by itself.
 
     Attributes:
-        is_gone: Whether an operation is one of the copies. `[1 + highest operation id]`
+        is_gone: Whether an operation is one of the copies, or takes memory for one. `[1 + highest operation id]`
         value: The value to read instead of each value. `[1 + highest value id]`
         variable: The executor's variable (the value that names it) instead of each one. `[1 + highest value id]`
         storage: The storage, by number (`Storages`), instead of each one. `[storages]`
@@ -92,8 +92,8 @@ def renaming(program: Program, absent: frozenset[int]) -> Renaming:
 
 @once_per_items
 def omitted_copies(program: Program) -> frozenset[OpInstance]:
-    """Op instances of copies that passes added and that no job runs, so that for that micro-batch the result is the operand; none in a
-    program without jobs. Copies in the optimizer do not count. Cost O(op instances).
+    """Op instances of copies that passes added and that no job runs, so that for that micro-batch the result is the operand, and of the
+    operations that take memory for them; none in a program without jobs. Copies in the optimizer do not count. Cost O(op instances).
     """
     copies = {op.id for op in program.ops if op.origin < 0 and op.role != "optimize" and (is_copy(op) or is_memory_for_copy(op))}
     if not copies or not program.jobs:
@@ -126,7 +126,7 @@ def _without(program: Program, absent: frozenset[int]) -> tuple[tuple[Op, ...], 
     for op in program.ops:
         operands = tuple(renamed.get(v, v) for v in op.operands)
         if op.id in absent and not is_copy(op):
-            renamed[op.results[0]] = op.results[0]
+            renamed[op.results[0]] = op.results[0]  # its value is left out
         elif op.id in absent:
             renamed[op.results[0]] = operands[0]
             home = storage[operands[0]]

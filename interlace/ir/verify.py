@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 
 from interlace.errors import ProgramError
 from interlace.ir.copies import index_of_items, is_copy_into, is_memory_for_copy
@@ -208,9 +207,9 @@ def _runs_what_it_should(program: Program) -> bool:
     if len(set(items)) < len(items) or not all(0 <= micro_batch < runs.get(op_id, 0) for op_id, micro_batch in items):
         return False
     done = Counter(op_id for op_id, _ in items)
-    if _without_their_memory(program, items):
-        return False
-    return all(done[op.id] == runs[op.id] for op in program.ops if not (is_copy(op) or is_memory_for_copy(op)))
+    return not _without_their_memory(program) and all(
+        done[op.id] == runs[op.id] for op in program.ops if not (is_copy(op) or is_memory_for_copy(op))
+    )
 
 
 def _wrong_items(program: Program, ops: dict[int, Op]) -> list[str]:
@@ -259,17 +258,32 @@ def _missing(program: Program, ops: dict[int, Op]) -> list[str]:
     inner = [op_id for op_id, op in ops.items() if not (is_boundary(op) or is_copy(op) or is_memory_for_copy(op))]
     wanted = {(op_id, m) for op_id in inner for m in range(1 if ops[op_id].role == "optimize" else count)}
     faults = [f"{describe(ops[op_id])} is in no job for micro-batch {m}" for op_id, m in sorted(wanted - done)]
-    for memory, copy, m in _without_their_memory(program, done):
-        faults.append(f"micro-batch {m} runs only one of {describe(memory)} and {describe(copy)}, which writes into that memory")
+    for memory, copy, m in _without_their_memory(program):
+        faults.append(
+            f"micro-batch {m}: no job runs both {describe(memory)} and, after it, {describe(copy)}, which writes into that memory; "
+            "put both into one job, or neither"
+        )
     return faults
 
 
-def _without_their_memory(program: Program, items: Iterable[OpInstance]) -> list[tuple[Op, Op, int]]:
-    """Operations that take memory, the copies into it, and micro-batches that run only one of the two."""
+def _without_their_memory(program: Program) -> list[tuple[Op, Op, int]]:
+    """Operations that take memory, the copies into it, and micro-batches for which no job runs both, the former first."""
+    pairs = _memory_and_copies(program)
+    job_of = {item: (k, at) for k, job in enumerate(program.jobs) for at, item in enumerate(job.items)} if pairs else {}
+    wrong = []
+    for memory, copy in pairs:
+        for m in range(program.pipeline.num_micro_batches):
+            taken, copied = job_of.get((memory.id, m)), job_of.get((copy.id, m))
+            if taken != copied and (taken is None or copied is None or taken[0] != copied[0] or taken[1] > copied[1]):
+                wrong.append((memory, copy, m))
+    return wrong
+
+
+@once_per_ops
+def _memory_and_copies(program: Program) -> list[tuple[Op, Op]]:
+    """Each operation that takes memory for a copy, with the copy."""
     makes = {value: op for op in program.ops if is_memory_for_copy(op) for value in op.results}
-    pairs = [(makes[op.operands[1]], op) for op in program.ops if is_copy_into(op) and op.operands[1] in makes]
-    every, done = range(program.pipeline.num_micro_batches), set(items) if pairs else set()
-    return [(memory, copy, m) for memory, copy in pairs for m in every if ((copy.id, m) in done) != ((memory.id, m) in done)]
+    return [(makes[op.operands[1]], op) for op in program.ops if is_copy_into(op) and op.operands[1] in makes]
 
 
 def _events(program: Program) -> list[str]:

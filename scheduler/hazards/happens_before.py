@@ -343,8 +343,9 @@ class Tracer:
         """Extend the clock by what the executor orders inside a job if several variables name one storage: users of the same variable."""
         jobs, streams = self.plan.job, self.plan.stream
         producer = self.defined_by.get(name, NO_ITEM)
-        for other in (producer, *self.used.get(name, {}).values()) if defines else (producer,):
-            if is_ordered and other not in (NO_ITEM, item) and jobs[other] == jobs[item]:
+        earlier = (producer, *self.used.get(name, {}).values()) if defines else (producer,)
+        for other in earlier if is_ordered else ():
+            if other not in (NO_ITEM, item) and jobs[other] == jobs[item]:
                 clock = self._learn(item, stream, clock, other, "data")
         if defines:
             self.defined_by[name] = item

@@ -66,7 +66,7 @@ def test_without_a_budget_nothing_is_said() -> None:
     ("world", "form", "least"),
     [
         pytest.param(SMALL, "dx-first", 608, marks=pytest.mark.long),
-        (ALONE, "auto", 612),
+        (ALONE, "auto", 580),
         pytest.param(SMALL, "auto", 608, marks=pytest.mark.long),
     ],
 )

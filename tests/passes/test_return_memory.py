@@ -326,7 +326,7 @@ def test_a_captured_step_waits_for_copies_to_the_host_when_they_are_done() -> No
 
 @pytest.mark.slow
 def test_a_captured_step_joins_copies_back_and_answered_sends() -> None:
-    """Four stages that move all: blocks of what is moved and of what is sent serve again within the step; a send is waited for behind what
+    """Four stages that move all: blocks of copies out and of what is sent serve again within the step; a send is waited for behind what
     comes back for its micro-batch."""
     options = {"interleave": "mixed", "only_gains": "off"}
     moved = {"schedule_1f1b": options, "offload_activations": {"fraction": 1.0, "min_bytes": 64}, "return_memory": {"min_bytes": 64}}

@@ -452,8 +452,12 @@ def test_a_broken_curve_is_refused(repeated: Path, tmp_path: Path, capsys: pytes
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node (Debian: apt-get install nodejs)")
 def test_the_page_writes_sizes_as_texts_do() -> None:
     sizes = [0, 1, 1023, 1024, 16384, (1 << 20) - 1, 1 << 20, 3 << 19, (1 << 30) - 1, 5_153_325_072, -512, -3 << 19]
-    functions = re.findall(r"^const (?:gib|size) = .*?;$", template(), re.M | re.S)
-    assert len(functions) == 2
+    sizes += [3328, 3456, -3328, 1_310_720 + (1 << 15)]  # ties
+    functions = [
+        *re.findall(r"^const fixed = .*?^};$", template(), re.M | re.S),
+        *re.findall(r"^const (?:gib|size) = .*?;$", template(), re.M | re.S),
+    ]
+    assert len(functions) == 3
     script = "\n".join([*functions, f"console.log(JSON.stringify({sizes}.map(size)))"])
     said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, timeout=60).stdout
     assert json.loads(said) == [size(each) for each in sizes]

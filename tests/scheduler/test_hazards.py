@@ -184,9 +184,11 @@ def test_a_copy_waits_only_by_an_event_for_the_memory_that_it_writes_into() -> N
 def test_memory_for_a_copy_is_taken_where_the_copy_runs() -> None:
     kept = INTO_MEMORY.replace("event e0 2@0 -> 4@0\n", "").replace("1-2@0", "1@0")
     assert check([program(kept.replace("3-5@0", "5@0") + "event m1 3@1 -> 4@1\n", count=2)]) == []
-    for left in ("3@0 5@0", "4-5@0"):
-        with pytest.raises(ProgramError, match="micro-batch 0 runs only one of"):
-            verify(parse(HEAD.format(rank=0, world=1, count=2) + kept.replace("3-5@0", left)))
+    apart = INTO_MEMORY.replace("job b0 backward 0: 3-5@0", "job m0 backward 0: 3@0\njob b0 backward 0: 4-5@0")
+    wrong = [kept.replace("3-5@0", left) for left in ("3@0 5@0", "4-5@0")] + [apart]
+    for text in wrong:
+        with pytest.raises(ProgramError, match="micro-batch 0: no job runs both"):
+            verify(parse(HEAD.format(rank=0, world=1, count=2) + text))
 
 
 def test_a_micro_batch_may_keep_its_activation_on_the_device() -> None:
