@@ -415,14 +415,16 @@ def gradients_added_in_another_order(world: World, check: Check) -> tuple[World,
 
 @fault("read-before-write", "pp2", delayed=False)
 def a_reader_in_front_of_its_copy(world: World, check: Check) -> tuple[World, World]:
-    """On each rank a copy in goes to the next job; the computation that reads what it brings stays."""
+    """On each rank a copy in goes to the next job, with the memory for it; the computation that reads what it brings stays."""
 
     def behind_its_reader(program: Program) -> Iterator[Program]:
         ops = _ops(program)
+        maker = {value: op.id for op in program.ops for value in op.results}
         for job, behind in zip(program.jobs, program.jobs[1:], strict=False):
             for item in job.items:
                 if ops[item[0]].kind == "memcpy_h2d" and item[1] and behind.kind != "optimizer":
-                    yield _moved(program, item, behind.items[0])
+                    memory = maker[ops[item[0]].operands[1]], item[1]
+                    yield _moved(_moved(program, memory, behind.items[0]), item, behind.items[0])
 
     broken = [next(behind_its_reader(program)) for program in world]
     if "read-before-write" not in {finding.kind for finding in check(broken)}:
