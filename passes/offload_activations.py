@@ -167,17 +167,7 @@ class _Rewrite:
         like, kind = self.graph.ops[saved.producer], {"shape": list(value.shape), "dtype": value.dtype}
         out_op = self.edit.op(COPY_OUT, [value.id], [host], like=like, attrs=dict(PINNED), role="forward", stream=OUT)
         memory_op = self.edit.op(MEMORY, [], [memory], like=like, attrs=kind, role="backward")
-        back_op = self.edit.op(
-            COPY_BACK,
-            [host.id, memory.id],
-            [back],
-            like=like,
-            attrs=dict(PINNED),
-            role="backward",
-            stream=BACK,
-            no_buffer=(1,),
-            inplace=((0, 1),),
-        )
+        back_op = self.edit.copy_into(COPY_BACK, host.id, memory.id, back, like=like, attrs=dict(PINNED), role="backward", stream=BACK)
         self.edit.after(self._by_position(saved.before)[-1], [out_op])
         self.edit.before(self._by_position(saved.readers)[0], [memory_op, back_op])
         self.copied_back[value.id], self.new_storage[saved.storage] = back.id, back.storage

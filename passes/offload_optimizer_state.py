@@ -111,17 +111,7 @@ class _Rewrite:
             newest = next((self.graph.values[v] for v in op.results if self.graph.values[v].storage == value.storage), newest)
         if state.is_written:
             back = self.edit.value(value.type, storage=value.storage, memory="pinned")
-            copy_out = self.edit.op(
-                COPY_OUT,
-                [newest.id, value.id],
-                [back],
-                like=last,
-                attrs=dict(PINNED),
-                role="optimize",
-                stream=OUT,
-                no_buffer=(1,),
-                inplace=((0, 1),),
-            )
+            copy_out = self.edit.copy_into(COPY_OUT, newest.id, value.id, back, like=last, attrs=dict(PINNED), role="optimize", stream=OUT)
             behind = self._constant(copy_out)
             self.edit.after(last.id, [copy_out, behind])
             self.issue_after.setdefault((last.id, 0), []).extend([(copy_out.id, 0), (behind.id, 0)])

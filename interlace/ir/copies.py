@@ -30,9 +30,13 @@ def is_copy_into(op: Op) -> bool:
 
 
 def is_memory_for_copy(op: Op) -> bool:
-    """Whether an operation only takes the memory that a copy back from the host writes into. A micro-batch for which no job runs the copy
-    runs no such operation either."""
+    """Whether an operation only takes the memory that a copy back from the host writes into."""
     return op.name == MEMORY and op.origin < 0
+
+
+def may_be_omitted(op: Op) -> bool:
+    """Whether jobs may leave an operation out for a micro-batch: a copy, and the memory for it."""
+    return is_copy(op) or is_memory_for_copy(op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ def omitted_copies(program: Program) -> frozenset[OpInstance]:
     """Op instances of copies that passes added and that no job runs, so that for that micro-batch the result is the operand, and of the
     operations that take memory for them; none in a program without jobs. Copies in the optimizer do not count. Cost O(op instances).
     """
-    copies = {op.id for op in program.ops if op.origin < 0 and op.role != "optimize" and (is_copy(op) or is_memory_for_copy(op))}
+    copies = {op.id for op in program.ops if op.origin < 0 and op.role != "optimize" and may_be_omitted(op)}
     if not copies or not program.jobs:
         return frozenset()
     present = {item for job in program.jobs for item in job.items if item[0] in copies}

@@ -67,6 +67,10 @@ class Edit:
         self._next_op += 1
         return msgspec.structs.replace(made, **fields) if fields else made
 
+    def copy_into(self, name: str, source: int, target: int, result: Value, *, like: Op, **fields: Any) -> Op:
+        """A new copy of `source` into the memory of `target`, of which `result` is the new value (`interlace.ir.copies.is_copy_into`)."""
+        return self.op(name, (source, target), [result], like=like, no_buffer=(1,), inplace=((0, 1),), **fields)
+
     def reader(self, value: int, kind: TensorType, storage: int, *, like: Op, **fields: Any) -> Op:
         """A new last reader of a value, which keeps its memory from being freed and copies nothing."""
         return self.op("pd_op.share_data", (value,), [self.value(kind, storage=storage)], like=like, views=((0, 0),), **fields)

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 
 from interlace.errors import ProgramError
-from interlace.ir.copies import index_of_items, is_copy_into, is_memory_for_copy
-from interlace.ir.kinds import is_boundary, is_copy, is_known_comm, is_p2p, ring_of
+from interlace.ir.copies import index_of_items, is_copy_into, is_memory_for_copy, may_be_omitted
+from interlace.ir.kinds import is_boundary, is_known_comm, is_p2p, ring_of
 from interlace.ir.per_ops import once_per_items, once_per_ops
 from interlace.ir.program import ABSENT, Group, Op, OpInstance, Program
 from interlace.ir.storage import collect_items, feed_items
@@ -207,9 +207,7 @@ def _runs_what_it_should(program: Program) -> bool:
     if len(set(items)) < len(items) or not all(0 <= micro_batch < runs.get(op_id, 0) for op_id, micro_batch in items):
         return False
     done = Counter(op_id for op_id, _ in items)
-    return not _without_their_memory(program) and all(
-        done[op.id] == runs[op.id] for op in program.ops if not (is_copy(op) or is_memory_for_copy(op))
-    )
+    return not _without_their_memory(program) and all(done[op.id] == runs[op.id] for op in program.ops if not may_be_omitted(op))
 
 
 def _wrong_items(program: Program, ops: dict[int, Op]) -> list[str]:
@@ -255,7 +253,7 @@ def _waits(program: Program, ops: dict[int, Op]) -> list[str]:
 # If no job runs a copy for a micro-batch, the copy is the identity there: its readers read what it would have copied.
 def _missing(program: Program, ops: dict[int, Op]) -> list[str]:
     count, done = program.pipeline.num_micro_batches, {item for job in program.jobs for item in job.items}
-    inner = [op_id for op_id, op in ops.items() if not (is_boundary(op) or is_copy(op) or is_memory_for_copy(op))]
+    inner = [op_id for op_id, op in ops.items() if not (is_boundary(op) or may_be_omitted(op))]
     wanted = {(op_id, m) for op_id in inner for m in range(1 if ops[op_id].role == "optimize" else count)}
     faults = [f"{describe(ops[op_id])} is in no job for micro-batch {m}" for op_id, m in sorted(wanted - done)]
     for memory, copy, m in _without_their_memory(program):
