@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from claiming import ROOT, Row, by_case, claim, fullest_gb, median_ms, ms_and_range, raw, span, table
 
@@ -21,6 +22,10 @@ CALIBRATED_PLANS = "testbed_calibrated_plans.json", "testbed_own_calibration.jso
 """Runs with plans that were made with calibrated profiles: of another host, and of the host that trained."""
 STEP_TO_STEP = "testbed_step_to_step.json"
 """Runs of H200s with plans that were chosen by the time from one step to the next, and of programs that recompute by hand."""
+OWN_CALIBRATION = "testbed_own_calibration.json"
+"""Runs of H200s with plans that were made with a calibrated profile: of another host, and of the host that trained."""
+FEWEST_COPIES = 100
+"""Steps with fewer copies in each direction do not tell how much the two slow each other down."""
 LARGE = 0.05
 """Smaller gains are left out where errors are relative to gains, as they differ too much between hosts."""
 KINDS = (
@@ -166,35 +171,48 @@ def calibrated_plans() -> str:
 
 @claim
 def h100_own_host() -> str:
-    """Errors of a calibrated profile on the host where it was measured, and of all gains that are large enough to repeat."""
-    *_, again = raw("h100/accuracy.json")["devices"].values()
-    own = [row for row in again["runs"] if row["file"] == CALIBRATED_PLANS[-1]]
-    off = [accuracy.step_error(row, "limited") for row in own]
-    gains = [abs(predicted / gain - 1) for _, gain, predicted in accuracy.gains(own, "limited") if gain >= LARGE]
-    return (
-        f"steps of {len(own)} runs are off by {100 * statistics.fmean(map(abs, off)):.1f} % in the mean and "
-        f"{100 * max(off, key=abs):+.1f} % at worst, {len(gains)} gains of {100 * LARGE:.0f} % or more by "
-        f"{100 * statistics.median(gains):.0f} % in the median"
-    )
+    """Errors of a calibrated profile on the host where it was measured."""
+    return _own_host("h100", CALIBRATED_PLANS[-1])
 
 
 @claim
 def h200_calibrated_steps() -> str:
     """The same on H200s."""
-    return _steps_with("h200", "calibrated", "calibrated again")
+    return _steps_with("h200", "calibrated", "calibrated again", "calibrated third")
 
 
 @claim
 def h200_step_to_step() -> str:
-    """Steps, gains with those that three profiles predict now, and memory of the baseline and of plans, all of one session."""
+    """Steps, gains with those that the profiles predict now, and memory of the baseline and of plans, all of one session."""
+    return _gains_of(STEP_TO_STEP)
+
+
+@claim
+def h200_own_calibration() -> str:
+    """The same of plans that were made with a profile of another host, and with that of the host that trained."""
+    return _gains_of(OWN_CALIBRATION)
+
+
+@claim
+def h200_own_host() -> str:
+    """Errors of a calibrated profile on the host where it was measured."""
+    return _own_host("h200", OWN_CALIBRATION, lambda row: "another host" not in row["sitting"])
+
+
+@claim
+def h200_copies_in_steps() -> str:
+    """How much longer copies to the device take than copies of the same tensors to the host, in traced steps that move activations."""
+    every = (row.get("kernels_us", {}) for row in raw(f"h200/{OWN_CALIBRATION}")["runs"])
+    traced = [kernels for kernels in every if "copy_h2d" in kernels and kernels["copy_h2d"]["n"] >= FEWEST_COPIES]
+    slower = [kernels["copy_h2d"]["total"] / kernels["copy_d2h"]["total"] for kernels in traced]
+    return f"{min(slower):.2f} to {max(slower):.2f} times as long as those to the host ({len(slower)} traced steps)"
+
+
+def _gains_of(file: str) -> str:
     devices = raw("h200/accuracy.json")["devices"].values()
-    runs = {(row["case"], row["plan"], row["sitting"]): row for row in raw(f"h200/{STEP_TO_STEP}")["runs"]}
+    runs = {(row["case"], row["plan"], row["sitting"]): row for row in raw(f"h200/{file}")["runs"]}
     predicted = [
-        {
-            (row["case"], row["plan"], row["sitting"]): pair
-            for row, *pair in accuracy.gains(found["runs"], "limited")
-            if row["file"] == STEP_TO_STEP
-        }
+        {(row["case"], row["plan"], row["sitting"]): pair for row, *pair in accuracy.gains(found["runs"], "limited") if row["file"] == file}
         for found in devices
     ]
     rows = []
@@ -205,8 +223,21 @@ def h200_step_to_step() -> str:
         made = ", ".join(sitting.split(", ")[2:])
         memory = (" -> ".join(f"{fullest_gb(row, name):.2f}" for row in both) for name in ("in_use", "reserved"))
         rows.append([f"`{case}`", f"`{plan}`{made and f', {made}'}", *map(ms_and_range, both), *shown, *memory])
-    names = ["predicted with h200", "with calibrated", "with calibrated again", "GB in use", "pools"]
+    names = ["predicted with h200", "with calibrated", "with calibrated again", "with calibrated third", "GB in use", "pools"]
     return table(["case", "plan", "baseline, ms (range)", "plan, ms (range)", "gain", *names], rows)
+
+
+def _own_host(device: str, file: str, is_own: Callable[[dict[str, Any]], bool] = lambda row: True) -> str:
+    """Errors of the last profile of `accuracy.json` in the runs of a file, and of their gains that are large enough to repeat."""
+    *_, last = raw(f"{device}/accuracy.json")["devices"].values()
+    own = [row for row in last["runs"] if row["file"] == file and is_own(row)]
+    off = [accuracy.step_error(row, "limited") for row in own]
+    gains = [abs(predicted / gain - 1) for _, gain, predicted in accuracy.gains(own, "limited") if gain >= LARGE]
+    return (
+        f"steps of {len(own)} runs are off by {100 * statistics.fmean(map(abs, off)):.1f} % in the mean and "
+        f"{100 * max(off, key=abs):+.1f} % at worst, {len(gains)} gains of {100 * LARGE:.0f} % or more by "
+        f"{100 * statistics.median(gains):.0f} % in the median"
+    )
 
 
 def _steps_with(device: str, *others: str) -> str:

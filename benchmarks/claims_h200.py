@@ -26,9 +26,9 @@ KEPT = 0.02
 by as much."""
 
 
-LATER = ("testbed_two_gpus", "testbed_captured", "testbed_settled", "testbed_step_to_step")
+LATER = ("testbed_two_gpus", "testbed_captured", "testbed_settled", "testbed_step_to_step", "testbed_own_calibration")
 """Files of runs since 2026-11-26: layouts and layers of the 13B size; issued and launched steps; steps that follow each other without a
-pause; plans chosen by the time from one step to the next, and programs that recompute by hand."""
+pause; plans chosen by the time from one step to the next, and programs that recompute by hand; plans made with a calibrated profile."""
 
 
 class Pair(NamedTuple):

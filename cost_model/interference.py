@@ -30,6 +30,9 @@ that wait at once slow products little more than one does (the factor rises by 0
 collectives do the same is an assumption."""
 TRANSFER = "p2p"
 """Category of a send or receive that moves data."""
+INTO = "copy:h2d"
+COPIES = frozenset({INTO, "copy:d2h"})
+"""Categories of copies to the device and of both directions. A row of one beside the other tells how much they slow each other down."""
 RESULT = "elements"
 """Dim of rows of products beside `wait`: number of elements of the result. A result's tiles run in rounds over the multiprocessors, so a
 product that just fills one round needs a second if some multiprocessors are occupied (1.8 times as long), while one of many rounds takes a
@@ -67,7 +70,7 @@ class InterferenceTable:
         self._rows = tuple(row for row in rows if RESULT not in row.dims)
         self._by_result = sorted((log(row.dims[RESULT]), row.stretch_op) for row in rows if row.beside == WAIT and RESULT in row.dims)
         self._ctas = ctas
-        self._both = _both_ways(copies, copy_ranks)
+        self._copies = _both_ways(self._rows, copies, copy_ranks)
         self._known: dict[tuple[str, str], Stretch] = {}
 
     def between(self, category: str, beside: str) -> Stretch:
@@ -104,8 +107,9 @@ class InterferenceTable:
         return self._row(category, beside)
 
     def _sides(self, category: str, beside: str) -> Stretch:
-        if {category, beside} == {"copy:d2h", "copy:h2d"} and self._both:
-            return Stretch(self._both, self._both, "measured", "copies both ways at once")
+        if {category, beside} == COPIES and self._copies is not None:
+            into, out = self._copies
+            return Stretch(*((into, out) if category == INTO else (out, into)), "measured", "copies both ways at once")
         return Stretch(1.0, 1.0, "assumed", "not measured: links and copy engines counted as separate")
 
     def _row(self, category: str, beside: str) -> Stretch:
@@ -158,13 +162,21 @@ def _distance(dims: dict[str, int], n: int, k: int) -> float:
     return abs(log(dims["n"] / n)) + abs(log(dims["k"] / k))
 
 
-def _both_ways(copies: Iterable[CopySample], wanted: int | None) -> float:
-    """Factor on a copy while another runs the other way: the median over all sizes that were measured both alone and both ways at once. Of
-    the numbers of devices measured so, `nearest_count` chooses one for `wanted`. 0 if there are none."""
+def _both_ways(rows: Iterable[Interference], copies: Iterable[CopySample], wanted: int | None) -> tuple[float, float] | None:
+    """Factors on a copy to the device and on one to the host while both run; None if that was not measured.
+
+    Each number of devices that copy at once has a row, or else the median over all sizes that were measured both alone and in both
+    directions; the two factors are then equal. Of these numbers, `nearest_count` chooses one for `wanted`.
+    """
     times = {(c.direction, c.size_bytes, c.ranks): c.dur_ns for c in copies}
-    found = grouped(
+    slower = grouped(
         (ranks, dur / max(times["d2h", size, ranks], times["h2d", size, ranks]))
         for (way, size, ranks), dur in times.items()
         if way == "both" and ("d2h", size, ranks) in times and ("h2d", size, ranks) in times
     )
-    return max(1.0, median(found[nearest_count(found, wanted)])) if found else 0.0
+    found = {ranks: (max(1.0, median(each)), max(1.0, median(each))) for ranks, each in slower.items()}
+    for row in rows:
+        if {row.op, row.beside} == COPIES:
+            factors = max(1.0, row.stretch_op), max(1.0, row.stretch_beside)
+            found[row.group_size] = factors if row.op == INTO else factors[::-1]
+    return found[nearest_count(found, wanted)] if found else None

@@ -182,6 +182,16 @@ def test_who_stretches_whom(category: str, beside: str, factors: tuple[float, fl
     assert InterferenceTable(TABLE, copies).between(category, beside)[:2] == factors
 
 
+@pytest.mark.parametrize(("ranks", "factors"), [(1, (1.5, 1.5)), (2, (1.4, 1.0)), (None, (1.4, 1.0)), (8, (1.4, 1.0))])
+def test_copies_of_both_directions_have_factors_of_their_own(ranks: int | None, factors: tuple[float, float]) -> None:
+    """Factors on the copy in and on the one out; a row tells them for two devices, the time of one each way for one."""
+    copies = [CopySample("d2h", 1000, 100), CopySample("h2d", 1000, 120), CopySample("both", 1000, 180)]
+    for both in (row("copy:h2d", "copy:d2h", (1.4, 0.98)), row("copy:d2h", "copy:h2d", (0.98, 1.4))):
+        table = InterferenceTable([*TABLE, both], copies, copy_ranks=ranks)
+        assert table.between("copy:h2d", "copy:d2h")[:2] == factors
+        assert table.between("copy:d2h", "copy:h2d")[:2] == factors[::-1]
+
+
 def test_no_product_is_named_after_a_weight_gradient() -> None:
     assert InterferenceTable(TABLE).gemm_label(8, 8) == "gemm:proj"
     assert InterferenceTable(TABLE[3:]).gemm_label(8, 8) == "gemm"

@@ -16,6 +16,7 @@ import pytest
 
 from interlace.cli import calibrate as command
 from interlace.cost_model import CostModel, load_profile
+from interlace.cost_model.profile import Interference
 from interlace.errors import ConfigError
 from interlace.interrupts import as_interrupts
 from tests.together import in_threads
@@ -321,7 +322,7 @@ def test_what_one_device_cannot_measure_is_that_of_another_profile():
     assert base.power is not None
     power = msgspec.structs.replace(base.power, limit_w=500.0, beside_w=0.0, samples=base.power.samples[:1])
     own = msgspec.structs.replace(
-        base, ops=gemms[:1], collectives=(), p2p=(), copies=base.copies[:1], interference=(), late_beside_wait_ns=0, power=power
+        base, ops=gemms[:1], collectives=(), p2p=(), copies=(), interference=(), late_beside_wait_ns=0, power=power
     )
     found = completed(own, base, "h200")
     assert [sample for sample in found.ops if sample.kind == "gemm" and sample.dtype == "bfloat16"] == list(gemms[:1])
@@ -330,7 +331,7 @@ def test_what_one_device_cannot_measure_is_that_of_another_profile():
     pairs = tuple(sample for sample in base.collectives if sample.group_size == 2)[:1]
     of_two = completed(msgspec.structs.replace(own, collectives=pairs), base, "h200").collectives
     assert set(of_two) == {*pairs, *(each for each in base.collectives if (each.kind, each.group_size) != (pairs[0].kind, 2))}
-    assert (found.copies, found.late_beside_wait_ns) == (base.copies[:1], base.late_beside_wait_ns)
+    assert (found.copies, found.late_beside_wait_ns) == (base.copies, base.late_beside_wait_ns)
     assert found.power is not None
     assert (found.power.limit_w, found.power.beside_w) == (500.0, base.power.beside_w)
     assert {sample.kind for sample in found.power.samples} == {sample.kind for sample in base.power.samples}
@@ -338,6 +339,15 @@ def test_what_one_device_cannot_measure_is_that_of_another_profile():
     row = next(row for row in base.interference if (row.beside, row.group_size, row.ctas) == ("comm:all_reduce", 2, 0))
     beside = completed(msgspec.structs.replace(own, interference=(row,)), base, "h200").interference
     assert beside == (row, *(each for each in base.interference if (each.beside, each.group_size) != ("comm:all_reduce", 2)))
+    measured = tuple(sample for sample in base.copies if sample.ranks == 1 and sample.direction != "both")
+    ways = [sample for sample in base.copies if sample not in measured]
+    assert completed(msgspec.structs.replace(own, copies=measured[:2]), base, "h200").copies == (
+        *measured[:2],
+        *(each for each in base.copies if each.direction != measured[0].direction or each.ranks != 1),
+    )
+    both = Interference("copy:h2d", "copy:d2h", 2, 1.4, 1.05, (1.4, 1.4), (1.05, 1.05))
+    told = completed(msgspec.structs.replace(own, copies=measured, interference=(both,)), base, "h200")
+    assert told.copies == (*measured, *(each for each in ways if each.direction != "both" or each.ranks != 2))
     assert "network" not in found.provenance.note  # which it does not have
     assert "flops" not in found.provenance.note
     fewer = completed(msgspec.structs.replace(own, matrix_flops={}, vector_flops={}, ranks_per_host=1), base, "h200")
@@ -348,6 +358,7 @@ def test_what_one_device_cannot_measure_is_that_of_another_profile():
     assert completed(msgspec.structs.replace(own, ranks_per_host=16), base, "h200").ranks_per_host == 16
     other = completed(msgspec.structs.replace(own, device="Another GPU", power=None), base, "h200")
     assert other.power is None
+    assert completed(msgspec.structs.replace(own, device="Another GPU", copies=measured[:2]), base, "h200").copies == measured[:2]
 
 
 @pytest.mark.paddle

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from interlace.cost_model import CostModel, load_profile
-from interlace.cost_model.profile import CommSample, Interference
+from interlace.cost_model.profile import CommSample, CopySample, Interference
 from testbed import device
 from testbed.gpus import ROOT, python_path
 
@@ -100,6 +100,7 @@ def test_inputs_are_freed_with_the_last_that_reads_them(plugin: Path) -> None:
         assert held == after > 0 == left
 
 
+Copied = tuple[list[CopySample], list[Interference], list[str]]
 TOGETHER = """
 import os, sys
 from interlace.cli.devices import paddle_on
@@ -116,7 +117,7 @@ with paddle_on("testbed") as target:
     with paddle_settings():
         found = communication.communication_of_run(bench_of(choose_device(), quick=True), quick=False)
     with open(f"{sys.argv[1]}/found{os.environ['PADDLE_TRAINER_ID']}.json", "wb") as file:
-        file.write(msgspec.json.encode([found.collectives, found.p2p, found.noise, found.beside.rows, found.beside.failed]))
+        file.write(msgspec.json.encode([found.collectives, found.p2p, found.noise, found.beside.rows, found.beside.failed, found.copies]))
 """
 
 
@@ -132,8 +133,8 @@ def test_two_devices_measure_their_communication_and_what_runs_beside_it_togethe
         assert not list(Path(short).glob("interlace-*"))  # the folder that they shared
     for rank in range(2):
         found = (tmp_path / f"found{rank}.json").read_bytes()
-        collectives, transfers, noise, rows, failed = msgspec.json.decode(
-            found, type=tuple[list[CommSample], list[CommSample], list[str], list[Interference], list[str]]
+        collectives, transfers, noise, rows, failed, (copies, both_ways, no_copies) = msgspec.json.decode(
+            found, type=tuple[list[CommSample], list[CommSample], list[str], list[Interference], list[str], Copied]
         )
         measured = [f"{each.kind} of {each.size_bytes} bytes between {each.group_size} ranks" for each in [*collectives, *transfers]]
         every = [f"{kind} of {size} bytes between 2 ranks" for kind in (*KINDS, "send_recv") for size in (1 << 12, 1 << 16)]
@@ -142,6 +143,8 @@ def test_two_devices_measure_their_communication_and_what_runs_beside_it_togethe
         for side in ("copy:d2h", "copy:h2d", *(f"comm:{kind}" for kind in KINDS), "p2p", *(["wait"] if rank == 0 else [])):
             lacks = ", ".join(line for line in failed if f"beside {side} of 2 ranks: " in line)
             assert [row for row in rows if (row.op, row.beside, row.group_size) == ("gemm:any", side, 2)] or "gemm:any" in lacks, side
+        assert [(each.direction, each.ranks) for each in copies] == [("d2h", 2), ("h2d", 2)] or "copies of 2 ranks" in no_copies[0]
+        assert [(row.op, row.beside, row.group_size) for row in both_ways] == [("copy:h2d", "copy:d2h", 2)] or "of 2 ranks" in no_copies[0]
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ class Lab:
 
     def __init__(self, bench: Bench, num_runs: int, everyone: Any = None, peers: Peers | None = None) -> None:
         self.bench, self.num_runs, self.everyone, self.peers = bench, num_runs, everyone, peers
-        self._meet = self.bench.runner(self._barrier)
+        self._meet = self.bench.runner(self.add_barrier)
 
     def step(
         self,
@@ -149,14 +149,16 @@ class Lab:
         def begin() -> None:
             prepared = side.prepare() if side else None
             self.bench.add_lead(LEAD_S)
-            self._barrier()
+            self.add_barrier()
             if side and side.is_late and not is_alone:
                 self.bench.add_lead()
             begun = paddle.full([1], 1.0, DTYPE)
             stream = side.stream if side else ALONE
-            placed = _on(stream, lambda: ops.square(begun))  # `scale` would also put a constant, which the host computes, on the stream
+            placed = on_stream(
+                stream, lambda: ops.square(begun)
+            )  # `scale` would also put a constant, which the host computes, on the stream
             if side and not is_alone:
-                _on(stream, lambda: side.add(prepared))
+                on_stream(stream, lambda: side.add(prepared))
             if not is_first:
                 ops.square(placed)
 
@@ -167,7 +169,7 @@ class Lab:
                 fill(case, count, begin)
             ended = paddle.full([1], 1.0, DTYPE)
             for k in range(blocked):
-                _on(f"interlace_beside_blocked_{k}", lambda: ops.square(ended))
+                on_stream(f"interlace_beside_blocked_{k}", lambda: ops.square(ended))
             self.bench.device.wait_for(self.bench.device.watch(ended))
 
         return self.bench.runner(build, inputs=inputs)
@@ -191,12 +193,18 @@ class Lab:
         rounds = self.rounds(none, several)
         return max(median(some.ops_s - begin.ops_s for begin, some in rounds) / SEVERAL, 1e-7)
 
-    def _barrier(self) -> None:
+    def add_barrier(self) -> None:
+        """Add an operation to the program that ends when all ranks have reached it."""
         if self.everyone is not None:
             ops.all_reduce(paddle.full([1], 1.0, DTYPE), self.everyone.id, 0)
 
 
-def _on(stream: str, add: Callable[[], Any]) -> Any:
+def runs_of(quick: bool) -> int:
+    """Number of rounds of a `Lab`."""
+    return NUM_QUICK if quick else NUM_ROUNDS
+
+
+def on_stream(stream: str, add: Callable[[], Any]) -> Any:
     """Put the operations that `add` adds to the program on a stream; returns what it returns."""
     block = paddle.static.default_main_program().global_block()
     before = len(block.ops)
@@ -231,7 +239,7 @@ def measured_beside(
     other ranks. Raises PlanError if ranks measure different operations.
     """
     groups = groups or {}
-    lab = Lab(bench, NUM_QUICK if quick else NUM_ROUNDS, groups[max(groups)] if groups else None, peers)
+    lab = Lab(bench, runs_of(quick), groups[max(groups)] if groups else None, peers)
     sides = [*_copies(lab), *(side for group in groups.values() for side in _collectives(lab, group, rank))]
     sides += _transfers(lab, groups[2], rank) if 2 in groups else []
     messages = [lab.step(side) for side in sides]
@@ -356,7 +364,7 @@ def _copies(lab: Lab) -> Iterator[Side]:
     elements = _bytes(lab, COPY_BYTES) // DTYPE_BYTES[DTYPE]
     out = Side("copy:d2h", number, partial(paddle.full, [elements], 0.5, DTYPE), device.copy_out)
     yield out
-    yield Side("copy:h2d", number, lambda: _on(out.stream, lambda: out.add(out.prepare())), device.copy_in)
+    yield Side("copy:h2d", number, lambda: on_stream(out.stream, lambda: out.add(out.prepare())), device.copy_in)
 
 
 def _collectives(lab: Lab, group: Any, rank: int) -> Iterator[Side]:

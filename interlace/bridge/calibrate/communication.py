@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 import paddle
 
 from interlace.bridge.agree import peers_of_run
-from interlace.bridge.calibrate.beside import Beside, measured_beside
+from interlace.bridge.calibrate.beside import Beside, Lab, measured_beside, runs_of
+from interlace.bridge.calibrate.both_ways import Copies, copies_of_all_ranks
 from interlace.bridge.calibrate.cases import cases
 from interlace.bridge.calibrate.messages import COLLECTIVES, DTYPE, TRANSFER, Message, Ranks, elements_of
 from interlace.bridge.meeting import meeting_of_run
 from interlace.bridge.probe.bench import Bench, spread
 from interlace.cost_model.profile import CommSample
 from interlace.ir.program import DTYPE_BYTES
+from interlace.planning.peers import Peers
 
 ops: Any = paddle._C_ops
 SIZES = tuple(1 << power for power in range(14, 29, 2))
@@ -29,13 +31,14 @@ NUM_RUNS = 9
 
 class Communication(NamedTuple):
     """Samples of collectives and of transfers, or in `why_not` the reason why there are none; the messages whose times do not differ
-    from noise; and interference with messages and copies."""
+    from noise; interference with messages and copies; and copies of all ranks at once."""
 
     collectives: tuple[CommSample, ...] = ()
     p2p: tuple[CommSample, ...] = ()
     why_not: str = ""
     noise: tuple[str, ...] = ()
     beside: Beside = Beside()
+    copies: Copies = Copies()
 
 
 def communication_of_run(bench: Bench, quick: bool) -> Communication:
@@ -43,8 +46,8 @@ def communication_of_run(bench: Bench, quick: bool) -> Communication:
     copies. Nothing is measured on a CPU, if ranks run on several hosts, or if not all ranks arrive."""
     env = paddle.distributed.ParallelEnv()
     if env.world_size < 2:
-        beside = Beside() if bench.is_serial else measured_beside(bench, cases(bench.is_fast, quick), quick)
-        return Communication(why_not="one rank was started", beside=beside)
+        alone = Communication(why_not="one rank was started")
+        return alone if bench.is_serial else _with_interference(alone, bench, quick)
     nodes = os.environ.get("PADDLE_NNODES", "1")
     if nodes.partition(":")[0] != "1":
         return Communication(why_not=f"ranks were started on several hosts (PADDLE_NNODES={nodes}); start those of one host")
@@ -54,7 +57,17 @@ def communication_of_run(bench: Bench, quick: bool) -> Communication:
         return Communication(why_not=missing)
     groups = Ranks(env.rank, env.world_size).groups()
     found = measured_communication(bench, groups, env.rank, quick)
-    return found._replace(beside=measured_beside(bench, cases(bench.is_fast, quick), quick, groups, env.rank, peers_of_run()))
+    return _with_interference(found, bench, quick, groups, env.rank, peers_of_run())
+
+
+def _with_interference(
+    found: Communication, bench: Bench, quick: bool, groups: Mapping[int, Any] | None = None, rank: int = 0, peers: Peers | None = None
+) -> Communication:
+    """The same with interference and copies of all ranks at once; arguments as those of `measured_beside`."""
+    beside = measured_beside(bench, cases(bench.is_fast, quick), quick, groups, rank, peers)
+    return found._replace(
+        beside=beside, copies=copies_of_all_ranks(Lab(bench, runs_of(quick), groups[max(groups)] if groups else None, peers))
+    )
 
 
 def measured_communication(bench: Bench, groups: Mapping[int, Any], rank: int, quick: bool) -> Communication:

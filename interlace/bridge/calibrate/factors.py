@@ -15,6 +15,10 @@ HELD = 0.5
 """An operation holds a message up if, while the operation runs, the message advances less than this share of what it does otherwise."""
 
 
+DIGITS = 6
+"""Decimal places of factors on copies of both directions."""
+
+
 class Times(NamedTuple):
     """When the operations, and when everything had ended, in seconds after a step's begin."""
 
@@ -74,3 +78,41 @@ def factors(rounds: Sequence[Round], once_s: float = 0.0, *, waits: bool = False
     if not firsts or once_s < LEAST_HELD * whole_s:
         return found
     return found._replace(holds=whole_s - median(firsts) < HELD * once_s * found.op / found.beside)
+
+
+class BothWays(NamedTuple):
+    """Factors on the time of a copy to the device and on that of one to the host, while both run."""
+
+    into: float
+    out: float
+
+
+def both_ways(seconds: Sequence[float], few: int, many: int) -> BothWays | None:
+    """Factors by which copies of the two directions slow each other down.
+
+    While both run, a copy to the device takes `into` times as long as alone, and one to the host `out` times. If `few` copies in end before
+    `many` copies out, they take `few * t_in * into`; in this time the others advance by `1 / out` of it, and their rest runs alone. So the
+    step is longer than the copies out alone by `few * t_in * into * (1 - 1 / out)`, and likewise the other way round.
+
+    Args:
+        seconds: Times of steps that differ in their numbers of copies to the host and to the device: `(0, 0)`, `(many, 0)`, `(0, many)`,
+            `(many, few)` and `(few, many)`.
+        few, many: These numbers.
+
+    Returns:
+        None if the times are not possible: copies take no time, the shorter row ends last, or hiding it costs more than its own time.
+
+    >>> both_ways([1.0, 13.0, 13.0, 13.0 + 4 * 1.5 * 0.2, 13.0 + 4 * 1.25 / 3], few=4, many=12)  # copies in 1.5, copies out 1.25 times
+    BothWays(into=1.5, out=1.25)
+    """
+    begin, only_out, only_in, more_out, more_in = seconds
+    out_s, in_s = (only_out - begin) / many, (only_in - begin) / many
+    if min(out_s, in_s) <= 0:
+        return None
+    by_in, by_out = max(0.0, more_out - only_out) / (few * in_s), max(0.0, more_in - only_in) / (few * out_s)
+    if max(by_in, by_out) >= 1:
+        return None
+    into, out = by_in + (1 - by_in) / (1 - by_out), by_out + (1 - by_out) / (1 - by_in)
+    if few * in_s * into > many * out_s or few * out_s * out > many * in_s:
+        return None
+    return BothWays(round(into, DIGITS), round(out, DIGITS))

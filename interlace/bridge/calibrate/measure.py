@@ -35,6 +35,7 @@ from interlace.bridge.probe.bench import MOST_OPS, Bench, Case, fill, paddle_set
 from interlace.bridge.profiles import known_name
 from interlace.bridge.targets import Device
 from interlace.bridge.targets.cpu import cpu_model
+from interlace.cost_model.interference import COPIES
 from interlace.cost_model.model import sample_size
 from interlace.cost_model.profile import SCHEMA, CopySample, DeviceProfile, OpSample, Peak, Power, Provenance
 from interlace.cost_model.work import Part
@@ -91,7 +92,7 @@ def calibrate(
         copies = () if is_host else _copies(device, quick, failed)
     reasons = [f"{name}: {why}" for name, why in failed.items()]
     reasons += [f"{message}: its time does not differ from noise" for message in communication.noise]
-    reasons += communication.beside.failed
+    reasons += (*communication.beside.failed, *communication.copies.failed)
     told = failed.keys() | {_name(case.part) for case, _ in measured}
     if hidden := sorted({_name(case.part) for case in found} - told):
         reasons.append(f"{', '.join(hidden)}: shorter than the host's share, noise or another kernel of the operation")
@@ -116,8 +117,8 @@ def calibrate(
         ops=tuple(samples),
         collectives=tuple(cpu_collectives(quick)) if is_host else communication.collectives,
         p2p=communication.p2p,
-        copies=copies,
-        interference=communication.beside.rows,
+        copies=(*copies, *communication.copies.samples),
+        interference=(*communication.beside.rows, *communication.copies.rows),
         late_beside_wait_ns=communication.beside.late_ns,
         power=power,
     )
@@ -127,18 +128,24 @@ def calibrate(
 def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceProfile:
     """A calibrated profile in which what was not measured is taken from the profile `base`, called `name` in the provenance: collectives,
     transfers, copies, interference with messages and copies of other kinds and group sizes, the network, kinds of operations and rates; if
-    both are of the same device, also its memory, and power as far as it was not measured."""
+    both are of the same device, also its memory, copies of other numbers of devices and in both directions, and power as far as it was not
+    measured."""
     kinds = {(sample.kind, sample.dtype) for sample in profile.ops}
     others = [sample for sample in base.ops if (sample.kind, sample.dtype) not in kinds]
     known = {(sample.kind, sample.group_size) for sample in profile.collectives}
     unknown = [sample for sample in base.collectives if (sample.kind, sample.group_size) not in known]
     beside = {(row.beside, row.group_size) for row in profile.interference}
     rows = [row for row in base.interference if (row.beside, row.group_size) not in beside]
-    taken = ["p2p", "copies", "network"]
+    ways = {(sample.direction, sample.ranks) for sample in profile.copies}
+    ways |= {("both", row.group_size) for row in profile.interference if row.op in COPIES and row.beside in COPIES}
+    copies = [sample for sample in base.copies if (sample.direction, sample.ranks) not in ways]
+    taken = ["p2p", "network"]
     taken += ["pinned_bytes", "shortest_kernel_ns", "late_beside_wait_ns"]
     is_same = base.device == profile.device
     taken += ["memory_bytes", "power"] if is_same else []
     missing = {each: getattr(base, each) for each in taken if not getattr(profile, each) and getattr(base, each)}
+    if copies and (is_same or not profile.copies):
+        missing["copies"] = (*profile.copies, *copies)
     if is_same and profile.power is not None and base.power is not None:
         drawn = {sample.kind for sample in profile.power.samples}
         missing["power"] = msgspec.structs.replace(
