@@ -315,7 +315,7 @@ class Closure:
         step, here = divmod(node, self.count)
         mine = self.access[here]
         # a copy gets the name of what it writes into as its result's: the executor has no operand to wait for
-        gives = set() if is_copy(self.op(here)) and self.op(here).inplace else mine.gives
+        gives = set() if is_copy(self.op(here)) and (0, 1) in self.op(here).inplace else mine.gives
         found = []
         for place in self.in_job[self.job[here]]:
             if place >= here and not step:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 from interlace.errors import ProgramError
+from interlace.grouping import grouped
 from interlace.ir.copies import index_of_items, is_copy_into, is_memory_for_copy, may_be_omitted
 from interlace.ir.kinds import is_boundary, is_known_comm, is_p2p, ring_of
 from interlace.ir.per_ops import once_per_items, once_per_ops
@@ -25,6 +26,7 @@ def verify(program: Program) -> None:
         *_values(program),
         *_dataflow(program),
         *_aliases(program),
+        *_memory(program),
         *_communications(program),
         *_jobs(program),
         *_events(program),
@@ -152,6 +154,21 @@ def _aliases(program: Program) -> list[str]:
                 faults.append(f"{describe(op)}: result {result} aliases operand {operand} but has another storage")
         if any(not 0 <= k < len(op.operands) for k in op.no_buffer):
             faults.append(f"{describe(op)}: no_buffer {op.no_buffer} is out of range")
+    return faults
+
+
+@once_per_ops
+def _memory(program: Program) -> list[str]:
+    """What an operation only takes memory for must be one copy, which writes into it; anything else would read what nothing has written."""
+    taken = {value: op for op in program.ops if is_memory_for_copy(op) for value in op.results}
+    reads = grouped((value, (op, k)) for op in program.ops if taken for k, value in enumerate(op.operands) if value in taken)
+    faults = []
+    for value, op in taken.items():
+        wrong = [reader for reader, k in reads.get(value, []) if k != 1 or not is_copy_into(reader)]
+        faults += [f"{describe(reader)} reads %{value}, memory of {describe(op)} that only a copy may write into" for reader in wrong]
+        if not wrong and len(reads.get(value, [])) != 1:
+            count = len(reads.get(value, [])) or "none"
+            faults.append(f"{describe(op)} takes memory for a copy, and the number of copies that write into it is {count}; expected 1")
     return faults
 
 

@@ -191,6 +191,30 @@ def test_memory_for_a_copy_is_taken_where_the_copy_runs() -> None:
             verify(parse(HEAD.format(rank=0, world=1, count=2) + text))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "pd_op.exp_grad(%4)",
+            "pd_op.exp_grad(%3)",
+            "#5 pd_op.exp_grad reads %3, memory of #3 pd_op.empty that only a copy may write into",
+        ),
+        ("(%2, %3)", "(%3, %2)", "#4 pd_op.memcpy_h2d reads %3, memory of #3"),
+        (
+            '~3 = pd_op.memcpy_h2d(%2, %3) backward stream="h2d" no_buffer=1 inplace=0:1',
+            ' = pd_op.memcpy_h2d(%2) backward stream="h2d"',
+            "#3 pd_op.empty takes memory for a copy, and the number of copies that write into it is none; expected 1",
+        ),
+        ("no_buffer=1 inplace=0:1", "no_buffer=1 views=0:1", "#4 pd_op.memcpy_h2d reads %3, memory of #3"),
+    ],
+)
+def test_memory_for_a_copy_is_written_by_one_copy_and_read_by_nothing_else(old: str, new: str, told: str) -> None:
+    wrong = INTO_MEMORY.replace(old, new)
+    assert wrong != INTO_MEMORY
+    with pytest.raises(ProgramError, match=re.escape(told)):
+        verify(parse(HEAD.format(rank=0, world=1, count=2) + wrong))
+
+
 def test_a_micro_batch_may_keep_its_activation_on_the_device() -> None:
     text = FOUR_JOBS.replace("1-2@0", "1@0").replace("3-4@0", "4@0") + "event e1 2@1 -> 3@1\n"
     half = parse(HEAD.format(rank=0, world=1, count=2) + OFFLOAD + text)
