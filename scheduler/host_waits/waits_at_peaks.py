@@ -1,8 +1,8 @@
 """Waits of the host before allocations that are made while side streams still hold blocks that nothing issued later needs.
 
 With regularly spaced waits, the peak of memory may lie between two of them: on the last stage of GPT-3 6.7B, the gathered result of the
-head (0.6 GiB) was still held when the whole loss had been issued. A wait there, for the first computation that ends after such blocks
-are freed, lowers the peak to that of running the operations one after the other.
+head (0.6 GiB) was still held when the whole loss had been issued. A wait there, for the first computation that ends after enough of such
+blocks are freed, lowers the peak to the limit, or to that of running the operations one after the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def waits_at_peaks(
     program: Program, times: Times, lives: Lives, ended: Ints, placed: Placed, can: Flags, limit_bytes: int
 ) -> dict[int, int]:
     """Waits before allocations that exceed a limit, if blocks are held there that are freed before some earlier computation of the job
-    ends.
+    ends. Each wait is for no more blocks than must be free for the allocation, so that the host stays as far ahead as the limit allows.
+    What one wait frees counts as free for all allocations after it, so that waits are few; another round sees what they leave.
 
     Args:
         program: Program of one rank.
@@ -39,28 +40,34 @@ def waits_at_peaks(
     held = np.flatnonzero(~lives.pinned & (placed.last_read >= 0))
     held = held[ended[held] > times.issue[placed.last_read[held]]]
     held = held[np.argsort(ended[held])]
-    read, free = placed.last_read[held], ended[held]
+    read, free, size = placed.last_read[held], ended[held], lives.size[held]
     ends = np.maximum.accumulate(np.where(can, times.end, -1))
     found: dict[int, int] = {}
-    waited = 0
-    for at in _above(lives, placed, limit_bytes).tolist():
+    waited = freed = 0
+    for at, over_bytes in _above(lives, placed, limit_bytes):
         first = int(job_first[at])
-        if at == first:
+        if at == first or over_bytes <= freed:
             continue
         start, stop = np.searchsorted(free, (max(waited, int(times.issue[at])), ends[at - 1]), side="right")
         given_back = start + np.flatnonzero(read[start:stop] < at)
         if not len(given_back):
             continue
-        until = int(free[given_back[-1]])
+        more = np.cumsum(size[given_back])
+        enough = min(int(np.searchsorted(more, over_bytes - freed)), len(more) - 1)
+        until = int(free[given_back[enough]])
         mine = first + np.flatnonzero(can[first:at] & (times.end[first:at] >= until))
         if len(mine):
             found[at - 1], waited = int(mine[0]), until
+            freed += int(more[enough])
     return found
 
 
-def _above(lives: Lives, placed: Placed, limit_bytes: int) -> Ints:
-    """Op instances whose allocations exceed a limit of live device bytes, ascending."""
+def _above(lives: Lives, placed: Placed, limit_bytes: int) -> list[tuple[int, int]]:
+    """Op instances whose allocations exceed a limit of live device bytes, ascending, and by how much."""
     taken, mine = placed.first[~lives.pinned], lives.pool("device")
     order = in_time(mine)
-    live = placed.base["device"] + np.cumsum(np.r_[mine.size, -mine.size][order])
-    return np.unique(taken[order[(live > limit_bytes) & (order < len(taken))]])
+    over = placed.base["device"] + np.cumsum(np.r_[mine.size, -mine.size][order]) - limit_bytes
+    allocates = order < len(taken)
+    most = np.zeros(1 + int(taken.max(initial=-1)), np.int64)
+    np.maximum.at(most, taken[order[allocates]], over[allocates])
+    return [(at, int(most[at])) for at in np.flatnonzero(most).tolist()]

@@ -234,7 +234,8 @@ def test_under_a_budget_the_host_waits_at_the_peak(room_blocks: int, peak_blocks
     found = plan_host_syncs(program, QUICK, 23 * BLOCK, (room_blocks + 1) * BLOCK - 1)
     assert found.throttled_bytes // BLOCK == peak_blocks
     assert gpu_peak(with_host_syncs(program, found.waits), QUICK) == found.throttled_bytes
-    assert found.count <= plan_host_syncs(program, QUICK, 23 * BLOCK, room_blocks * BLOCK - 1).count
+    if room_blocks == peak_blocks:  # with more room, waits are no more than with less
+        assert found.count <= plan_host_syncs(program, QUICK, 23 * BLOCK, room_blocks * BLOCK - 1).count
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4])
@@ -413,6 +414,9 @@ def behind(*blocks: tuple[int, int, int, int, bool], ends: tuple[int, ...] = END
         ((AWAY, (0, 2, 105, 10, False), (6, 7, 10**6, 10, False)), (5, 15, 300, 20, 102, 107, 1, 1), 15, {5: 5}),  # both are given back
         ((AWAY, (0, 2, 105, 10, False), (6, 7, 10**6, 10, False)), (5, 15, 300, 20, 102, 103, 1, 1), 15, {5: 4}),  # one
         ((AWAY, (5, 7, 10**6, 10, False), (7, 7, 10**6, 10, False)), ENDS, 15, {4: 4}),  # the next one finds it given back
+        ((AWAY, (0, 2, 145, 10, False), (7, 7, 10**6, 10, False)), ENDS, 25, {6: 4}),  # one of the two blocks is enough
+        ((AWAY, (0, 2, 145, 10, False), (7, 7, 10**6, 10, False)), ENDS, 15, {6: 6}),
+        ((AWAY, (0, 2, 145, 10, False), (5, 5, 55, 10, False), (7, 7, 10**6, 10, False)), ENDS, 25, {4: 4}),  # and for both allocations
         ((AWAY, (0, 2, 145, 10, False), (5, 7, 10**6, 10, False), (7, 7, 10**6, 10, False)), ENDS, 15, {4: 4, 6: 6}),
     ],
 )
