@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import paddle
 
@@ -20,6 +20,7 @@ from interlace.bridge.probe.bench import Runner, spread
 from interlace.cost_model.profile import CopySample, Interference
 from interlace.ir.program import DTYPE_BYTES
 
+ops: Any = paddle._C_ops
 SIZE_BYTES, SLOW_BYTES = 1 << 26, 1 << 22
 """Bytes of a copy on a fast device (`Bench.is_fast`), and on another."""
 FEW, MANY = 4, 12
@@ -71,7 +72,7 @@ def _step(lab: Lab, elements: int, copies_out: int, copies_in: int) -> Runner:
         lab.add_barrier()
         begun = paddle.full([1], 1.0, DTYPE)
         for stream, copy, value, count in ((OUT, device.copy_out, x, copies_out), (BACK, device.copy_in, on_host, copies_in)):
-            on_stream(stream, partial(paddle._C_ops.square, begun))
+            on_stream(stream, partial(ops.square, begun))
             for _ in range(count):
                 on_stream(stream, partial(copy, value))
 
