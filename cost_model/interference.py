@@ -32,7 +32,7 @@ TRANSFER = "p2p"
 """Category of a send or receive that moves data."""
 INTO = "copy:h2d"
 COPIES = frozenset({INTO, "copy:d2h"})
-"""Categories of copies to the device and of both directions. A row of one beside the other tells how much they slow each other down."""
+"""Categories of copies to the device (`INTO`) and to the host. A row of one beside the other tells how much they slow each other down."""
 RESULT = "elements"
 """Dim of rows of products beside `wait`: number of elements of the result. A result's tiles run in rounds over the multiprocessors, so a
 product that just fills one round needs a second if some multiprocessors are occupied (1.8 times as long), while one of many rounds takes a

@@ -119,7 +119,7 @@ class Interference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, fo
     """How much an operation and a collective or copy that runs beside it slow each other; 1 means not at all.
 
     Attributes:
-        op: Category of the operation (`gemm:proj`, `memory:gelu`, `attention`).
+        op: Category of the operation (`gemm:proj`, `memory:gelu`, `attention`), or `copy:h2d` beside `copy:d2h`: copies of both directions.
         beside: Category of the other (`comm:all_reduce`, `p2p`, `copy:d2h`), or `wait`: a communication that waits for its peers.
         group_size: Number of ranks in the other's group.
         dims: `n`, `k` of a GEMM's weight in this row; `elements` of a product's result in rows beside `wait`.

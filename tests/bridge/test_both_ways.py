@@ -86,8 +86,10 @@ def test_several_ranks_also_have_times_of_each_direction(monkeypatch: pytest.Mon
     assert found.rows[0].group_size == 4
 
 
-@pytest.mark.parametrize(("device", "what"), [(Bench(1.4, 1.05, takes_time=False), "copies"), (Bench(5.0, 1.05), "copies both ways")])
+@pytest.mark.parametrize(
+    ("device", "what"), [(Bench(1.4, 1.05, takes_time=False), "copies"), (Bench(5.0, 1.05), "copies in both directions")]
+)
 def test_times_that_are_not_possible_are_told(monkeypatch: pytest.MonkeyPatch, device: Bench, what: str) -> None:
     found = measured(device, monkeypatch, Everyone)
-    assert found.failed == (f"{what} of 4 ranks at once: their times do not differ from noise",)
+    assert found.failed == (f"{what} of 4 device(s) at once: their times do not differ from noise",)
     assert (len(found.samples), found.rows) == (2 * (what != "copies"), ())

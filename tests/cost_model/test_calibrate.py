@@ -348,6 +348,7 @@ def test_what_one_device_cannot_measure_is_that_of_another_profile():
     both = Interference("copy:h2d", "copy:d2h", 2, 1.4, 1.05, (1.4, 1.4), (1.05, 1.05))
     told = completed(msgspec.structs.replace(own, copies=measured, interference=(both,)), base, "h200")
     assert told.copies == (*measured, *(each for each in ways if each.direction != "both" or each.ranks != 2))
+    assert told.interference == (both, *base.interference)  # also operations beside copies to the host
     assert "network" not in found.provenance.note  # which it does not have
     assert "flops" not in found.provenance.note
     fewer = completed(msgspec.structs.replace(own, matrix_flops={}, vector_flops={}, ranks_per_host=1), base, "h200")

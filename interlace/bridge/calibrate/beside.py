@@ -154,9 +154,8 @@ class Lab:
                 self.bench.add_lead()
             begun = paddle.full([1], 1.0, DTYPE)
             stream = side.stream if side else ALONE
-            placed = on_stream(
-                stream, lambda: ops.square(begun)
-            )  # `scale` would also put a constant, which the host computes, on the stream
+            # `scale` would also put a constant, which the host computes, on the stream
+            placed = on_stream(stream, lambda: ops.square(begun))
             if side and not is_alone:
                 on_stream(stream, lambda: side.add(prepared))
             if not is_first:

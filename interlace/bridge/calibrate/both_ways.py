@@ -1,7 +1,7 @@
 """Copies while all ranks of a host copy at once: in one direction, and in both, where they slow each other down.
 
-Both directions share a host's memory and a device's link, though not equally: on two H200s that train, a copy to the device takes 1.3 times
-as long as alone and one to the host 1.05 times (benchmarks/results/gpu.md).
+The two directions do not suffer equally: in steps of two H200s that move all activations, copies to the device take 1.23 times as long as
+copies of the same tensors to the host, and alone equally long (benchmarks/results/gpu.md).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def copies_of_all_ranks(lab: Lab) -> Copies:
     rounds = [[times.all_s for times in each] for each in lab.rounds(*steps)]
     out_ns, in_ns = ([(round[way] - round[0]) / MANY * 1e9 for round in rounds] for way in (1, 2))
     if min(median(out_ns), median(in_ns)) < 1:
-        return Copies(failed=(f"copies of {ranks} ranks at once: {NOISE}",))
+        return Copies(failed=(f"copies of {ranks} device(s) at once: {NOISE}",))
     alone = tuple(
         CopySample(way, size_bytes, round(median(each)), ranks, round(spread(each)), len(each))
         for way, each in zip(DIRECTIONS, (out_ns, in_ns), strict=True)
@@ -56,7 +56,7 @@ def copies_of_all_ranks(lab: Lab) -> Copies:
     known = [each for each in found if each is not None]
     samples = alone if ranks > 1 else ()
     if len(known) < len(found) / 2:
-        return Copies(samples, failed=(f"copies both ways of {ranks} ranks at once: {NOISE}",))
+        return Copies(samples, failed=(f"copies in both directions of {ranks} device(s) at once: {NOISE}",))
     return Copies(samples, (_row(known, ranks),))
 
 

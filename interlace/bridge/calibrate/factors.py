@@ -15,10 +15,6 @@ HELD = 0.5
 """An operation holds a message up if, while the operation runs, the message advances less than this share of what it does otherwise."""
 
 
-DIGITS = 6
-"""Decimal places of factors on copies of both directions."""
-
-
 class Times(NamedTuple):
     """When the operations, and when everything had ended, in seconds after a step's begin."""
 
@@ -102,8 +98,9 @@ def both_ways(seconds: Sequence[float], few: int, many: int) -> BothWays | None:
     Returns:
         None if the times are not possible: copies take no time, the shorter row ends last, or hiding it costs more than its own time.
 
-    >>> both_ways([1.0, 13.0, 13.0, 13.0 + 4 * 1.5 * 0.2, 13.0 + 4 * 1.25 / 3], few=4, many=12)  # copies in 1.5, copies out 1.25 times
-    BothWays(into=1.5, out=1.25)
+    >>> seconds = [1.0, 13.0, 13.0, 13.0 + 4 * 1.5 * 0.2, 13.0 + 4 * 1.25 / 3]  # copies in take 1.5, copies out 1.25 times as long
+    >>> [round(factor, 6) for factor in both_ways(seconds, few=4, many=12)]
+    [1.5, 1.25]
     """
     begin, only_out, only_in, more_out, more_in = seconds
     out_s, in_s = (only_out - begin) / many, (only_in - begin) / many
@@ -115,4 +112,4 @@ def both_ways(seconds: Sequence[float], few: int, many: int) -> BothWays | None:
     into, out = by_in + (1 - by_in) / (1 - by_out), by_out + (1 - by_out) / (1 - by_in)
     if few * in_s * into > many * out_s or few * out_s * out > many * in_s:
         return None
-    return BothWays(round(into, DIGITS), round(out, DIGITS))
+    return BothWays(into, out)

@@ -37,7 +37,7 @@ from interlace.bridge.targets import Device
 from interlace.bridge.targets.cpu import cpu_model
 from interlace.cost_model.interference import COPIES
 from interlace.cost_model.model import sample_size
-from interlace.cost_model.profile import SCHEMA, CopySample, DeviceProfile, OpSample, Peak, Power, Provenance
+from interlace.cost_model.profile import SCHEMA, CopySample, DeviceProfile, Interference, OpSample, Peak, Power, Provenance
 from interlace.cost_model.work import Part
 from interlace.errors import ConfigError
 from interlace.grouping import grouped, numbered
@@ -134,10 +134,10 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
     others = [sample for sample in base.ops if (sample.kind, sample.dtype) not in kinds]
     known = {(sample.kind, sample.group_size) for sample in profile.collectives}
     unknown = [sample for sample in base.collectives if (sample.kind, sample.group_size) not in known]
-    beside = {(row.beside, row.group_size) for row in profile.interference}
-    rows = [row for row in base.interference if (row.beside, row.group_size) not in beside]
+    beside = {_beside(row) for row in profile.interference}
+    rows = [row for row in base.interference if _beside(row) not in beside]
     ways = {(sample.direction, sample.ranks) for sample in profile.copies}
-    ways |= {("both", row.group_size) for row in profile.interference if row.op in COPIES and row.beside in COPIES}
+    ways |= {("both", row.group_size) for row in profile.interference if row.op in COPIES}
     copies = [sample for sample in base.copies if (sample.direction, sample.ranks) not in ways]
     taken = ["p2p", "network"]
     taken += ["pinned_bytes", "shortest_kernel_ns", "late_beside_wait_ns"]
@@ -172,6 +172,11 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
         **rates,
         **missing,
     )
+
+
+def _beside(row: Interference) -> tuple[bool, str, int]:
+    """What is measured together: all operations beside a message or copy, or copies of both directions."""
+    return row.op in COPIES, "" if row.op in COPIES else row.beside, row.group_size
 
 
 ROW_S = 0.0025
