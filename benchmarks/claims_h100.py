@@ -18,14 +18,14 @@ from interlace.grouping import grouped
 from interlace.report import accuracy
 
 SETTLED = "h100/testbed_settled.json"
-CALIBRATED_PLANS = "testbed_calibrated_plans.json", "testbed_own_calibration.json"
-"""Runs with plans that were made with calibrated profiles: of another host, and of the host that trained."""
+OWN_CALIBRATION = "testbed_own_calibration.json"
+"""Runs of H100s with plans that were made with the profile of their host; of H200s also with that of another host."""
+CALIBRATED_PLANS = "testbed_calibrated_plans.json", OWN_CALIBRATION
+"""Runs of H100s with plans that were made with calibrated profiles: of another host, and of the host that trained."""
 STEP_TO_STEP = "testbed_step_to_step.json"
 """Runs of H200s with plans that were chosen by the time from one step to the next, and of programs that recompute by hand."""
-OWN_CALIBRATION = "testbed_own_calibration.json"
-"""Runs of H200s with plans that were made with a calibrated profile: of another host, and of the host that trained."""
 FEWEST_COPIES = 100
-"""Steps with fewer copies in each direction do not tell how much the two slow each other down."""
+"""Steps with fewer copies to the device do not tell how much the two directions slow each other down."""
 LARGE = 0.05
 """Smaller gains are left out where errors are relative to gains, as they differ too much between hosts."""
 KINDS = (
@@ -209,6 +209,7 @@ def h200_copies_in_steps() -> str:
 
 
 def _gains_of(file: str) -> str:
+    """A row for each plan of a file of H200s: steps, the measured gain and those that all profiles predict, and memory."""
     devices = raw("h200/accuracy.json")["devices"].values()
     runs = {(row["case"], row["plan"], row["sitting"]): row for row in raw(f"h200/{file}")["runs"]}
     predicted = [

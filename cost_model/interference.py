@@ -30,9 +30,9 @@ that wait at once slow products little more than one does (the factor rises by 0
 collectives do the same is an assumption."""
 TRANSFER = "p2p"
 """Category of a send or receive that moves data."""
-INTO = "copy:h2d"
-COPIES = frozenset({INTO, "copy:d2h"})
-"""Categories of copies to the device (`INTO`) and to the host. A row of one beside the other tells how much they slow each other down."""
+H2D = "copy:h2d"
+COPIES = frozenset({H2D, "copy:d2h"})
+"""Categories of copies to the device (`H2D`) and to the host. A row of one beside the other tells how much they slow each other down."""
 RESULT = "elements"
 """Dim of rows of products beside `wait`: number of elements of the result. A result's tiles run in rounds over the multiprocessors, so a
 product that just fills one round needs a second if some multiprocessors are occupied (1.8 times as long), while one of many rounds takes a
@@ -70,7 +70,8 @@ class InterferenceTable:
         self._rows = tuple(row for row in rows if RESULT not in row.dims)
         self._by_result = sorted((log(row.dims[RESULT]), row.stretch_op) for row in rows if row.beside == WAIT and RESULT in row.dims)
         self._ctas = ctas
-        self._copies = _both_ways(self._rows, copies, copy_ranks)
+        self._copies = _both_directions(self._rows, copies, copy_ranks)
+        self._rows = tuple(row for row in self._rows if row.op not in COPIES)
         self._known: dict[tuple[str, str], Stretch] = {}
 
     def between(self, category: str, beside: str) -> Stretch:
@@ -108,8 +109,8 @@ class InterferenceTable:
 
     def _sides(self, category: str, beside: str) -> Stretch:
         if {category, beside} == COPIES and self._copies is not None:
-            into, out = self._copies
-            return Stretch(*((into, out) if category == INTO else (out, into)), "measured", "copies both ways at once")
+            h2d, d2h = self._copies
+            return Stretch(*((h2d, d2h) if category == H2D else (d2h, h2d)), "measured", "copies in both directions at once")
         return Stretch(1.0, 1.0, "assumed", "not measured: links and copy engines counted as separate")
 
     def _row(self, category: str, beside: str) -> Stretch:
@@ -162,7 +163,7 @@ def _distance(dims: dict[str, int], n: int, k: int) -> float:
     return abs(log(dims["n"] / n)) + abs(log(dims["k"] / k))
 
 
-def _both_ways(rows: Iterable[Interference], copies: Iterable[CopySample], wanted: int | None) -> tuple[float, float] | None:
+def _both_directions(rows: Iterable[Interference], copies: Iterable[CopySample], wanted: int | None) -> tuple[float, float] | None:
     """Factors on a copy to the device and on one to the host while both run; None if that was not measured.
 
     Each number of devices that copy at once has a row, or else the median over all sizes that were measured both alone and in both
@@ -178,5 +179,5 @@ def _both_ways(rows: Iterable[Interference], copies: Iterable[CopySample], wante
     for row in rows:
         if {row.op, row.beside} == COPIES:
             factors = max(1.0, row.stretch_op), max(1.0, row.stretch_beside)
-            found[row.group_size] = factors if row.op == INTO else factors[::-1]
+            found[row.group_size] = factors if row.op == H2D else factors[::-1]
     return found[nearest_count(found, wanted)] if found else None

@@ -159,16 +159,16 @@ def _aliases(program: Program) -> list[str]:
 
 @once_per_ops
 def _memory(program: Program) -> list[str]:
-    """What an operation only takes memory for must be one copy, which writes into it; anything else would read what nothing has written."""
+    """Memory that is taken for a copy must be written by exactly one copy, and read by nothing else: it has no contents before."""
     taken = {value: op for op in program.ops if is_memory_for_copy(op) for value in op.results}
     reads = grouped((value, (op, k)) for op in program.ops if taken for k, value in enumerate(op.operands) if value in taken)
     faults = []
     for value, op in taken.items():
         wrong = [reader for reader, k in reads.get(value, []) if k != 1 or not is_copy_into(reader)]
         faults += [f"{describe(reader)} reads %{value}, memory of {describe(op)} that only a copy may write into" for reader in wrong]
-        if not wrong and len(reads.get(value, [])) != 1:
-            count = len(reads.get(value, [])) or "none"
-            faults.append(f"{describe(op)} takes memory for a copy, and the number of copies that write into it is {count}; expected 1")
+        if not wrong and (count := len(reads.get(value, []))) != 1:
+            copies = f"{count} copies write into" if count else "no copy writes into"
+            faults.append(f"{describe(op)} takes memory that {copies}; expected one")
     return faults
 
 

@@ -189,6 +189,8 @@ def test_copies_of_both_directions_have_factors_of_their_own(ranks: int | None, 
     for both in (row("copy:h2d", "copy:d2h", (1.4, 0.98)), row("copy:d2h", "copy:h2d", (0.98, 1.4))):
         table = InterferenceTable([*TABLE, both], copies, copy_ranks=ranks)
         assert table.between("copy:h2d", "copy:d2h")[:2] == factors
+        beside = InterferenceTable([row("gemm:any", "copy:h2d", (1.2, 1.1)), both]).between("gemm:any", "copy:d2h")
+        assert beside[:2] == (1.2, 1.1)  # copies of the other direction stand in, as no operation was measured beside these
         assert table.between("copy:d2h", "copy:h2d")[:2] == factors[::-1]
 
 

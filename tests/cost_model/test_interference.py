@@ -25,7 +25,7 @@ ON_TIME = CostModel(msgspec.structs.replace(H200.profile, late_beside_wait_ns=0)
         ("unknown", "comm:all_reduce@4", "nearest", "memory for unknown"),
         ("gemm", "comm:broadcast@2", "nearest", "gemm for gemm; comm:all_gather for comm:broadcast"),
         ("attention", "comm:all_reduce@8", "nearest", "4 ranks for 8"),
-        ("copy:d2h", "copy:h2d", "measured", "copies both ways at once"),
+        ("copy:d2h", "copy:h2d", "measured", "copies in both directions at once"),
         ("copy:d2h", "comm:all_reduce@2", "assumed", "not measured: links and copy engines counted as separate"),
         ("gemm:fc1", "memory:gelu", "assumed", "two kernels share the device in equal parts"),
     ],

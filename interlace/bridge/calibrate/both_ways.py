@@ -14,19 +14,19 @@ import paddle
 
 from interlace.bridge.calibrate.beside import LEAD_S, Lab, on_stream
 from interlace.bridge.calibrate.copies import DIRECTIONS
-from interlace.bridge.calibrate.factors import BothWays, both_ways
+from interlace.bridge.calibrate.factors import both_ways
 from interlace.bridge.calibrate.messages import DTYPE
 from interlace.bridge.probe.bench import Runner, spread
 from interlace.cost_model.profile import CopySample, Interference
 from interlace.ir.program import DTYPE_BYTES
 
 ops: Any = paddle._C_ops
-SIZE_BYTES, SLOW_BYTES = 1 << 26, 1 << 22
-"""Bytes of a copy on a fast device (`Bench.is_fast`), and on another."""
+SIZES, SLOW_SIZES = (1 << 22, 1 << 26), (1 << 20, 1 << 22)
+"""Bytes of copies on a fast device (`Bench.is_fast`), and on another. The factors are those of the largest."""
 FEW, MANY = 4, 12
 """Copies in a row of the direction that ends first, and of the other one."""
-OUT, BACK = "interlace_copies_out", "interlace_copies_in"
-NOISE = "their times do not differ from noise"
+D2H, H2D = "interlace_copies_d2h", "interlace_copies_h2d"
+"""Names of the streams."""
 
 
 class Copies(NamedTuple):
@@ -39,25 +39,23 @@ class Copies(NamedTuple):
 
 
 def copies_of_all_ranks(lab: Lab) -> Copies:
-    """Measure copies; every rank must call this. Raises what Paddle raises if a copy fails."""
+    """Measure copies. Every rank must call this. Raises what Paddle raises if a copy fails; the launcher must then end the other ranks."""
     ranks = lab.everyone.nranks if lab.everyone is not None else 1
-    size_bytes = SIZE_BYTES if lab.bench.is_fast else SLOW_BYTES
-    counts = (0, 0), (MANY, 0), (0, MANY), (MANY, FEW), (FEW, MANY)
-    steps = [_step(lab, size_bytes // DTYPE_BYTES[DTYPE], *each) for each in counts]
-    rounds = [[times.all_s for times in each] for each in lab.rounds(*steps)]
-    out_ns, in_ns = ([(round[way] - round[0]) / MANY * 1e9 for round in rounds] for way in (1, 2))
-    if min(median(out_ns), median(in_ns)) < 1:
-        return Copies(failed=(f"copies of {ranks} device(s) at once: {NOISE}",))
-    alone = tuple(
-        CopySample(way, size_bytes, round(median(each)), ranks, round(spread(each)), len(each))
-        for way, each in zip(DIRECTIONS, (out_ns, in_ns), strict=True)
-    )
-    found = [both_ways(each, FEW, MANY) for each in rounds]
-    known = [each for each in found if each is not None]
-    samples = alone if ranks > 1 else ()
-    if len(known) < len(found) / 2:
-        return Copies(samples, failed=(f"copies in both directions of {ranks} device(s) at once: {NOISE}",))
-    return Copies(samples, (_row(known, ranks),))
+    samples, rounds = list[CopySample](), list[tuple[float, ...]]()
+    for size_bytes in SIZES if lab.bench.is_fast else SLOW_SIZES:
+        counts = (0, 0), (MANY, 0), (0, MANY), (MANY, FEW), (FEW, MANY)
+        steps = [_step(lab, size_bytes // DTYPE_BYTES[DTYPE], *each) for each in counts]
+        rounds = [tuple(times.all_s for times in each) for each in lab.rounds(*steps)]
+        for at, way in enumerate(DIRECTIONS, 1):
+            each_ns = [(round_s[at] - round_s[0]) / MANY * 1e9 for round_s in rounds]
+            if (once_ns := round(median(each_ns))) > 0:
+                samples.append(CopySample(way, size_bytes, once_ns, ranks, round(spread(each_ns)), len(each_ns)))
+    alone = tuple(samples) if ranks > 1 else ()  # of one rank, `copies.py` measures them
+    found = both_ways(rounds, FEW, MANY)
+    if isinstance(found, str):
+        return Copies(alone, failed=(f"copies in both directions on {ranks} device(s) at once: {found}",))
+    h2d, d2h = round(found.h2d, 3), round(found.d2h, 3)
+    return Copies(alone, (Interference("copy:h2d", "copy:d2h", ranks, h2d, d2h, (h2d, h2d), (d2h, d2h)),))
 
 
 def _step(lab: Lab, elements: int, copies_out: int, copies_in: int) -> Runner:
@@ -66,19 +64,14 @@ def _step(lab: Lab, elements: int, copies_out: int, copies_in: int) -> Runner:
 
     def build() -> None:
         x = paddle.full([elements], 0.5, DTYPE)
-        on_host = on_stream(OUT, partial(device.copy_out, x))
-        on_stream(BACK, partial(device.copy_in, on_host))
+        on_host = on_stream(D2H, partial(device.copy_out, x))
+        on_stream(H2D, partial(device.copy_in, on_host))
         lab.bench.add_lead(LEAD_S)
         lab.add_barrier()
         begun = paddle.full([1], 1.0, DTYPE)
-        for stream, copy, value, count in ((OUT, device.copy_out, x, copies_out), (BACK, device.copy_in, on_host, copies_in)):
+        for stream, copy, value, count in ((D2H, device.copy_out, x, copies_out), (H2D, device.copy_in, on_host, copies_in)):
             on_stream(stream, partial(ops.square, begun))
             for _ in range(count):
                 on_stream(stream, partial(copy, value))
 
     return lab.bench.runner(build)
-
-
-def _row(found: list[BothWays], ranks: int) -> Interference:
-    into, out = sorted(round(each.into, 3) for each in found), sorted(round(each.out, 3) for each in found)
-    return Interference("copy:h2d", "copy:d2h", ranks, median(into), median(out), (into[0], into[-1]), (out[0], out[-1]))

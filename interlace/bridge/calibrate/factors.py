@@ -79,37 +79,46 @@ def factors(rounds: Sequence[Round], once_s: float = 0.0, *, waits: bool = False
 class BothWays(NamedTuple):
     """Factors on the time of a copy to the device and on that of one to the host, while both run."""
 
-    into: float
-    out: float
+    h2d: float
+    d2h: float
 
 
-def both_ways(seconds: Sequence[float], few: int, many: int) -> BothWays | None:
-    """Factors by which copies of the two directions slow each other down.
+TURNS = BothWays(2.0, 2.0)
+"""Factors of directions that share all of a link in equal parts."""
 
-    While both run, a copy to the device takes `into` times as long as alone, and one to the host `out` times. If `few` copies in end before
-    `many` copies out, they take `few * t_in * into`; in this time the others advance by `1 / out` of it, and their rest runs alone. So the
-    step is longer than the copies out alone by `few * t_in * into * (1 - 1 / out)`, and likewise the other way round.
+
+def both_ways(rounds: Sequence[Sequence[float]], few: int, many: int) -> BothWays | str:
+    """Factors by which copies of the two directions slow each other down, from medians over rounds.
+
+    While both run, a copy to the device takes `h2d` times as long as alone, and one to the host `d2h` times. If `few` copies to the device
+    end before `many` copies to the host, they take `few * alone_s * h2d`; meanwhile the others advance by `1 / d2h` of it, and their rest
+    runs alone. So the step is longer than the copies to the host alone by `few * alone_s * h2d * (1 - 1 / d2h)`, and likewise the other way
+    round. If that is the time of the few copies alone or more, the directions take turns (`TURNS`).
 
     Args:
-        seconds: Times of steps that differ in their numbers of copies to the host and to the device: `(0, 0)`, `(many, 0)`, `(0, many)`,
-            `(many, few)` and `(few, many)`.
+        rounds: Times in seconds of steps that differ in their numbers of copies to the host and to the device: `(0, 0)`, `(many, 0)`,
+            `(0, many)`, `(many, few)` and `(few, many)`.
         few, many: These numbers.
 
     Returns:
-        None if the times are not possible: copies take no time, the shorter row ends last, or hiding it costs more than its own time.
+        The factors, or the reason why there are none.
 
-    >>> seconds = [1.0, 13.0, 13.0, 13.0 + 4 * 1.5 * 0.2, 13.0 + 4 * 1.25 / 3]  # copies in take 1.5, copies out 1.25 times as long
-    >>> [round(factor, 6) for factor in both_ways(seconds, few=4, many=12)]
+    >>> seconds = [1.0, 13.0, 13.0, 13.0 + 4 * 1.5 * 0.2, 13.0 + 4 * 1.25 / 3]
+    >>> [round(factor, 6) for factor in both_ways([seconds], few=4, many=12)]
     [1.5, 1.25]
     """
-    begin, only_out, only_in, more_out, more_in = seconds
-    out_s, in_s = (only_out - begin) / many, (only_in - begin) / many
+
+    def apart_s(longer: int, shorter: int) -> float:
+        return median(each[longer] - each[shorter] for each in rounds)
+
+    out_s, in_s = apart_s(1, 0) / many, apart_s(2, 0) / many
     if min(out_s, in_s) <= 0:
-        return None
-    by_in, by_out = max(0.0, more_out - only_out) / (few * in_s), max(0.0, more_in - only_in) / (few * out_s)
+        return "their times do not differ from noise"
+    by_in, by_out = max(0.0, apart_s(3, 1)) / (few * in_s), max(0.0, apart_s(4, 2)) / (few * out_s)
     if max(by_in, by_out) >= 1:
-        return None
-    into, out = by_in + (1 - by_in) / (1 - by_out), by_out + (1 - by_out) / (1 - by_in)
-    if few * in_s * into > many * out_s or few * out_s * out > many * in_s:
-        return None
-    return BothWays(into, out)
+        return TURNS
+    h2d, d2h = by_in + (1 - by_in) / (1 - by_out), by_out + (1 - by_out) / (1 - by_in)
+    # if the few copies end last, the factors found here satisfy `few * in_s * h2d == many * out_s * d2h` or its counterpart
+    if few * in_s * h2d > many * out_s or few * out_s * d2h > many * in_s:
+        return f"a copy of one direction takes up to {many / few:g} times as long as one of the other, or longer"
+    return BothWays(h2d, d2h)
