@@ -52,8 +52,9 @@ def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
         return False
     write_whole(folder / ROWS, rows_text(rows).encode())
     beyond = str(Beyond(plans[0].extra_bytes)) if plans[0].extra_bytes else None
-    held = beyond if plans[0].beside_baseline and beyond else plans[0].memory_budget or beyond
-    budget = {BUDGET: f"{held}B"} if held else {}
+    own = f"{plans[0].memory_budget}B" if plans[0].memory_budget else None
+    held = beyond if plans[0].beside_baseline and beyond else own or beyond
+    budget = {BUDGET: held} if held else {}
     device = os.path.abspath(plans[0].profile) if is_path(plans[0].profile) else plans[0].profile
     options = {"device": device, **budget, **_options(plans[0].passes)}
     text = f"# The schedule in {shown_as / ROWS}, and all other options as they were decided; edit the rows and plan with this file.\n"

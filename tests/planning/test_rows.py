@@ -75,6 +75,15 @@ def test_rows_plan_the_same_jobs_again(options: dict[str, Any], row: str, tmp_pa
     assert row in (tmp_path / ROWS).read_text()
 
 
+@pytest.mark.parametrize("budget", ["+1KB", "4KB", 1.5])
+def test_a_memory_budget_is_written_as_it_can_be_read(budget: str | float, tmp_path: Path) -> None:
+    given = programs(WORLD)
+    plans = make_plans(given, make_config({"memory_budget": budget, "schedule_1f1b": {"interleave": "dx-first"}}), COSTS, "h200")
+    found = again(plans, given, tmp_path)
+    assert (found[0].memory_budget, found[0].extra_bytes) == (plans[0].memory_budget, plans[0].extra_bytes) != (0, 0)
+    assert [plan.jobs for plan in found] == [plan.jobs for plan in plans]
+
+
 def test_rows_with_chunks_and_of_accumulation(tmp_path: Path) -> None:
     for world in (World(pp=2, micro_batches=4, layers=2, schedule="VPP", chunks=2), World(mp=2, micro_batches=3, schedule="accumulate")):
         given = programs(world)
