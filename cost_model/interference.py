@@ -67,11 +67,10 @@ class InterferenceTable:
         self, rows: Iterable[Interference], copies: Iterable[CopySample] = (), ctas: int = 0, copy_ranks: int | None = None
     ) -> None:
         rows = [row for row in rows if row.ctas in (0, ctas)]
-        self._rows = tuple(row for row in rows if RESULT not in row.dims)
+        self._rows = tuple(row for row in rows if RESULT not in row.dims and row.op not in COPIES)
         self._by_result = sorted((log(row.dims[RESULT]), row.stretch_op) for row in rows if row.beside == WAIT and RESULT in row.dims)
         self._ctas = ctas
-        self._copies = _both_directions(self._rows, copies, copy_ranks)
-        self._rows = tuple(row for row in self._rows if row.op not in COPIES)
+        self._copies = _both_directions(rows, copies, copy_ranks)
         self._known: dict[tuple[str, str], Stretch] = {}
 
     def between(self, category: str, beside: str) -> Stretch:

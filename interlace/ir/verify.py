@@ -157,10 +157,14 @@ def _aliases(program: Program) -> list[str]:
     return faults
 
 
+_taken_for_copies = once_per_ops(lambda program: {value: op for op in program.ops if is_memory_for_copy(op) for value in op.results})
+"""The operations that only take memory for a copy, by the value that is this memory."""
+
+
 @once_per_ops
 def _memory(program: Program) -> list[str]:
     """Memory that is taken for a copy must be written by exactly one copy, and read by nothing else: it has no contents before."""
-    taken = {value: op for op in program.ops if is_memory_for_copy(op) for value in op.results}
+    taken = _taken_for_copies(program)
     reads = grouped((value, (op, k)) for op in program.ops if taken for k, value in enumerate(op.operands) if value in taken)
     faults = []
     for value, op in taken.items():
@@ -297,8 +301,8 @@ def _without_their_memory(program: Program) -> list[tuple[Op, Op, int]]:
 @once_per_ops
 def _memory_and_copies(program: Program) -> list[tuple[Op, Op]]:
     """Each operation that takes memory for a copy, with the copy."""
-    makes = {value: op for op in program.ops if is_memory_for_copy(op) for value in op.results}
-    return [(makes[op.operands[1]], op) for op in program.ops if is_copy_into(op) and op.operands[1] in makes]
+    taken = _taken_for_copies(program)
+    return [(taken[op.operands[1]], op) for op in program.ops if is_copy_into(op) and op.operands[1] in taken]
 
 
 def _events(program: Program) -> list[str]:

@@ -198,9 +198,9 @@ class Lab:
             ops.all_reduce(paddle.full([1], 1.0, DTYPE), self.everyone.id, 0)
 
 
-def runs_of(quick: bool) -> int:
-    """Number of rounds of a `Lab`."""
-    return NUM_QUICK if quick else NUM_ROUNDS
+def lab_of(bench: Bench, quick: bool, groups: Mapping[int, Any], peers: Peers | None) -> Lab:
+    """A lab for all ranks; arguments as those of `measured_beside`."""
+    return Lab(bench, NUM_QUICK if quick else NUM_ROUNDS, groups[max(groups)] if groups else None, peers)
 
 
 def on_stream(stream: str, add: Callable[[], Any]) -> Any:
@@ -238,7 +238,7 @@ def measured_beside(
     other ranks. Raises PlanError if ranks measure different operations.
     """
     groups = groups or {}
-    lab = Lab(bench, runs_of(quick), groups[max(groups)] if groups else None, peers)
+    lab = lab_of(bench, quick, groups, peers)
     sides = [*_copies(lab), *(side for group in groups.values() for side in _collectives(lab, group, rank))]
     sides += _transfers(lab, groups[2], rank) if 2 in groups else []
     messages = [lab.step(side) for side in sides]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import paddle
 
 from interlace.bridge.agree import peers_of_run
-from interlace.bridge.calibrate.beside import Beside, Lab, measured_beside, runs_of
+from interlace.bridge.calibrate.beside import Beside, lab_of, measured_beside
 from interlace.bridge.calibrate.both_ways import Copies, copies_of_all_ranks
 from interlace.bridge.calibrate.cases import cases
 from interlace.bridge.calibrate.messages import COLLECTIVES, DTYPE, TRANSFER, Message, Ranks, elements_of
@@ -65,9 +65,7 @@ def _with_interference(
 ) -> Communication:
     """The same with interference and copies of all ranks at once; arguments as those of `measured_beside`."""
     beside = measured_beside(bench, cases(bench.is_fast, quick), quick, groups, rank, peers)
-    return found._replace(
-        beside=beside, copies=copies_of_all_ranks(Lab(bench, runs_of(quick), groups[max(groups)] if groups else None, peers))
-    )
+    return found._replace(beside=beside, copies=copies_of_all_ranks(lab_of(bench, quick, groups or {}, peers)))
 
 
 def measured_communication(bench: Bench, groups: Mapping[int, Any], rank: int, quick: bool) -> Communication:
