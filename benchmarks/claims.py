@@ -50,6 +50,7 @@ TEXTS = (
     "docs/decisions/015-the-optimizer-runs-with-the-last-gradients.md",
     "docs/decisions/017-power-and-clock-in-the-simulator.md",
     "docs/decisions/027-copies-back-use-the-compute-streams-pool.md",
+    "docs/decisions/028-copies-of-both-directions.md",
 )
 WIDTH = 138
 """Width to which sentences are wrapped."""

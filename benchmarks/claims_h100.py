@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 
 from claiming import ROOT, Row, by_case, claim, fullest_gb, median_ms, ms_and_range, raw, span, table
 
@@ -172,13 +172,28 @@ def calibrated_plans() -> str:
 @claim
 def h100_own_host() -> str:
     """Errors of a calibrated profile on the host where it was measured."""
-    return _own_host("h100", CALIBRATED_PLANS[-1])
+    return _own_host("h100", CALIBRATED_PLANS[-1], "calibrated_again")
 
 
 @claim
 def h200_calibrated_steps() -> str:
     """The same on H200s."""
-    return _steps_with("h200", "calibrated", "calibrated again", "calibrated third")
+    return _steps_with("h200", "calibrated", "calibrated again", "calibrated third", "calibrated fourth")
+
+
+@claim
+def h200_order() -> str:
+    """Pairs of plans in order by profile, and how far apart measured steps of the others are at most."""
+    devices, wrong = raw("h200/accuracy.json")["devices"], list[float]()
+    counts = [accuracy.count_order(found["runs"], "limited") for found in devices.values()]
+    for found in devices.values():
+        for runs in grouped(((row["case"], row["sitting"]), row) for row in found["runs"]).values():
+            for row, other in combinations(runs, 2):
+                if accuracy.count_order([row, other], "limited") == (0, 1):
+                    short, long = sorted(map(median_ms, (row, other)))
+                    wrong.append(long / short - 1)
+    rights = ", ".join(str(right) for right, _ in counts)
+    return f"{rights} of {counts[0][1]} pairs ({len(counts)} profiles); steps of the other pairs differ by at most {100 * max(wrong):.1f} %"
 
 
 @claim
@@ -196,7 +211,13 @@ def h200_own_calibration() -> str:
 @claim
 def h200_own_host() -> str:
     """Errors of a calibrated profile on the host where it was measured."""
-    return _own_host("h200", OWN_CALIBRATION, lambda row: "another host" not in row["sitting"])
+    return _own_host("h200", OWN_CALIBRATION, "calibrated_third", "2026-11-29 15:35")
+
+
+@claim
+def h200_own_host_again() -> str:
+    """The same on another host."""
+    return _own_host("h200", OWN_CALIBRATION, "calibrated_fourth", "2026-11-29 18:16")
 
 
 @claim
@@ -224,14 +245,14 @@ def _gains_of(file: str) -> str:
         made = ", ".join(sitting.split(", ")[2:])
         memory = (" -> ".join(f"{fullest_gb(row, name):.2f}" for row in both) for name in ("in_use", "reserved"))
         rows.append([f"`{case}`", f"`{plan}`{made and f', {made}'}", *map(ms_and_range, both), *shown, *memory])
-    names = ["predicted with h200", "with calibrated", "with calibrated again", "with calibrated third", "GB in use", "pools"]
+    names = ["predicted with h200", *(f"with calibrated{which}" for which in ("", " again", " third", " fourth")), "GB in use", "pools"]
     return table(["case", "plan", "baseline, ms (range)", "plan, ms (range)", "gain", *names], rows)
 
 
-def _own_host(device: str, file: str, is_own: Callable[[dict[str, Any]], bool] = lambda row: True) -> str:
-    """Errors of the last profile of `accuracy.json` in the runs of a file, and of their gains that are large enough to repeat."""
-    *_, last = raw(f"{device}/accuracy.json")["devices"].values()
-    own = [row for row in last["runs"] if row["file"] == file and is_own(row)]
+def _own_host(device: str, file: str, profile: str, sitting: str = "") -> str:
+    """Errors of a profile in the runs of a file, or of one session, and of their gains that are large enough to repeat."""
+    found = raw(f"{device}/accuracy.json")["devices"][f"benchmarks/results/{device}/{profile}.json"]
+    own = [row for row in found["runs"] if row["file"] == file and row["sitting"].startswith(sitting)]
     off = [accuracy.step_error(row, "limited") for row in own]
     gains = [abs(predicted / gain - 1) for _, gain, predicted in accuracy.gains(own, "limited") if gain >= LARGE]
     return (

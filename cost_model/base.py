@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from interlace.cost_model.interference import WAIT, Stretch
+from interlace.cost_model.interference import WAIT, BothWays, Stretch
 from interlace.cost_model.profile import Power
 from interlace.cost_model.work import Values, copy_direction, is_weight_gradient, work_of
 from interlace.errors import ConfigError
@@ -108,6 +108,15 @@ class Costs(ABC):
     def for_world(self, world: int) -> Costs:
         """This model for a training run on `world` devices: those of one host copy at the same time and share the host's memory."""
         return self
+
+    def host_of(self, rank: int) -> int:
+        """Number of the host whose memory and links a rank's device shares with others; all ranks are on one host by default."""
+        return 0
+
+    def both_directions(self) -> Mapping[int, BothWays]:
+        """How much copies of both directions slow each other down, by the number of devices of a host that copy in both directions at the
+        same time; empty if `stretch_between` knows it regardless of that number."""
+        return {}
 
     def issued(self) -> Costs:
         """This model for steps in which the host issues each operation (not `is_launched`)."""

@@ -30,9 +30,10 @@ that wait at once slow products little more than one does (the factor rises by 0
 collectives do the same is an assumption."""
 TRANSFER = "p2p"
 """Category of a send or receive that moves data."""
-H2D = "copy:h2d"
-COPIES = frozenset({H2D, "copy:d2h"})
-"""Categories of copies to the device (`H2D`) and to the host. A row of one beside the other tells how much they slow each other down."""
+H2D, D2H = "copy:h2d", "copy:d2h"
+COPIES = frozenset({H2D, D2H})
+"""Categories of copies to the device (`H2D`) and to the host (`D2H`). A row of one beside the other tells how much they slow each other
+down."""
 RESULT = "elements"
 """Dim of rows of products beside `wait`: number of elements of the result. A result's tiles run in rounds over the multiprocessors, so a
 product that just fills one round needs a second if some multiprocessors are occupied (1.8 times as long), while one of many rounds takes a
@@ -44,6 +45,13 @@ START_NS = 3500
 producer on the same stream has begun by then (traced steps on H100: 3.4 to 6.5 us, including the tracing's own events)."""
 STILL = 1024.0
 """Factor on the duration of a communication while an operation holds it up."""
+
+
+class BothWays(NamedTuple):
+    """Factors on the time of a copy to the device and on that of one to the host, while both run."""
+
+    h2d: float
+    d2h: float
 
 
 class Stretch(NamedTuple):
@@ -70,7 +78,8 @@ class InterferenceTable:
         self._rows = tuple(row for row in rows if RESULT not in row.dims and row.op not in COPIES)
         self._by_result = sorted((log(row.dims[RESULT]), row.stretch_op) for row in rows if row.beside == WAIT and RESULT in row.dims)
         self._ctas = ctas
-        self._copies = _both_directions(rows, copies, copy_ranks)
+        self.both_directions = _both_directions(rows, copies)
+        self._copies = self.both_directions[nearest_count(self.both_directions, copy_ranks)] if self.both_directions else None
         self._known: dict[tuple[str, str], Stretch] = {}
 
     def between(self, category: str, beside: str) -> Stretch:
@@ -162,11 +171,11 @@ def _distance(dims: dict[str, int], n: int, k: int) -> float:
     return abs(log(dims["n"] / n)) + abs(log(dims["k"] / k))
 
 
-def _both_directions(rows: Iterable[Interference], copies: Iterable[CopySample], wanted: int | None) -> tuple[float, float] | None:
-    """Factors on a copy to the device and on one to the host while both run; None if that was not measured.
+def _both_directions(rows: Iterable[Interference], copies: Iterable[CopySample]) -> dict[int, BothWays]:
+    """Factors by the number of devices that copy in both directions at once, as far as it was measured.
 
-    Each number of devices that copy at once has a row, or else the median over all sizes that were measured both alone and in both
-    directions; the two factors are then equal. Of these numbers, `nearest_count` chooses one for `wanted`.
+    Each number has a row, or else the median over all sizes that were measured both alone and in both directions; the two factors are then
+    equal.
     """
     times = {(c.direction, c.size_bytes, c.ranks): c.dur_ns for c in copies}
     slower = grouped(
@@ -174,9 +183,9 @@ def _both_directions(rows: Iterable[Interference], copies: Iterable[CopySample],
         for (way, size, ranks), dur in times.items()
         if way == "both" and ("d2h", size, ranks) in times and ("h2d", size, ranks) in times
     )
-    found = {ranks: (max(1.0, median(each)), max(1.0, median(each))) for ranks, each in slower.items()}
+    found = {ranks: BothWays(*[max(1.0, median(each))] * 2) for ranks, each in slower.items()}
     for row in rows:
         if {row.op, row.beside} == COPIES:
             factors = max(1.0, row.stretch_op), max(1.0, row.stretch_beside)
-            found[row.group_size] = factors if row.op == H2D else factors[::-1]
-    return found[nearest_count(found, wanted)] if found else None
+            found[row.group_size] = BothWays(*(factors if row.op == H2D else factors[::-1]))
+    return found

@@ -14,7 +14,7 @@ import msgspec
 from interlace.cost_model.base import HOWS, Costs, Draw, Estimate, Groups, How, mean_by_time
 from interlace.cost_model.comm import CommTimes, CopyTimes, Found, across_hosts
 from interlace.cost_model.curves import Surface, check_error
-from interlace.cost_model.interference import InterferenceTable, Stretch
+from interlace.cost_model.interference import BothWays, InterferenceTable, Stretch
 from interlace.cost_model.power import PowerSamples
 from interlace.cost_model.profile import DeviceProfile, OpSample, Power
 from interlace.cost_model.work import TRANSPOSES, Dims, Part, Values, flops_of, work_of
@@ -114,6 +114,14 @@ class CostModel(Costs):
             made._known, made._draws = {}, {}
             self._by_devices[devices] = made
         return self._by_devices[devices]
+
+    def host_of(self, rank: int) -> int:
+        """As in `Costs`."""
+        return rank // self.profile.ranks_per_host
+
+    def both_directions(self) -> Mapping[int, BothWays]:
+        """As in `Costs`."""
+        return self._pairs.both_directions
 
     def issued(self) -> CostModel:
         """As in `Costs`."""

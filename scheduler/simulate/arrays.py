@@ -74,6 +74,27 @@ class Options:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class BothDirections:
+    """How much copies of both directions slow each other down: the more, the more devices of the host copy in both at the same time.
+
+    Attributes:
+        way: Of each interference class: `TO_DEVICE`, `TO_HOST`, or 0 for what is no such copy. `[classes]`
+        excess: Stretch of a copy to the device and of one to the host beside one of the other direction, over 1, in units of 1 / ONE, by
+            the number of devices. `[devices + 1, 2]`
+        host: Number of each rank's host. `[num_ranks]`
+        devices: How many devices of its host each rank stands for, which are assumed to copy when it does. `[num_ranks]`
+    """
+
+    way: Ints
+    excess: Ints
+    host: Ints
+    devices: Ints
+
+
+TO_DEVICE, TO_HOST = 1, 2
+
+
 @dataclass(slots=True)
 class SimInput:
     """The arrays, with one entry per op instance (item) unless stated otherwise.
@@ -93,6 +114,8 @@ class SimInput:
         kind: Interference class.
         excess: Stretch of class a beside class b, over 1, in units of 1 / ONE. `[2, classes, classes]` Index 1 holds if exactly one of the
             two is computation and it began first, index 0 in all other cases.
+        both: Stretch of copies beside copies of the other direction, which is 0 in `excess` then; None if it does not depend on what other
+            devices do.
         blocked_excess: Stretch of each class while any op instance of its rank is blocked at a rendezvous, over 1, in units of 1 / ONE.
             `[classes]`
         dep_first, dep: What it waits for on its rank, other than the earlier op instances of its stream. `[items + 1]`, `[deps]`
@@ -137,6 +160,7 @@ class SimInput:
     power: PowerInput | None = None
     tail: Flags | None = None
     mark: Ints | None = None
+    both: BothDirections | None = None
     _ops: dict[int, dict[int, Op]] = field(default_factory=dict, repr=False)
 
     @property

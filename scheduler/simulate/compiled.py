@@ -18,7 +18,7 @@ from interlace.cost_model import interference
 from interlace.cost_model.interference import START_NS
 from interlace.ir.arrays import Flags, Ints
 from interlace.scheduler.simulate import arrays, power, simulator
-from interlace.scheduler.simulate.arrays import ONE, SimInput
+from interlace.scheduler.simulate.arrays import ONE, TO_DEVICE, TO_HOST, BothDirections, SimInput
 from interlace.scheduler.simulate.power import TICK_NS, PowerInput, PowerTrace
 from interlace.scheduler.simulate.simulator import NEVER
 
@@ -40,7 +40,8 @@ split_rank = _jit(simulator.split_rank)
 
 
 class Columns(NamedTuple):
-    """Columns of `SimInput`, and the rank of each stream, as numba takes them."""
+    """Columns of `SimInput` and `BothDirections`, and the rank of each stream, as numba takes them. Without the latter, `way` and `devices`
+    are 0."""
 
     first: Ints
     first_stream: Ints
@@ -53,6 +54,10 @@ class Columns(NamedTuple):
     kind: Ints
     excess: Ints
     blocked_excess: Ints
+    way: Ints
+    both_excess: Ints
+    host: Ints
+    devices: Ints
     dep_first: Ints
     dep: Ints
     meet: Ints
@@ -106,7 +111,11 @@ def run_items(sim: SimInput, trace: PowerTrace | None = None) -> tuple[Ints, Int
     """Start, ready and end of every op instance; -1 for those that never end. `trace` is updated to the end of the step."""
     start, ready, end = (np.full(sim.num_items, -1, np.int64) for _ in range(3))
     rank_of = np.repeat(np.arange(len(sim.ranks)), np.diff(sim.first_stream))
-    columns = {name: getattr(sim, name) for name in Columns._fields if name not in ("rank_of", "tail")}
+    made = ("rank_of", "way", "both_excess", "host", "devices", "tail")
+    columns = {name: getattr(sim, name) for name in Columns._fields if name not in made}
+    none, no_rank = np.zeros((1, 2), np.int64), np.zeros(len(sim.ranks), np.int64)
+    both = sim.both or BothDirections(np.zeros(len(sim.blocked_excess), np.int64), none, no_rank, no_rank)
+    columns |= {"way": both.way, "both_excess": both.excess, "host": both.host, "devices": both.devices}
     tail = sim.tail if sim.tail is not None else np.zeros(sim.num_items, np.bool_)
     trace = trace or PowerTrace.begin(len(sim.ranks))
     before = trace.level.tolist()
@@ -246,6 +255,10 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
         kind,
         excess,
         blocked_excess,
+        way,
+        both_excess,
+        host,
+        devices,
         dep_first,
         dep,
         meet,
@@ -279,6 +292,9 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
     for at in range(num_ranks):
         bound[at] = next_sync[first[at]] if first[at + 1] > first[at] else 0
     arrived = np.zeros(len(meet_size), np.int64)
+    # Per rank: whether it copies in both directions. Per host: the devices that do.
+    counts_copying = np.any(way)
+    copies_both, num_copying = np.zeros(num_ranks, np.bool_), np.zeros(1 + np.max(host) if num_ranks else 1, np.int64)
     # Events: tree[1] is the earliest, tree[leaves + s] that of stream s; due[s] is what the latter should be.
     leaves = 1
     while leaves < num_streams:
@@ -365,6 +381,20 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                 queued[other], look[num_look] = True, other
                 num_look += 1
         # Stretch of all that runs on the changed ranks; then its pace, which needs the stretch of mates on other ranks.
+        if counts_copying:
+            for n in range(num_changed):
+                at, is_in, is_out = changed[n], False, False
+                for s in range(first_stream[at], first_stream[at + 1]):
+                    if running[s] >= 0:
+                        is_in |= way[running_kind[s]] == TO_DEVICE
+                        is_out |= way[running_kind[s]] == TO_HOST
+                if (is_in and is_out) != copies_both[at]:
+                    copies_both[at] = is_in and is_out
+                    num_copying[host[at]] += devices[at] if copies_both[at] else -devices[at]
+                    for other in range(num_ranks):
+                        if copies_both[other] and host[other] == host[at] and not is_changed[other]:
+                            is_changed[other], changed[num_changed] = True, other
+                            num_changed += 1
         for n in range(num_changed):
             at = changed[n]
             low, high = first_stream[at], first_stream[at + 1]
@@ -385,6 +415,8 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                                 elif side[b] and not side[a]:
                                     computes_first = int(start[a] <= ready[b] + START_NS)
                                 total += excess[computes_first, running_kind[s], running_kind[other]]
+                                if way[running_kind[s]] + way[running_kind[other]] == TO_DEVICE + TO_HOST:
+                                    total += both_excess[num_copying[host[at]], way[running_kind[s]] - 1]
                     if powered:
                         total += _clock_stretch(share[running[s]], own[running[s]], level[at], slower)
                     stretch[s] = total

@@ -5,6 +5,7 @@ Op instances are numbered rank by rank in the order in which the host issues the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +16,8 @@ import numpy as np
 
 from interlace.cost_model import Costs
 from interlace.cost_model.base import Draw, tables_of
-from interlace.cost_model.interference import STILL
+from interlace.cost_model.interference import D2H, H2D, STILL
+from interlace.cost_model.profile import nearest_count
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
@@ -23,7 +25,20 @@ from interlace.ir.arrays import Flags, Ints, ints, offsets, pairs_of
 from interlace.ir.copies import is_copy_into, items_of, job_bounds, places_of
 from interlace.ir.kinds import NO_KERNEL, is_boundary, is_comm, is_copy
 from interlace.ir.per_ops import once_per_ops
-from interlace.scheduler.simulate.arrays import COMPUTE, MAX_DUR_NS, NOTHING, ONE, Options, RankItems, SimInput, direction, rows
+from interlace.scheduler.simulate.arrays import (
+    COMPUTE,
+    MAX_DUR_NS,
+    NOTHING,
+    ONE,
+    TO_DEVICE,
+    TO_HOST,
+    BothDirections,
+    Options,
+    RankItems,
+    SimInput,
+    direction,
+    rows,
+)
 from interlace.scheduler.simulate.dependences import across_streams, streams_of
 from interlace.scheduler.simulate.power import PowerInput
 from interlace.scheduler.simulate.rendezvous import meetings
@@ -49,6 +64,8 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     limit = cost.power() if options.power else None
     power = PowerInput.of(limit, *drawn) if limit and drawn else None
     deps = np.concatenate([part.deps + first[k] for k, part in enumerate(parts)])
+    excess = classes.excess()
+    both = _both_directions(programs, cost, options, classes, excess)
     tail, mark = _tail(parts, first, column) if parts else (None, None)
     dep_first, dep = rows(deps[:, 1], deps[:, 0], int(first[-1]))
     return SimInput(
@@ -56,7 +73,7 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
         first,
         first_stream,
         [n for part in parts for n in part.stream_names],
-        excess=classes.excess(),
+        excess=excess,
         blocked_excess=classes.blocked_excess(),
         dep_first=dep_first,
         dep=dep,
@@ -66,9 +83,33 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
         power=power,
         tail=tail,
         mark=mark,
+        both=both,
         **column,
         **meetings(parts, first, options),
     )
+
+
+WAYS = {H2D: TO_DEVICE, D2H: TO_HOST}
+
+
+def _both_directions(programs: Sequence[Program], cost: Costs, options: Options, classes: _Classes, excess: Ints) -> BothDirections | None:
+    """`SimInput.both`, and these pairs in `excess`. Devices whose ranks are neither simulated nor represented are distributed over those of
+    their host that are."""
+    found, way = cost.both_directions(), ints([WAYS.get(category, 0) for category, _, _ in classes.numbers])
+    if not found or not {TO_DEVICE, TO_HOST}.issubset(way.tolist()):
+        return None
+    acting = {program.rank: program.rank for program in programs}
+    acting |= {rank: twin for rank, twin in options.representative.items() if rank not in acting}
+    host = [cost.host_of(program.rank) for program in programs]
+    stands = Counter(twin for rank, twin in acting.items() if cost.host_of(rank) == cost.host_of(twin))
+    absent = Counter(cost.host_of(rank) for rank in range(max(program.world for program in programs)) if rank not in acting)
+    devices = [stands[program.rank] + -(-absent[at] // host.count(at)) for program, at in zip(programs, host, strict=True)]
+    most = max(sum(count for count, other in zip(devices, host, strict=True) if other == at) for at in set(host))
+    stretch = [[_over_one(factor) for factor in found[nearest_count(found, max(1, number))]] for number in range(most + 1)]
+    is_fixed = all(each == stretch[-1] for each in stretch[min(devices) :])
+    for mine, its in ((TO_DEVICE, TO_HOST), (TO_HOST, TO_DEVICE)):
+        excess[:, (way[:, None] == mine) & (way == its)] = stretch[-1][mine - 1] if is_fixed else 0
+    return None if is_fixed else BothDirections(way, np.array(stretch, np.int64), ints(host), ints(devices))
 
 
 def _tail(parts: Sequence[RankItems], first: Ints, column: dict[str, Any]) -> tuple[Flags | None, Ints | None]:

@@ -45,6 +45,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,7 +63,7 @@ from interlace.ir.kinds import is_receive, is_send
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.target import IDEAL, Target
 from interlace.scheduler.memory import live as memory
-from interlace.scheduler.simulate.arrays import ONE, Options, SimInput
+from interlace.scheduler.simulate.arrays import ONE, TO_DEVICE, TO_HOST, BothDirections, Options, SimInput
 from interlace.scheduler.simulate.circular_wait import explain_stall
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.power import TICK_NS, PowerInput, PowerTrace, at_clock, limiter, steady_mean
@@ -403,6 +404,9 @@ class Simulation:
         self.stretch = [0] * count
         self.left, self.pace, self.since, self.due = ([0] * count for _ in range(4))
         self.host_late = [0] * len(sim.ranks)
+        if sim.both is not None:
+            self.way, self.both_excess = sim.both.way.tolist(), sim.both.excess.tolist()
+            self.copies_both, self.num_copying = [False] * len(sim.ranks), Counter[int]()
         self.host_at = [self._next_wait(at, int(sim.first[at])) for at in range(len(sim.ranks))]
         self.changed: set[int] = set()
         self.power, self.trace = sim.power, trace or PowerTrace.begin(len(sim.ranks))
@@ -523,6 +527,8 @@ class Simulation:
     def _settle(self) -> None:
         """Set the pace of everything that runs on changed ranks, and of its mates."""
         changed: dict[int, list[int]] = {}
+        if self.sim.both is not None:
+            self._count_copying(self.sim.both)
         for at in sorted(self.changed):
             if self.power is not None:
                 self._count_both(at)
@@ -541,13 +547,26 @@ class Simulation:
                 continue
             self._repace(leader, -(-ONE * ONE // max(self.stretch[mate] for mate in mates)))
 
+    def _count_copying(self, both: BothDirections) -> None:
+        """Count the devices of each host that copy in both directions. If a number changes, so does the pace of all copies there."""
+        for at in sorted(self.changed):
+            is_both = {self.way[self.kind[item]] for item in self.running[at]} >= {TO_DEVICE, TO_HOST}
+            if is_both != self.copies_both[at]:
+                host = both.host[at]
+                self.copies_both[at] = is_both
+                self.num_copying[host] += int(both.devices[at]) * (1 if is_both else -1)
+                self.changed |= {k for k, other in enumerate(both.host) if other == host and self.copies_both[k]}
+
     def _excess(self, item: int, other: int) -> int:
         """By how much an op instance is stretched beside another."""
         computes_first = 0
         if self.side[item] != self.side[other]:
             computation, side = (other, item) if self.side[item] else (item, other)
             computes_first = int(self.start[computation] <= self.ready[side] + START_NS)
-        found: int = self.excess[computes_first][self.kind[item]][self.kind[other]]
+        kind, its = self.kind[item], self.kind[other]
+        found: int = self.excess[computes_first][kind][its]
+        if self.sim.both is not None and self.way[kind] + self.way[its] == TO_DEVICE + TO_HOST:
+            found += self.both_excess[self.num_copying[self.sim.both.host[self.rank[item]]]][self.way[kind] - 1]
         return found
 
     def _repace(self, leader: int, pace: int) -> None:

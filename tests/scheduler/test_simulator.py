@@ -18,7 +18,7 @@ from interlace.errors import PlanError
 from interlace.ir import Graph, Job, Program, dependencies, parse, verify
 from interlace.ir.copies import variants
 from interlace.ir.kinds import is_p2p
-from interlace.scheduler.simulate.arrays import ONE, Options, SimInput
+from interlace.scheduler.simulate.arrays import ONE, BothDirections, Options, SimInput
 from interlace.scheduler.simulate.dependences import item_order, op_edges
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.simulator import NEVER, Result, Simulation, covered, issue_times, run, simulate
@@ -114,6 +114,8 @@ def inputs(draw: st.DrawFn) -> SimInput:
     excess = rng.integers(0, 2 * ONE, (2, kinds, kinds)) * rng.integers(0, 2)
     gap = rng.integers(0, int(rng.choice([6, 2 * START_NS])), count) * rng.integers(0, 2)
     longest = int(rng.choice([3, 30]))  # short ones make many events fall on one moment
+    way, hosts, devices = rng.integers(0, 3, kinds), rng.integers(0, 2, num_ranks), rng.integers(1, 3, num_ranks)
+    both = BothDirections(way, rng.integers(0, 4 * ONE, (2 * num_ranks + 1, 2)), hosts, devices) if rng.random() < 0.5 else None
     return SimInput(
         list(range(num_ranks)),
         first,
@@ -140,6 +142,7 @@ def inputs(draw: st.DrawFn) -> SimInput:
         [[] for _ in range(num_ranks)],
         {},
         [],
+        both=both,
     )
 
 

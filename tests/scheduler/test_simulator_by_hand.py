@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from interlace.cost_model.base import GivenCosts
-from interlace.cost_model.interference import START_NS
+from interlace.cost_model.interference import START_NS, BothWays
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.copies import variants
@@ -261,6 +261,50 @@ def test_only_computation_is_stretched_beside_what_stands_and_nothing_is_sped_up
 
 
 ENGINES: tuple[Engine, ...] = ("plain", "fast")
+COPIES = """
+#1 %1:float32[2] = pd_op.memcpy_d2h(%0) forward stream="out" {"dst_place_type":2}
+#2 %2:float32[2] = pd_op.memcpy_h2d(%0) forward stream="in" {"dst_place_type":1}
+"""
+LATER = COPIES.replace("#2", '#3 %3:float32[2] = pd_op.gelu(%0) forward stream="in"\n#2')
+"""The copy to the device begins 40 later."""
+
+
+class Host(GivenCosts):
+    """Copies to the device take twice as long if one device of a host copies in both directions, four times if two do."""
+
+    a_host = 2
+
+    def host_of(self, rank: int) -> int:
+        return rank // self.a_host
+
+    def both_directions(self) -> dict[int, BothWays]:
+        return {1: BothWays(2.0, 1.0), 2: BothWays(4.0, 1.0)}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("a_host", "ranks", "options", "found"),
+    [
+        # Until 40, rank 0 alone copies in both directions and has 20 of 100 on the device; then both copy 1 in 4 until 360.
+        (2, (0, 1), None, [360, 400]),
+        (1, (0, 1), None, [200, 240]),
+        (2, (0,), Options(representative={1: 0}), [400]),
+        (2, (0,), ALONE, [400]),
+        (1, (0,), ALONE, [200]),
+        (2, (1,), Options(representative={0: 1}), [440]),
+        (4, (0, 1), Options(representative={2: 1, 3: 1}), [360, 440]),  # at 360, rank 1 still copies with two others
+    ],
+)
+def test_copies_of_both_directions_slow_each_other_the_more_devices_do_it(
+    engine: Engine, a_host: int, ranks: tuple[int, ...], options: Options | None, found: list[int]
+) -> None:
+    cost = Host({"default": 40, "memcpy_d2h": 1000, "memcpy_h2d": 100})
+    cost.a_host = a_host
+    jobs = {0: (COPIES, "job all forward 0: 1@0 2@0"), 1: (LATER, "job all forward 0: 1@0 3@0 2@0")}
+    sim = lower([rank(*jobs[at], at, max(2, a_host)) for at in ranks], cost, options)
+    assert run(sim, engine=engine).times.end[sim.op == 2].tolist() == found
+
+
 PRODUCTS = """
 #1 %1:float32[2] = pd_op.gelu(%0) forward
 #2 %2:float32[2] = pd_op.all_reduce(%1) forward group=7 stream="mp"

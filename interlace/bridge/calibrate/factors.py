@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
+from interlace.cost_model.interference import BothWays
+
 LEAST_LEFT = 0.05
 """The least share of the message's time that must be left when the operations have ended, and that must have passed."""
 LEAST_HELD = 0.1
@@ -74,13 +76,6 @@ def factors(rounds: Sequence[Round], once_s: float = 0.0, *, waits: bool = False
     if not firsts or once_s < LEAST_HELD * whole_s:
         return found
     return found._replace(holds=whole_s - median(firsts) < HELD * once_s * found.op / found.beside)
-
-
-class BothWays(NamedTuple):
-    """Factors on the time of a copy to the device and on that of one to the host, while both run."""
-
-    h2d: float
-    d2h: float
 
 
 TURNS = BothWays(2.0, 2.0)
