@@ -24,6 +24,7 @@ from measuring import meta, store
 
 from benchmarks.errors import Case, inversions, order_share, show, summarize
 from interlace.cost_model import CostModel, Costs, Estimate, Stretch
+from interlace.cost_model.interference import BothWays
 from interlace.ir import Event, Group, Job, Op, Pipeline, Program, Value, verify
 from interlace.ir.program import Role
 from interlace.scheduler.interleave.clock import Clock
@@ -194,6 +195,14 @@ class OwnTimes(Costs):
     def stretch_between(self, category: str, beside: str) -> Stretch:
         """The stretch in the model."""
         return self.model.stretch_between(category, beside)
+
+    def host_of(self, rank: int) -> int:
+        """The host in the model."""
+        return self.model.host_of(rank)
+
+    def both_directions(self) -> Mapping[int, BothWays]:
+        """The factors in the model."""
+        return self.model.both_directions()
 
     def host_ns(self, op: Op) -> int:
         """Nothing."""

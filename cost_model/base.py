@@ -115,7 +115,8 @@ class Costs(ABC):
 
     def both_directions(self) -> Mapping[int, BothWays]:
         """How much copies of both directions slow each other down, by the number of devices of a host that copy in both directions at the
-        same time; empty if `stretch_between` knows it regardless of that number."""
+        same time, from 1 on; the last one, which `stretch_between` gives, stands for all larger numbers. Empty if it does not depend on
+        the number."""
         return {}
 
     def issued(self) -> Costs:

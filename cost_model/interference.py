@@ -9,7 +9,7 @@ and count as 1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import log
+from math import inf, log
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -78,8 +78,8 @@ class InterferenceTable:
         self._rows = tuple(row for row in rows if RESULT not in row.dims and row.op not in COPIES)
         self._by_result = sorted((log(row.dims[RESULT]), row.stretch_op) for row in rows if row.beside == WAIT and RESULT in row.dims)
         self._ctas = ctas
-        self.both_directions = _both_directions(rows, copies)
-        self._copies = self.both_directions[nearest_count(self.both_directions, copy_ranks)] if self.both_directions else None
+        self.both_directions = _both_directions(rows, tuple(copies), copy_ranks)
+        self._copies = self.both_directions[max(self.both_directions)] if self.both_directions else None
         self._known: dict[tuple[str, str], Stretch] = {}
 
     def between(self, category: str, beside: str) -> Stretch:
@@ -171,11 +171,12 @@ def _distance(dims: dict[str, int], n: int, k: int) -> float:
     return abs(log(dims["n"] / n)) + abs(log(dims["k"] / k))
 
 
-def _both_directions(rows: Iterable[Interference], copies: Iterable[CopySample]) -> dict[int, BothWays]:
-    """Factors by the number of devices that copy in both directions at once, as far as it was measured.
+def _both_directions(rows: Iterable[Interference], copies: Sequence[CopySample], devices: int | None) -> dict[int, BothWays]:
+    """Factors by the number of devices that copy in both directions, on times of copies while `devices` copy at once (default: the largest
+    number measured); empty if nothing was measured.
 
     Each number has a row, or else the median over all sizes that were measured both alone and in both directions; the two factors are then
-    equal.
+    equal. These are factors on times of copies while that many devices copy, and are converted. The more devices, the larger the factors.
     """
     times = {(c.direction, c.size_bytes, c.ranks): c.dur_ns for c in copies}
     slower = grouped(
@@ -183,9 +184,28 @@ def _both_directions(rows: Iterable[Interference], copies: Iterable[CopySample])
         for (way, size, ranks), dur in times.items()
         if way == "both" and ("d2h", size, ranks) in times and ("h2d", size, ranks) in times
     )
-    found = {ranks: BothWays(*[max(1.0, median(each))] * 2) for ranks, each in slower.items()}
+    measured = {ranks: BothWays(*[max(1.0, median(each))] * 2) for ranks, each in slower.items()}
     for row in rows:
         if {row.op, row.beside} == COPIES:
             factors = max(1.0, row.stretch_op), max(1.0, row.stretch_beside)
-            found[row.group_size] = BothWays(*(factors if row.op == H2D else factors[::-1]))
+            measured[row.group_size] = BothWays(*(factors if row.op == H2D else factors[::-1]))
+    if not measured:
+        return {}
+    most = devices or max({*measured, *(sample.ranks for sample in copies)})
+    found, limit = dict[int, BothWays](), BothWays(inf, inf)
+    for ranks in range(most, 0, -1):
+        factors = measured[nearest_count(measured, ranks)]
+        shares = (_time_alone(copies, way, ranks, most) for way in ("h2d", "d2h"))
+        limit = BothWays(*(max(1.0, min(up, factor * share)) for up, factor, share in zip(limit, factors, shares, strict=True)))
+        found[ranks] = limit
     return found
+
+
+def _time_alone(copies: Sequence[CopySample], way: str, ranks: int, most: int) -> float:
+    """Time of copies in one direction while `ranks` devices copy, as a share of that while `most` do; 1 if it was not measured."""
+    counts = {sample.ranks for sample in copies if sample.direction == way}
+    few, many = (
+        {s.size_bytes: s.dur_ns for s in copies if counts and s.direction == way and s.ranks == nearest_count(counts, number)}
+        for number in (ranks, most)
+    )
+    return median([few[size] / many[size] for size in few.keys() & many.keys()] or [1.0])

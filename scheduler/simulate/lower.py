@@ -17,9 +17,9 @@ import numpy as np
 from interlace.cost_model import Costs
 from interlace.cost_model.base import Draw, tables_of
 from interlace.cost_model.interference import D2H, H2D, STILL
-from interlace.cost_model.profile import nearest_count
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
+from interlace.grouping import grouped
 from interlace.ir import Group, Op, Program, Value, describe
 from interlace.ir.arrays import Flags, Ints, ints, offsets, pairs_of
 from interlace.ir.copies import is_copy_into, items_of, job_bounds, places_of
@@ -64,8 +64,9 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     limit = cost.power() if options.power else None
     power = PowerInput.of(limit, *drawn) if limit and drawn else None
     deps = np.concatenate([part.deps + first[k] for k, part in enumerate(parts)])
-    excess = classes.excess()
-    both = _both_directions(programs, cost, options, classes, excess)
+    both, excess = _both_directions(programs, cost, options, classes), classes.excess()
+    if both:
+        excess[:, (both.way[:, None] + both.way) == TO_DEVICE + TO_HOST] = 0
     tail, mark = _tail(parts, first, column) if parts else (None, None)
     dep_first, dep = rows(deps[:, 1], deps[:, 0], int(first[-1]))
     return SimInput(
@@ -92,24 +93,32 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
 WAYS = {H2D: TO_DEVICE, D2H: TO_HOST}
 
 
-def _both_directions(programs: Sequence[Program], cost: Costs, options: Options, classes: _Classes, excess: Ints) -> BothDirections | None:
-    """`SimInput.both`, and these pairs in `excess`. Devices whose ranks are neither simulated nor represented are distributed over those of
-    their host that are."""
+def _both_directions(programs: Sequence[Program], cost: Costs, options: Options, classes: _Classes) -> BothDirections | None:
+    """`SimInput.both`; None without copies of both directions, or if their factors are those of `SimInput.excess` at all times."""
     found, way = cost.both_directions(), ints([WAYS.get(category, 0) for category, _, _ in classes.numbers])
     if not found or not {TO_DEVICE, TO_HOST}.issubset(way.tolist()):
         return None
-    acting = {program.rank: program.rank for program in programs}
-    acting |= {rank: twin for rank, twin in options.representative.items() if rank not in acting}
-    host = [cost.host_of(program.rank) for program in programs]
-    stands = Counter(twin for rank, twin in acting.items() if cost.host_of(rank) == cost.host_of(twin))
-    absent = Counter(cost.host_of(rank) for rank in range(max(program.world for program in programs)) if rank not in acting)
-    devices = [stands[program.rank] + -(-absent[at] // host.count(at)) for program, at in zip(programs, host, strict=True)]
+    host, devices = [cost.host_of(program.rank) for program in programs], _devices(programs, cost, options)
     most = max(sum(count for count, other in zip(devices, host, strict=True) if other == at) for at in set(host))
-    stretch = [[_over_one(factor) for factor in found[nearest_count(found, max(1, number))]] for number in range(most + 1)]
-    is_fixed = all(each == stretch[-1] for each in stretch[min(devices) :])
-    for mine, its in ((TO_DEVICE, TO_HOST), (TO_HOST, TO_DEVICE)):
-        excess[:, (way[:, None] == mine) & (way == its)] = stretch[-1][mine - 1] if is_fixed else 0
-    return None if is_fixed else BothDirections(way, np.array(stretch, np.int64), ints(host), ints(devices))
+    factors = [found[min(max(1, number), max(found))] for number in range(most + 1)]
+    if all(each == found[max(found)] for each in factors[min(devices) :]):
+        return None
+    return BothDirections(way, np.array([[*map(_over_one, each)] for each in factors], np.int64), ints(host), ints(devices))
+
+
+def _devices(programs: Sequence[Program], cost: Costs, options: Options) -> list[int]:
+    """How many devices of its host each program's rank stands for: those that it represents there, and a share of those that no rank of the
+    host represents."""
+    simulated = {program.rank for program in programs}
+    twin = {rank: rank for rank in simulated} | {k: rank for k, rank in options.representative.items() if k not in simulated}
+    found = dict[int, int]()
+    hosts = grouped((cost.host_of(rank), rank) for rank in range(max(program.world for program in programs)))
+    for ranks in hosts.values():
+        mine = [rank for rank in ranks if rank in simulated]
+        stands = Counter(twin.get(rank) for rank in ranks)
+        others = len(ranks) - sum(stands[rank] for rank in mine)
+        found |= {rank: stands[rank] + (others + len(mine) - 1 - k) // len(mine) for k, rank in enumerate(mine)}
+    return [found[program.rank] for program in programs]
 
 
 def _tail(parts: Sequence[RankItems], first: Ints, column: dict[str, Any]) -> tuple[Flags | None, Ints | None]:

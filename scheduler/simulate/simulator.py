@@ -8,7 +8,8 @@ collective, or a send with its receive) it has *mates*, the op instances of othe
 mates are ready. Mates run together: they take the longest of their durations, at the pace of the slowest of them, and end together.
 
 The overlap clock. An op instance takes longer while others run on its rank: its stretch is 1 plus what each other op instance
-running there adds (`SimInput.excess`), and its pace is 1 / stretch. What computation and anything else add to each other may depend on
+running there adds (`SimInput.excess`), and its pace is 1 / stretch. What copies of both directions add to each other depends on how many
+devices of the host copy in both at that moment (`SimInput.both`). What computation and anything else add to each other may depend on
 which of them began first: a communication that becomes ready while a matrix product runs gets no multiprocessor until the product has
 ended. A communication counts as begun START_NS after it is ready, and computation that began by then was first. While any op instance of
 the rank is *blocked* (it is ready but its mates are not, and its kernel occupies the device until they are), `SimInput.blocked_excess` is

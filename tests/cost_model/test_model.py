@@ -170,6 +170,26 @@ def test_copies_know_their_direction_and_how_many_devices_copy(h200):
     assert both == pytest.approx([1.09, 1.50, 1.50], abs=0.02)
 
 
+@pytest.mark.parametrize("name", ["h100", "h200"])
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_more_devices_that_copy_never_make_a_copy_faster(name: str, world: int) -> None:
+    """Factors are on times of copies while all devices of the host copy; with a device less, a copy takes at most as long as alone among
+    fewer, slowed by as many. Ranks of the next host do not count."""
+    costs = CostModel(load_profile(name)).for_world(world)
+    found = costs.both_directions()
+    assert list(found) == list(range(world, 0, -1))
+    for ranks in range(1, world):
+        assert found[ranks].h2d <= found[ranks + 1].h2d
+        assert found[ranks].d2h <= found[ranks + 1].d2h
+    assert tuple(found[world]) == costs.stretch_between("copy:h2d", "copy:d2h")[:2]
+    down = last_op("%0:bfloat16[32,1048576] = pd_op.data() forward", "%1:bfloat16[32,1048576]^pinned = pd_op.memcpy(%0) forward")
+    fewer = CostModel(load_profile(name)).for_world(1)
+    both_ns = costs.op_time(*down).dur_ns * found[1].d2h
+    alone_ns = fewer.op_time(*down).dur_ns
+    assert both_ns == pytest.approx(max(costs.op_time(*down).dur_ns, alone_ns * fewer.both_directions()[1].d2h), rel=0.02)
+    assert [costs.host_of(rank) for rank in (0, 7, 8)] == [0, 0, 1]
+
+
 def test_categories(h200):
     assert h200.category(*matmul("2048,1024", "1024,4096", "2048,4096")) == "gemm:proj"
     assert h200.category(*matmul("64,32", "64,48", "32,48", attrs='{"transpose_x":true}', role="backward")) == "gemm:dw"

@@ -269,40 +269,47 @@ LATER = COPIES.replace("#2", '#3 %3:float32[2] = pd_op.gelu(%0) forward stream="
 """The copy to the device begins 40 later."""
 
 
-class Host(GivenCosts):
-    """Copies to the device take twice as long if one device of a host copies in both directions, four times if two do."""
+class Hosts(GivenCosts):
+    """If one device of a host copies in both directions, copies to it take twice as long; if two do, four times, and others twice."""
 
-    a_host = 2
+    def __init__(self, a_host: int) -> None:
+        both = {("copy:h2d", "copy:d2h"): (4.0, 2.0), ("copy:d2h", "copy:h2d"): (2.0, 4.0)}
+        super().__init__({"default": 40, "memcpy_d2h": 1000, "memcpy_h2d": 100}, both)
+        self.a_host = a_host
 
     def host_of(self, rank: int) -> int:
         return rank // self.a_host
 
     def both_directions(self) -> dict[int, BothWays]:
-        return {1: BothWays(2.0, 1.0), 2: BothWays(4.0, 1.0)}
+        return {1: BothWays(2.0, 1.0), 2: BothWays(4.0, 2.0)}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("a_host", "ranks", "options", "found"),
+    ("a_host", "world", "ranks", "options", "h2d", "d2h"),
     [
         # Until 40, rank 0 alone copies in both directions and has 20 of 100 on the device; then both copy 1 in 4 until 360.
-        (2, (0, 1), None, [360, 400]),
-        (1, (0, 1), None, [200, 240]),
-        (2, (0,), Options(representative={1: 0}), [400]),
-        (2, (0,), ALONE, [400]),
-        (1, (0,), ALONE, [200]),
-        (2, (1,), Options(representative={0: 1}), [440]),
-        (4, (0, 1), Options(representative={2: 1, 3: 1}), [360, 440]),  # at 360, rank 1 still copies with two others
+        (2, 2, (0, 1), None, [360, 400], [1160, 1160]),
+        (1, 2, (0, 1), None, [200, 240], [1000, 1000]),
+        (2, 2, (0,), Options(representative={1: 0}), [400], [1200]),
+        (2, 2, (0,), ALONE, [400], [1200]),
+        (1, 2, (0,), ALONE, [200], [1000]),
+        (2, 2, (1,), Options(representative={0: 1}), [440], [1200]),
+        (4, 4, (0, 1), Options(representative={2: 1, 3: 1}), [360, 440], [1160, 1200]),  # at 360, rank 1 still copies with two others
+        (2, 4, (0, 2), Options(representative={1: 0, 3: 0}), [400, 400], [1200, 1200]),  # rank 3 is not on the host of rank 0
+        (3, 3, (0, 1), ALONE, [400, 420], [1200, 1180]),  # rank 2 copies when rank 0 does
     ],
 )
 def test_copies_of_both_directions_slow_each_other_the_more_devices_do_it(
-    engine: Engine, a_host: int, ranks: tuple[int, ...], options: Options | None, found: list[int]
+    engine: Engine, a_host: int, world: int, ranks: tuple[int, ...], options: Options | None, h2d: list[int], d2h: list[int]
 ) -> None:
-    cost = Host({"default": 40, "memcpy_d2h": 1000, "memcpy_h2d": 100})
-    cost.a_host = a_host
-    jobs = {0: (COPIES, "job all forward 0: 1@0 2@0"), 1: (LATER, "job all forward 0: 1@0 3@0 2@0")}
-    sim = lower([rank(*jobs[at], at, max(2, a_host)) for at in ranks], cost, options)
-    assert run(sim, engine=engine).times.end[sim.op == 2].tolist() == found
+    """On rank 1, the copy to the device begins later."""
+    programs = [
+        rank(*((LATER, "job all forward 0: 1@0 3@0 2@0") if at == 1 else (COPIES, "job all forward 0: 1@0 2@0")), at, world) for at in ranks
+    ]
+    sim = lower(programs, Hosts(a_host), options)
+    found = run(sim, engine=engine).times.end
+    assert [found[sim.op == op].tolist() for op in (2, 1)] == [h2d, d2h]
 
 
 PRODUCTS = """

@@ -17,6 +17,7 @@ from interlace.bridge.calibrate.copies import DIRECTIONS
 from interlace.bridge.calibrate.factors import both_ways
 from interlace.bridge.calibrate.messages import DTYPE
 from interlace.bridge.probe.bench import Runner, spread
+from interlace.cost_model.interference import D2H, H2D
 from interlace.cost_model.profile import CopySample, Interference
 from interlace.ir.program import DTYPE_BYTES
 
@@ -25,7 +26,7 @@ SIZES, SLOW_SIZES = (1 << 22, 1 << 26), (1 << 20, 1 << 22)
 """Bytes of copies on a fast device (`Bench.is_fast`), and on another. The factors are those of the largest."""
 FEW, MANY = 4, 12
 """Copies in a row of the direction that ends first, and of the other one."""
-D2H, H2D = "interlace_copies_d2h", "interlace_copies_h2d"
+OUT, IN = "interlace_copies_d2h", "interlace_copies_h2d"
 """Names of the streams."""
 
 
@@ -55,7 +56,7 @@ def copies_of_all_ranks(lab: Lab) -> Copies:
     if isinstance(found, str):
         return Copies(alone, failed=(f"copies in both directions on {ranks} device(s) at once: {found}",))
     h2d, d2h = round(found.h2d, 3), round(found.d2h, 3)
-    return Copies(alone, (Interference("copy:h2d", "copy:d2h", ranks, h2d, d2h, (h2d, h2d), (d2h, d2h)),))
+    return Copies(alone, (Interference(H2D, D2H, ranks, h2d, d2h, (h2d, h2d), (d2h, d2h)),))
 
 
 def _step(lab: Lab, elements: int, copies_out: int, copies_in: int) -> Runner:
@@ -64,12 +65,12 @@ def _step(lab: Lab, elements: int, copies_out: int, copies_in: int) -> Runner:
 
     def build() -> None:
         x = paddle.full([elements], 0.5, DTYPE)
-        on_host = on_stream(D2H, partial(device.copy_out, x))
-        on_stream(H2D, partial(device.copy_in, on_host))
+        on_host = on_stream(OUT, partial(device.copy_out, x))
+        on_stream(IN, partial(device.copy_in, on_host))
         lab.bench.add_lead(LEAD_S)
         lab.add_barrier()
         begun = paddle.full([1], 1.0, DTYPE)
-        for stream, copy, value, count in ((D2H, device.copy_out, x, copies_out), (H2D, device.copy_in, on_host, copies_in)):
+        for stream, copy, value, count in ((OUT, device.copy_out, x, copies_out), (IN, device.copy_in, on_host, copies_in)):
             on_stream(stream, partial(ops.square, begun))
             for _ in range(count):
                 on_stream(stream, partial(copy, value))
