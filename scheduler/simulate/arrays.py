@@ -76,12 +76,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class BothDirections:
-    """How much copies of both directions slow each other down: the more, the more devices of the host copy in both at the same time.
+    """How much copies of both directions of a device slow each other down: the more, the more devices of the host copy at the same time.
 
     Attributes:
         way: Of each interference class: `TO_DEVICE`, `TO_HOST`, or 0 for what is no such copy. `[classes]`
         excess: Stretch of a copy to the device and of one to the host beside one of the other direction, over 1, in units of 1 / ONE, by
-            the number of devices. `[devices + 1, 2]`
+            the number of directions in which devices of the host copy: 2 for each device that copies in both. `[2 * devices + 1, 2]`
         host: Number of each rank's host. `[num_ranks]`
         devices: How many devices of its host each rank stands for, which are assumed to copy when it does. `[num_ranks]`
     """

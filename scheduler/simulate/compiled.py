@@ -292,9 +292,9 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
     for at in range(num_ranks):
         bound[at] = next_sync[first[at]] if first[at + 1] > first[at] else 0
     arrived = np.zeros(len(meet_size), np.int64)
-    # Per rank: whether it copies in both directions. Per host: the devices that do.
+    # Per rank: in how many directions it copies. Per host: the sum over its devices.
     counts_copying = np.any(way)
-    copies_both, num_copying = np.zeros(num_ranks, np.bool_), np.zeros(1 + np.max(host) if num_ranks else 1, np.int64)
+    directions, num_copying = np.zeros(num_ranks, np.int64), np.zeros(1 + np.max(host) if num_ranks else 1, np.int64)
     # Events: tree[1] is the earliest, tree[leaves + s] that of stream s; due[s] is what the latter should be.
     leaves = 1
     while leaves < num_streams:
@@ -388,11 +388,11 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                     if running[s] >= 0:
                         is_in |= way[running_kind[s]] == TO_DEVICE
                         is_out |= way[running_kind[s]] == TO_HOST
-                if (is_in and is_out) != copies_both[at]:
-                    copies_both[at] = is_in and is_out
-                    num_copying[host[at]] += devices[at] if copies_both[at] else -devices[at]
+                if is_in + is_out != directions[at]:
+                    num_copying[host[at]] += devices[at] * (is_in + is_out - directions[at])
+                    directions[at] = is_in + is_out
                     for other in range(num_ranks):
-                        if copies_both[other] and host[other] == host[at] and not is_changed[other]:
+                        if directions[other] == 2 and host[other] == host[at] and not is_changed[other]:
                             is_changed[other], changed[num_changed] = True, other
                             num_changed += 1
         for n in range(num_changed):

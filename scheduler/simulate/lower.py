@@ -100,10 +100,14 @@ def _both_directions(programs: Sequence[Program], cost: Costs, options: Options,
         return None
     host, devices = [cost.host_of(program.rank) for program in programs], _devices(programs, cost, options)
     most = max(sum(count for count, other in zip(devices, host, strict=True) if other == at) for at in set(host))
-    factors = [found[min(max(1, number), max(found))] for number in range(most + 1)]
-    if all(each == found[max(found)] for each in factors[min(devices) :]):
+    of_devices = [found[min(max(1, number), max(found))] for number in range(most + 1)]
+    if all(each == found[max(found)] for each in of_devices[min(devices) :]):
         return None
-    return BothDirections(way, np.array([[*map(_over_one, each)] for each in factors], np.int64), ints(host), ints(devices))
+    # One direction more than those of some devices: between the factors of these and of one more.
+    factors = np.array(
+        [[(a + b) / 2 for a, b in zip(of_devices[k // 2], of_devices[-(-k // 2)], strict=True)] for k in range(2 * most + 1)]
+    )
+    return BothDirections(way, np.round((factors - 1) * ONE).astype(np.int64), ints(host), ints(devices))
 
 
 def _devices(programs: Sequence[Program], cost: Costs, options: Options) -> list[int]:

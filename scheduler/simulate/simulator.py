@@ -9,7 +9,7 @@ mates are ready. Mates run together: they take the longest of their durations, a
 
 The overlap clock. An op instance takes longer while others run on its rank: its stretch is 1 plus what each other op instance
 running there adds (`SimInput.excess`), and its pace is 1 / stretch. What copies of both directions add to each other depends on how many
-devices of the host copy in both at that moment (`SimInput.both`). What computation and anything else add to each other may depend on
+devices of the host copy at that moment, and in how many directions (`SimInput.both`). What computation and anything else add may depend on
 which of them began first: a communication that becomes ready while a matrix product runs gets no multiprocessor until the product has
 ended. A communication counts as begun START_NS after it is ready, and computation that began by then was first. While any op instance of
 the rank is *blocked* (it is ready but its mates are not, and its kernel occupies the device until they are), `SimInput.blocked_excess` is
@@ -407,7 +407,7 @@ class Simulation:
         self.host_late = [0] * len(sim.ranks)
         if sim.both is not None:
             self.way, self.both_excess = sim.both.way.tolist(), sim.both.excess.tolist()
-            self.copies_both, self.num_copying = [False] * len(sim.ranks), Counter[int]()
+            self.directions, self.num_copying = [0] * len(sim.ranks), Counter[int]()
         self.host_at = [self._next_wait(at, int(sim.first[at])) for at in range(len(sim.ranks))]
         self.changed: set[int] = set()
         self.power, self.trace = sim.power, trace or PowerTrace.begin(len(sim.ranks))
@@ -549,14 +549,14 @@ class Simulation:
             self._repace(leader, -(-ONE * ONE // max(self.stretch[mate] for mate in mates)))
 
     def _count_copying(self, both: BothDirections) -> None:
-        """Count the devices of each host that copy in both directions. If a number changes, so does the pace of all copies there."""
+        """Count the directions in which devices of each host copy. If a number changes, so does the pace of copies of both directions."""
         for at in sorted(self.changed):
-            is_both = {self.way[self.kind[item]] for item in self.running[at]} >= {TO_DEVICE, TO_HOST}
-            if is_both != self.copies_both[at]:
+            directions = len({self.way[self.kind[item]] for item in self.running[at]} & {TO_DEVICE, TO_HOST})
+            if directions != self.directions[at]:
                 host = both.host[at]
-                self.copies_both[at] = is_both
-                self.num_copying[host] += int(both.devices[at]) * (1 if is_both else -1)
-                self.changed |= {k for k, other in enumerate(both.host) if other == host and self.copies_both[k]}
+                self.num_copying[host] += int(both.devices[at]) * (directions - self.directions[at])
+                self.directions[at] = directions
+                self.changed |= {k for k, other in enumerate(both.host) if other == host and self.directions[k] == 2}
 
     def _excess(self, item: int, other: int) -> int:
         """By how much an op instance is stretched beside another."""

@@ -115,7 +115,7 @@ def inputs(draw: st.DrawFn) -> SimInput:
     gap = rng.integers(0, int(rng.choice([6, 2 * START_NS])), count) * rng.integers(0, 2)
     longest = int(rng.choice([3, 30]))  # short ones make many events fall on one moment
     way, hosts, devices = rng.integers(0, 3, kinds), rng.integers(0, 2, num_ranks), rng.integers(1, 3, num_ranks)
-    both = BothDirections(way, rng.integers(0, 4 * ONE, (2 * num_ranks + 1, 2)), hosts, devices) if rng.random() < 0.5 else None
+    both = BothDirections(way, rng.integers(0, 4 * ONE, (4 * num_ranks + 1, 2)), hosts, devices) if rng.random() < 0.5 else None
     return SimInput(
         list(range(num_ranks)),
         first,

@@ -270,34 +270,36 @@ LATER = COPIES.replace("#2", '#3 %3:float32[2] = pd_op.gelu(%0) forward stream="
 
 
 class Hosts(GivenCosts):
-    """If one device of a host copies in both directions, copies to it take twice as long; if two do, four times, and others twice."""
+    """If one device of a host copies in both directions, copies to it take twice as long; if two or three do, four or eight times, and
+    others twice."""
 
     def __init__(self, a_host: int) -> None:
-        both = {("copy:h2d", "copy:d2h"): (4.0, 2.0), ("copy:d2h", "copy:h2d"): (2.0, 4.0)}
-        super().__init__({"default": 40, "memcpy_d2h": 1000, "memcpy_h2d": 100}, both)
+        both = {("copy:h2d", "copy:d2h"): (8.0, 2.0), ("copy:d2h", "copy:h2d"): (2.0, 8.0)}
+        super().__init__({"default": 60, "memcpy_d2h": 1000, "memcpy_h2d": 100}, both)
         self.a_host = a_host
 
     def host_of(self, rank: int) -> int:
         return rank // self.a_host
 
     def both_directions(self) -> dict[int, BothWays]:
-        return {1: BothWays(2.0, 1.0), 2: BothWays(4.0, 2.0)}
+        return {1: BothWays(2.0, 1.0), 2: BothWays(4.0, 2.0), 3: BothWays(8.0, 2.0)}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("a_host", "world", "ranks", "options", "h2d", "d2h"),
     [
-        # Until 40, rank 0 alone copies in both directions and has 20 of 100 on the device; then both copy 1 in 4 until 360.
-        (2, 2, (0, 1), None, [360, 400], [1160, 1160]),
-        (1, 2, (0, 1), None, [200, 240], [1000, 1000]),
+        # Until 60, devices copy in three directions, and rank 0 has 20 of 100 on the device; then in four, 1 in 4 until 380.
+        (2, 2, (0, 1), None, [380, 440], [1180, 1180]),
+        (1, 2, (0, 1), None, [200, 260], [1000, 1000]),
         (2, 2, (0,), Options(representative={1: 0}), [400], [1200]),
         (2, 2, (0,), ALONE, [400], [1200]),
+        (3, 3, (0,), ALONE, [800], [1400]),
         (1, 2, (0,), ALONE, [200], [1000]),
-        (2, 2, (1,), Options(representative={0: 1}), [440], [1200]),
-        (4, 4, (0, 1), Options(representative={2: 1, 3: 1}), [360, 440], [1160, 1200]),  # at 360, rank 1 still copies with two others
+        (2, 2, (1,), Options(representative={0: 1}), [460], [1200]),
+        (4, 4, (0, 1), Options(representative={2: 1, 3: 1}), [780, 860], [1390, 1400]),
         (2, 4, (0, 2), Options(representative={1: 0, 3: 0}), [400, 400], [1200, 1200]),  # rank 3 is not on the host of rank 0
-        (3, 3, (0, 1), ALONE, [400, 420], [1200, 1180]),  # rank 2 copies when rank 0 does
+        (3, 3, (0, 1), ALONE, [780, 820], [1390, 1380]),  # rank 2 copies when rank 0 does
     ],
 )
 def test_copies_of_both_directions_slow_each_other_the_more_devices_do_it(
