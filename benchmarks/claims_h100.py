@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 
 from claiming import ROOT, Row, by_case, claim, fullest_gb, median_ms, ms_and_range, raw, span, table
 
@@ -184,16 +183,21 @@ def h200_calibrated_steps() -> str:
 @claim
 def h200_order() -> str:
     """Pairs of plans in order by profile, and how far apart measured steps of the others are at most."""
-    devices, wrong = raw("h200/accuracy.json")["devices"], list[float]()
-    counts = [accuracy.count_order(found["runs"], "limited") for found in devices.values()]
-    for found in devices.values():
-        for runs in grouped(((row["case"], row["sitting"]), row) for row in found["runs"]).values():
-            for row, other in combinations(runs, 2):
-                if accuracy.count_order([row, other], "limited") == (0, 1):
-                    short, long = sorted(map(median_ms, (row, other)))
-                    wrong.append(long / short - 1)
-    rights = ", ".join(str(right) for right, _ in counts)
-    return f"{rights} of {counts[0][1]} pairs ({len(counts)} profiles); steps of the other pairs differ by at most {100 * max(wrong):.1f} %"
+    pairs = [list(accuracy.pairs_of(found["runs"], "limited")) for found in raw("h200/accuracy.json")["devices"].values()]
+    rights = ", ".join(f"{sum(is_right for _, is_right in each)} of {len(each)}" for each in pairs)
+    wrong = max((apart for each in pairs for apart, is_right in each if not is_right), default=0.0)
+    return f"in order are {rights} pairs (`h200` and the calibrated profiles); steps of the others differ by at most {100 * wrong:.1f} %"
+
+
+@claim
+def h200_moved_activations() -> str:
+    """Errors of steps that move half or all of the activations."""
+    found = raw("h200/accuracy.json")["devices"]["benchmarks/results/h200/calibrated_fourth.json"]["runs"]
+    moved = [accuracy.step_error(row, "limited") for row in found if row["file"] == OWN_CALIBRATION and row["plan"].startswith("offload")]
+    return (
+        f"{len(moved)} runs at pp 2 are off by {100 * statistics.median(map(abs, moved)):.1f} % in the median, "
+        f"from {100 * min(moved):+.1f} to {100 * max(moved):+.1f} %"
+    )
 
 
 @claim

@@ -125,17 +125,21 @@ def kind_of(plan: str) -> str:
 
 
 def count_order(runs: Sequence[Row], how: str = "simulated") -> tuple[int, int]:
-    """Number of pairs of plans that are predicted in the right order, and number of all pairs. A pair has the same case and sitting, and
-    measured steps that clearly differ (`CLEAR`)."""
+    """Number of pairs of plans (`pairs_of`) that are predicted in the right order, and number of all pairs."""
+    found = [is_right for _, is_right in pairs_of(runs, how)]
+    return sum(found), len(found)
+
+
+def pairs_of(runs: Sequence[Row], how: str = "simulated") -> Iterator[tuple[float, bool]]:
+    """For each pair of plans with the same case and sitting, and measured steps that clearly differ (`CLEAR`): by which share of the
+    second one they differ, and whether they are predicted in the right order."""
     found = [row for row in runs if is_compared(row, how)]
-    right = pairs = 0
     for k, row in enumerate(found):
         for other in found[:k]:
             measured = other["step_ms"]["median"] - row["step_ms"]["median"]
             if (row["case"], row["sitting"]) == (other["case"], other["sitting"]) and abs(measured) > CLEAR * row["step_ms"]["median"]:
-                pairs += 1
-                right += measured * (other[how]["step_ms"] - row[how]["step_ms"]) > 0
-    return right, pairs
+                is_right = measured * (other[how]["step_ms"] - row[how]["step_ms"]) > 0
+                yield abs(measured) / row["step_ms"]["median"], is_right
 
 
 def gains(runs: Sequence[Row], how: str = "simulated") -> list[tuple[Row, float, float]]:
