@@ -186,7 +186,20 @@ def h200_order() -> str:
     pairs = [list(accuracy.pairs_of(found["runs"], "limited")) for found in raw("h200/accuracy.json")["devices"].values()]
     rights = ", ".join(f"{sum(is_right for _, is_right in each)} of {len(each)}" for each in pairs)
     wrong = max((apart for each in pairs for apart, is_right in each if not is_right), default=0.0)
-    return f"in order are {rights} pairs (`h200` and the calibrated profiles); steps of the others differ by at most {100 * wrong:.1f} %"
+    order = f"{rights} pairs of plans are in order (`h200` and the calibrated profiles)"
+    return f"{order}; steps of the others differ by at most {100 * wrong:.1f} %"
+
+
+@claim
+def h200_repeated_baselines() -> str:
+    """How far apart the baseline's steps of one case are in different sessions."""
+    found, *_ = raw("h200/accuracy.json")["devices"].values()
+    baselines = grouped((row["case"], median_ms(row)) for row in found["runs"] if row["plan"] == accuracy.BASELINE)
+    apart = [max(each) / min(each) - 1 for each in baselines.values() if len(each) > 1]
+    return (
+        f"the baseline's steps of one case differ between sessions by {100 * statistics.median(apart):.1f} % in the median, by up to "
+        f"{100 * max(apart):.1f} % ({len(apart)} cases)"
+    )
 
 
 @claim
