@@ -454,6 +454,8 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                                 break
                             if marks[following] & WAITS and waits[following] > 0:
                                 break
+                            if way[kind[following]] != way[kind[item]]:  # concerns copies of other ranks
+                                break
                             end[item] = then
                             left_in_step -= not tail[item]
                             stretched = ONE

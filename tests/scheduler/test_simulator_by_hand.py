@@ -314,6 +314,16 @@ def test_copies_of_both_directions_slow_each_other_the_more_devices_do_it(
     assert [found[sim.op == op].tolist() for op in (2, 1)] == [h2d, d2h]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_copy_that_has_ended_slows_no_copies_though_its_stream_goes_on(engine: Engine) -> None:
+    """Rank 1 copies until 100 and computes on the same stream until 160. Rank 0 has copied 1 in 3 until 100, and then copies 1 in 2."""
+    copy = '#2 %2:float32[2] = pd_op.memcpy_h2d(%0) forward stream="in" {"dst_place_type":1}'
+    alone = f'{copy}\n#3 %3:float32[2] = pd_op.gelu(%0) forward stream="in"'
+    programs = [rank(COPIES, "job all forward 0: 1@0 2@0", 0, 2), rank(alone, "job all forward 0: 2@0 3@0", 1, 2)]
+    sim = lower(programs, Hosts(2))
+    assert run(sim, engine=engine).times.end[sim.op == 2].tolist() == [234, 100]
+
+
 PRODUCTS = """
 #1 %1:float32[2] = pd_op.gelu(%0) forward
 #2 %2:float32[2] = pd_op.all_reduce(%1) forward group=7 stream="mp"
