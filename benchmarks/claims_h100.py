@@ -206,7 +206,11 @@ def h200_repeated_baselines() -> str:
 def h200_moved_activations() -> str:
     """Errors of steps that move half or all of the activations."""
     found = raw("h200/accuracy.json")["devices"]["benchmarks/results/h200/calibrated_fourth.json"]["runs"]
-    moved = [accuracy.step_error(row, "limited") for row in found if row["file"] == OWN_CALIBRATION and row["plan"].startswith("offload")]
+    moved = [
+        accuracy.step_error(row, "limited")
+        for row in found
+        if row["file"] == OWN_CALIBRATION and accuracy.kind_of(row["plan"]) == "offload"
+    ]
     return (
         f"{len(moved)} runs at pp 2 are off by {100 * statistics.median(map(abs, moved)):.1f} % in the median, "
         f"from {100 * min(moved):+.1f} to {100 * max(moved):+.1f} %"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +58,11 @@ class Options:
     host_waits: bool = True
     job_end_waits: bool = False
     power: bool = True
+
+    def acting(self, simulated: Iterable[int]) -> dict[int, int]:
+        """Rank -> the rank whose program is simulated for it: itself if it is one of `simulated`, else its representative."""
+        own = {rank: rank for rank in simulated}
+        return own | {rank: twin for rank, twin in self.representative.items() if rank not in own}
 
     @classmethod
     def of(cls, target: Target, **others: Any) -> Options:

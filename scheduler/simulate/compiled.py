@@ -380,7 +380,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                 other = stream_of[follower[item]]
                 queued[other], look[num_look] = True, other
                 num_look += 1
-        # Stretch of all that runs on the changed ranks; then its pace, which needs the stretch of mates on other ranks.
+        # Where the number of directions in which devices of a host copy has changed, all ranks there that copy in both have changed.
         if counts_copying:
             for n in range(num_changed):
                 at, is_in, is_out = changed[n], False, False
@@ -395,6 +395,7 @@ def _run(columns: Columns, limits: Limits, level: Ints, mean: Ints, spent: Ints,
                         if directions[other] == 2 and host[other] == host[at] and not is_changed[other]:
                             is_changed[other], changed[num_changed] = True, other
                             num_changed += 1
+        # Stretch of all that runs on the changed ranks; then its pace, which needs the stretch of mates on other ranks.
         for n in range(num_changed):
             at = changed[n]
             low, high = first_stream[at], first_stream[at + 1]

@@ -43,6 +43,9 @@ from interlace.scheduler.simulate.dependences import across_streams, streams_of
 from interlace.scheduler.simulate.power import PowerInput
 from interlace.scheduler.simulate.rendezvous import meetings
 
+WAYS = {H2D: TO_DEVICE, D2H: TO_HOST}
+"""`BothDirections.way` of categories of copies."""
+
 
 def lower(programs: Sequence[Program], cost: Costs, options: Options | None = None) -> SimInput:
     """The arrays of a world; cost O(op instances + ops x operands), vectorised over op instances.
@@ -90,36 +93,30 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     )
 
 
-WAYS = {H2D: TO_DEVICE, D2H: TO_HOST}
-
-
 def _both_directions(programs: Sequence[Program], cost: Costs, options: Options, classes: _Classes) -> BothDirections | None:
     """`SimInput.both`; None without copies of both directions, or if their factors are those of `SimInput.excess` at all times."""
     found, way = cost.both_directions(), ints([WAYS.get(category, 0) for category, _, _ in classes.numbers])
     if not found or not {TO_DEVICE, TO_HOST}.issubset(way.tolist()):
         return None
-    host, devices = [cost.host_of(program.rank) for program in programs], _devices(programs, cost, options)
-    most = max(sum(count for count, other in zip(devices, host, strict=True) if other == at) for at in set(host))
-    of_devices = [found[min(max(1, number), max(found))] for number in range(most + 1)]
-    if all(each == found[max(found)] for each in of_devices[min(devices) :]):
+    host, devices, last = [cost.host_of(program.rank) for program in programs], _devices(programs, cost, options), max(found)
+    factors = np.array([found[min(max(1, number), last)] for number in range(sum(devices) + 1)])
+    if (factors[min(devices) :] == found[last]).all():
         return None
     # One direction more than those of some devices: between the factors of these and of one more.
-    factors = np.array(
-        [[(a + b) / 2 for a, b in zip(of_devices[k // 2], of_devices[-(-k // 2)], strict=True)] for k in range(2 * most + 1)]
-    )
-    return BothDirections(way, np.round((factors - 1) * ONE).astype(np.int64), ints(host), ints(devices))
+    ways = np.arange(2 * len(factors) - 1)
+    excess = np.round(((factors[ways // 2] + factors[-(-ways // 2)]) / 2 - 1) * ONE).astype(np.int64)
+    return BothDirections(way, excess, ints(host), ints(devices))
 
 
 def _devices(programs: Sequence[Program], cost: Costs, options: Options) -> list[int]:
     """How many devices of its host each program's rank stands for: those that it represents there, and a share of those that no rank of the
     host represents."""
-    simulated = {program.rank for program in programs}
-    twin = {rank: rank for rank in simulated} | {k: rank for k, rank in options.representative.items() if k not in simulated}
-    found = dict[int, int]()
+    simulated, found = {program.rank for program in programs}, dict[int, int]()
+    acting = options.acting(simulated)
     hosts = grouped((cost.host_of(rank), rank) for rank in range(max(program.world for program in programs)))
     for ranks in hosts.values():
         mine = [rank for rank in ranks if rank in simulated]
-        stands = Counter(twin.get(rank) for rank in ranks)
+        stands = Counter(acting.get(rank) for rank in ranks)
         others = len(ranks) - sum(stands[rank] for rank in mine)
         found |= {rank: stands[rank] + (others + len(mine) - 1 - k) // len(mine) for k, rank in enumerate(mine)}
     return [found[program.rank] for program in programs]

@@ -20,8 +20,7 @@ def meetings(parts: Sequence[RankItems], first: Ints, options: Options) -> dict[
 
     Raises PlanError if a group has a rank without a program, unless `options.peers_ready`; if a rank would represent both sides of a
     message; or if ranks of a group issue collectives of different kinds."""
-    acting = {part.program.rank: part.program.rank for part in parts}
-    acting |= {rank: twin for rank, twin in options.representative.items() if rank not in acting}
+    acting = options.acting(part.program.rank for part in parts)
     queues: dict[Hashable, dict[int, list[int]]] = {}
     names = RingNames({part.program.rank: part.program.groups for part in parts})
     for k, part in enumerate(parts):

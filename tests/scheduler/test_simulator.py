@@ -146,7 +146,7 @@ def inputs(draw: st.DrawFn) -> SimInput:
     )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=2000, deadline=None)
 @given(inputs())
 def test_twins_agree_on_any_arrays(sim: SimInput) -> None:
     """Acceptance: C4. Also on which items never run."""
