@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from itertools import pairwise
 
 import msgspec
 
@@ -30,9 +31,9 @@ class NameStreams(Pass, frozen=True, kw_only=True):
 
     Each ring gets one stream for its collectives, and one for each direction of its sends and receives. A ring that moves more bytes of
     weights and their gradients than of activations is named as one of data parallelism, any other as one of tensor parallelism. Three
-    kinds of operations keep their streams: collectives of an optimizer in a job of its own, collectives already on a side stream other
-    than `auto_parallel_mp`, and the optimizer's p2p on the compute stream. For parameters that are gathered (sharding stage 3),
-    `insert-events` makes the first gather of the next step come after this step's update.
+    kinds of operations keep their streams: collectives of an optimizer in a job of its own that keeps program order, collectives already on
+    a side stream other than `auto_parallel_mp`, and the optimizer's p2p on the compute stream. For parameters that are gathered (sharding
+    stage 3), `insert-events` makes the first gather of the next step come after this step's update.
 
     Options:
         priority: Stream priority of communication; 0 is normal, lower runs first. When: 0 if communication takes compute units away from
@@ -53,9 +54,9 @@ class NameStreams(Pass, frozen=True, kw_only=True):
         return "priority", f"found {self.priority}, expected a stream priority from {PRIORITIES[0]} (first) to {PRIORITIES[-1]} (normal)"
 
     def run(self, program: Program, context: Context) -> Program:
-        joined = _joined(program)
-        key = (self.name, id(program.ops), self.priority, joined)
-        make = partial(_with_names, program, joined, self.priority)
+        ordered = _ordered(program)
+        key = (self.name, id(program.ops), self.priority, ordered)
+        make = partial(_with_names, program, ordered, self.priority)
         named = remembered(context.memo, key, program.ops, make)
         count = Counter(new.stream for op, new in zip(program.ops, named, strict=True) if new is not op)
         for stream, number in sorted(count.items()):
@@ -67,8 +68,8 @@ class NameStreams(Pass, frozen=True, kw_only=True):
         return program.with_ops(named)
 
 
-def _with_names(program: Program, joined: frozenset[int], priority: int) -> tuple[Op, ...]:
-    names = _names(program, joined, _replicas(program))
+def _with_names(program: Program, ordered: frozenset[int], priority: int) -> tuple[Op, ...]:
+    names = _names(program, ordered, _replicas(program))
     return tuple(msgspec.structs.replace(op, stream=names[op.id], priority=priority) if op.id in names else op for op in program.ops)
 
 
@@ -85,13 +86,13 @@ def _replicas(program: Program) -> frozenset[int]:
     return frozenset(ring for ring, surplus in more.items() if surplus > 0)
 
 
-def _names(program: Program, joined: frozenset[int], replicas: frozenset[int]) -> dict[int, str]:
-    """Operation id -> stream, for the operations to name; the optimizer's collectives are among them only if they are in `joined`."""
+def _names(program: Program, ordered: frozenset[int], replicas: frozenset[int]) -> dict[int, str]:
+    """Operation id -> stream, for the operations to name; the optimizer's collectives are among them only if they are in `ordered`."""
     tensor = AutoParallelStreamType.MP
     every = [op for op in program.ops if is_collective(op)]
     given = {op.group: op.stream for op in every if stream_of(op) and not op.stream.startswith(tensor.value)}
     collectives = [
-        op for op in every if (op.role != "optimize" or op.id in joined) and (not stream_of(op) or op.stream.startswith(tensor.value))
+        op for op in every if (op.role != "optimize" or op.id in ordered) and (not stream_of(op) or op.stream.startswith(tensor.value))
     ]
     rings = {op.group for op in collectives}
     kinds = {ring: AutoParallelStreamType.DP if ring in replicas else tensor for ring in rings}
@@ -108,13 +109,12 @@ def _names(program: Program, joined: frozenset[int], replicas: frozenset[int]) -
     return {**{op.id: op.stream for op in program.ops if op.stream in shared}, **names}
 
 
-def _joined(program: Program) -> frozenset[int]:
-    """Ids of optimizer operations in jobs that also contain other roles."""
-    roles = {op.id: op.role for op in program.ops}
-    return frozenset(
-        op_id
-        for job in program.jobs
-        if len({roles[op_id] for op_id, _ in job.items}) > 1
-        for op_id, _ in job.items
-        if roles[op_id] == "optimize"
-    )
+def _ordered(program: Program) -> frozenset[int]:
+    """Ids of optimizer operations in jobs that also contain other roles, or in a job that does not keep program order."""
+    roles, place = {op.id: op.role for op in program.ops}, {op.id: k for k, op in enumerate(program.ops)}
+    found = set[int]()
+    for job in program.jobs:
+        mine = [op_id for op_id, _ in job.items if roles[op_id] == "optimize"]
+        if len(mine) < len(job.items) or any(place[before] > place[op_id] for before, op_id in pairwise(mine)):
+            found.update(mine)
+    return frozenset(found)

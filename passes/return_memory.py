@@ -13,7 +13,7 @@ from interlace.grouping import grouped
 from interlace.ir import Edit, Graph, Op, OpInstance, Program
 from interlace.ir.copies import job_bounds
 from interlace.ir.edit import with_items
-from interlace.ir.kinds import COMBINE, SPLIT, is_copy, is_receive, is_send, stream_of
+from interlace.ir.kinds import COMBINE, SPLIT, is_receive, is_send, stream_of
 from interlace.ir.storage import storages_of
 from interlace.ir.target import GPU
 from interlace.passes.base import Context, Pass, register
@@ -32,11 +32,12 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
     """Reuse a block that another stream reads last in the order of its own stream, by adding a `share_data` there as its last reader.
 
     A block whose last reader is on another stream than its producer is not reused before the host sees that this reader has completed, so a
-    host that runs ahead keeps allocating new memory. Where the producer's stream waits for that reader anyway, adding a last reader on the
-    producer's stream lets the next operation issued there reuse the block.
+    host that runs ahead keeps allocating new memory. After a last reader on the producer's stream, which waits for the other one, the next
+    operation issued there reuses the block.
 
-    Contract: needs a schedule; keeps every value and the order of all op instances; adds `share_data` operations. No stream waits longer
-    than before, except with `joins`. The peak of memory of operations that run one after the other does not rise.
+    Contract: needs a schedule; keeps every value and the order of all op instances; adds `share_data` operations and, with `joins`, events.
+    No stream waits longer than before, as far as the rank's simulated times hold. The peak of memory of operations that run one after the
+    other does not rise.
 
     Before / After, where the collective runs on a stream of its own and #8 is the first computation that waits for it:
         #6 %6 = pd_op.all_reduce(%5) stream mp          #6 %6 = pd_op.all_reduce(%5) stream mp
@@ -46,15 +47,12 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
 
     Options:
         min_bytes: Smaller blocks are left to the allocator. When: 1 MiB suits GPUs; small models on a CPU need less. Details: planning
-            turns the pass on by itself if a plan would exceed its memory limit on a GPU, or if host waits that prevent this cost more
-            than 0.5 % of the step.
-        joins: If nothing else makes the producer's stream wait for the last reader, add an event that does. When: `capture` turns it on:
-            in a captured step the host does not see that a reader has completed, so a block is reused only after such a wait. Details:
-            after a copy to the host, and after computation that reads a copied-back value, the wait is placed at the first operation
-            that starts after the reader's simulated end; after a send, at the first operation that has waited for a receive of the same
-            micro-batch.
+            tries the pass by itself on a GPU, and keeps it where it gives a faster step in the same memory.
+        joins: Where the producer's stream does not wait for the last reader anyway, or only much later, add an event that makes it wait.
+            When: off to see what blocks return without more events. Details: the wait is placed at the first operation that starts after
+            the reader's simulated end; after a send, at the first operation that has waited for a receive of the same micro-batch.
 
-    Source: rule 7 in docs/gpu-place.md, docs/decisions/021.
+    Source: rule 7 in docs/gpu-place.md, docs/decisions/029.
     """
 
     name = "return-memory"
@@ -64,7 +62,7 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
     in_baseline = False
 
     min_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 20
-    joins: bool = False
+    joins: bool = True
 
     def run(self, program: Program, context: Context) -> Program:
         found, left = _Walk(program, self.min_bytes, self._times(program, context)).returns()
@@ -168,31 +166,35 @@ class _Walk:
         """The readers to add, and the blocks that get none. Blocks that would live the least longer go first, as long as the peak of memory
         of operations that run one after the other does not rise."""
         home, last = self._uses()
-        far = [(variable, use) for variable, use in last.items() if self.streams[use.index] != home[variable]]
-        bounds = job_bounds(self.program)
-        waited, of_stream = self._waited(), grouped((name, k) for k, name in enumerate(self.streams))
-        may, joins, left = list[tuple[int, int, Return]](), list[Return](), list[int]()
-        for (variable, m), use in far:
-            own, other = home[variable, m], self.streams[use.index]
-            mine, end = of_stream[own], bounds[bisect_right(bounds, use.index)]
-            at = bisect_right(mine, use.index)
-            behind = next((k for k in _while_below(mine, at, end) if waited[k].get(other, -1) >= use.index), None)
-            if behind is None and (join := self._join(use, mine, waited)) is not None:
-                joins.append(Return(use.value, m, own, self.items[use.index][0], self.items[join], joins=True))
-            elif behind is None:
-                left.append(self._bytes(use.value))
-            else:
-                may.append((behind - use.index, use.index, Return(use.value, m, own, self.items[use.index][0], self.items[behind])))
+        uses = [(home[variable], variable[1], use) for variable, use in last.items() if self.streams[use.index] != home[variable]]
+        bounds, waited = job_bounds(self.program), self._waited()
+        of_stream = grouped((name, k) for k, name in enumerate(self.streams))
+        blocks = [(self._places(use, of_stream[own], bounds, waited), own, m, use) for own, m, use in uses]
+        blocks.sort(key=lambda each: (each[0][0][0] - each[3].index if each[0] else 0, each[3].index))
         live = in_order(self.program).lives.pool("device").along(len(self.items))
-        found, most = list[Return](), int(live.max(initial=0))
-        for distance, index, each in sorted(may):
-            longer, more = live[index + 1 : index + distance + 1], self._bytes(each.value)
-            if int(longer.max(initial=0)) + more > most:
-                left.append(more)
-            else:
-                longer += more
-                found.append(each)
-        return found + joins, Left(len(left), sum(left))
+        found, left, most = list[Return](), list[int](), int(live.max(initial=0))
+        for places, own, m, use in blocks:
+            size = self._bytes(use.value)
+            spans = ((live[use.index + 1 : behind + 1], behind, joins) for behind, joins in places)
+            fits = next((each for each in spans if int(each[0].max(initial=0)) + size <= most), None)
+            if fits is None:
+                left.append(size)
+                continue
+            longer, behind, joins = fits
+            longer += size
+            found.append(Return(use.value, m, own, self.items[use.index][0], self.items[behind], joins))
+        return found, Left(len(left), sum(left))
+
+    def _places(self, use: _Use, mine: Sequence[int], bounds: Sequence[int], waited: Sequence[Mapping[str, int]]) -> list[tuple[int, bool]]:
+        """Where a reader of a block may go, the better place first: behind the op instance with this index, and whether the reader itself
+        must wait for the last use. `mine` has the indices of the stream's op instances, `bounds` those of jobs; `waited` is the result of
+        `_waited`."""
+        other, end = self.streams[use.index], bounds[bisect_right(bounds, use.index)]
+        at = bisect_right(mine, use.index)
+        behind = next((k for k in _while_below(mine, at, end) if waited[k].get(other, -1) >= use.index), None)
+        join = self._join(use, mine, waited)
+        found = [] if behind is None else [(behind, False)]
+        return found if join is None or (behind is not None and join >= behind) else [*found, (join, True)]
 
     def _join(self, use: _Use, mine: Sequence[int], waited: Sequence[Mapping[str, int]]) -> int | None:
         """Index of the op instance after which a stream can wait for a last use at no cost; None if there is none. `mine` has the indices
@@ -204,9 +206,8 @@ class _Walk:
         if is_send(op):  # once something comes back for the micro-batch, its activation must have arrived
             later = (k for k in mine[at:] if any(index > use.index and self._receives(index, m) for index in waited[k].values()))
             return next(later, None)
-        producer = self.ops.get(self.table.of(use.value)[0].producer)
-        if not is_copy(op) and not (producer and is_copy(producer)):
-            return None
+        if at == len(mine):
+            return use.index
         after = next((k for k in range(at, len(mine)) if self.times.start[mine[k]] >= self.times.end[use.index]), None)
         return None if after is None else mine[after - 1] if after > at else use.index
 
@@ -272,7 +273,7 @@ def _join(mine: dict[str, int], other: dict[str, int], own: str) -> None:
             mine[name] = max(mine.get(name, -1), at)
 
 
-def _while_below(numbers: list[int], first: int, end: int) -> Iterator[int]:
+def _while_below(numbers: Sequence[int], first: int, end: int) -> Iterator[int]:
     for at in range(first, len(numbers)):
         if numbers[at] >= end:
             return

@@ -7,10 +7,10 @@ import msgspec
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Job, Program
 from interlace.ir.effects import draws_twice
-from interlace.ir.kinds import is_collective
 from interlace.ir.remarks import Place
 from interlace.ir.schedule import Schedule, Slot, find_schedule, in_flight, joined, last_forward, mixed_depth, with_optimizer, zero_bubble
 from interlace.passes.base import Context, Pass, register
+from interlace.scheduler.interleave.optimizer import optimizer_communicates
 from interlace.scheduler.interleave.planner import Form
 from interlace.scheduler.jobs.legal_rows import check_rows, stall
 from interlace.scheduler.jobs.making import Jobs, Kinds, receive_early
@@ -48,7 +48,7 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         """The program with its jobs. Raises ConfigError if the options do not fit the pipeline, or its stages would wait for each other."""
         rows, form = self._rows(program, context)
         slots = rows[program.pipeline.stage]
-        if self._joins_optimizer(program):
+        if self._orders_optimizer(program) and self.join_optimizer:
             slots = with_optimizer(slots)
         kinds = {part.kind for slot in slots for part in slot.parts}
         jobs_of = self._jobs_of(program, slots, kinds, form, context)
@@ -59,11 +59,9 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
         context.applied("jobs-cut", jobs=len(jobs), slots=[slot for slot, _ in jobs_of[:MOST_SLOTS]], **more)
         return msgspec.structs.replace(program, jobs=jobs)
 
-    def _joins_optimizer(self, program: Program) -> bool:
-        """Whether the optimizer joins the job of the last gradients: if it communicates, and the jobs are neither Paddle's nor from a
-        file."""
-        ours = self.interleave != "off" and not self.schedule_file
-        return ours and any(op.role == "optimize" and is_collective(op) for op in program.ops)
+    def _orders_optimizer(self, program: Program) -> bool:
+        """Whether the optimizer's operations are ordered: if it communicates, and the jobs are neither Paddle's nor from a file."""
+        return self.interleave != "off" and not self.schedule_file and optimizer_communicates(program)
 
     def _rows(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
         """Stage -> its slots, and the form of this stage's pairs."""
@@ -164,7 +162,7 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
             when = {"when": "at the end"} if each is not self else {}
             make = Jobs(program, each, context.cost, context.memo, context.memory_limit is not None, context.extra_bytes)
             parts = make.parts(kinds)
-            plans = make.plans(some, parts, form, joins)
+            plans = make.plans(some, parts, form, joins, self._orders_optimizer(program))
             context.remarks += [plan.remark(_job_name(key, parts.chunked), **when) for key, plan in plans.items()]
             for slot in some:
                 made = make.of(slot, parts, plans)

@@ -7,6 +7,7 @@ raises the memory limit.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from interlace.passes import Schedule1F1B
 from interlace.planning.coarse import COARSE_SCHEDULES, PAYS, Coarse
 from interlace.planning.drafts import ROUNDS, Drafts, Form, Judged, fitting, nearest
 from interlace.planning.making import SOONER
-from interlace.planning.variants import alternatives, deciding, paddles_jobs, without_search
+from interlace.planning.variants import alternatives, deciding, paddles_jobs, with_optimizer_alone, without_search
 from interlace.scheduler.whole_step.search import Numbers
 
 FINALISTS = 1
@@ -31,6 +32,8 @@ offload moves whole values, and lowering the limits by a twentieth may cost more
 CLOSER, NEARLY = 2, 1.05
 """Without a budget: how often schedules are searched again in less memory, for forms whose peak exceeds the limit by at most this
 factor."""
+MOST_ALONE = 2
+"""Number of forms, fastest first, that are drafted with the optimizer in a job of its own: of those that keep the limit, and of others."""
 LESS = (0.03, 0.015)
 """Shares of the budget that recomputation leaves to offload, on one stage after the other: the first of these that offload can free. Trying
 0.06 as well makes three of nine plans faster, by 0.1 % at most, and planning takes a fifth longer."""
@@ -214,6 +217,17 @@ def in_paddles_order(tried: Tried) -> list[Judged]:
     return judged
 
 
+def optimizer_alone(tried: Tried) -> list[Judged]:
+    """The fastest forms with the optimizer in a job of its own: of those that keep the limit, and of those that hold too much."""
+    if not tried.drafts.updates_with_others:
+        return []
+    judged, alone = fitting(tried.judged, sys.maxsize), list[tuple[Numbers | None, Schedule1F1B]]()
+    for fits in (True, False):
+        mine = [each for each in judged if (each.peak_bytes <= tried.limit) == fits and with_optimizer_alone(each.form) != each.form]
+        alone += [(each.recomputed, with_optimizer_alone(each.form)) for each in mine[:MOST_ALONE]]
+    return tried.new(alone)
+
+
 def with_other_waits(tried: Tried) -> list[Judged]:
     """The fastest forms, or with a budget that none keeps those nearest to it, with the alternatives of each later pass."""
     drafts, limit = tried.drafts, tried.limit
@@ -241,6 +255,7 @@ PROPOSALS: tuple[Callable[[Tried], list[Judged]], ...] = (
     less_recomputed,
     in_less_memory,
     in_paddles_order,
+    optimizer_alone,
     with_other_waits,
 )
 """The proposals in the order in which they are called; each sees the drafts of those before it."""

@@ -85,13 +85,11 @@ class Search:
         over = max(world.bytes_over_in_step(found, limit))
         over = 0 if over <= ROUNDED else over
         runs, others, again = [] if over else [found], tuple(each for each in means if not each.follows_budget), None
-        if not over and not self._is_held(found, took):
-            others = ()
-        if over or others:
+        if over or (others and self._is_held(found, took)):
             again = self.make.made(ordered((*found.passes.passes, *others)), world.memory_limits(limit)).noted(*found.notes)
             runs += [again] if not any(world.bytes_over_in_step(again, limit)) else []
-        if not is_set:
-            search = Search(world, ordered((*self.asked.passes, *following, *others)))
+        for more in () if is_set else dict.fromkeys((others, ())):
+            search = Search(world, ordered((*self.asked.passes, *following, *more)))
             if steps := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
                 search.make.beaten = self.make.beaten_by(min(steps))
             within = search.fitting_beside(self.baseline, limit)
@@ -285,7 +283,7 @@ class Search:
         """`without`, a run within the budget; if waits of its host make it slower, a run with the passes `means` to hold less, provided
         that it keeps the budget and is faster."""
         took = self.world.step_ns(without) if without is not None else None
-        if not means or without is None or took is None or not self._is_held(without, took):
+        if not means or without is None or took is None:
             return without
         search = Search(self.world, ordered((*self.asked.passes, *means)))
         search.make.beaten = self.make.beaten_by(took)

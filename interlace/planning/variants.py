@@ -105,12 +105,17 @@ def without_search(schedule: S) -> S:
 def paddles_jobs(schedule: S) -> S:
     """The schedule with Paddle's own list of jobs, or with that of the schedule file if it has one."""
     plain = _in_time(schedule)
-    return msgspec.structs.replace(plain, interleave="off", send_latency_weight_at_end=None)
+    return msgspec.structs.replace(plain, interleave="off", send_latency_weight_at_end=None, join_optimizer=True)
 
 
 def at_plain_depth(schedule: S) -> S:
     """The replacement for a form that changes the depth, if on any rank forward and backward both draw random numbers."""
     return msgspec.structs.replace(schedule, interleave="dx-first")
+
+
+def with_optimizer_alone(schedule: S) -> S:
+    """The schedule with the optimizer in a job of its own, as it has with Paddle's jobs."""
+    return schedule if schedule.interleave == "off" else msgspec.structs.replace(schedule, join_optimizer=False)
 
 
 def _in_time(schedule: S) -> S:
@@ -177,6 +182,7 @@ def schedule_label(schedule: ScheduleOptions) -> str:
     more += [f"inline_share {numbers_text(schedule.inline_share)}"] * bool(schedule.inline_share)
     more += [f"send_latency_weight {numbers_text(schedule.send_latency_weight)}"] * (schedule.send_latency_weight != EARLY)
     more += [f"send_latency_weight_at_end {numbers_text(early_at_end)}"] if early_at_end is not None else []
+    more += ["join_optimizer off"] * (not schedule.join_optimizer)
     return ", ".join([f"interleave: {schedule.form_text()}", *more])
 
 

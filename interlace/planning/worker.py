@@ -21,6 +21,7 @@ from interlace.ir.per_ops import RANKS, once_per_ops
 from interlace.passes.base import Context, Pass, find_pass, is_built_in
 from interlace.passes.pipeline import PassReport, applied, errors_named, report_of
 from interlace.planning.peers import decoded, mark
+from interlace.scheduler.interleave.optimizer import optimizer_communicates
 from interlace.scheduler.recompute.copies import recomputes
 from interlace.scheduler.whole_step.orders import Orders
 
@@ -48,6 +49,7 @@ class RankFacts(msgspec.Struct, frozen=True):
         equivalence_key: Equal for ranks that can be simulated in place of each other.
         draws: Whether both its forward and its backward draw random numbers, or may.
         recomputes: Whether its captured program recomputes anything.
+        updates_with_others: Whether its optimizer communicates.
         options: A digest of its configuration.
     """
 
@@ -55,6 +57,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     equivalence_key: bytes
     draws: bool
     recomputes: bool
+    updates_with_others: bool
     options: bytes = b""
     memory_budget: MemoryBudget = None
 
@@ -131,6 +134,7 @@ class Worker:
             equivalence_key(program),
             draws_twice(program),
             recomputes(program),
+            optimizer_communicates(program),
             mark(self.options),
             self._memory_budget,
         )

@@ -270,7 +270,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         "waits for it instead",
     ),
     "memory-returned": ("{blocks} blocks a step are given back in the order of their own stream",),
-    "streams-joined": ("{waits} of them after a wait for their copy to the host, at the first operation after its simulated end",),
+    "streams-joined": ("{waits} of them after an added wait for their last reader, at an operation that starts after its simulated end",),
     "returned-by-the-host": (
         "{blocks} blocks a step, {size_bytes:size}, are given back when another stream's reader has completed: in that job their own "
         "stream does not wait for it, or so late that operations in turn would hold more",

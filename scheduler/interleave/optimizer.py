@@ -1,5 +1,5 @@
-"""The optimizer in the same job as the last gradients: the operations that it must wait for, and the order in which it reduces
-gradients."""
+"""The optimizer in the same job as the last gradients: whether it gains by that, the operations that it must wait for, and the order in
+which it reduces gradients."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from itertools import pairwise
 
 import networkx as nx
 
-from interlace.ir import Graph, Op, dependencies
+from interlace.ir import Graph, Op, Program, dependencies
 from interlace.ir.equivalent_ranks import groups_within_stage
 from interlace.ir.kinds import is_collective, is_comm
+
+
+def optimizer_communicates(program: Program) -> bool:
+    """Whether a rank's optimizer has collectives, of gradients, parameters or norms."""
+    return any(op.role == "optimize" and is_collective(op) for op in program.ops)
 
 
 def updates_after(graph: Graph, before: Sequence[Op], optimizer: Sequence[Op]) -> Iterable[tuple[int, int]]:

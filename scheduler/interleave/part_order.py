@@ -8,22 +8,18 @@ the previous one.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
 
 from interlace.cost_model import Costs
 from interlace.ir import Op, Program
 from interlace.ir.kinds import is_collective
 from interlace.scheduler.interleave.allocations import PartOps
 from interlace.scheduler.interleave.clock import Clock
+from interlace.scheduler.interleave.gathers import LEADS, may_start_early, when_due
 from interlace.scheduler.interleave.planner import SMALL_SHARE, Pair
 
 WINDOWS = (1 << 30, 96, 32)
 """Numbers of operations by which one may be issued ahead of program order, tried in turn: smaller numbers keep less in memory."""
-LEADS = (2.0, 4.0)
-"""How long before its first reader a gathered parameter is due, as multiples of the gather's time alone, tried in turn: beside computation
-it takes longer."""
 
 
 class EarlyCollectives:
@@ -39,7 +35,7 @@ class EarlyCollectives:
         plain_bytes = pair.memory.peak(pair.plain())
         most_bytes = plain_bytes + plain_bytes // SMALL_SHARE + extra_bytes
         ops = {op.id: op for op in part.ops}
-        alone = _gathers_alone(pair)
+        alone = may_start_early(pair.nodes, pair.graph.ops)
         for lead in LEADS if any(alone) else LEADS[:1]:
             turns = _turns(pair, alone, lead)
             for window in WINDOWS:
@@ -68,29 +64,11 @@ class EarlyCollectives:
         return list(best)
 
 
-def _gathers_alone(pair: Pair) -> list[bool]:
-    """For each node, whether it is a collective that may start at any time: it waits only for such collectives, and for computation that
-    takes less time than it does."""
-    before: list[frozenset[int]] = []
-    found: list[bool] = []
-    for node in pair.nodes:
-        before.append(frozenset(node.deps).union(*(before[dep] for dep in node.deps)))
-        if not node.stream or not is_collective(pair.graph.ops[node.op]):
-            found.append(False)
-            continue
-        others = [(found[dep], pair.nodes[dep]) for dep in before[-1]]
-        quick = sum(other.dur for _, other in others if not other.stream) < node.dur
-        found.append(quick and all(may for may, other in others if other.stream))
-    return found
-
-
 def _turns(pair: Pair, alone: Sequence[bool], lead: float) -> list[int]:
-    """Nodes in the order in which they are due: first those that the first collective needs, then those that the second needs, and so on.
-
-    A collective that may start at any time is due `lead` times its duration before its first reader.
-    """
+    """Nodes in the order in which they are due: first those that the first collective needs, then those that the second needs, and so on;
+    collectives that may start at any time as in `when_due`."""
     never = len(pair.nodes)
-    first, reader = [never] * never, [never] * never
+    first = [never] * never
     firm = [k for k, node in enumerate(pair.nodes) if not node.filler]
     for k in reversed(firm):
         if pair.nodes[k].stream and not alone[k]:
@@ -98,35 +76,7 @@ def _turns(pair: Pair, alone: Sequence[bool], lead: float) -> list[int]:
         for dep in pair.nodes[k].deps:
             first[dep] = first[dep] if alone[k] else min(first[dep], first[k])
     order = sorted((k for k in firm if not alone[k]), key=lambda k: (first[k], k))
-    place = {k: position for position, k in enumerate(order)}
-    for k in order:
-        for dep in pair.nodes[k].deps:
-            reader[dep] = min(reader[dep], place[k])
-    starts = [0.0, *accumulate(0.0 if pair.nodes[k].stream else pair.nodes[k].dur for k in order)]
-    due: dict[str, float] = {}
-    at: list[list[int]] = [[] for _ in starts]
-    for k in reversed(firm):
-        if alone[k]:
-            node = pair.nodes[k]
-            needed = starts[reader[k]] if reader[k] < len(order) else starts[-1]
-            due[node.stream] = min(due.get(node.stream, needed), needed) - lead * node.dur
-            at[max(0, bisect_right(starts, due[node.stream]) - 1)].append(k)
-    return _after_needs(pair, [k for gathers, here in zip(at, [*order, -1], strict=True) for k in (*reversed(gathers), here) if k >= 0])
-
-
-def _after_needs(pair: Pair, order: Sequence[int]) -> list[int]:
-    """The order, with each node preceded by what it needs."""
-    made: list[int] = []
-    seen: set[int] = set()
-    for node in order:
-        stack = [node]
-        while stack:
-            waiting = sorted((dep for dep in pair.nodes[stack[-1]].deps if dep not in seen), reverse=True)
-            stack += waiting
-            if not waiting and (k := stack.pop()) not in seen:
-                made.append(k)
-                seen.add(k)
-    return made
+    return when_due(pair.nodes, order, [k for k in firm if alone[k]], lead)
 
 
 def _issued(pair: Pair, alone: Sequence[bool], turns: Sequence[int], window: int) -> list[int]:

@@ -13,7 +13,7 @@ import copy
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise, product
 from typing import Literal
@@ -36,6 +36,7 @@ from interlace.scheduler.interleave.allocations import PartOps as PartOps
 from interlace.scheduler.interleave.clock import Factors, Node, columns_of
 from interlace.scheduler.interleave.columns import Columns
 from interlace.scheduler.interleave.engine import engine_for
+from interlace.scheduler.interleave.gathers import LEADS, may_start_early, when_due
 from interlace.scheduler.interleave.list_schedule import task_of
 from interlace.scheduler.interleave.live_bytes import PairBytes
 from interlace.scheduler.interleave.local_search import Form as Form
@@ -53,6 +54,8 @@ FREE_SHARE = 100
 """`SMALL_SHARE` if there is no memory budget: the share by which a plan may exceed Paddle's own memory. The list scheduler does not
 backtrack when memory is short for a gradient that it wants early: with a tenth of this share, for want of 53 MB in 9 GB, it misses an
 order that is 12 % faster."""
+MOST_CAPS = 3
+"""Number of caps that orders are made in, each lower by what the fastest order exceeded the one before."""
 MOST_ORDERS = 256
 """Number of orders that are kept for equal ranks."""
 GRADIENT_SINKS = names("""
@@ -146,6 +149,7 @@ class _Known:
     rules: dict[Form, Rules] = field(default_factory=dict)
     node_bytes: PairBytes | None = None
     task: Columns | None = None
+    early: list[bool] | None = None
     parts_key: bytes | None = None
 
 
@@ -204,6 +208,9 @@ class Pair:
         for part in parts:
             for label, later, before in self._updates(parts) if part.kind == "O" else ():
                 after[part.label, later].add((label, before))
+        for part in parts:
+            for item, others in _just_in_time(part, after) if part.kind == "O" else ():
+                after[item] |= others
         return after
 
     def _updates(self, parts: Sequence[PartOps]) -> Iterable[tuple[str, int, int]]:
@@ -290,25 +297,51 @@ class Pair:
         return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()
 
     def within(self, cap_bytes: int, form: Form) -> list[PairOp]:
-        """The fastest order found whose live memory is within a cap."""
+        """The fastest order found whose live memory is within a cap.
+
+        The list scheduler counts memory by nodes, and so may exceed its cap a little. If the fastest order does, orders within a lower cap
+        are compared too.
+        """
         best = self.plain()
         best_time = self.time(_indices(best, self.index))
         if form not in self._known.rules:
             self._known.rules[form] = Rules(self.nodes, form)
-        rules = self._known.rules[form]
         firm = cap_bytes
-        for _ in range(3):
-            listed = self.spread(self._found(rules, form, firm))
-            over = self.memory.peak(listed) - cap_bytes
-            if over <= 0:
-                return listed if self.time(_indices(listed, self.index)) < best_time else best
-            firm -= over
+        for _ in range(MOST_CAPS):
+            over = list[int]()
+            for order in sorted(self._orders(form, firm), key=self.time):
+                if self.time(order) >= best_time:
+                    break
+                listed = self.spread(order)
+                over.append(self.memory.peak(listed) - cap_bytes)
+                if over[-1] <= 0:
+                    best, best_time = listed, self.time(order)
+                    break
+            if not over or over[0] <= 0:
+                break
+            firm -= over[0]
         return best
 
-    def _found(self, rules: Rules, form: Form, cap_bytes: int) -> list[int]:
-        """The best first order, improved by the local search."""
-        best = min(self._firsts(rules, form, cap_bytes), key=self.time)
-        return Search(rules, self.stretch, self.node_bytes, cap_bytes, best, early=self.early).run(self.work) if self.work else best
+    def _orders(self, form: Form, cap_bytes: int) -> list[list[int]]:
+        """First orders and the one that the local search finds, also with collectives that may start at any time issued when they are
+        due."""
+        rules = self._known.rules[form]
+        found = self._firsts(rules, form, cap_bytes)
+        if self.work:
+            first = min(found, key=self.time)
+            found = [*found, Search(rules, self.stretch, self.node_bytes, cap_bytes, first, early=self.early).run(self.work)]
+        early = self._early_collectives()
+        if any(early):
+            for order in [*found, _indices(self.plain_order, self.index)]:
+                gathers, others = [k for k in order if early[k]], [k for k in order if not early[k]]
+                found = [*found, *(when_due(self.nodes, others, gathers, lead) for lead in LEADS)]
+        return found
+
+    def _early_collectives(self) -> list[bool]:
+        """For each node, whether it is a collective that may start at any time."""
+        if self._known.early is None:
+            self._known.early = may_start_early(self.nodes, self.graph.ops)
+        return self._known.early
 
     def _firsts(self, rules: Rules, form: Form, cap_bytes: int) -> list[list[int]]:
         """Orders of the list scheduler, which do not depend on the weight of sends."""
@@ -501,6 +534,23 @@ def _sent_together(part: PartOps, after: dict[PairOp, set[PairOp]]) -> list[tupl
     """
     sends = grouped((op.group, (part.label, op.id)) for op in part.ops if is_send(op))
     return [(send, after[last] - set(earlier)) for *earlier, last in sends.values() for send in earlier]
+
+
+def _just_in_time(part: PartOps, after: Mapping[PairOp, set[PairOp]]) -> Iterable[tuple[PairOp, set[PairOp]]]:
+    """Constraints on operations that need only parameters, states and constants, such as a rank's slice of a parameter: each comes after
+    everything else that its first reader needs, other such operations aside. Earlier its result would only take memory."""
+    items = [(part.label, op.id) for op in part.ops]
+    early: set[PairOp] = set()
+    for item, op in zip(items, part.ops, strict=True):
+        if not is_comm(op) and not is_ordered(op) and not written_operands(op) and after[item] <= early:
+            early.add(item)
+    reader: dict[PairOp, int] = {}
+    for place, item in reversed([*enumerate(items)]):
+        if item in early and item not in reader:
+            continue
+        for before in after[item] & early:
+            reader[before] = min(reader.get(before, place), reader.get(item, place))
+    yield from ((item, after[items[place]] - early) for item, place in reader.items())
 
 
 def _p2p_order(parts: Sequence[PartOps]) -> Iterable[tuple[PairOp, PairOp]]:

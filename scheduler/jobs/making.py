@@ -11,7 +11,7 @@ from interlace.cost_model import Costs
 from interlace.ir import Graph, Job, Op, OpInstance, Program
 from interlace.ir.kinds import is_receive, is_send
 from interlace.ir.per_ops import FEW, once_per_ops, remembered
-from interlace.ir.schedule import Slot, sent_before
+from interlace.ir.schedule import OPTIMIZER, Slot, sent_before
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.inline_weights import inline_weights
 from interlace.scheduler.interleave.optimizer import reductions_first
@@ -46,12 +46,14 @@ class Jobs:
         stage = program.pipeline.stage
         self.early, self.inline_share = of_stage(options.send_latency_weight, stage), of_stage(options.inline_share, stage)
 
-    def plans(self, slots: Sequence[Slot], parts: Parts, form: Form, joins: bool) -> dict[Kinds, PairPlan]:
-        """The order of each kind of slot that has a choice: slots with several parts and, if the stage `joins` any, whole backwards."""
+    def plans(self, slots: Sequence[Slot], parts: Parts, form: Form, joins: bool, updates: bool) -> dict[Kinds, PairPlan]:
+        """The order of each kind of slot that has a choice: slots with several parts; if the stage `joins` any, whole backwards; and with
+        `updates`, an optimizer in a slot of its own."""
         mixed = {kinds_of(slot) for slot in slots if len(slot.parts) > 1}
         choice = {"B", "I"} if parts.early else {"B"}
         whole = {kinds_of(slot) for slot in slots if slot.parts[0].kind in choice} if joins or parts.early else set()
-        return {kinds: self.order(parts, kinds, form)[0] for kinds in sorted(mixed | whole)}
+        alone = {kinds_of(slot) for slot in slots if slot == OPTIMIZER} if updates else set()
+        return {kinds: self.order(parts, kinds, form)[0] for kinds in sorted(mixed | whole | alone)}
 
     def parts(self, kinds: set[str]) -> Parts:
         """The operations of each kind of part, with collectives as early as they can start; `off` keeps program order. Weight gradients

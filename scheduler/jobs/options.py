@@ -36,7 +36,7 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             own list of jobs, to which the other passes still apply. `dx-first` computes the chain of input gradients first, and the weight
             gradients during the collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes backward and forward
             operation by operation, with the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs. `zb-h1` postpones weight
-            gradients to fill bubbles. All except `off` put an optimizer that communicates into the job of the last gradients. With a list,
+            gradients to fill bubbles. With a list,
             stages may wait for each other forever; then give `depth` too.
         weight_delay: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and
             `mixed`; one number, or one for each stage. When: to try by hand what `auto` decides, if last stages of a pipeline wait at
@@ -61,6 +61,9 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             `send_latency_weight`. One number, or one for each stage. When: to try by hand what `auto` decides, for a last stage with
             `mixed`, whose jobs are short but send their gradient at their end. Details: while the pipeline empties, the previous stage
             waits for every gradient.
+        join_optimizer: Whether an optimizer that communicates is put into the job of the last gradients, where its collectives run beside
+            backward. When: off if memory is short at the end of backward: the optimizer then has a job of its own, in which its collectives
+            run beside its own computation. `auto` tries both.
         search: Whether a local search improves the order of operations in each kind of job; `auto` does not use it. When: off to plan in a
             fraction of the time. Details: the search optimizes one job at a time, and its results make whole steps slower as often as
             faster. Off keeps the order of the list scheduler.
@@ -80,6 +83,7 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     inline_share: InlineShare | tuple[InlineShare, ...] = 0.0
     send_latency_weight: Weight | tuple[Weight, ...] = EARLY
     send_latency_weight_at_end: Weight | tuple[Weight, ...] | None = None
+    join_optimizer: bool = True
     search: bool = True
     schedule_file: str = ""
     max_ops_per_job: Positive = 4000
@@ -101,7 +105,10 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return None
 
     def _misplaced(self) -> tuple[str, str] | None:
-        """A weight-gradient delay or depth beside what has its own, and why that contradicts."""
+        """A weight-gradient delay, a depth or a place of the optimizer beside what has its own, and why that contradicts."""
+        if not self.join_optimizer and (self.interleave == "off" or self.schedule_file):
+            beside = f"schedule_file: {self.schedule_file}" if self.schedule_file else "interleave: off"
+            return "join_optimizer", f"found off beside {beside}, with which the optimizer has a job of its own in any case; leave it out"
         if self.send_latency_weight_at_end is not None and self.interleave in ("auto", "off") and not self.schedule_file:
             return "send_latency_weight_at_end", (
                 f"found {numbers_text(self.send_latency_weight_at_end)} beside interleave: {self.interleave}, which "

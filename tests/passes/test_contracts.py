@@ -44,7 +44,7 @@ DEFAULTS = {
     },
     "offload-optimizer-state": {"modules": (), "min_bytes": 1 << 20, "fraction": None},
     "overlap-column-backward": {"min_bytes": 0, "modules": (), "only_gains": True, "borrow": True},
-    "return-memory": {"min_bytes": 1 << 20, "joins": False},
+    "return-memory": {"min_bytes": 1 << 20, "joins": True},
     "schedule-1f1b": {
         "interleave": "auto",
         "weight_delay": 0,
@@ -53,6 +53,7 @@ DEFAULTS = {
         "inline_share": 0.0,
         "send_latency_weight": 0.5,
         "send_latency_weight_at_end": None,
+        "join_optimizer": True,
         "search": True,
         "schedule_file": "",
         "max_ops_per_job": 4000,

@@ -112,11 +112,17 @@ def test_what_no_stream_of_its_own_waits_for_stays_and_is_told() -> None:
     program = summed(sums=1)
     alone = program.with_ops([op for op in program.ops if op.kind != "mean"], program.values[:-1])
     alone = msgspec.structs.replace(alone, jobs=tuple(msgspec.structs.replace(job, items=job.items[:-1]) for job in alone.jobs))
-    found, (*_, report) = Pipeline((ReturnMemory(),)).run(alone, COST)
+    found, (*_, report) = Pipeline((ReturnMemory(joins=False),)).run(alone, COST)
     assert found.ops == alone.ops
     assert [(each.rule, each.numbers) for each in report.declined] == [
         ("returned-by-the-host", {"blocks": MICRO_BATCHES, "size_bytes": 24 << 20})
     ]
+    joined, (*_, report) = Pipeline((ReturnMemory(),)).run(alone, COST)
+    assert [len(event.waits) for event in joined.events] == [1] * MICRO_BATCHES
+    assert {each.rule: each.numbers for each in report.done} == {
+        "memory-returned": {"blocks": MICRO_BATCHES},
+        "streams-joined": {"waits": MICRO_BATCHES},
+    }
 
 
 @pytest.mark.parametrize(
@@ -180,7 +186,7 @@ job backward_2 backward 2: 6@2 7@1 7@2
     jobs = tuple(msgspec.structs.replace(job, items=tuple(item for item in job.items if item[1] < 2)) for job in program.jobs)
     two = msgspec.structs.replace(two, jobs=tuple(job for job in jobs if job.items))
     for each, rule in ((program, "not-in-all-micro-batches"), (two, "memory-returned")):
-        found, (report,) = Pipeline((ReturnMemory(),)).run(each, COST)
+        found, (report,) = Pipeline((ReturnMemory(joins=False),)).run(each, COST)
         assert any(op.kind == "share_data" for op in found.ops) == (rule == "memory-returned")
         assert rule in [told.rule for told in report.remarks]
 
@@ -241,7 +247,7 @@ def test_a_block_is_given_back_at_the_first_operation_of_its_stream_that_waits(w
     """By the closure without events, variable by variable; of each block that another stream uses last it is told what became of it."""
     for each in plan(world):
         before = msgspec.structs.replace(each, passes=("schedule-1f1b",), events=())
-        after, (report, *_) = Pipeline((ReturnMemory(min_bytes=min_bytes),)).run(before, H200)
+        after, (report, *_) = Pipeline((ReturnMemory(min_bytes=min_bytes, joins=False),)).run(before, H200)
         closure, far = Closure(before), _used_last_elsewhere(before, min_bytes)
         told = {remark.rule: remark for remark in report.remarks}
         done, left = (told[rule].numbers["blocks"] if rule in told else 0 for rule in ("memory-returned", "returned-by-the-host"))
@@ -304,7 +310,7 @@ def moved_out() -> Program:
     return parse("\n".join([f"{head}passes schedule-1f1b", *ops, f"job forward_0 forward 0: {items}\n"]))
 
 
-def test_a_captured_step_waits_for_copies_to_the_host_when_they_are_done() -> None:
+def test_a_stream_waits_for_copies_to_the_host_when_they_are_done() -> None:
     """Only with `joins`: an event from each copy to a last reader on the stream of its block, behind what runs during the copy."""
     costs = GivenCosts({"copy": 2500, "gemm": 1000, "default": 1000}, host_ns=1, job_ns=2)
     plain, joined = (Pipeline((ReturnMemory(joins=joins),)).run(moved_out(), costs)[0] for joins in (False, True))
@@ -331,7 +337,7 @@ def test_a_captured_step_joins_copies_back_and_answered_sends() -> None:
     options = {"interleave": "mixed", "only_gains": "off"}
     moved = {"schedule_1f1b": options, "offload_activations": {"fraction": 1.0, "min_bytes": 64}, "return_memory": {"min_bytes": 64}}
     config = make_config({**moved, "capture": "on"})
-    without = msgspec.structs.replace(config, passes={**config.passes, "return-memory": ReturnMemory(min_bytes=64)})
+    without = msgspec.structs.replace(config, passes={**config.passes, "return-memory": ReturnMemory(min_bytes=64, joins=False)})
     made = [make_plans(programs_of("pp4 mixed, offload"), each, GivenCosts({"default": 1000}), "given") for each in (config, without)]
     held = [[graph_memory(plan.program).peak() for plan in plans] for plans in made]
     assert all(joined < 0.99 * plain for joined, plain in zip(*held, strict=True))
@@ -386,7 +392,7 @@ def test_what_cannot_be_given_back_keeps_no_other_block(ops: str, jobs: tuple[st
     text = f"program rank=0 world=1 mode=train\n{pipe}passes schedule-1f1b\n"
     text += '#0 %0:float32[1024,1024]!"w" = builtin.parameter() forward\n#1 %1:float32[1024,1024]"x" = pd_op.data() forward\n'
     text += OTHER + ops + "".join(f"job j{k} forward {job.partition('@')[2][0]}: {job}\n" for k, job in enumerate(jobs))
-    found, (report,) = Pipeline((ReturnMemory(),)).run(parse(text), COST)
+    found, (report,) = Pipeline((ReturnMemory(joins=False),)).run(parse(text), COST)
     (reader,) = (op for op in found.ops if op.kind == "share_data")
     assert (reader.operands, [m for job in found.jobs for op, m in job.items if op == reader.id]) == ((20,), [*range(count)])
     assert rule in [told.rule for told in report.remarks]

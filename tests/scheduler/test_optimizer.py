@@ -1,9 +1,10 @@
-"""The optimizer in one job with the last gradients, by hand."""
+"""The optimizer in one job with the last gradients, and in a job of its own, by hand."""
 
 from __future__ import annotations
 
 from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, Program, parse
+from interlace.passes import NameStreams, Pipeline, Schedule1F1B
 from interlace.scheduler.interleave.optimizer import reductions_first
 from interlace.scheduler.interleave.planner import Pair, PartOps, plan_pair
 from tests.searches import SOME
@@ -63,3 +64,56 @@ def test_a_gradient_is_reduced_beneath_the_next_one() -> None:
     assert order.index(6) < order.index(10) < order.index(7), "the first gradient's all_reduce starts before the second is computed"
     assert order.index(8) < order.index(9)
     assert plan.serial_ns - plan.planned_ns >= 1000, "at least one of the collectives is hidden"
+
+
+SLICED = """program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=accumulate
+group 7 = 0,1
+#0 %0:float32[8]! = builtin.kwarg() forward {"name":"grad0"}
+#1 %1:float32[8]! = builtin.kwarg() forward {"name":"grad1"}
+#2 %2:float32[8]!"w0" = builtin.parameter() forward
+#3 %3:float32[8]!"w1" = builtin.parameter() forward
+#16 %16:float32[8] = pd_op.data() forward
+#17 %17:float32[8] = pd_op.matmul(%16, %2) forward
+#18 %18:float32[8]~0 = pd_op.add_(%0, %17) backward inplace=0:0
+#4 %4:float32[4] = pd_op.reduce_scatter(%0) optimize group=7
+#5 %5:float32[4] = pd_op.reduce_scatter(%1) optimize group=7
+#6 %6:float32[2] = pd_op.full() optimize
+#7 %7:float32[4] = pd_op.slice(%2, %6) optimize
+#8 %8:float32[4] = pd_op.slice(%3, %6) optimize
+#9 %9:float32[4] = pd_op.matmul(%4, %6) optimize
+#10 %10:float32[4] = pd_op.matmul(%7, %9) optimize
+#11 %11:float32[8] = pd_op.all_gather(%10) optimize group=7
+#12 %12:float32[8]~2 = pd_op.assign_out_(%11, %2) optimize inplace=0:1
+#13 %13:float32[4] = pd_op.matmul(%8, %5) optimize
+#14 %14:float32[8] = pd_op.all_gather(%13) optimize group=7
+#15 %15:float32[8]~3 = pd_op.assign_out_(%14, %3) optimize inplace=0:1
+"""
+
+
+def test_a_slice_of_a_parameter_is_computed_when_its_reader_is_otherwise_ready() -> None:
+    """Not while gradients are reduced, where nothing else runs. What the slices need is also read earlier, by #9, and comes before it."""
+    made = parse(SLICED)
+    optimizer = [op for op in made.ops if op.role == "optimize"]
+    pair = Pair(made, [PartOps("O", "O", optimizer)], COST, work=SOME)
+    assert {("O", 9)} <= pair.after["O", 7]
+    assert {("O", 5)} <= pair.after["O", 8]
+    assert not pair.after["O", 6] & {("O", 9), ("O", 10), ("O", 13)}
+    order = [op_id for _, op_id in plan_pair(pair, "dx-first").order]
+    assert order.index(4) < order.index(6) < order.index(9) < order.index(7)
+    assert order.index(5) < order.index(8)
+
+
+def test_an_optimizer_in_a_job_of_its_own_gathers_one_parameter_while_it_computes_the_next() -> None:
+    made = parse(SLICED)
+    scheduled, reports = Pipeline((Schedule1F1B(interleave="dx-first", join_optimizer=False, only_gains=False), NameStreams())).run(
+        made, COST
+    )
+    assert [job.kind for job in scheduled.jobs] == ["forward", "backward", "optimizer"]
+    order = [op_id for op_id, _ in scheduled.jobs[-1].items]
+    assert order.index(11) < order.index(13) < order.index(12), "the first parameter travels beside the second one's update"
+    assert {op.stream for op in scheduled.ops if op.group == 7} == {"auto_parallel_dp"}
+    assert "job-ordered" in [remark.rule for report in reports for remark in report.remarks]
+    kept, _ = Pipeline((Schedule1F1B(interleave="off"), NameStreams())).run(made, COST)
+    assert [op_id for op_id, _ in kept.jobs[-1].items] == [op.id for op in made.ops if op.role == "optimize"]
+    assert {op.stream for op in kept.ops if op.group == 7} == {""}

@@ -7,8 +7,9 @@ import re
 from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, Op, Program, parse
 from interlace.ir.graph import dependencies, is_topological
+from interlace.scheduler.interleave.gathers import may_start_early
 from interlace.scheduler.interleave.part_order import EarlyCollectives
-from interlace.scheduler.interleave.planner import EARLY, PartOps
+from interlace.scheduler.interleave.planner import EARLY, Pair, PartOps, plan_pair
 
 COST = GivenCosts({"comm": 1000, "gemm": 1000, "reshape": 0, "default": 10})
 HEAD = "program rank=0 world=2 mode=train\ngroup 7 = 0,1\n"
@@ -81,6 +82,53 @@ def test_parameters_on_one_stream_are_gathered_in_time_one_after_another() -> No
     gathered = "".join(f"#{17 + k} %{17 + k}:float32[4] = pd_op.all_gather(%{k}) forward group=7\n" for k in (1, 2, 3))
     order = ordered(GATHERS[: GATHERS.index("#4")] + products + gathered + "#21 %21:float32[4] = pd_op.add(%17, %18, %19, %20) forward\n")
     assert [op_id for op_id in order if op_id] == [10, 11, 18, 12, 13, 19, 14, 15, 20, 16, 17, 21]
+
+
+def test_many_short_casts_before_a_chain_of_gathers_do_not_bind_the_last() -> None:
+    """Each gather follows the one before, so all casts are before the last; its own takes less time than it does."""
+    cast = GivenCosts({"comm": 1000, "gemm": 1000, "cast": 600, "default": 10})
+    ops = [f'#{k} %{k}:float32[4]!"p{k}" = builtin.parameter() forward' for k in range(1, 5)]
+    ops += ["#5 %5:float32[4] = pd_op.data() forward"]
+    for k in range(4):
+        at, last = 6 + 4 * k, 5 if not k else 9 + 4 * (k - 1)
+        ops += [
+            f"#{at} %{at}:float32[4] = pd_op.cast(%{k + 1}) forward",
+            f"#{at + 1} %{at + 1}:float32[4] = pd_op.all_gather(%{at}) forward group=7",
+            f"#{at + 2} %{at + 2}:float32[4] = pd_op.matmul(%{last}, %{at + 1}) forward",
+            f"#{at + 3} %{at + 3}:float32[4] = pd_op.matmul(%{at + 2}, %5) forward",
+        ]
+    made = parse(HEAD + "\n".join(ops) + "\n")
+    pair = Pair(made, [PartOps("F", "F", [op for op in made.ops if op.name.startswith("pd_op")])], cast)
+    early = may_start_early(pair.nodes, pair.graph.ops)
+    assert [pair.nodes[k].op for k, may in enumerate(early) if may] == [7, 11, 15, 19]
+
+
+def test_in_a_job_of_two_parts_a_parameter_is_gathered_beside_the_end_of_the_other() -> None:
+    """And not while backward still holds most: there is no room then for what is gathered."""
+    text = (
+        HEAD
+        + """#0 %0:float32[4] = pd_op.data() forward
+#1 %1:float32[64]!"a" = builtin.parameter() forward
+#2 %2:float32[64] = pd_op.all_gather(%1) forward group=7
+#3 %3:float32[64] = pd_op.matmul(%0, %2) forward
+#4 %4:float32[64] = pd_op.matmul(%3, %0) forward
+#5 %5:float32[64] = pd_op.matmul(%4, %0) backward
+#6 %6:float32[64] = pd_op.matmul(%5, %3) backward
+#7 %7:float32[2] = pd_op.matmul(%6, %0) backward
+#8 %8:float32[2] = pd_op.matmul(%7, %0) backward
+#9 %9:float32[2] = pd_op.matmul(%8, %0) backward
+"""
+    )
+    made = parse(text)
+    parts = [
+        PartOps(kind, kind, [op for op in made.ops if op.role == role and op.id > 1])
+        for kind, role in (("B", "backward"), ("F", "forward"))
+    ]
+    plan = plan_pair(Pair(made, parts, COST), "dx-first")
+    order = [op_id for _, op_id in plan.order]
+    assert order.index(6) < order.index(2) < order.index(9)
+    assert plan.peak_bytes <= plan.plain_peak_bytes
+    assert plan.planned_ns == plan.serial_ns - 1000
 
 
 def test_a_collective_of_what_takes_long_to_compute_starts_as_early_as_it_can() -> None:

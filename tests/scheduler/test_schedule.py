@@ -348,7 +348,7 @@ def test_weight_gradients_of_every_chunk_are_chosen_among_themselves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "options", "joins"),
+    ("role", "options", "orders"),
     [
         ("optimize", {"interleave": "dx-first"}, True),
         ("optimize", {"interleave": "off"}, False),
@@ -356,14 +356,14 @@ def test_weight_gradients_of_every_chunk_are_chosen_among_themselves() -> None:
         ("backward", {"interleave": "dx-first"}, False),
     ],
 )
-def test_an_optimizer_that_communicates_goes_into_the_job_of_the_last_gradients(role: str, options: dict[str, Any], joins: bool) -> None:
+def test_an_optimizer_that_communicates_is_ordered(role: str, options: dict[str, Any], orders: bool) -> None:
     program = parse(f"""program rank=0 world=2 mode=train
 pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate
 group 7 = 0,1
 #0 %0:float32[4]!"g" = builtin.parameter() forward
 #1 %1:float32[4]~0! = pd_op.all_reduce_(%0) {role} group=7 inplace=0:0
 """)
-    assert Schedule1F1B(**options)._joins_optimizer(program) is joins
+    assert Schedule1F1B(**options)._orders_optimizer(program) is orders
 
 
 def test_an_activation_is_received_before_the_gradient_that_its_sender_wants_first() -> None:
