@@ -113,7 +113,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             or host-bound steps, on a device that supports it; Paddle's GPU place does not (docs/paddle-limits.md), so it is off by
             default. Details: the first step runs normally, the second is captured; all bits stay the same. A batch of another shape is
             captured anew. Random operations, control flow, host waits and fetched values other than the losses are refused.
-            `throttle_host` is off, as a launched step has no host that could wait, and `return_memory` is on with `joins` unless you turn
+            `throttle_host` is off, as a launched step has no host that could wait, and `return_memory` is on with `at_peak` unless you turn
             it off, as memory in a captured step is reused only in stream order. `auto` plans both kinds of step, and issues steps that
             cannot be captured or that would exceed the memory limit if captured. With `on`, only a `memory_budget` limits memory. Captured
             steps, and with `auto` all steps, are not measured (`tune`). `interlace plan` with `auto` plans issued steps. A plan that is
@@ -466,7 +466,7 @@ def _in_graph(chosen: Mapping[str, Pass], options: Mapping[str, Any]) -> dict[st
     """The passes of a captured step: none that lets the host wait, and memory given back in the order of streams."""
     found = {name: each for name, each in chosen.items() if name != ThrottleHost.name}
     if options.get(option_name(ReturnMemory.name), "on") not in ("off", False):
-        found[ReturnMemory.name] = msgspec.structs.replace(found.get(ReturnMemory.name, ReturnMemory()), joins=True)
+        found[ReturnMemory.name] = msgspec.structs.replace(found.get(ReturnMemory.name, ReturnMemory()), joins=True, at_peak=True)
     return found
 
 

@@ -37,7 +37,7 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
 
     Contract: needs a schedule; keeps every value and the order of all op instances; adds `share_data` operations and, with `joins`, events.
     No stream waits longer than before, as far as the rank's simulated times hold. The peak of memory of operations that run one after the
-    other does not rise.
+    other does not rise, except with `at_peak`.
 
     Before / After, where the collective runs on a stream of its own and #8 is the first computation that waits for it:
         #6 %6 = pd_op.all_reduce(%5) stream mp          #6 %6 = pd_op.all_reduce(%5) stream mp
@@ -51,6 +51,8 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
         joins: Where the producer's stream does not wait for the last reader anyway, or only much later, add an event that makes it wait.
             When: off to see what blocks return without more events. Details: the wait is placed at the first operation that starts after
             the reader's simulated end; after a send, at the first operation that has waited for a receive of the same micro-batch.
+        at_peak: Also give back blocks that would then raise the peak of operations that run one after the other. When: `capture` turns it
+            on: in a captured step the host does not see that a reader has completed, so what is not given back is held.
 
     Source: rule 7 in docs/gpu-place.md, docs/decisions/029.
     """
@@ -63,9 +65,10 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
 
     min_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 20
     joins: bool = True
+    at_peak: bool = False
 
     def run(self, program: Program, context: Context) -> Program:
-        found, left = _Walk(program, self.min_bytes, self._times(program, context)).returns()
+        found, left = _Walk(program, self.min_bytes, self._times(program, context)).returns(self.at_peak)
         if left.num_blocks:
             context.declined("returned-by-the-host", blocks=left.num_blocks, size_bytes=left.size_bytes)
         by_value = grouped(((each.value, each.stream), each) for each in found)
@@ -162,9 +165,9 @@ class _Walk:
         self.ops = {op.id: op for op in program.ops}
         self.streams = [stream_of(self.ops[op]) for op, _ in self.items]
 
-    def returns(self) -> tuple[list[Return], Left]:
+    def returns(self, at_peak: bool) -> tuple[list[Return], Left]:
         """The readers to add, and the blocks that get none. Blocks that would live the least longer go first, as long as the peak of memory
-        of operations that run one after the other does not rise."""
+        of operations that run one after the other does not rise; with `at_peak` the others get a reader too."""
         home, last = self._uses()
         uses = [(home[variable], variable[1], use) for variable, use in last.items() if self.streams[use.index] != home[variable]]
         bounds, waited = job_bounds(self.program), self._waited()
@@ -175,8 +178,8 @@ class _Walk:
         found, left, most = list[Return](), list[int](), int(live.max(initial=0))
         for places, own, m, use in blocks:
             size = self._bytes(use.value)
-            spans = ((live[use.index + 1 : behind + 1], behind, joins) for behind, joins in places)
-            fits = next((each for each in spans if int(each[0].max(initial=0)) + size <= most), None)
+            spans = [(live[use.index + 1 : behind + 1], behind, joins) for behind, joins in places]
+            fits = next((each for each in spans if int(each[0].max(initial=0)) + size <= most), spans[-1] if at_peak and spans else None)
             if fits is None:
                 left.append(size)
                 continue
