@@ -226,47 +226,56 @@ class _Walk:
 
         A variable is left out of the last uses if its block is overwritten later under the name of another variable.
         """
+        known = {op.id: self._accesses(op) for op in self.program.ops}
         producer: dict[tuple[int, int], str] = {}
         written: dict[tuple[int, int], int] = {}
-        storage_of: dict[Variable, int] = {}
-        home, last = dict[Variable, str](), dict[Variable, _Use]()
+        home, last, storage_of = dict[Variable, str](), dict[Variable, _Use](), dict[Variable, int]()
         for k, (op_id, m) in enumerate(self.items):
-            op = self.ops[op_id]
-            if op.name in (COMBINE, SPLIT):
-                continue
-            written.update(((number, m), k) for value in self.table.writes(op) for number in self.table.numbers(value))
-            for value in (*self.table.reads(op), *op.results):
-                parts = self.table.parts[value]
-                for part in parts:
-                    storage = self.table.storages[part.storage]
-                    if storage.persistable or storage.kept or storage.memory != "device" or storage.size_bytes < self.min_bytes:
-                        continue
-                    if storage.producer == op_id:
-                        producer.setdefault((part.storage, m), self.streams[k])
-                    if (part.storage, m) in producer and part.value in self.table.values:
-                        home[part.variable, m] = producer[part.storage, m]
-                        last[part.variable, m] = _Use(k, part.value)
-                        storage_of[part.variable, m] = part.storage
+            writes, parts = known[op_id]
+            written.update(((number, m), k) for number in writes)
+            for storage, variable, value, makes, has_value in parts:
+                if makes:
+                    producer.setdefault((storage, m), self.streams[k])
+                if has_value and (stream := producer.get((storage, m))) is not None:
+                    key = variable, m
+                    home[key], last[key], storage_of[key] = stream, _Use(k, value), storage
         return home, {each: use for each, use in last.items() if written.get((storage_of[each], each[1]), -1) <= use.index}
+
+    def _accesses(self, op: Op) -> tuple[list[int], list[tuple[int, int, int, bool, bool]]]:
+        """The storages that an operation writes; and those that it reads or makes, of the blocks that this pass may return, each with the
+        variable, the value, whether the operation makes it, and whether the value is one of the program's."""
+        if op.name in (COMBINE, SPLIT):
+            return [], []
+        table, parts = self.table, list[tuple[int, int, int, bool, bool]]()
+        for value in (*table.reads(op), *op.results):
+            for part in table.parts[value]:
+                storage = table.storages[part.storage]
+                if storage.persistable or storage.kept or storage.memory != "device" or storage.size_bytes < self.min_bytes:
+                    continue
+                parts.append((part.storage, part.variable, part.value, storage.producer == op.id, part.value in table.values))
+        return [number for value in table.writes(op) for number in table.numbers(value)], parts
 
     def _waited(self) -> list[dict[str, int]]:
         """For each op instance, what its stream has waited for by then: other stream -> the last index in the same job."""
+        passes = {op.id for op in self.program.ops if op.name in (COMBINE, SPLIT)}
+        given, made = (
+            {op.id: {part.variable for v in values(op) for part in self.table.parts[v]} for op in self.program.ops if op.id not in passes}
+            for values in (self.table.reads, lambda op: op.results)
+        )
         found = list[dict[str, int]]()
         for job in self.program.jobs:
             writer: dict[Variable, int] = {}
             so_far: dict[str, dict[str, int]] = {}
             for op_id, m in job.items:
-                k, op, own = len(found), self.ops[op_id], self.streams[len(found)]
+                k, own = len(found), self.streams[len(found)]
                 mine = dict(so_far.get(own, {}))
-                given = () if op.name in (COMBINE, SPLIT) else self.table.reads(op)
-                for variable in {part.variable for value in given for part in self.table.parts[value]}:
+                for variable in given.get(op_id, ()):
                     at = writer.get((variable, m))
                     if at is not None and self.streams[at] != own:
                         _join(mine, found[at] | {self.streams[at]: at}, own)
                 so_far[own] = mine
                 found.append(mine)
-                if op.name not in (COMBINE, SPLIT):
-                    writer.update(((part.variable, m), k) for value in op.results for part in self.table.parts[value])
+                writer.update(((variable, m), k) for variable in made.get(op_id, ()))
         return found
 
 

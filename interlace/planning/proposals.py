@@ -33,7 +33,7 @@ CLOSER, NEARLY = 2, 1.05
 """Without a budget: how often schedules are searched again in less memory, for forms whose peak exceeds the limit by at most this
 factor."""
 MOST_ALONE = 2
-"""Number of forms, fastest first, that are drafted with the optimizer in a job of its own: of those that keep the limit, and of others."""
+"""Number of forms, fastest first, that are drafted with the optimizer in a job of its own, of those that keep the limit and of others."""
 LESS = (0.03, 0.015)
 """Shares of the budget that recomputation leaves to offload, on one stage after the other: the first of these that offload can free. Trying
 0.06 as well makes three of nine plans faster, by 0.1 % at most, and planning takes a fifth longer."""

@@ -67,12 +67,12 @@ class Search:
         These runs are compared: (1) the one that holds no more when operations run one after the other; (2) if on a GPU it holds more, or
         its host waits at a cost in time to hold no more, the same with memory returned (`return-memory`) and with waits of the host at its
         peaks; (3) the run with the limit as a budget, and, if that moves optimizer state or gains nothing, the one that does not move any;
-        (4) Paddle's baseline.
+        and the one that neither moves any nor returns memory; (4) Paddle's baseline.
 
         Of a long step, (3) is made first, and taken if it gains anything over (4); otherwise all are made and compared.
 
-        `means` are passes that were not asked for and may be used to hold less: those that follow a budget in (3), the others in the case
-        of (2). Raises PassError as `Pipeline.run`.
+        `means` are passes that were not asked for and may be used to hold less: all in (3), in the case of (2) those that do not follow a
+        budget. Raises PassError as `Pipeline.run`.
         """
         limit, world = self.limit_of_baseline, self.world
         is_set = any(each.follows_budget and not each.is_default for each in self.asked.passes)  # the user says what is moved
@@ -89,7 +89,8 @@ class Search:
             again = self.make.made(ordered((*found.passes.passes, *others)), world.memory_limits(limit)).noted(*found.notes)
             runs += [again] if not any(world.bytes_over_in_step(again, limit)) else []
         for more in () if is_set else dict.fromkeys((others, ())):
-            search = Search(world, ordered((*self.asked.passes, *following, *more)))
+            every = ordered((*self.asked.passes, *following, *more))
+            search = Search(world, every if more == others else _states_kept(every))
             if steps := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
                 search.make.beaten = self.make.beaten_by(min(steps))
             within = search.fitting_beside(self.baseline, limit)

@@ -150,6 +150,7 @@ class _Known:
     node_bytes: PairBytes | None = None
     task: Columns | None = None
     early: list[bool] | None = None
+    due: dict[tuple[int, ...], list[list[int]]] = field(default_factory=dict)
     parts_key: bytes | None = None
 
 
@@ -323,25 +324,24 @@ class Pair:
         return best
 
     def _orders(self, form: Form, cap_bytes: int) -> list[list[int]]:
-        """First orders and the one that the local search finds, also with collectives that may start at any time issued when they are
-        due."""
+        """First orders and the one that the local search finds. The fastest of them and the plain order also with collectives that may
+        start at any time issued when they are due."""
         rules = self._known.rules[form]
         found = self._firsts(rules, form, cap_bytes)
+        first = min(found, key=self.time)
         if self.work:
-            first = min(found, key=self.time)
             found = [*found, Search(rules, self.stretch, self.node_bytes, cap_bytes, first, early=self.early).run(self.work)]
-        early = self._early_collectives()
-        if any(early):
-            for order in [*found, _indices(self.plain_order, self.index)]:
-                gathers, others = [k for k in order if early[k]], [k for k in order if not early[k]]
-                found = [*found, *(when_due(self.nodes, others, gathers, lead) for lead in LEADS)]
-        return found
+        return [*found, *self._when_due(first), *self._when_due(_indices(self.plain_order, self.index))]
 
-    def _early_collectives(self) -> list[bool]:
-        """For each node, whether it is a collective that may start at any time."""
+    def _when_due(self, order: Sequence[int]) -> list[list[int]]:
+        """The order with collectives that may start at any time issued when they are due; none if there are none."""
         if self._known.early is None:
             self._known.early = may_start_early(self.nodes, self.graph.ops)
-        return self._known.early
+        early, key = self._known.early, tuple(order)
+        if key not in self._known.due:
+            gathers, others = [k for k in order if early[k]], [k for k in order if not early[k]]
+            self._known.due[key] = [when_due(self.nodes, others, gathers, lead) for lead in LEADS] if gathers else []
+        return self._known.due[key]
 
     def _firsts(self, rules: Rules, form: Form, cap_bytes: int) -> list[list[int]]:
         """Orders of the list scheduler, which do not depend on the weight of sends."""

@@ -219,7 +219,8 @@ def test_where_moving_state_gains_nothing_the_run_that_keeps_it_is_looked_for(
     )
     monkeypatch.setattr(Search, "unlimited", lambda _: made(UNLIMITED, OPEN, None))
     monkeypatch.setattr(Search, "fitting", lambda *_: made(WITHIN, MOVING, 7) if within_ns else None)
-    monkeypatch.setattr(Search, "or_with_states_kept", lambda *_: made(STAYING, MOVING, 7))
+    kept = made(STAYING, MOVING, 7)
+    monkeypatch.setattr(Search, "or_with_states_kept", lambda self, run, _: run if self.make.levels.states is None else kept)
     monkeypatch.setattr(Making, "made", lambda *_: made(LIGHTER, MOVING, None))
     means = (OffloadActivations(), OffloadOptimizerState(), ReturnMemory())
     assert search(world, OPEN).beside_baseline(means).programs[0] == taken
