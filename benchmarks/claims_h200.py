@@ -458,3 +458,23 @@ def pools_of_state() -> str:
             gain = median_ms(stock) / median_ms(row) - 1
             rows.append([f"{case} {plan}", *(f"{100 * share:+.0f} %" for share in shares), f"{100 * gain:+.1f} %"])
     return table(["plan against the baseline", "tensors", "pools", "gain"], rows)
+
+
+@claim
+def returned_memory() -> str:
+    """Steps, gains, tensors and pools of plans of decision 029 against the baseline of the same session, and their simulated gains."""
+    runs = [row for row in raw("h200/returned_memory.json")["runs"] if "bits" in row]
+    stock = {(row["case"], row["sitting"]): row for row in runs if row["plan"] == "stock"}
+    rows = []
+    for row in runs:
+        if row["plan"] == "stock":
+            continue
+        own = stock[row["case"], row["sitting"]]
+        steps = [f"{r['step_ms']['median']:.1f} ({r['step_ms']['min']:.1f} to {r['step_ms']['max']:.1f})" for r in (own, row)]
+        gain = median_ms(own) / median_ms(row) - 1
+        simulated = own["simulated"]["limited"]["step_ms"] / row["simulated"]["limited"]["step_ms"] - 1
+        tensors, pools = (fullest_gb(row, key) / fullest_gb(own, key) - 1 for key in ("allocated", "reserved"))
+        bits = "yes" if row["bits"] == own["bits"] else "no"
+        shares = [f"{100 * share:+.1f} %" for share in (gain, simulated, tensors, pools)]
+        rows.append([f"{row['case']} {row['plan']}", *steps, *shares, bits])
+    return table(["plan", "baseline, ms", "plan, ms", "gain", "simulated", "tensors", "pools", "the baseline's bits"], rows)

@@ -151,8 +151,7 @@ class Search:
 
     def within(self, budget: int, means: Sequence[Pass] = ()) -> Made:
         """Run the passes within a memory budget, in device bytes that no rank may exceed on a GPU. If the run without a budget keeps it and
-        is faster, that run is taken, with `memory_limits` of 0. `means` are passes that were not asked for and may be used if waits of the
-        host cost time (`or_with`).
+        is faster, that run is taken, with `memory_limits` of 0. `means` are passes that were not asked for and may be used (`or_with`).
 
         Raises BudgetError, with the least feasible budget, if no plan keeps this one; PassError as `Pipeline.run`.
         """
@@ -281,8 +280,7 @@ class Search:
         return leaving.noted(said("decided", "states-leave", step_ns=took, staying_ns=other or 0))
 
     def or_with(self, means: Sequence[Pass], without: Made | None, budget: int) -> Made | None:
-        """`without`, a run within the budget; if waits of its host make it slower, a run with the passes `means` to hold less, provided
-        that it keeps the budget and is faster."""
+        """`without`, a run within the budget, or one with the passes `means` to hold less, if that keeps the budget and is faster."""
         took = self.world.step_ns(without) if without is not None else None
         if not means or without is None or took is None:
             return without
