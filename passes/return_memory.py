@@ -13,7 +13,8 @@ from interlace.grouping import grouped
 from interlace.ir import Edit, Graph, Op, OpInstance, Program
 from interlace.ir.copies import job_bounds
 from interlace.ir.edit import with_items
-from interlace.ir.kinds import COMBINE, SPLIT, is_receive, is_send, stream_of
+from interlace.ir.equivalent_ranks import groups_within_stage
+from interlace.ir.kinds import COMBINE, SPLIT, is_comm, is_receive, is_send, stream_of
 from interlace.ir.storage import storages_of
 from interlace.ir.target import GPU
 from interlace.passes.base import Context, Pass, register
@@ -48,9 +49,10 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
     Options:
         min_bytes: Smaller blocks are left to the allocator. When: 1 MiB suits GPUs; small models on a CPU need less. Details: planning
             tries the pass by itself on a GPU, and keeps it where it gives a faster step in the same memory.
-        joins: Where the producer's stream does not wait for the last reader anyway, or only much later, add an event that makes it wait.
-            When: off to see what blocks return without more events. Details: the wait is placed at the first operation that starts after
-            the reader's simulated end; after a send, at the first operation that has waited for a receive of the same micro-batch.
+        joins: Where the producer's stream does not wait for the last reader anyway, or so late that the peak would rise, add an event that
+            makes it wait. When: off to see what blocks return without more events. Details: the wait is placed at the first operation that
+            starts after the reader's simulated end, or right behind the reader if none follows; after a send, at the first operation that
+            has waited for a receive of the same micro-batch.
         at_peak: Also give back blocks that would then raise the peak of operations that run one after the other. When: `capture` turns it
             on: in a captured step the host does not see that a reader has completed, so what is not given back is held.
 
@@ -164,6 +166,7 @@ class _Walk:
         self.items = [item for job in program.jobs for item in job.items]
         self.ops = {op.id: op for op in program.ops}
         self.streams = [stream_of(self.ops[op]) for op, _ in self.items]
+        self.inside = groups_within_stage(program)
 
     def returns(self, at_peak: bool) -> tuple[list[Return], Left]:
         """The readers to add, and the blocks that get none. Blocks that would live the least longer go first, as long as the peak of memory
@@ -209,6 +212,8 @@ class _Walk:
         if is_send(op):  # once something comes back for the micro-batch, its activation must have arrived
             later = (k for k in mine[at:] if any(index > use.index and self._receives(index, m) for index in waited[k].values()))
             return next(later, None)
+        if is_comm(op) and op.group not in self.inside:  # when it ends depends on another stage
+            return None
         if at == len(mine):
             return use.index
         after = next((k for k in range(at, len(mine)) if self.times.start[mine[k]] >= self.times.end[use.index]), None)
@@ -272,14 +277,15 @@ class _Walk:
                 for variable in given.get(op_id, ()):
                     at = writer.get((variable, m))
                     if at is not None and self.streams[at] != own:
-                        _join(mine, found[at] | {self.streams[at]: at}, own)
+                        _wait_too(mine, found[at] | {self.streams[at]: at}, own)
                 so_far[own] = mine
                 found.append(mine)
                 writer.update(((variable, m), k) for variable in made.get(op_id, ()))
         return found
 
 
-def _join(mine: dict[str, int], other: dict[str, int], own: str) -> None:
+def _wait_too(mine: dict[str, int], other: dict[str, int], own: str) -> None:
+    """Let a stream wait for what another has waited for."""
     for name, at in other.items():
         if name != own:
             mine[name] = max(mine.get(name, -1), at)

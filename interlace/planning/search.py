@@ -66,8 +66,8 @@ class Search:
 
         These runs are compared: (1) the one that holds no more when operations run one after the other; (2) if on a GPU it holds more, or
         its host waits at a cost in time to hold no more, the same with memory returned (`return-memory`) and with waits of the host at its
-        peaks; (3) the run with the limit as a budget, and, if that moves optimizer state or gains nothing, the one that does not move any;
-        and the one that neither moves any nor returns memory; (4) Paddle's baseline.
+        peaks; (3) the run with the limit as a budget; if that moves optimizer state or gains nothing, the one that does not move any; and
+        the one that neither moves any nor returns memory; (4) Paddle's baseline.
 
         Of a long step, (3) is made first, and taken if it gains anything over (4); otherwise all are made and compared.
 

@@ -272,8 +272,8 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     "memory-returned": ("{blocks} blocks a step are given back in the order of their own stream",),
     "streams-joined": ("{waits} of them after an added wait for their last reader, at an operation that starts after its simulated end",),
     "returned-by-the-host": (
-        "{blocks} blocks a step, {size_bytes:size}, are given back when another stream's reader has completed: in that job their own "
-        "stream does not wait for it, or so late that operations in turn would hold more",
+        "{blocks} blocks a step, {size_bytes:size}, are given back when another stream's reader has completed: their own "
+        "stream does not wait for it in time, or so late that operations in turn would hold more",
     ),
     "returned-by-the-optimizer": ("it is read last by the optimizer, which runs once for all micro-batches",),
     "returned-in-order-elsewhere": (

@@ -1,5 +1,5 @@
-"""The optimizer in the same job as the last gradients: whether it gains by that, the operations that it must wait for, and the order in
-which it reduces gradients."""
+"""The optimizer in an order of ours: whether it has one, the operations of the last gradients that it must wait for in one job with them,
+and the order in which it reduces gradients there."""
 
 from __future__ import annotations
 

@@ -289,12 +289,13 @@ class Pair:
 
     def _key_of_parts(self) -> bytes:
         streams = {stream: k for k, stream in enumerate(dict.fromkeys(node.stream for node in self.nodes))}
+        collective = [bool(n.stream) and is_collective(self.graph.ops[n.op]) for n in self.nodes]
         nodes = [(n.op, n.side, n.dur, n.category, streams[n.stream], n.deps, n.filler, n.forward, n.leaves) for n in self.nodes]
         categories = list(dict.fromkeys(node.category for node in self.nodes))
         stretches = [self.stretch(a, b) for a in categories for b in categories]
         after = [(label, op.id, sorted(self.after[label, op.id])) for label, op in self.all_ops]
         table = self.node_bytes
-        what = [nodes, stretches, after, table.size, table.allocs, table.reads, table.live_before, table.live_after]
+        what = [nodes, collective, stretches, after, table.size, table.allocs, table.reads, table.live_before, table.live_after]
         return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()
 
     def within(self, cap_bytes: int, form: Form) -> list[PairOp]:
@@ -550,7 +551,9 @@ def _just_in_time(part: PartOps, after: Mapping[PairOp, set[PairOp]]) -> Iterabl
             continue
         for before in after[item] & early:
             reader[before] = min(reader.get(before, place), reader.get(item, place))
-    yield from ((item, after[items[place]] - early) for item, place in reader.items())
+    at = {item: place for place, item in enumerate(items)}
+    for item, place in reader.items():
+        yield item, {other for other in after[items[place]] - early if at.get(other, -1) < place}
 
 
 def _p2p_order(parts: Sequence[PartOps]) -> Iterable[tuple[PairOp, PairOp]]:

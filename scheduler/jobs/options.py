@@ -36,8 +36,7 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             own list of jobs, to which the other passes still apply. `dx-first` computes the chain of input gradients first, and the weight
             gradients during the collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes backward and forward
             operation by operation, with the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs. `zb-h1` postpones weight
-            gradients to fill bubbles. With a list,
-            stages may wait for each other forever; then give `depth` too.
+            gradients to fill bubbles. With a list, stages may wait for each other forever; then give `depth` too.
         weight_delay: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and
             `mixed`; one number, or one for each stage. When: to try by hand what `auto` decides, if last stages of a pipeline wait at
             the end of the step and memory is left. Details: from 1 on, weight gradients do not depend on the rest of their job: they run
