@@ -84,7 +84,7 @@ class Drafts:
         """Whether a schedule may choose how much is recomputed; else the passes say it."""
         self.needed = limit.levels[0] if limit and limit.levels else None
         self.recomputes = any(each.recomputes for each in self.world.facts)
-        self.updates_with_others = any(each.updates_with_others for each in self.world.facts)
+        self.optimizer_communicates = any(each.optimizer_communicates for each in self.world.facts)
         self.own = paddles_own(pipeline, limit is not None)
         """Paddle's own jobs and streams."""
         self.offloads = limit is not None and (deciding(self.later, "offload") is not None or make.levels.states is not None)

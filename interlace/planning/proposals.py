@@ -219,7 +219,7 @@ def in_paddles_order(tried: Tried) -> list[Judged]:
 
 def optimizer_alone(tried: Tried) -> list[Judged]:
     """The fastest forms with the optimizer in a job of its own: of those that keep the limit, and of those that hold too much."""
-    if not tried.drafts.updates_with_others:
+    if not tried.drafts.optimizer_communicates:
         return []
     judged, alone = fitting(tried.judged, sys.maxsize), list[tuple[Numbers | None, Schedule1F1B]]()
     for fits in (True, False):

@@ -49,7 +49,7 @@ class RankFacts(msgspec.Struct, frozen=True):
         equivalence_key: Equal for ranks that can be simulated in place of each other.
         draws: Whether both its forward and its backward draw random numbers, or may.
         recomputes: Whether its captured program recomputes anything.
-        updates_with_others: Whether its optimizer communicates.
+        optimizer_communicates: Whether its optimizer has collectives.
         options: A digest of its configuration.
     """
 
@@ -57,7 +57,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     equivalence_key: bytes
     draws: bool
     recomputes: bool
-    updates_with_others: bool
+    optimizer_communicates: bool
     options: bytes = b""
     memory_budget: MemoryBudget = None
 

@@ -23,7 +23,7 @@ def may_start_early(nodes: Sequence[Node], ops: Mapping[int, Op]) -> list[bool]:
     found: list[bool] = []
     for node in nodes:
         before.append(frozenset(node.deps).union(*(before[dep] for dep in node.deps)))
-        if not node.stream or not is_collective(ops[node.op]):
+        if not is_collective(ops[node.op]):
             found.append(False)
             continue
         gathers = [dep for dep in before[-1] if nodes[dep].stream]

@@ -149,7 +149,7 @@ class _Known:
     rules: dict[Form, Rules] = field(default_factory=dict)
     node_bytes: PairBytes | None = None
     task: Columns | None = None
-    early: list[bool] | None = None
+    at_any_time: list[bool] | None = None
     due: dict[tuple[int, ...], list[list[int]]] = field(default_factory=dict)
     parts_key: bytes | None = None
 
@@ -289,13 +289,12 @@ class Pair:
 
     def _key_of_parts(self) -> bytes:
         streams = {stream: k for k, stream in enumerate(dict.fromkeys(node.stream for node in self.nodes))}
-        collective = [bool(n.stream) and is_collective(self.graph.ops[n.op]) for n in self.nodes]
         nodes = [(n.op, n.side, n.dur, n.category, streams[n.stream], n.deps, n.filler, n.forward, n.leaves) for n in self.nodes]
         categories = list(dict.fromkeys(node.category for node in self.nodes))
         stretches = [self.stretch(a, b) for a in categories for b in categories]
         after = [(label, op.id, sorted(self.after[label, op.id])) for label, op in self.all_ops]
         table = self.node_bytes
-        what = [nodes, collective, stretches, after, table.size, table.allocs, table.reads, table.live_before, table.live_after]
+        what = [nodes, self._at_any_time(), stretches, after, table.size, table.allocs, table.reads, table.live_before, table.live_after]
         return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()
 
     def within(self, cap_bytes: int, form: Form) -> list[PairOp]:
@@ -311,7 +310,7 @@ class Pair:
         firm = cap_bytes
         for _ in range(MOST_CAPS):
             over = list[int]()
-            for order in sorted(self._orders(form, firm), key=self.time):
+            for order in sorted(self._candidates(form, firm), key=self.time):
                 if self.time(order) >= best_time:
                     break
                 listed = self.spread(order)
@@ -324,7 +323,7 @@ class Pair:
             firm -= over[0]
         return best
 
-    def _orders(self, form: Form, cap_bytes: int) -> list[list[int]]:
+    def _candidates(self, form: Form, cap_bytes: int) -> list[list[int]]:
         """First orders and the one that the local search finds. The fastest of them and the plain order also with collectives that may
         start at any time issued when they are due."""
         rules = self._known.rules[form]
@@ -336,13 +335,17 @@ class Pair:
 
     def _when_due(self, order: Sequence[int]) -> list[list[int]]:
         """The order with collectives that may start at any time issued when they are due; none if there are none."""
-        if self._known.early is None:
-            self._known.early = may_start_early(self.nodes, self.graph.ops)
-        early, key = self._known.early, tuple(order)
+        early, key = self._at_any_time(), tuple(order)
         if key not in self._known.due:
             gathers, others = [k for k in order if early[k]], [k for k in order if not early[k]]
             self._known.due[key] = [when_due(self.nodes, others, gathers, lead) for lead in LEADS] if gathers else []
         return self._known.due[key]
+
+    def _at_any_time(self) -> list[bool]:
+        """For each node, whether it is a collective that may start at any time."""
+        if self._known.at_any_time is None:
+            self._known.at_any_time = may_start_early(self.nodes, self.graph.ops)
+        return self._known.at_any_time
 
     def _firsts(self, rules: Rules, form: Form, cap_bytes: int) -> list[list[int]]:
         """Orders of the list scheduler, which do not depend on the weight of sends."""

@@ -46,13 +46,13 @@ class Jobs:
         stage = program.pipeline.stage
         self.early, self.inline_share = of_stage(options.send_latency_weight, stage), of_stage(options.inline_share, stage)
 
-    def plans(self, slots: Sequence[Slot], parts: Parts, form: Form, joins: bool, updates: bool) -> dict[Kinds, PairPlan]:
+    def plans(self, slots: Sequence[Slot], parts: Parts, form: Form, joins: bool, orders_optimizer: bool) -> dict[Kinds, PairPlan]:
         """The order of each kind of slot that has a choice: slots with several parts; if the stage `joins` any, whole backwards; and with
-        `updates`, an optimizer in a slot of its own."""
+        `orders_optimizer`, an optimizer in a slot of its own."""
         mixed = {kinds_of(slot) for slot in slots if len(slot.parts) > 1}
         choice = {"B", "I"} if parts.early else {"B"}
         whole = {kinds_of(slot) for slot in slots if slot.parts[0].kind in choice} if joins or parts.early else set()
-        alone = {kinds_of(slot) for slot in slots if slot == OPTIMIZER} if updates else set()
+        alone = {kinds_of(slot) for slot in slots if slot == OPTIMIZER} if orders_optimizer else set()
         return {kinds: self.order(parts, kinds, form)[0] for kinds in sorted(mixed | whole | alone)}
 
     def parts(self, kinds: set[str]) -> Parts:
