@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from prices import Prices, prices_of
+import numpy as np
+from prices import Floats, Prices, least_milliwatts, prices_of
 
 from interlace.cost_model import Costs
 from interlace.cost_model.base import Draw, tables_of
 from interlace.ir import Graph, Op, Program, dependencies
-from interlace.ir.kinds import NO_KERNEL, is_comm, is_p2p, is_send
+from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_p2p, is_send
 from interlace.ir.schedule import in_flight
 from interlace.passes import ChooseRecompute, Pipeline, find_pass
+from interlace.passes.narrow_gathers import sites
+from interlace.planning.floor import PRICES, ROUNDED, side_by_side
 from interlace.planning.limits import SLACK
 from interlace.scheduler.interleave.allocations import PairMemory, PartOps
 from interlace.scheduler.interleave.inline_weights import units_of
@@ -22,6 +26,45 @@ from interlace.scheduler.recompute.copies import recomputes
 
 Key = tuple[str, int]
 """Kind of a part, and chunk."""
+
+
+class Computation(NamedTuple):
+    """Computation of one power and category: its time in nanoseconds; for each way in which collectives run beside it (`side_by_side`), by
+    which factor it takes longer, and how much of their own time is done in a nanosecond. `[num_ways]`"""
+
+    draw: Draw
+    took_ns: int
+    slower: Floats
+    done: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Hiding:
+    """Collectives of a step, and computation that may hide them.
+
+    Attributes:
+        talk_ns: Time of the collectives, which share the links.
+        energy: Least energy of communication, in milliwatts times nanoseconds.
+    """
+
+    talk_ns: int
+    energy: float
+    computation: Sequence[Computation]
+
+    def cost(self, prices: Prices) -> float:
+        """The least that they add to the price of the computation.
+
+        This is a dual bound, as `least_ns`: for any price of a nanosecond of collectives, they cost that much, less what this price gains
+        at most by having them beside computation. The largest of several is returned.
+        """
+        if not self.talk_ns:
+            return prices.energy * self.energy
+        price = np.arange(PRICES + 1) / PRICES * prices.idle
+        total = price * self.talk_ns
+        for draw, took, slower, done in self.computation:
+            beside = prices.beside(draw, slower, done, price).min(axis=1, initial=np.inf)
+            total += took * np.minimum(0.0, beside - prices.of(draw))
+        return float(total.max()) + prices.energy * self.energy
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +76,16 @@ class Stage:
         path: Time until forward and input gradients of the first chunk are sent: that of the longest chain, collectives included, or of all
             computation that the message needs if that is longer.
         draws: The same computation by the power that it draws.
-        hiding: By how much computation takes longer if it hides all collectives of the stage, each during the computation that slows down
-            least.
+        inner: Collectives of forward and of input gradients, and the computation of a step without the optimizer that may hide them.
+        whole: All collectives and all computation of a step.
         deferred: The most time of weight gradients whose operands fit into memory in addition to what the stage always holds.
     """
 
     compute: dict[Key, int]
     path: dict[str, int]
     draws: dict[str, Counter[Draw]]
-    hiding: float
+    inner: Hiding
+    whole: Hiding
     deferred: float
 
     def all(self, kind: str) -> int:
@@ -68,11 +112,12 @@ def bound_ns(programs: Sequence[Program], cost: Costs) -> int:
 def firm_bound_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int], limit_bytes: int = 0) -> int:
     """Like `bound_ns`, with collectives, memory and the power limit, for a step that is repeated.
 
-    The first forward and the last input gradients wait for their collectives; all other collectives are hidden during the computation that
-    slows down least, and cost this slowdown. Before its last input gradients, a stage can defer only those weight gradients of other
-    micro-batches whose operands, together with the last forward, fit into the limit; those that keep least memory for their time are
-    counted. Computation counts at its price under the power limit (`prices.py`), if that is known. Recomputation does not count, and for
-    programs that recompute, neither does memory. Plans with offload may defer more weight gradients, and so beat the bound.
+    The first forward and the last input gradients wait for their collectives; all other collectives, those of gradients and the optimizer
+    included, run beside the computation that slows down least, and cost this slowdown and their energy. Before its last input gradients, a
+    stage can defer only those weight gradients of other micro-batches whose operands, together with the last forward, fit into the limit;
+    those that keep least memory for their time are counted. Computation counts at its price under the power limit (`prices.py`), if that is
+    known. Recomputation does not count, and for programs that recompute, neither does memory. Plans with offload may defer more weight
+    gradients, and so beat the bound.
 
     Args:
         programs: The program of one rank of each stage.
@@ -89,7 +134,9 @@ def firm_bounds_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int
     order = sorted(range(len(programs)), key=lambda k: programs[k].pipeline.stage)
     stages = [_stage(programs[k], cost, peaks[k], limit) for k in order]
     draws = sorted({draw for stage in stages for counted in stage.draws.values() for draw in counted})
-    full, *limited = (_firm_ns(stages, programs[0].pipeline.num_micro_batches, prices) for prices in prices_of(draws, cost.power()))
+    comm_mw = max(_most_milliwatts(program, cost) for program in programs)
+    count = programs[0].pipeline.num_micro_batches
+    full, *limited = (_firm_ns(stages, count, prices) for prices in prices_of(draws, cost.power(), comm_mw))
     return full, max([full, *limited])
 
 
@@ -98,12 +145,12 @@ def _firm_ns(stages: Sequence[Stage], count: int, prices: Prices) -> int:
     for s, mine in enumerate(stages):
         of = {kind: prices.total(mine.draws[kind]) for kind in "FIWO"}
         fill = prices.waited(sum(each.path["F"] for each in stages[:s]))
-        busy = count * (of["F"] + of["I"] + mine.hiding * prices.idle)
-        put_off = min(mine.deferred, count * mine.all("W")) * max((prices.of[draw] for draw in mine.draws["W"]), default=0.0)
+        busy = count * (of["F"] + of["I"])
+        put_off = min(mine.deferred, count * mine.all("W")) * max((prices.of(draw) for draw in mine.draws["W"]), default=0.0)
         drain = sum(each.path["I"] for each in stages[1:s]) + stages[0].compute["I", 0] + _last(stages[0]) if s else 0
-        rest = max(count * of["W"] + of["O"], fill + max(0.0, count * of["W"] - put_off) + drain * prices.idle)
-        longest = max(longest, busy + rest - prices.ends)
-    return int(longest)
+        ends = fill + max(0.0, count * of["W"] - put_off) + drain * prices.idle + mine.inner.cost(prices)
+        longest = max(longest, busy + max(count * of["W"] + of["O"] + mine.whole.cost(prices), ends) - prices.ends)
+    return int(longest * (1 - ROUNDED))
 
 
 def _last(first: Stage) -> int:
@@ -115,24 +162,26 @@ def _stage(program: Program, cost: Costs, peak_bytes: int, limit_bytes: int) -> 
     kept = (ChooseRecompute(level=0.0),) if recomputes(program) else ()
     split, _ = Pipeline((*kept, find_pass("split-backward")(), find_pass("overlap-column-backward")())).run(program, cost)
     graph, tables, parts = Graph(split), tables_of(split), Parts(split, {"I", "W"})
+    narrowed = {site.gather.id for site in sites(graph).values()}
 
     def took(op: Op) -> int:
-        return 0 if op.name in NO_KERNEL else cost.op_time(op, *tables).dur_ns
+        return 0 if op.name in NO_KERNEL or op.id in narrowed else cost.op_time(op, *tables).dur_ns
 
     def within(op: Op) -> bool:
         return is_comm(op) and not is_p2p(op)
 
     draws: dict[str, Counter[Draw]] = {kind: Counter() for kind in "FIWO"}
-    for (kind, _), ops in parts.ops.items():
+    of_kind = {kind: [op for (each, _), ops in parts.ops.items() if each == kind for op in ops] for kind in "FIWO"}
+    for kind, ops in of_kind.items():
         for op in ops:
             if op.name not in NO_KERNEL and not is_comm(op):
                 draws[kind][cost.draw(op, *tables)] += took(op)
-    inner = [op for (kind, _), ops in parts.ops.items() if kind in "FI" for op in ops]
     return Stage(
         {key: sum(took(op) for op in ops if not is_comm(op)) for key, ops in parts.ops.items()},
         {kind: _longest(graph, [op for op in parts.ops[kind, 0] if not is_comm(op) or within(op) or is_send(op)], took) for kind in "FI"},
         draws,
-        _hiding(split, [op for op in inner if within(op)], [op for op in split.ops if op.role != "optimize" and not is_comm(op)], cost),
+        _hiding(split, of_kind, "FI", "FIW", took, cost),
+        _hiding(split, of_kind, "FIWO", "FIWO", took, cost),
         float("inf") if kept else _deferred(graph, parts, cost, peak_bytes, limit_bytes),
     )
 
@@ -155,27 +204,35 @@ def _longest(graph: Graph, ops: Sequence[Op], took: Callable[[Op], int]) -> int:
     return max(longest, sum(took(op) for op in ops if op.id in needed and not is_comm(op)))
 
 
-def _hiding(program: Program, collectives: Sequence[Op], computation: Sequence[Op], cost: Costs) -> float:
-    """The cost of hiding collectives, if each kind of computation hides as much as can run beside it; the rest costs its own time."""
+def _hiding(
+    program: Program, of_kind: Mapping[str, Sequence[Op]], talk: str, computation: str, took: Callable[[Op], int], cost: Costs
+) -> Hiding:
+    """The collectives of parts of the kinds `talk`, with the energy of all their communication, and the computation of others."""
     tables = tables_of(program)
-    took: dict[str, int] = {}
-    for op in computation:
-        if op.name not in NO_KERNEL:
-            kind = cost.category(op, *tables)
-            took[kind] = took.get(kind, 0) + cost.op_time(op, *tables).dur_ns
-    left = float(sum(cost.op_time(op, *tables).dur_ns for op in collectives))
-    against = sorted({cost.category(op, *tables) for op in collectives})
-    ways = []
-    for kind, alone in took.items():
-        for beside in against:
-            found = cost.stretch_between(kind, beside)
-            ways.append((found.beside * (1 - 1 / found.op), alone * found.op / found.beside))
-    longer = 0.0
-    for price, most in sorted(ways):
-        hidden = min(left, most) if price < 1 else 0.0
-        longer += price * hidden
-        left -= hidden
-    return longer + left
+    collectives, computed, energy = Counter[str](), Counter[tuple[Draw, str]](), 0.0
+    for kind, ops in of_kind.items():
+        for op in ops:
+            dur_ns = took(op) * (1 if kind == "O" else program.pipeline.num_micro_batches)
+            if is_comm(op) and kind in talk:
+                energy += dur_ns * least_milliwatts(cost.draw(op, *tables), cost.power())
+            if is_collective(op) and kind in talk and dur_ns:
+                collectives[cost.category(op, *tables)] += dur_ns
+            elif not is_comm(op) and kind in computation and dur_ns:
+                computed[cost.draw(op, *tables), cost.category(op, *tables)] += dur_ns
+    beside = list[Computation]()
+    for (draw, category), dur_ns in computed.items():
+        ways = np.array(sorted({*side_by_side(category, collectives, cost)})).reshape(-1, 2).T
+        beside.append(Computation(draw, dur_ns, ways[0], ways[1]))
+    return Hiding(sum(collectives.values()), energy, beside)
+
+
+def _most_milliwatts(program: Program, cost: Costs) -> float:
+    """The most power that communication draws at a time: of collectives, which share the links, one; and one message each way."""
+    found: dict[str, float] = {}
+    for op in filter(is_comm, program.ops):
+        kind = "collective" if is_collective(op) else "send" if is_send(op) else "receive"
+        found[kind] = max(found.get(kind, 0.0), least_milliwatts(cost.draw(op, *tables_of(program)), cost.power()))
+    return sum(found.values())
 
 
 def _deferred(graph: Graph, parts: Parts, cost: Costs, peak_bytes: int, limit_bytes: int) -> float:

@@ -4,7 +4,7 @@ ignore memory."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,18 +99,22 @@ def least_ns(computation: Counter[str], collectives: Counter[str], cost: Costs) 
     found = float(max(alone, talk))
     if not talk:
         return found
-    pairs = {kind: [cost.stretch_between(kind, beside) for beside in sorted(collectives)] for kind in computation}
+    states = {kind: [*side_by_side(kind, collectives, cost)] for kind in computation}
     for price in (k / PRICES for k in range(1, PRICES)):
         total = price * talk
         for kind, took in computation.items():
-            beside = (
-                (1 - price * n / (n + max(1.0, each.beside) - 1)) * (1 + n * (max(1.0, each.op) - 1))
-                for each in pairs[kind]
-                for n in range(1, AT_ONCE + 1)
-            )
-            total += took * min(1.0, *beside)
+            total += took * min(1.0, *((1 - price * done) * slower for slower, done in states[kind]))
         found = max(found, total)
     return found
+
+
+def side_by_side(kind: str, collectives: Iterable[str], cost: Costs) -> Iterator[tuple[float, float]]:
+    """The ways in which computation of a category can have collectives of these categories beside it, 1 to `AT_ONCE` of them at a time: by
+    which factor it then takes longer, and how much of the collectives' own time is done in a nanosecond."""
+    for beside in sorted(collectives):
+        found = cost.stretch_between(kind, beside)
+        for n in range(1, AT_ONCE + 1):
+            yield 1 + n * (max(1.0, found.op) - 1), n / (n + max(1.0, found.beside) - 1)
 
 
 def _between_data_and_products(program: Program) -> set[int]:
