@@ -462,11 +462,12 @@ def pools_of_state() -> str:
 
 @claim
 def returned_memory() -> str:
-    """Steps, gains, tensors and pools of plans of decision 029 against the baseline of the same session, and their simulated gains."""
+    """Steps, gains, tensors and pools of plans of decision 029 against the baseline of the same session, and their simulated gains. Each
+    plan is of the code of its date."""
     runs = [row for row in raw("h200/returned_memory.json")["runs"] if "bits" in row]
     stock = {(row["case"], row["sitting"]): row for row in runs if row["plan"] == "stock"}
     rows = []
-    for row in runs:
+    for row in sorted(runs, key=lambda row: (row["case"], row["plan"], row["sitting"])):
         if row["plan"] == "stock":
             continue
         own = stock[row["case"], row["sitting"]]
@@ -476,5 +477,5 @@ def returned_memory() -> str:
         tensors, pools = (fullest_gb(row, key) / fullest_gb(own, key) - 1 for key in ("allocated", "reserved"))
         bits = "yes" if row["bits"] == own["bits"] else "no"
         shares = [f"{100 * share:+.1f} %" for share in (gain, simulated, tensors, pools)]
-        rows.append([f"{row['case']} {row['plan']}", *steps, *shares, bits])
-    return table(["plan", "baseline, ms", "plan, ms", "gain", "simulated", "tensors", "pools", "the baseline's bits"], rows)
+        rows.append([f"{row['case']} {row['plan']}", row["sitting"][5:16], *steps, *shares, bits])
+    return table(["plan", "date", "baseline, ms", "plan, ms", "gain", "simulated", "tensors", "pools", "the baseline's bits"], rows)
