@@ -15,7 +15,7 @@ from interlace.ir.remarks import Fact, Place, Remark, remark
 if TYPE_CHECKING:
     from interlace.cost_model import Costs
 
-Decides = Literal["", "recomputation", "schedule", "states", "offload", "transfers", "host-waits"]
+Decides = Literal["", "recomputation", "schedule", "states", "offload", "memory-returned", "transfers", "host-waits"]
 """Decisions that planning searches, comparing the alternatives by the simulated whole step (`planning/variants.py`)."""
 
 

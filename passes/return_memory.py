@@ -51,8 +51,10 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
             tries the pass by itself on a GPU, and keeps it where it gives a faster step in the same memory.
         joins: Where the producer's stream does not wait for the last reader anyway, or so late that the peak would rise, add an event that
             makes it wait. When: off to see what blocks return without more events. Details: the wait is placed at the first operation that
-            starts after the reader's simulated end, or right behind the reader if none follows; after a send, at the first operation that
-            has waited for a receive of the same micro-batch.
+            starts after the reader's simulated end, behind the stream's last operation if that ends after the reader, or right behind the
+            reader if the stream has none left; after a send, at the first operation that has waited for a receive of the same micro-batch.
+        at_end: Also let a stream wait at its end for a last reader that ends later. When: memory is short; the next step may start later.
+            Details: planning tries it where a plan holds too much otherwise.
         at_peak: Also give back blocks that would then raise the peak of operations that run one after the other. When: `capture` turns it
             on: in a captured step the host does not see that a reader has completed, so what is not given back is held.
 
@@ -63,14 +65,17 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
     needs = frozenset({"scheduled"})
     gives = frozenset({"returned"})
     after = ("name-streams",)
+    decides = "memory-returned"
     in_baseline = False
 
     min_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 20
     joins: bool = True
+    at_end: bool = False
     at_peak: bool = False
 
     def run(self, program: Program, context: Context) -> Program:
-        found, left = _Walk(program, self.min_bytes, self._times(program, context)).returns(self.at_peak)
+        walk = _Walk(program, self.min_bytes, self._times(program, context), self.at_end)
+        found, left = walk.returns(self.at_peak)
         if left.num_blocks:
             context.declined("returned-by-the-host", blocks=left.num_blocks, size_bytes=left.size_bytes)
         by_value = grouped(((each.value, each.stream), each) for each in found)
@@ -161,8 +166,8 @@ class _Use:
 class _Walk:
     """One pass over the issue order of a rank. A stream has waited for whatever produced the variables that it reads, within a job."""
 
-    def __init__(self, program: Program, min_bytes: int, times: Times | None) -> None:
-        self.program, self.min_bytes, self.times, self.table = program, min_bytes, times, storages_of(program)
+    def __init__(self, program: Program, min_bytes: int, times: Times | None, at_end: bool) -> None:
+        self.program, self.min_bytes, self.times, self.at_end, self.table = program, min_bytes, times, at_end, storages_of(program)
         self.items = [item for job in program.jobs for item in job.items]
         self.ops = {op.id: op for op in program.ops}
         self.streams = [stream_of(self.ops[op]) for op, _ in self.items]
@@ -217,7 +222,9 @@ class _Walk:
         if at == len(mine):
             return use.index
         after = next((k for k in range(at, len(mine)) if self.times.start[mine[k]] >= self.times.end[use.index]), None)
-        return None if after is None else mine[after - 1] if after > at else use.index
+        if after is None:
+            return mine[-1] if self.at_end or self.times.end[mine[-1]] >= self.times.end[use.index] else None
+        return mine[after - 1] if after > at else use.index
 
     def _receives(self, index: int, micro_batch: int) -> bool:
         op, m = self.items[index]

@@ -11,8 +11,8 @@ from interlace.ir.remarks import Fact
 from interlace.passes import Pass, Pipeline, Schedule1F1B
 from interlace.planning.limits import Limit
 from interlace.planning.making import Making
-from interlace.planning.tasks import MemoryLimits
-from interlace.planning.variants import deciding, drafted, is_open, label, paddles_own, recomputing, schedule_label
+from interlace.planning.tasks import MemoryLimits, is_long
+from interlace.planning.variants import deciding, drafted, holding_less, is_open, label, paddles_own, recomputing, schedule_label
 from interlace.planning.world import Draft, Made
 from interlace.scheduler.recompute.choices import LEVELS
 from interlace.scheduler.whole_step.search import Numbers
@@ -36,6 +36,8 @@ class Judged:
         step_ns: Simulated step; None if it never ends.
         peak_bytes: Peak of the fullest rank.
         joules: Energy of the step, summed over one rank of each kind; 0 if not known.
+        unheld_ns: Simulated step with a host that never waits, for a form that exceeds a budget and takes longer than a known run (None for
+            long steps, of which that is not simulated); else the same as `step_ns`.
     """
 
     form: Schedule1F1B
@@ -45,6 +47,7 @@ class Judged:
     step_ns: int | None
     peak_bytes: int
     joules: float = 0.0
+    unheld_ns: int | None = None
 
     def facts(self, asked: tuple[Pass, ...]) -> dict[str, Fact]:
         """Facts for remarks: the form, its recomputation, and how the later passes differ from those that were asked for (`asked`)."""
@@ -101,7 +104,7 @@ class Drafts:
         found = _end_of(_drafting(self, recomputed, form, later, limit, part))
         if found.judged.step_ns is not None and found.judged.peak_bytes <= limit:
             self.fastest_ns = min(found.judged.step_ns, self.fastest_ns or found.judged.step_ns)
-        self.world.drafts.append(Draft(found.made, later))
+        self.world.drafts.append(Draft(found.made, found.judged.later))
         return found.judged
 
     def foresee(self, forms: Iterable[Form], limit: int, parts: Iterable[float] = repeat(1.0)) -> None:
@@ -142,6 +145,9 @@ def _drafting(
         made = world.run(drafted(Pipeline((form, *later))), memory_limits, before, drafts.ranks)
         peaks = drafts.peaks(made)
         over, took = max(peaks) - limit, None
+        if 0 < over <= FAR * limit and (less := holding_less(later)) != later:
+            later = less
+            continue
         if over <= 0 or over > FAR * limit or not drafts.offloads or (last and over > last * SHRINKS):
             break
         if drafts.fastest_ns is not None:
@@ -151,8 +157,10 @@ def _drafting(
                 break
         last, memory_limits = over, drafts.make.lower_limits(made, memory_limits, [peak - limit for peak in peaks])
     yield Draft(made, later)
-    took = took or world.step_ns(made, later)
-    return _Found(Judged(form, later, recomputed, memory_limits, took, max(peaks), world.joules(made, later)), made)
+    unheld = took = took or world.step_ns(made, later)
+    if drafts.given and over > 0 and took is not None and took >= (drafts.fastest_ns or took + 1):
+        unheld = None if is_long(world.captured) else world.step_ns_unheld(made)
+    return _Found(Judged(form, later, recomputed, memory_limits, took, max(peaks), world.joules(made, later), unheld), made)
 
 
 T = TypeVar("T")

@@ -253,11 +253,12 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
     asked, search, means = budget_bytes(world), Search(world, config.pipeline()), tuple(config.means.values())
     budget = asked
     if asked:
-        made = search.within(asked, means)
+        made = search.ordered_further(search.within(asked, means), asked)
     elif config.capture == "on":
         made = search.unlimited()
     else:
         made = search.beside_baseline(means)
+        made = search.ordered_further(made, search.limit_of_baseline, means)
         budget = search.limit_of_baseline if any(made.memory_limits) else 0
     memory = _memory_limit(search, made, asked or (0 if config.capture == "on" else search.limit_of_baseline), config)
     specs = tuple(map(spec_of, made.passes.passes))

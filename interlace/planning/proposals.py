@@ -15,7 +15,7 @@ from interlace.passes import Schedule1F1B
 from interlace.planning.coarse import COARSE_SCHEDULES, PAYS, Coarse
 from interlace.planning.drafts import ROUNDS, Drafts, Form, Judged, fitting, nearest
 from interlace.planning.making import SOONER
-from interlace.planning.variants import alternatives, deciding, paddles_jobs, with_optimizer_alone, without_search
+from interlace.planning.variants import alternatives, deciding, holding_less, paddles_jobs, with_optimizer_alone, without_search
 from interlace.scheduler.whole_step.search import Numbers
 
 FINALISTS = 1
@@ -32,8 +32,6 @@ offload moves whole values, and lowering the limits by a twentieth may cost more
 CLOSER, NEARLY = 2, 1.05
 """Without a budget: how often schedules are searched again in less memory, for forms whose peak exceeds the limit by at most this
 factor."""
-MOST_ALONE = 2
-"""Number of forms, fastest first, that are drafted with the optimizer in a job of its own, of those that keep the limit and of others."""
 LESS = (0.03, 0.015)
 """Shares of the budget that recomputation leaves to offload, on one stage after the other: the first of these that offload can free. Trying
 0.06 as well makes three of nine plans faster, by 0.1 % at most, and planning takes a fifth longer."""
@@ -114,12 +112,14 @@ def coarse_schedules(tried: Tried) -> list[Judged]:
 
 
 def tighter(tried: Tried) -> list[Judged]:
-    """Forms that exceed the budget and would be faster than all that keep it, drafted again as if the budget were smaller (`TIGHTER`)."""
+    """Forms that exceed the budget and would be faster than all that keep it, and than any known run but for waits of the host, drafted
+    again as if the budget were smaller (`TIGHTER`)."""
     drafts, judged, limit = tried.drafts, tried.judged, tried.limit
     if not drafts.given:
         return []
     best = next((each.step_ns or 0 for each in fitting(judged, limit)), None)
     over = [each for each in judged if each.step_ns is not None and each.peak_bytes > limit and (best is None or each.step_ns < best)]
+    over = [each for each in over if drafts.fastest_ns is None or (each.unheld_ns or 0) < drafts.fastest_ns]
     over.sort(key=lambda each: each.step_ns or 0)
     found: dict[tuple[Numbers | None, Schedule1F1B, float], None] = {}
     levels = drafts.make.levels
@@ -218,13 +218,13 @@ def in_paddles_order(tried: Tried) -> list[Judged]:
 
 
 def optimizer_alone(tried: Tried) -> list[Judged]:
-    """The fastest forms with the optimizer in a job of its own: of those that keep the limit, and of those that hold too much."""
+    """The fastest form with the optimizer in a job of its own: of those that keep the limit, and of those that hold too much."""
     if not tried.drafts.optimizer_communicates:
         return []
     judged, alone = fitting(tried.judged, sys.maxsize), list[tuple[Numbers | None, Schedule1F1B]]()
     for fits in (True, False):
         mine = [each for each in judged if (each.peak_bytes <= tried.limit) == fits and with_optimizer_alone(each.form) != each.form]
-        alone += [(each.recomputed, with_optimizer_alone(each.form)) for each in mine[:MOST_ALONE]]
+        alone += [(each.recomputed, with_optimizer_alone(each.form)) for each in mine[:1]]
     return tried.new(alone)
 
 
@@ -240,11 +240,9 @@ def with_other_waits(tried: Tried) -> list[Judged]:
 
 def _with_alternatives(drafts: Drafts, judged: Judged) -> list[Form]:
     """A form with the alternatives of each pass after it."""
-    return [
-        (judged.recomputed, judged.form, (*drafts.later[:k], other, *drafts.later[k + 1 :]))
-        for k, each in enumerate(drafts.later)
-        for other in alternatives(each)
-    ]
+    later = judged.later
+    others = [(*later[:k], other, *later[k + 1 :]) for k, each in enumerate(later) for other in alternatives(each)]
+    return [(judged.recomputed, judged.form, each) for each in (*others, holding_less(later)) if each != later]
 
 
 PROPOSALS: tuple[Callable[[Tried], list[Judged]], ...] = (

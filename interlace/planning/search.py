@@ -35,6 +35,7 @@ from interlace.planning.variants import (
     at_plain_depth,
     drafted,
     fallbacks,
+    holding_less,
     in_paddles_order,
     is_open,
     label,
@@ -43,6 +44,7 @@ from interlace.planning.variants import (
     schedule_of,
     waiting,
     with_schedule,
+    with_search,
 )
 from interlace.planning.world import Made, World
 
@@ -52,22 +54,39 @@ EXCESS_PARTS = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
 HELD = 1.005
 """If waits of the host lengthen the step by more than this factor, plans that need fewer waits are searched."""
 
+MOVING_PAYS = 1.01
+"""If the step is longer by more than this factor where all optimizer state stays on the device, no other search that moves none is made
+(with `return-memory` where that was without, or the other way round). Steps of two such searches differed by 0.4 % at most in the
+baseline's memory (15 programs of the zoo), and by 1.8 % under a budget of 0.9 (five), where moving state made steps 1.2 to 10 % shorter."""
+
+MOST_SEARCHED = 3000
+"""Most operations of programs whose jobs are searched further in the end, summed over ranks that are not equivalent. In larger ones the
+step got 0.1 % shorter at most, and planning took a fifth longer (24 programs, simulated)."""
+
 
 class Search:
-    """The search for a world; `unlimited_tried` is what was proposed for an open schedule without a budget, None if nothing was."""
+    """The search for a world.
+
+    Attributes:
+        unlimited_tried: What was proposed for an open schedule without a budget; None if nothing was.
+        staying_ns: Simulated step of the run that keeps all optimizer state on the device, where it was compared with one that may move
+            some; else 0.
+    """
 
     def __init__(self, world: World, asked: Pipeline) -> None:
         self.world, self.asked, self.make = world, asked, Making(world, asked)
         self.unlimited_tried: Tried | None = None
+        self.staying_ns = 0
 
     def beside_baseline(self, means: Sequence[Pass] = ()) -> Made:
         """Run the passes without a budget. If the form of the schedule is open, this gives the fastest run found that holds no more on a
         GPU than Paddle's baseline (`beyond_baseline`); otherwise the form that was asked for, whatever it holds.
 
         These runs are compared: (1) the one that holds no more when operations run one after the other; (2) if on a GPU it holds more, or
-        its host waits at a cost in time to hold no more, the same with memory returned (`return-memory`) and with waits of the host at its
-        peaks; (3) the run with the limit as a budget; if that moves optimizer state or gains nothing, the one that does not move any; and
-        the one that neither moves any nor returns memory; (4) Paddle's baseline.
+        its host waits at a cost in time to hold no more, the same with memory returned (`return-memory`, at ends of streams too if it needs
+        that) and with waits of the host at its peaks; (3) the run with the limit as a budget; if that moves optimizer state or gains
+        nothing, the one that does not move any; and, unless moving state gains clearly (`MOVING_PAYS`), the one that neither moves any nor
+        returns memory; (4) Paddle's baseline.
 
         Of a long step, (3) is made first, and taken if it gains anything over (4); otherwise all are made and compared.
 
@@ -75,8 +94,7 @@ class Search:
         budget. Raises PassError as `Pipeline.run`.
         """
         limit, world = self.limit_of_baseline, self.world
-        is_set = any(each.follows_budget and not each.is_default for each in self.asked.passes)  # the user says what is moved
-        following = tuple(each for each in means if each.follows_budget and not is_set)
+        following = self._following(means)
         if limit and following and is_long(world.captured) and (run := self._of_long_step(following, limit)) is not None:
             return run
         found = self.unlimited()
@@ -86,15 +104,17 @@ class Search:
         over = 0 if over <= ROUNDED else over
         runs, others, again = [] if over else [found], tuple(each for each in means if not each.follows_budget), None
         if over or (others and self._is_held(found, took)):
-            again = self.make.made(ordered((*found.passes.passes, *others)), world.memory_limits(limit)).noted(*found.notes)
+            again = self._holding_less(ordered((*found.passes.passes, *others)), world.memory_limits(limit), limit).noted(*found.notes)
             runs += [again] if not any(world.bytes_over_in_step(again, limit)) else []
-        for more in () if is_set else dict.fromkeys((others, ())):
+        for more in () if self._is_set else dict.fromkeys((others, ())):
             every = ordered((*self.asked.passes, *following, *more))
             search = Search(world, every if more == others else _states_kept(every))
             if steps := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
                 search.make.beaten = self.make.beaten_by(min(steps))
             within = search.fitting_beside(self.baseline, limit)
             runs += [within] if within is not None and not any(world.bytes_over_in_step(within, limit)) else []
+            if within is not None and search.staying_ns > MOVING_PAYS * (world.step_ns(within) or 0):
+                break  # without memory returned it would not be faster either
         judged = [(step_ns, run) for run in (*runs, self.baseline) if (step_ns := world.step_ns(run)) is not None]
         best_ns, best = min(judged, key=lambda each: each[0], default=(0, found))
         if best is found:
@@ -160,6 +180,45 @@ class Search:
         if any(self.world.bytes_over(found, budget)):
             refuse(self.make, found, budget)
         return found
+
+    def ordered_further(self, made: Made, limit: int, means: Sequence[Pass] = ()) -> Made:
+        """The run with a local search inside the jobs of its schedule, if the form was open; `made` itself, if that is faster or only it
+        keeps the limit, in device bytes (0 for none). `means` are passes that were not asked for; those that follow a budget may be used to
+        keep the limit. The choice among forms does without that search."""
+        asked, form = schedule_of(self.asked), schedule_of(made.passes)
+        if asked is None or form is None or not (asked.search and is_open(asked)) or form.interleave == "off":
+            return made
+        if self.make.is_alone or sum(self.world.facts[rank].num_ops for rank in self.world.firsts) > MOST_SEARCHED:
+            return made
+        passes, memory_limits = with_schedule(made.passes, with_search(form)), tuple(each or None for each in made.memory_limits)
+        searched, before = self._holding_less(passes, memory_limits, limit), self.world.step_ns(made)
+        after, memory_limits = self.world.step_ns(searched), made.memory_limits
+        if before is None or after is None or after >= before:
+            return made
+        if limit and any(self.world.bytes_over_in_step(searched, limit)):
+            there = {each.name for each in made.passes.passes}
+            more = [each for each in self._following(means) if each.name not in there]
+            lighter = self._within(ordered((*passes.passes, *more)), limit) if more else None
+            after = self.world.step_ns(lighter) if lighter is not None else None
+            if lighter is None or after is None or after >= before:
+                return made
+            searched, memory_limits = lighter, lighter.memory_limits
+        taken = searched.noted(*made.notes, said("decided", "searched-inside-jobs", step_ns=after, without_ns=before))
+        return replace(taken, memory_limits=memory_limits)
+
+    def _following(self, means: Sequence[Pass]) -> tuple[Pass, ...]:
+        """The passes among `means` that follow a budget; none if the user says what is moved."""
+        return () if self._is_set else tuple(each for each in means if each.follows_budget)
+
+    @property
+    def _is_set(self) -> bool:
+        """Whether the user says what is moved."""
+        return any(each.follows_budget and not each.is_default for each in self.asked.passes)
+
+    def _within(self, passes: Pipeline, limit: int) -> Made | None:
+        """The run of these passes, with limits lowered until it keeps a limit in device bytes; None if it does not."""
+        make = Search(self.world, passes).make
+        return make.with_lower_limits(make.made, make.made(passes, self.world.memory_limits(limit)), limit)
 
     # ------------------------------------------------------------------------------------------------------- the fastest step
 
@@ -275,6 +334,7 @@ class Search:
         if staying is None or leaving is None:
             return leaving or staying
         other = self.world.step_ns(staying)
+        self.staying_ns = other or 0
         if took is None or (other is not None and other <= took):
             return staying.noted(said("decided", "states-stay", step_ns=other or 0, leaving_ns=took or 0))
         return leaving.noted(said("decided", "states-leave", step_ns=took, staying_ns=other or 0))
@@ -286,11 +346,20 @@ class Search:
             return without
         search = Search(self.world, ordered((*self.asked.passes, *means)))
         search.make.beaten = self.make.beaten_by(took)
-        found = search.or_with_states_kept(search.fitting(budget), budget)
+        found = search.fitting(budget)
+        if found is None or self.staying_ns <= MOVING_PAYS * took:
+            found = search.or_with_states_kept(found, budget)
         other = self.world.step_ns(found) if found is not None else None
         if found is None or other is None or other >= took:
             return without
         return found.noted(_memory_returned(other, took))
+
+    def _holding_less(self, passes: Pipeline, memory_limits: MemoryLimits, limit: int) -> Made:
+        """The run of these passes; if it exceeds a limit in device bytes (0 for none), the one whose streams wait at their ends too."""
+        found, less = self.make.made(passes, memory_limits), Pipeline(holding_less(passes.passes))
+        if not limit or less == passes or not any(self.world.bytes_over_in_step(found, limit)):
+            return found
+        return self.make.made(less, memory_limits)
 
     def _is_held(self, run: Made, took: int) -> bool:
         """Whether waits of the host make a run slower (`HELD`); `took` is its simulated step in nanoseconds."""

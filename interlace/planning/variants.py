@@ -9,7 +9,7 @@ import msgspec
 
 from interlace.ir import Program
 from interlace.ir.schedule import in_flight, mixed_depth
-from interlace.passes import ChooseRecompute, DelayTransfers, Pass, Pipeline, Schedule1F1B, ThrottleHost
+from interlace.passes import ChooseRecompute, DelayTransfers, Pass, Pipeline, ReturnMemory, Schedule1F1B, ThrottleHost
 from interlace.passes.base import Decides
 from interlace.scheduler.interleave.planner import EARLY, Form
 from interlace.scheduler.jobs.options import ScheduleOptions, numbers_text
@@ -70,6 +70,14 @@ def alternatives(each: Pass) -> tuple[Pass, ...]:
     return (msgspec.structs.replace(each, syncs="job-ends"),)
 
 
+def holding_less(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+    """The passes with streams that also wait at their ends for the last readers of blocks (`return-memory`); the same if none returns
+    memory."""
+    return tuple(
+        msgspec.structs.replace(cast("ReturnMemory", each), at_end=True) if each.decides == "memory-returned" else each for each in passes
+    )
+
+
 def fallbacks(each: Pass) -> tuple[Pass, ...]:
     """Milder variants of a pass, the plainest last, for when the step would be slower than with the plainest. For a schedule with pairs
     these are `dx-first`, then `off`. A schedule file and `zb-h1` are used as given and have none."""
@@ -80,6 +88,8 @@ def label(each: Pass) -> str:
     """The short name of a variant in reports that compare it with another."""
     if each.decides == "schedule":
         return schedule_label(cast("Schedule1F1B", each))
+    if each.decides == "memory-returned" and cast("ReturnMemory", each).at_end:
+        return "return_memory: {at_end: on}"
     return f"throttle_host: {{syncs: {cast('ThrottleHost', each).syncs}}}" if each.decides == "host-waits" else each.name
 
 
@@ -100,6 +110,11 @@ def is_open(schedule: ScheduleOptions) -> bool:
 def without_search(schedule: S) -> S:
     """The schedule without local search inside jobs."""
     return msgspec.structs.replace(schedule, search=False)
+
+
+def with_search(schedule: S) -> S:
+    """The schedule with local search inside jobs."""
+    return msgspec.structs.replace(schedule, search=True)
 
 
 def paddles_jobs(schedule: S) -> S:

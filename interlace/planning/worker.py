@@ -50,6 +50,7 @@ class RankFacts(msgspec.Struct, frozen=True):
         draws: Whether both its forward and its backward draw random numbers, or may.
         recomputes: Whether its captured program recomputes anything.
         optimizer_communicates: Whether its optimizer has collectives.
+        num_ops: Number of operations of its captured program.
         options: A digest of its configuration.
     """
 
@@ -58,6 +59,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     draws: bool
     recomputes: bool
     optimizer_communicates: bool
+    num_ops: int
     options: bytes = b""
     memory_budget: MemoryBudget = None
 
@@ -135,6 +137,7 @@ class Worker:
             draws_twice(program),
             recomputes(program),
             optimizer_communicates(program),
+            len(program.ops),
             mark(self.options),
             self._memory_budget,
         )

@@ -180,6 +180,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         _BEYOND,
         "; nothing faster than the baseline was found within that",
     ),
+    "searched-inside-jobs": ("a local search inside jobs: {step_ns:ms}, {without_ns:ms} without it",),
     "within-baseline-faster": (
         "auto: {step_ns:ms} within {limit_bytes:size}, the peak of Paddle's baseline on a GPU plus 1 %",
         _BEYOND,

@@ -1,7 +1,7 @@
 """Local search over the order of a pair: seeded random moves, for which only the changed part of the order is simulated.
 
-Orders here list only computation, and communication that waits for nothing. A communication that waits for computation starts as soon
-as it can, wherever it is listed, because it waits only for its data; so it simply follows the last node that it waits for. For every
+Orders here list only computation, and communication that waits for nothing or may start at any time (`gathers.py`). Any other starts as
+soon as it can, wherever it is listed, because it waits only for its data; so it simply follows the last node that it waits for. For every
 index of the current order the search stores the communications in flight. A move is simulated from the first index that it changes to
 the index where the same communications are in flight as before; from there on only the time differs.
 """
@@ -9,7 +9,7 @@ the index where the same communications are in flight as before; from there on o
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,11 +33,12 @@ EPS = 1e-6
 
 
 class Rules:
-    """Constraints on every order: dependencies, also through communication, and what each form may mix."""
+    """Constraints on every order: dependencies, also through communication, and what each form may mix. `free` are communications that
+    are listed although they wait for something: those that may start at any time."""
 
-    def __init__(self, nodes: Sequence[Node], form: Form) -> None:
+    def __init__(self, nodes: Sequence[Node], form: Form, free: Container[int] = ()) -> None:
         self.nodes, self.form = nodes, form
-        self.follows = [bool(node.stream) and bool(node.deps) for node in nodes]
+        self.follows = [bool(node.stream) and bool(node.deps) and k not in free for k, node in enumerate(nodes)]
         """Whether a node is a communication that follows what it waits for."""
         self.num_deps = [len(node.deps) for node in nodes]
         self.triggers: list[list[int]] = [[] for _ in nodes]

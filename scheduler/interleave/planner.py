@@ -144,9 +144,9 @@ class _Known:
     """Results about a pair that do not depend on the weight of sends."""
 
     stretches: dict[tuple[str, str], Factors] = field(default_factory=dict)
-    listed: dict[tuple[Form, int], list[list[int]]] = field(default_factory=dict)
+    listed: dict[tuple[Form, int], tuple[list[list[int]], list[list[int]]]] = field(default_factory=dict)
     took: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
-    rules: dict[Form, Rules] = field(default_factory=dict)
+    rules: dict[tuple[Form, bool], Rules] = field(default_factory=dict)
     node_bytes: PairBytes | None = None
     task: Columns | None = None
     at_any_time: list[bool] | None = None
@@ -294,7 +294,8 @@ class Pair:
         stretches = [self.stretch(a, b) for a in categories for b in categories]
         after = [(label, op.id, sorted(self.after[label, op.id])) for label, op in self.all_ops]
         table = self.node_bytes
-        what = [nodes, self._at_any_time(), stretches, after, table.size, table.allocs, table.reads, table.live_before, table.live_after]
+        memory = [table.size, table.allocs, table.reads, table.live_before, table.live_after]
+        what = [nodes, self._at_any_time(), self._at_will, stretches, after, *memory]
         return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()
 
     def within(self, cap_bytes: int, form: Form) -> list[PairOp]:
@@ -305,33 +306,37 @@ class Pair:
         """
         best = self.plain()
         best_time = self.time(_indices(best, self.index))
-        if form not in self._known.rules:
-            self._known.rules[form] = Rules(self.nodes, form)
-        firm = cap_bytes
+        plain, firm = _indices(best, self.index), cap_bytes
         for _ in range(MOST_CAPS):
+            listed, others = self._listed(form, firm)
+            others = [*others, *self._when_due(min(listed, key=self.time)), *self._when_due(plain)]
             over = list[int]()
-            for order in sorted(self._candidates(form, firm), key=self.time):
+            for order in sorted((*listed, *others), key=self.time):
                 if self.time(order) >= best_time:
                     break
-                listed = self.spread(order)
-                over.append(self.memory.peak(listed) - cap_bytes)
-                if over[-1] <= 0:
-                    best, best_time = listed, self.time(order)
+                excess = self._excess(order, cap_bytes)
+                if excess <= 0:
+                    best, best_time = self.spread(order), self.time(order)
                     break
-            if not over or over[0] <= 0:
+                over += [excess] if order in listed else []
+            if not over:
                 break
             firm -= over[0]
         return best
 
-    def _candidates(self, form: Form, cap_bytes: int) -> list[list[int]]:
-        """First orders and the one that the local search finds. The fastest of them and the plain order also with collectives that may
-        start at any time issued when they are due."""
-        rules = self._known.rules[form]
-        found = self._firsts(rules, form, cap_bytes)
-        first = min(found, key=self.time)
+    def _listed(self, form: Form, cap_bytes: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Orders of the list scheduler within the cap, and the one that the local search finds; and orders whose memory no cap limits: the
+        same with collectives that may start at any time as soon as they can."""
+        found, eager = self._firsts(form, cap_bytes)
         if self.work:
+            first = min((*found, *eager), key=lambda order: (bool(eager) and self._excess(order, cap_bytes) > 0, self.time(order)))
+            rules = self._rules(form, True)
             found = [*found, Search(rules, self.stretch, self.node_bytes, cap_bytes, first, early=self.early).run(self.work)]
-        return [*found, *self._when_due(first), *self._when_due(_indices(self.plain_order, self.index))]
+        return found, eager
+
+    def _excess(self, order: Sequence[int], cap_bytes: int) -> int:
+        """By how many bytes an order exceeds a cap."""
+        return self.memory.peak(self.spread(order)) - cap_bytes
 
     def _when_due(self, order: Sequence[int]) -> list[list[int]]:
         """The order with collectives that may start at any time issued when they are due; none if there are none."""
@@ -347,12 +352,32 @@ class Pair:
             self._known.at_any_time = may_start_early(self.nodes, self.graph.ops)
         return self._known.at_any_time
 
-    def _firsts(self, rules: Rules, form: Form, cap_bytes: int) -> list[list[int]]:
-        """Orders of the list scheduler, which do not depend on the weight of sends."""
+    def _firsts(self, form: Form, cap_bytes: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Orders of the list scheduler, which do not depend on the weight of sends; and the same with collectives that may start at any
+        time as soon as they can, where that differs."""
         if (form, cap_bytes) not in self._known.listed:
-            orders = dict.fromkeys(tuple(rules.full(rules.listed(order))) for order in self.engine.orders(self._task(), form, cap_bytes))
-            self._known.listed[form, cap_bytes] = [list(order) for order in orders]
+            orders = self.engine.orders(self._task(), form, cap_bytes)
+            at_will, eager = (
+                dict.fromkeys(tuple(rules.full(rules.listed(order))) for order in orders)
+                for rules in (self._rules(form, True), self._rules(form, False))
+            )
+            self._known.listed[form, cap_bytes] = [list(order) for order in at_will], [list(each) for each in eager if each not in at_will]
         return self._known.listed[form, cap_bytes]
+
+    def _rules(self, form: Form, at_will: bool) -> Rules:
+        """The rules of a form; with `at_will`, collectives that may start at any time are listed if they take memory."""
+        if (form, at_will) not in self._known.rules:
+            self._known.rules[form, at_will] = Rules(self.nodes, form, frozenset(self._at_will if at_will else ()))
+        return self._known.rules[form, at_will]
+
+    @property
+    def _at_will(self) -> list[int]:
+        """Collectives that may start at any time and whose results are larger than their operands, as those of gathers."""
+        return [k for k, early in enumerate(self._at_any_time()) if early and self._grows(self.graph.ops[self.nodes[k].op])]
+
+    def _grows(self, op: Op) -> bool:
+        made, read = (sum(self.graph.values[each].size_bytes for each in values if each != ABSENT) for values in (op.results, op.operands))
+        return made > read
 
     def _task(self) -> Columns:
         """The list scheduler's input, packed for the engine."""

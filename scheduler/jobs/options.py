@@ -63,9 +63,10 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         join_optimizer: Whether an optimizer that communicates is put into the job of the last gradients, where its collectives run beside
             backward. When: off if memory is short at the end of backward: the optimizer then has a job of its own, in which its collectives
             run beside its own computation. `auto` tries both.
-        search: Whether a local search improves the order of operations in each kind of job; `auto` does not use it. When: off to plan in a
-            fraction of the time. Details: the search optimizes one job at a time, and its results make whole steps slower as often as
-            faster. Off keeps the order of the list scheduler.
+        search: Whether a local search improves the order of operations in each kind of job. When: off to plan in a fraction of the time.
+            Details: the search optimizes one job at a time, and its results make whole steps slower as often as faster. `auto` therefore
+            tries it on the plan that it takes, if the programs of all stages together have at most 3000 operations. Off keeps the order of
+            the list scheduler.
         schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), instead of
             `weight_delay` and `depth`. When: you have your own schedule, or changed the one that `interlace plan` wrote. Details: jobs of
             several parts are ordered as with `dx-first`, or with `mixed` if `interleave` says so.

@@ -119,10 +119,33 @@ def test_what_no_stream_of_its_own_waits_for_stays_and_is_told() -> None:
     ]
     joined, (*_, report) = Pipeline((ReturnMemory(),)).run(alone, COST)
     added = {op.id for op in joined.ops} - {op.id for op in alone.ops}
-    count = MICRO_BATCHES - 1  # the last product but one starts too early to wait for the sum before it
+    count = MICRO_BATCHES  # the last product starts before the sum before it ends, so the wait comes behind it
     assert sum(op in added for event in joined.events for op, _ in event.waits) == count
     assert {each.rule: each.numbers for each in report.done} == {"memory-returned": {"blocks": count}, "streams-joined": {"waits": count}}
     assert findings(joined) == set()
+
+
+@pytest.mark.parametrize(("last", "at_end", "waits"), [("exp", False, 0), ("exp", True, 1), ("matmul", False, 1)])
+def test_a_stream_waits_at_its_end_for_what_ends_later_only_where_that_is_asked_for(last: str, at_end: bool, waits: int) -> None:
+    """The sum takes 400 ns, `exp` 50 and a product 1000, and nothing else follows it on the stream of the product that is summed."""
+    operands = "%1, %0" if last == "matmul" else "%1"
+    program = parse(
+        f"""program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=1F1B
+group 7 = 0,1
+passes schedule-1f1b
+#0 %0:float32[1024,1024]!"w" = builtin.parameter() forward
+#1 %1:float32[1024,1024]"x" = pd_op.data() forward
+#2 %2:float32[1024,1024] = pd_op.matmul(%1, %0) forward
+#3 %3:float32[1024,1024] = pd_op.all_reduce(%2) forward group=7 stream="auto_parallel_mp"
+#4 %4:float32[1024,1024] = pd_op.{last}({operands}) forward
+job forward_0 forward 0: 2-4@0
+"""
+    )
+    found, (*_, report) = Pipeline((ReturnMemory(at_end=at_end),)).run(program, COST)
+    assert len(found.events) == waits
+    assert [each.rule for each in report.declined] == ["returned-by-the-host"] * (not waits)
+    assert findings(found) == findings(program)
 
 
 @pytest.mark.parametrize(

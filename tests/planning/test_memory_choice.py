@@ -226,6 +226,115 @@ def test_where_moving_state_gains_nothing_the_run_that_keeps_it_is_looked_for(
     assert search(world, OPEN).beside_baseline(means).programs[0] == taken
 
 
+@pytest.mark.parametrize(("staying_ns", "searches"), [(70, 3), (71, 2), (None, 3)])
+def test_where_keeping_all_state_is_clearly_slower_it_is_not_tried_without_memory_returned(
+    monkeypatch: pytest.MonkeyPatch, staying_ns: int | None, searches: int
+) -> None:
+    asked = list[list[str]]()
+
+    def fitting(search: Search, _: int) -> Made | None:
+        asked.append([each.name for each in search.asked.passes if each not in OPEN.passes])
+        if "offload-optimizer-state" in asked[-1]:
+            return made(WITHIN, MOVING, 7)
+        return made(STAYING, MOVING, 7) if staying_ns else None
+
+    world = Told(
+        {tasks.baseline_peak: [10 * GB], tasks.moves_states: [True], tasks.movable_states: [1]},
+        num_ranks=1,
+        step_ns=lambda made, *_: {BASELINE: 100, UNLIMITED: 90, WITHIN: 70, STAYING: staying_ns}[made.programs[0]],
+        step_ns_unheld=lambda made: 90,
+        bytes_over_in_step=lambda run, limit: [0],
+        run=lambda *_: made(BASELINE, MOVING, None),
+    )
+    monkeypatch.setattr(Search, "unlimited", lambda _: made(UNLIMITED, OPEN, None))
+    monkeypatch.setattr(Search, "fitting", fitting)
+    search(world, OPEN).beside_baseline((OffloadOptimizerState(), ReturnMemory()))
+    assert asked == [["offload-optimizer-state", "return-memory"], ["return-memory"], []][:searches]
+
+
+@pytest.mark.parametrize(
+    ("steps", "held", "limit", "num_ops", "taken"),
+    [
+        ((100, 99), 8, 8, 9, True),
+        ((100, 99), 9, 8, 9, False),  # holds too much
+        ((100, 99), 9, 0, 9, True),  # without a limit
+        ((100, 100), 8, 8, 9, False),
+        ((100, None), 8, 8, 9, False),
+        ((100, 99), 8, 8, 1501, False),  # larger programs are not searched
+    ],
+)
+def test_jobs_are_searched_further_where_that_is_faster_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch, steps: tuple[int, int | None], held: int, limit: int, num_ops: int, taken: bool
+) -> None:
+    world = Told(
+        {},
+        num_ranks=2,
+        step_ns=lambda run, *_: steps[run.programs[0] - 1],
+        bytes_over_in_step=lambda run, limit: [max(0, held - limit)] * 2,
+    )
+    for each in world.facts:
+        each.num_ops = num_ops
+
+    def make(_: Making, passes: Pipeline, memory_limits: tuple[int | None, ...]) -> Made:
+        limits.append(memory_limits)
+        return made(2, passes, *memory_limits)
+
+    limits: list[tuple[int | None, ...]] = [(7, 7)]
+    monkeypatch.setattr(Making, "made", make)
+    decided = Pipeline((Schedule1F1B(interleave="mixed", search=False),))
+    found = search(world).ordered_further(made(1, decided, 7, 7).noted(remark("decided", "form-taken")), limit)
+    assert (found.programs[0], found.memory_limits) == (2 if taken else 1, (7, 7))
+    assert [each.search for each in found.passes.passes if isinstance(each, Schedule1F1B)] == [taken]
+    assert rules_of(found.notes) == ["form-taken", *["searched-inside-jobs"] * taken]
+    free = search(world).ordered_further(made(1, decided, 0, 0), limit)
+    assert (free.programs[0], free.memory_limits, limits[-1]) == (2 if taken else 1, (0, 0), (None, None) if num_ops < 1501 else (7, 7))
+    plain = made(1, decided, 7, 7)
+    for asked in (Schedule1F1B(search=False), Schedule1F1B(interleave="mixed")):  # switched off, or a form that the user gave
+        assert search(world, Pipeline((asked,))).ordered_further(plain, limit) is plain
+
+
+@pytest.mark.parametrize(("lighter_ns", "held", "taken"), [(99, 8, True), (100, 8, False), (None, 8, False), (99, 9, False)])
+@pytest.mark.parametrize("asked", [OPEN, Pipeline((*OPEN.passes, OffloadActivations(fraction=0.5)))], ids=["open", "the user moves"])
+def test_what_searched_jobs_hold_too_much_may_be_moved(
+    monkeypatch: pytest.MonkeyPatch, lighter_ns: int | None, held: int, taken: bool, asked: Pipeline
+) -> None:
+    """By passes that follow a budget, unless the user says what moves; the step must still be shorter than without the local search."""
+    world = Told(
+        {tasks.movable_states: [1]},
+        num_ranks=1,
+        step_ns=lambda run, *_: {1: 100, 2: 98, 3: lighter_ns}[run.programs[0]],
+        bytes_over_in_step=lambda run, limit: [max(0, {1: 8, 2: 9, 3: held}[run.programs[0]] - limit)],
+        order_peaks=lambda _: [PEAK],
+    )
+    world.facts[0].num_ops = 9
+
+    def make(_: Making, passes: Pipeline, memory_limits: tuple[int | None, ...]) -> Made:
+        moves = any(each.name == "offload-optimizer-state" for each in passes.passes)
+        return made(3 if moves else 2, passes, *memory_limits)
+
+    monkeypatch.setattr(Making, "made", make)
+    monkeypatch.setattr(Levels, "raised", lambda _, passes, over: passes)
+    decided = made(1, Pipeline((Schedule1F1B(interleave="mixed", search=False),)), 0)
+    found = search(world, asked).ordered_further(decided, 8, (OffloadOptimizerState(), ReturnMemory()))
+    taken = taken and asked is OPEN
+    assert (found.programs[0], found.memory_limits) == ((3, (8,)) if taken else (1, (0,)))
+    assert search(world, asked).ordered_further(decided, 8) is decided  # by nothing
+
+
+@pytest.mark.parametrize(("held", "limit", "number"), [((8, 0), 8, 2), ((9, 8), 8, 3), ((9, 9), 8, 3), ((9, 8), 0, 2)])
+def test_what_holds_too_much_is_made_again_with_streams_that_wait_at_their_ends(
+    monkeypatch: pytest.MonkeyPatch, held: tuple[int, int], limit: int, number: int
+) -> None:
+    world = Told({}, num_ranks=1, bytes_over_in_step=lambda run, limit: [max(0, held[run.programs[0] - 2] - limit)])
+
+    def make(_: Making, passes: Pipeline, memory_limits: tuple[int | None, ...]) -> Made:
+        return made(3 if ReturnMemory(at_end=True) in passes.passes else 2, passes, *memory_limits)
+
+    monkeypatch.setattr(Making, "made", make)
+    assert search(world)._holding_less(Pipeline((*OPEN.passes, ReturnMemory())), (7,), limit).programs[0] == number
+    assert search(world)._holding_less(OPEN, (7,), limit).programs[0] == 2  # nothing returns memory
+
+
 LIMIT = int(1.01 * 10 * GB)
 EVERY = {UNLIMITED: 50, LIGHTER: 60, WITHIN: 70, BASELINE: 100}
 SEARCHES = [["offload-activations", "return-memory"], ["offload-activations"]]
@@ -263,14 +372,21 @@ def test_where_waits_of_the_host_cost_time_memory_is_given_back_in_order(monkeyp
         ((None, 900), False, 1),
     ],
 )
+@pytest.mark.parametrize(("staying_ns", "again"), [(0, True), (1016, True), (1017, False)])
 def test_within_a_budget_memory_is_given_back_in_order_where_that_is_faster(
-    monkeypatch: pytest.MonkeyPatch, steps: tuple[int | None, int | None], taken: bool, asked: int
+    monkeypatch: pytest.MonkeyPatch, steps: tuple[int | None, int | None], taken: bool, asked: int, staying_ns: int, again: bool
 ) -> None:
-    searches = list[Search]()
+    """A run that keeps optimizer state on the device is looked for again unless one without memory returned took over 1 % longer."""
+    searches, staying = list[Search](), list[Search]()
 
     def fitting(search: Search, _: int) -> Made:
         searches.append(search)
         return made(len(searches), search.asked, 7)
+
+    def or_with_states_kept(search: Search, run: Made, _: int) -> Made:
+        staying.append(search)
+        search.staying_ns = staying_ns
+        return run
 
     world = Told(
         {tasks.baseline_peak: [101]},
@@ -279,8 +395,10 @@ def test_within_a_budget_memory_is_given_back_in_order_where_that_is_faster(
         bytes_over=lambda *_: [0],
     )
     monkeypatch.setattr(Search, "fitting", fitting)
+    monkeypatch.setattr(Search, "or_with_states_kept", or_with_states_kept)
     found = search(world).within(100, (ReturnMemory(),))
     assert (len(searches), found.programs[0]) == (asked, 2 if taken else 1)
+    assert len(staying) == (asked if again else 1)
     assert rules_of(found.notes) == ["memory-returned-faster"] * taken
     assert [each.name for each in found.passes.passes if each not in OPEN.passes] == ["return-memory"] * taken
 

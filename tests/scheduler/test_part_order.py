@@ -131,6 +131,34 @@ def test_in_a_job_of_two_parts_a_parameter_is_gathered_beside_the_end_of_the_oth
     assert plan.planned_ns == plan.serial_ns - 1000
 
 
+def test_gathers_of_a_job_keep_the_place_for_which_there_is_memory() -> None:
+    """Started as soon as they can, as they wait for nothing but each other, all gathered parameters would be held at once."""
+    ops = ["#0 %0:float32[4] = pd_op.data() forward"]
+    ops += [f'#{k} %{k}:float32[64]!"p{k}" = builtin.parameter() forward' for k in range(1, 7)]
+    at = 7
+    for role in ("forward", "backward"):
+        for k in range(1, 7):
+            last = 0 if at == 7 else at - 1
+            ops += [
+                f"#{at} %{at}:float32[256] = pd_op.all_gather(%{k}) {role} group=7",
+                f"#{at + 1} %{at + 1}:float32[4] = pd_op.matmul(%{last}, %{at}) {role}",
+            ]
+            at += 2
+    made = parse(HEAD + "\n".join(ops) + "\n")
+    parts = [
+        PartOps(kind, kind, [op for op in made.ops if op.role == role and op.id > 6])
+        for kind, role in (("B", "backward"), ("F", "forward"))
+    ]
+    pair = Pair(made, parts, COST)
+    cap = pair.memory.peak(pair.plain()) + 1024  # room for one more
+    listed, eager = pair._firsts("dx-first", cap)
+    least, soonest = (min(pair.memory.peak(pair.spread(order)) for order in orders) for orders in (listed, eager))
+    assert least <= cap < soonest
+    plan = plan_pair(pair, "dx-first", extra_bytes=1024)
+    assert plan.peak_bytes <= cap
+    assert plan.planned_ns == plan.serial_ns - 6 * 1000  # one after another, each gather is waited for
+
+
 def test_a_collective_of_what_takes_long_to_compute_starts_as_early_as_it_can() -> None:
     """Unlike a gathered parameter: what it needs comes first of all, however far its reader is."""
     products = "".join(f"#{k} %{k}:float32[4] = pd_op.matmul(%{k - 1 if k > 10 else 0}, %1) forward\n" for k in range(10, 16))
