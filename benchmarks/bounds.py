@@ -13,7 +13,7 @@ from prices import Floats, Prices, least_milliwatts, prices_of
 from interlace.cost_model import Costs
 from interlace.cost_model.base import Draw, tables_of
 from interlace.ir import Graph, Op, Program, dependencies
-from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_p2p, is_send
+from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_send
 from interlace.ir.schedule import in_flight
 from interlace.passes import ChooseRecompute, Pipeline, find_pass
 from interlace.passes.narrow_gathers import sites
@@ -167,9 +167,6 @@ def _stage(program: Program, cost: Costs, peak_bytes: int, limit_bytes: int) -> 
     def took(op: Op) -> int:
         return 0 if op.name in NO_KERNEL or op.id in narrowed else cost.op_time(op, *tables).dur_ns
 
-    def within(op: Op) -> bool:
-        return is_comm(op) and not is_p2p(op)
-
     draws: dict[str, Counter[Draw]] = {kind: Counter() for kind in "FIWO"}
     of_kind = {kind: [op for (each, _), ops in parts.ops.items() if each == kind for op in ops] for kind in "FIWO"}
     for kind, ops in of_kind.items():
@@ -178,7 +175,10 @@ def _stage(program: Program, cost: Costs, peak_bytes: int, limit_bytes: int) -> 
                 draws[kind][cost.draw(op, *tables)] += took(op)
     return Stage(
         {key: sum(took(op) for op in ops if not is_comm(op)) for key, ops in parts.ops.items()},
-        {kind: _longest(graph, [op for op in parts.ops[kind, 0] if not is_comm(op) or within(op) or is_send(op)], took) for kind in "FI"},
+        {
+            kind: _longest(graph, [op for op in parts.ops[kind, 0] if not is_comm(op) or is_collective(op) or is_send(op)], took)
+            for kind in "FI"
+        },
         draws,
         _hiding(split, of_kind, "FI", "FIW", took, cost),
         _hiding(split, of_kind, "FIWO", "FIWO", took, cost),

@@ -37,8 +37,8 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
     operation issued there reuses the block.
 
     Contract: needs a schedule; keeps every value and the order of all op instances; adds `share_data` operations and, with `joins`, events.
-    No stream waits longer than before, as far as the rank's simulated times hold. The peak of memory of operations that run one after the
-    other does not rise, except with `at_peak`.
+    As far as the rank's simulated times hold, no stream waits longer than before, except with `at_end`. The peak of memory of operations
+    that run one after the other does not rise, except with `at_peak`.
 
     Before / After, where the collective runs on a stream of its own and #8 is the first computation that waits for it:
         #6 %6 = pd_op.all_reduce(%5) stream mp          #6 %6 = pd_op.all_reduce(%5) stream mp

@@ -55,13 +55,13 @@ HELD = 1.005
 """If waits of the host lengthen the step by more than this factor, plans that need fewer waits are searched."""
 
 MOVING_PAYS = 1.01
-"""If the step is longer by more than this factor where all optimizer state stays on the device, no other search that moves none is made
-(with `return-memory` where that was without, or the other way round). Steps of two such searches differed by 0.4 % at most in the
-baseline's memory (15 programs of the zoo), and by 1.8 % under a budget of 0.9 (five), where moving state made steps 1.2 to 10 % shorter."""
+"""If the step is longer by more than this factor where all optimizer state stays on the device, no other search that moves none is made. In
+the baseline's memory that would be one without `return-memory`, whose step was shorter by 0.4 % at most (15 programs of the zoo); under a
+budget of 0.9 one with it: by 1.8 % at most (five programs), where moving state made the step 1.2 to 10 % shorter."""
 
 MOST_SEARCHED = 3000
 """Most operations of programs whose jobs are searched further in the end, summed over ranks that are not equivalent. In larger ones the
-step got 0.1 % shorter at most, and planning took a fifth longer (24 programs, simulated)."""
+step got 0.1 % shorter at most, and planning took up to a fifth longer (eight programs, simulated)."""
 
 
 class Search:
@@ -190,9 +190,9 @@ class Search:
             return made
         if self.make.is_alone or sum(self.world.facts[rank].num_ops for rank in self.world.firsts) > MOST_SEARCHED:
             return made
-        passes, memory_limits = with_schedule(made.passes, with_search(form)), tuple(each or None for each in made.memory_limits)
-        searched, before = self._holding_less(passes, memory_limits, limit), self.world.step_ns(made)
-        after, memory_limits = self.world.step_ns(searched), made.memory_limits
+        passes, memory_limits = with_schedule(made.passes, with_search(form)), made.memory_limits
+        searched = self._holding_less(passes, tuple(each or None for each in memory_limits), limit)
+        before, after = (self.world.step_ns(run) for run in (made, searched))
         if before is None or after is None or after >= before:
             return made
         if limit and any(self.world.bytes_over_in_step(searched, limit)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -445,6 +445,19 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
     assert less_recomputed(tried_so_far(drafts, 7, start)) == []
 
 
+def within_100_bytes(held: Callable[[Any], int], world: dict[str, Any], **told: Any) -> Any:
+    """What `Drafts.draft` reads of a search with that budget on one rank; `held` gives the bytes of a plan, `world` makes and simulates."""
+    return SimpleNamespace(
+        before=lambda recomputed: None,
+        memory_limits=(100,),
+        ranks=(0,),
+        given=True,
+        world=SimpleNamespace(joules=lambda *_: 0.0, drafts=[], **world),
+        peaks=lambda plan: [held(plan)],
+        **told,
+    )
+
+
 @pytest.mark.parametrize(
     ("held", "later", "streams_wait"),
     [
@@ -463,17 +476,8 @@ def test_a_draft_that_holds_too_much_is_made_again_with_streams_that_wait_at_the
         made.append(passes.passes[1:])
         return SimpleNamespace(held=100 if ReturnMemory(at_end=True) in passes.passes else held)
 
-    choice = SimpleNamespace(
-        before=lambda recomputed: None,
-        memory_limits=(100,),
-        fastest_ns=None,
-        ranks=(0,),
-        offloads=False,
-        given=True,
-        world=SimpleNamespace(run=run, step_ns=lambda *_: 50, joules=lambda *_: 0.0, drafts=[]),
-        peaks=lambda plan: [plan.held],
-    )
-    found = Drafts.draft(choice, None, Schedule1F1B(), later, 100)  # type: ignore[arg-type]
+    choice = within_100_bytes(lambda plan: plan.held, {"run": run, "step_ns": lambda *_: 50}, fastest_ns=None, offloads=False)
+    found = Drafts.draft(choice, None, Schedule1F1B(), later, 100)
     assert made == [later, *[(ReturnMemory(at_end=True),)] * streams_wait]
     assert (found.later, found.peak_bytes) == (made[-1], 100 if streams_wait else held)
 
@@ -492,25 +496,15 @@ def test_a_draft_that_is_slower_already_is_not_made_again(fastest_ns: int | None
         made.append(memory_limits)
         return SimpleNamespace(round=len(made) - 1)
 
-    choice = SimpleNamespace(
-        before=lambda recomputed: None,
-        memory_limits=(100,),
+    captured = SimpleNamespace(pipeline=SimpleNamespace(num_micro_batches=micro_batches, num_stages=1))
+    choice = within_100_bytes(
+        lambda plan: (120, 110, 100)[plan.round],
+        {"run": run, "step_ns": simulated_ns, "step_ns_unheld": lambda _: 29, "captured": captured},
         fastest_ns=fastest_ns,
-        ranks=(0,),
         offloads=True,
-        given=True,
-        world=SimpleNamespace(
-            run=run,
-            step_ns=simulated_ns,
-            step_ns_unheld=lambda _: 29,
-            joules=lambda *_: 0.0,
-            drafts=[],
-            captured=SimpleNamespace(pipeline=SimpleNamespace(num_micro_batches=micro_batches, num_stages=1)),
-        ),
-        peaks=lambda plan: [(120, 110, 100)[plan.round]],
         make=SimpleNamespace(lower_limits=lambda plan, memory_limits, over: (memory_limits[0] - over[0],)),
     )
-    found = Drafts.draft(choice, None, Schedule1F1B(), (), 100)  # type: ignore[arg-type]
+    found = Drafts.draft(choice, None, Schedule1F1B(), (), 100)
     assert made == [(100,), (80,), (70,)][:rounds]
     assert len(made) == rounds
     assert simulated == list(range(rounds))[-rounds if fastest_ns else -1 :]
