@@ -314,9 +314,10 @@ class Pair:
             for order in sorted((*listed, *others), key=self.time):
                 if self.time(order) >= best_time:
                     break
-                excess = self._excess(order, cap_bytes)
+                spread = self.spread(order)
+                excess = self.memory.peak(spread) - cap_bytes
                 if excess <= 0:
-                    best, best_time = self.spread(order), self.time(order)
+                    best, best_time = spread, self.time(order)
                     break
                 over += [excess] if order in listed else []
             if not over:

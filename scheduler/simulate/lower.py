@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -332,26 +333,34 @@ class _Classes:
 
     def excess(self) -> Ints:
         """`SimInput.excess`; computed once for classes that differ only in their stretch beside a waiting communication."""
-        distinct = {each[:2]: None for each in self.numbers}
+        distinct = tuple({each[:2]: None for each in self.numbers})
         at = {each: number for number, each in enumerate(distinct)}
-        table = np.array([self._excess(*a, *b) for a in distinct for b in distinct], np.int64).reshape(len(at), len(at), 2)
         place = ints([at[each[:2]] for each in self.numbers])
-        return np.ascontiguousarray(table[place[:, None], place].transpose(2, 0, 1))
+        return np.ascontiguousarray(_excess_of(self.cost, self.options.share, distinct)[place[:, None], place].transpose(2, 0, 1))
 
     def blocked_excess(self) -> Ints:
         """`SimInput.blocked_excess`: by how much each class is stretched beside a communication that waits for its peers."""
         return ints([blocked for _, _, blocked in self.numbers])
 
-    def _excess(self, category: str, resource: str, beside: str, other: str) -> tuple[int, int]:
-        if NOTHING in (resource, other):
-            return 0, 0
-        if resource == other:
-            return (ONE, ONE) if self.options.share else (0, 0)
-        found = self.cost.stretch_between(category, beside)
-        excess = _over_one(found.op)
-        if found.holds and COMPUTE in (resource, other):
-            return excess, _over_one(STILL) if other == COMPUTE else 0
-        return excess, excess
+
+@lru_cache(maxsize=64)
+def _excess_of(cost: Costs, share: bool, classes: tuple[tuple[str, str], ...]) -> Ints:
+    """`_excess` of all pairs of categories and resources; drafts of one program have the same. The result is shared: do not modify it.
+    `[num_classes, num_classes, 2]`"""
+    table = np.array([_excess(cost, share, *a, *b) for a in classes for b in classes], np.int64)
+    return table.reshape(len(classes), len(classes), 2)
+
+
+def _excess(cost: Costs, share: bool, category: str, resource: str, beside: str, other: str) -> tuple[int, int]:
+    if NOTHING in (resource, other):
+        return 0, 0
+    if resource == other:
+        return (ONE, ONE) if share else (0, 0)
+    found = cost.stretch_between(category, beside)
+    excess = _over_one(found.op)
+    if found.holds and COMPUTE in (resource, other):
+        return excess, _over_one(STILL) if other == COMPUTE else 0
+    return excess, excess
 
 
 def _over_one(factor: float) -> int:
