@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,11 +13,12 @@ from prices import Floats, Prices, least_milliwatts, prices_of
 from interlace.cost_model import Costs
 from interlace.cost_model.base import Draw, tables_of
 from interlace.ir import Graph, Op, Program, dependencies
+from interlace.ir.arrays import Ints
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_send
 from interlace.ir.schedule import in_flight
 from interlace.passes import ChooseRecompute, Pipeline, find_pass
-from interlace.passes.narrow_gathers import sites
-from interlace.planning.floor import PRICES, ROUNDED, side_by_side
+from interlace.passes.narrow_gathers import narrowed
+from interlace.planning.floor import AT_ONCE, PRICES, ROUNDED, side_by_side
 from interlace.planning.limits import SLACK
 from interlace.scheduler.interleave.allocations import PairMemory, PartOps
 from interlace.scheduler.interleave.inline_weights import units_of
@@ -26,11 +27,14 @@ from interlace.scheduler.recompute.copies import recomputes
 
 Key = tuple[str, int]
 """Kind of a part, and chunk."""
+ROUNDS = 3
+"""How often the price of each kind of collectives is changed."""
 
 
 class Computation(NamedTuple):
-    """Computation of one power and category: its time in nanoseconds; for each way in which collectives run beside it (`side_by_side`), by
-    which factor it takes longer, and how much of their own time is done in a nanosecond. `[num_ways]`"""
+    """Computation of one power and category: its time in nanoseconds; for each kind of collectives, and each way in which they run beside
+    it (`side_by_side`), by which factor it takes longer, and how much of their own time is done in a nanosecond.
+    `[num_kinds, num_ways]`"""
 
     draw: Draw
     took_ns: int
@@ -43,28 +47,39 @@ class Hiding:
     """Collectives of a step, and computation that may hide them.
 
     Attributes:
-        talk_ns: Time of the collectives, which share the links.
+        talk_ns: Time of the collectives of each kind, which share the links. `[num_kinds]`
         energy: Least energy of communication, in milliwatts times nanoseconds.
     """
 
-    talk_ns: int
+    talk_ns: Ints
     energy: float
     computation: Sequence[Computation]
 
     def cost(self, prices: Prices) -> float:
         """The least that they add to the price of the computation.
 
-        This is a dual bound, as `least_ns`: for any price of a nanosecond of collectives, they cost that much, less what this price gains
-        at most by having them beside computation. The largest of several is returned.
+        This is a dual bound, as `least_ns`: for any price of a nanosecond of collectives of each kind, they cost that much, less what these
+        prices gain at most by having them beside computation. It is the largest for which one price for all kinds, and then a change of one
+        kind's price after another, are tried.
         """
-        if not self.talk_ns:
+        kinds = np.arange(len(self.talk_ns))
+        if not self.talk_ns.sum():
             return prices.energy * self.energy
         price = np.arange(PRICES + 1) / PRICES * prices.idle
-        total = price * self.talk_ns
-        for draw, took, slower, done in self.computation:
-            beside = prices.beside(draw, slower, done, price).min(axis=1, initial=np.inf)
-            total += took * np.minimum(0.0, beside - prices.of(draw))
-        return float(total.max()) + prices.energy * self.energy
+        gains = np.zeros((len(self.computation), len(kinds), len(price)))
+        for at, (draw, took, slower, done) in enumerate(self.computation):
+            for kind in kinds:
+                beside = prices.beside(draw, slower[kind], done[kind], price).min(axis=1, initial=np.inf)
+                gains[at, kind] = took * np.minimum(0.0, beside - prices.of(draw))
+        alike = price * self.talk_ns.sum() + gains.min(axis=1).sum(axis=0)
+        taken, best = np.full(len(kinds), alike.argmax()), float(alike.max())
+        for kind in [*kinds] * ROUNDS if len(kinds) > 1 else ():
+            others = kinds[kinds != kind]
+            paid = float(price[taken[others]] @ self.talk_ns[others])
+            gained = np.minimum(gains[:, others, taken[others]].min(axis=1)[:, None], gains[:, kind])
+            found = paid + price * self.talk_ns[kind] + gained.sum(axis=0)
+            taken[kind], best = found.argmax(), max(best, float(found.max()))
+        return best + prices.energy * self.energy
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,20 @@ def bound_ns(programs: Sequence[Program], cost: Costs) -> int:
     the stages before it, it computes all forwards and input gradients; then the last gradient passes the stages before it, and the first
     stage still has weight gradients and the optimizer to run.
     """
-    stages = [_stage(program, cost, 0, 0) for program in sorted(programs, key=lambda program: program.pipeline.stage)]
+    return min(_bound_ns(each, cost) for each in _whole_or_narrowed(programs))
+
+
+def _whole_or_narrowed(programs: Sequence[Program]) -> Iterator[list[Program]]:
+    """The programs, by stage, with gathers as captured and, if any can be, with all of them narrowed (`narrow-gathers`)."""
+    given = sorted(programs, key=lambda program: program.pipeline.stage)
+    yield given
+    less = [narrowed(program) for program in given]
+    if any(one is not other for one, other in zip(given, less, strict=True)):
+        yield less
+
+
+def _bound_ns(programs: Sequence[Program], cost: Costs) -> int:
+    stages = [_stage(program, cost, 0, 0) for program in programs]
     count, longest = programs[0].pipeline.num_micro_batches, 0
     for s, mine in enumerate(stages):
         busy = count * (mine.all("F") + mine.all("I"))
@@ -131,8 +159,22 @@ def firm_bound_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int]
 def firm_bounds_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int], limit_bytes: int = 0) -> tuple[int, int]:
     """The bounds at the full clock, and with the power limit."""
     limit = limit_bytes or int(max(peaks) * SLACK)
-    order = sorted(range(len(programs)), key=lambda k: programs[k].pipeline.stage)
-    stages = [_stage(programs[k], cost, peaks[k], limit) for k in order]
+    order = [peak for _, peak in sorted(zip((program.pipeline.stage for program in programs), peaks, strict=True))]
+    full, limited = zip(*(_firm_bounds_ns(each, cost, order, limit) for each in _whole_or_narrowed(programs)), strict=True)
+    return min(full), min(limited)
+
+
+def least_slowed_ns(programs: Sequence[Program], cost: Costs) -> list[int]:
+    """By stage, the least time by which its collectives lengthen its step at the full clock, whatever the order."""
+    *_, given = _whole_or_narrowed(programs)
+    stages = [_stage(program, cost, 0, 0) for program in given]
+    draws = sorted({draw for stage in stages for counted in stage.draws.values() for draw in counted})
+    return [int(stage.whole.cost(next(prices_of(draws, None)))) for stage in stages]
+
+
+def _firm_bounds_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int], limit_bytes: int) -> tuple[int, int]:
+    """`firm_bounds_ns` of programs by stage, with the gathers that they have."""
+    stages = [_stage(program, cost, peak, limit_bytes) for program, peak in zip(programs, peaks, strict=True)]
     draws = sorted({draw for stage in stages for counted in stage.draws.values() for draw in counted})
     comm_mw = max(_most_milliwatts(program, cost) for program in programs)
     count = programs[0].pipeline.num_micro_batches
@@ -162,10 +204,9 @@ def _stage(program: Program, cost: Costs, peak_bytes: int, limit_bytes: int) -> 
     kept = (ChooseRecompute(level=0.0),) if recomputes(program) else ()
     split, _ = Pipeline((*kept, find_pass("split-backward")(), find_pass("overlap-column-backward")())).run(program, cost)
     graph, tables, parts = Graph(split), tables_of(split), Parts(split, {"I", "W"})
-    narrowed = {site.gather.id for site in sites(graph).values()}
 
     def took(op: Op) -> int:
-        return 0 if op.name in NO_KERNEL or op.id in narrowed else cost.op_time(op, *tables).dur_ns
+        return 0 if op.name in NO_KERNEL else cost.op_time(op, *tables).dur_ns
 
     draws: dict[str, Counter[Draw]] = {kind: Counter() for kind in "FIWO"}
     of_kind = {kind: [op for (each, _), ops in parts.ops.items() if each == kind for op in ops] for kind in "FIWO"}
@@ -221,9 +262,9 @@ def _hiding(
                 computed[cost.draw(op, *tables), cost.category(op, *tables)] += dur_ns
     beside = list[Computation]()
     for (draw, category), dur_ns in computed.items():
-        ways = np.array(sorted({*side_by_side(category, collectives, cost)})).reshape(-1, 2).T
-        beside.append(Computation(draw, dur_ns, ways[0], ways[1]))
-    return Hiding(sum(collectives.values()), energy, beside)
+        ways = np.array([[*side_by_side(category, [kind], cost)] for kind in collectives]).reshape(len(collectives), AT_ONCE, 2)
+        beside.append(Computation(draw, dur_ns, ways[..., 0], ways[..., 1]))
+    return Hiding(np.array([*collectives.values()], np.int64), energy, beside)
 
 
 def _most_milliwatts(program: Program, cost: Costs) -> float:

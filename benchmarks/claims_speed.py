@@ -187,7 +187,7 @@ def schedules_in_short() -> str:
     )
 
 
-NOT_FORMS = ("case", "ranks", "stages", "ops", "stock", *BOUNDS)
+NOT_FORMS = ("case", "ranks", "stages", "ops", "stock", *BOUNDS, "least_slowed_ms")
 """Fields of a row of the zoo that are not plans."""
 
 
@@ -212,6 +212,20 @@ def zoo_in_short() -> str:
         for form in ("auto",)
         if (found := [row for row in rows if row.get(form, {}).get("step_ms")])
     )
+
+
+@claim
+def zoo_distance() -> str:
+    """Where the time of `auto`'s step goes on the stage that computes longest, beside the distance to the firm bound."""
+    lines = []
+    for row in sorted(raw("zoo.json")["rows"], key=lambda row: row["firm_bound_ms"] / row["auto"]["step_ms"]):
+        auto, parts = row["auto"], row["auto"]["busiest"]
+        over, alone = auto["step_ms"] - row["firm_bound_ms"], parts["alone_ms"]
+        slowed = f"{parts['beside_ms']:.1f} ({row['least_slowed_ms'][parts['stage']]:.1f})"
+        figures = (f"{alone:.1f}", slowed, f"{parts['clock_ms']:.1f}", f"{parts['waits_ms']:.1f}")
+        lines.append([row["case"], f"{over / row['firm_bound_ms']:+.1%}, {over:.1f}", *figures])
+    heads = ("computes alone", "slowed by what runs beside it (least by collectives)", "by the clock", "computes nothing")
+    return table(["program", "`auto` over the firm bound, ms", *heads], lines)
 
 
 def _median_over(rows: Sequence[Mapping[str, Any]], form: str, bound: str) -> float:

@@ -23,10 +23,12 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from bounds import least_slowed_ns
 from claims_speed import zoo_table
 from measuring import RESULTS, ROOT, meta, store
 from schedules import NAMED, PADDLES, baseline_bytes, bounds_ms, chosen
@@ -37,11 +39,14 @@ from interlace.errors import InterlaceError, LaunchError
 from interlace.garbage import rarely_collected
 from interlace.ir import Program, load, parse, save, show
 from interlace.ir.dump import SUFFIX
+from interlace.ir.target import GPU
 from interlace.local.stages import stages_of
 from interlace.planning.budget import peak_bytes
 from interlace.planning.outcome import Pools
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.simulate.arrays import Options
+from interlace.scheduler.simulate.simulator import simulate
 
 ARCHIVE = Path(__file__).with_name("zoo") / "programs.tar.xz"
 MODELS, GPT, LLAMA, MOE = "benchmarks/zoo/models.py", "examples/gpt.py", "examples/llama.py", "examples/moe.py"
@@ -250,7 +255,8 @@ def row_of(name: str, programs: Sequence[Program], forms: Sequence[str], cost: C
     stock = make_plans(programs, load_config("baseline"), cost, "h200")
     limit, live = baseline_bytes(programs, cost), max(in_order(plan.program, target=PADDLES).peak() for plan in stock)
     own = {"peak_gib": gib(limit), "live_gib": gib(live), "pools_gib": pools_gib(stock, lambda pools: pools.before_bytes)}
-    row |= {"stock": {**judged(stock, cost), **own}, **bounds_ms(programs, stock, limit, cost)}
+    slowed = [round(each / 1e6, 1) for each in least_slowed_ns(programs, cost)]
+    row |= {"stock": {**judged(stock, cost), **own}, **bounds_ms(programs, stock, limit, cost), "least_slowed_ms": slowed}
     return row | {form: planned(programs, make_config(FORMS[form]), cost) for form in forms}
 
 
@@ -263,7 +269,24 @@ def planned(programs: Sequence[Program], config: Config, cost: CostModel) -> dic
     except InterlaceError as error:
         return {"why_not": str(error), "cpu_s": round(time.process_time() - begin, 1)}
     took = {"cpu_s": round(time.process_time() - begin, 1), "wall_s": round(time.monotonic() - wall, 1)}
-    return {**judged(plans, cost), **took, "chosen": chosen(plans[0])}
+    return {**judged(plans, cost), **took, "chosen": chosen(plans[0]), "busiest": busiest([plan.program for plan in plans], cost)}
+
+
+def busiest(programs: Sequence[Program], cost: CostModel) -> dict[str, float]:
+    """Where the time of a plan's step goes on the stage that computes longest, in ms: its computation alone, what the operations beside it
+    and what the lower clock add to that, and the time in which it computes nothing."""
+    programs = sorted(programs, key=lambda program: program.rank)
+    options = Options.of(GPU, representative={rank: each.rank for each in programs for rank in each.equivalent_ranks})
+    limited, full = (simulate(programs, cost, replace(options, power=power)).ranks for power in (True, False))
+    at = max(range(len(limited)), key=lambda k: limited[k].compute_ns)
+    mine, slowed_ns = limited[at], full[at].slowed_ns
+    parts = {
+        "alone_ms": mine.compute_ns - mine.slowed_ns,
+        "beside_ms": slowed_ns,
+        "clock_ms": mine.slowed_ns - slowed_ns,
+        "waits_ms": mine.step_ns - mine.compute_ns,
+    }
+    return {"stage": programs[at].pipeline.stage, **{name: round(ns / 1e6, 1) for name, ns in parts.items()}}
 
 
 def judged(plans: Sequence[Plan], cost: CostModel) -> dict[str, Any]:

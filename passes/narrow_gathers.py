@@ -102,6 +102,15 @@ def sites(graph: Graph) -> dict[Place, Site]:
     return found
 
 
+def narrowed(program: Program) -> Program:
+    """The program with every all_gather of `sites` replaced, as if all ranks of its group did."""
+    graph, edit = Graph(program), Edit(program)
+    found = sites(graph)
+    for site in found.values():
+        _replace(site, graph, edit)
+    return edit.build() if found else program
+
+
 def _site(graph: Graph, gather: Op, ranks: Sequence[int]) -> Site | None:
     count, joined = len(ranks), 0
     gone: list[Op] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -37,8 +37,8 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
     operation issued there reuses the block.
 
     Contract: needs a schedule; keeps every value and the order of all op instances; adds `share_data` operations and, with `joins`, events.
-    As far as the rank's simulated times hold, no stream waits longer than before, except with `at_end`. The peak of memory of operations
-    that run one after the other does not rise, except with `at_peak`.
+    As far as the rank's simulated times hold, no stream waits longer than before, except with `at_end: on`. The peak of memory of
+    operations that run one after the other does not rise, except with `at_peak`.
 
     Before / After, where the collective runs on a stream of its own and #8 is the first computation that waits for it:
         #6 %6 = pd_op.all_reduce(%5) stream mp          #6 %6 = pd_op.all_reduce(%5) stream mp
@@ -53,8 +53,8 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
             makes it wait. When: off to see what blocks return without more events. Details: the wait is placed at the first operation that
             starts after the reader's simulated end, behind the stream's last operation if that ends after the reader, or right behind the
             reader if the stream has none left; after a send, at the first operation that has waited for a receive of the same micro-batch.
-        at_end: Also let a stream wait at its end for a last reader that ends later. When: memory is short; the next step may start later.
-            Details: planning tries it where a plan holds too much otherwise.
+        at_end: Also let a stream wait at its end for a last reader that ends later: `on`, `off`, or `auto`, where a plan holds too much
+            otherwise. When: on if memory is short, off if no stream may wait longer; the next step may start later.
         at_peak: Also give back blocks that would then raise the peak of operations that run one after the other. When: `capture` turns it
             on: in a captured step the host does not see that a reader has completed, so what is not given back is held.
 
@@ -70,11 +70,11 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
 
     min_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 20
     joins: bool = True
-    at_end: bool = False
+    at_end: Literal["auto", "on", "off"] = "auto"
     at_peak: bool = False
 
     def run(self, program: Program, context: Context) -> Program:
-        walk = _Walk(program, self.min_bytes, self._times(program, context), self.at_end)
+        walk = _Walk(program, self.min_bytes, self._times(program, context), self.at_end == "on")
         found, left = walk.returns(self.at_peak)
         if left.num_blocks:
             context.declined("returned-by-the-host", blocks=left.num_blocks, size_bytes=left.size_bytes)

@@ -72,9 +72,12 @@ def alternatives(each: Pass) -> tuple[Pass, ...]:
 
 def holding_less(passes: Sequence[Pass]) -> tuple[Pass, ...]:
     """The passes with streams that also wait at their ends for the last readers of blocks (`return-memory`); the same if none returns
-    memory."""
+    memory, or the user says whether they wait."""
     return tuple(
-        msgspec.structs.replace(cast("ReturnMemory", each), at_end=True) if each.decides == "memory-returned" else each for each in passes
+        msgspec.structs.replace(given, at_end="on")
+        if each.decides == "memory-returned" and (given := cast("ReturnMemory", each)).at_end == "auto"
+        else each
+        for each in passes
     )
 
 
@@ -88,7 +91,7 @@ def label(each: Pass) -> str:
     """The short name of a variant in reports that compare it with another."""
     if each.decides == "schedule":
         return schedule_label(cast("Schedule1F1B", each))
-    if each.decides == "memory-returned" and cast("ReturnMemory", each).at_end:
+    if each.decides == "memory-returned" and cast("ReturnMemory", each).at_end == "on":
         return "return_memory: {at_end: on}"
     return f"throttle_host: {{syncs: {cast('ThrottleHost', each).syncs}}}" if each.decides == "host-waits" else each.name
 

@@ -271,7 +271,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         "waits for it instead",
     ),
     "memory-returned": ("{blocks} blocks a step are given back in the order of their own stream",),
-    "streams-joined": ("{waits} of them after an added wait for their last reader, at an operation that starts after its simulated end",),
+    "streams-joined": ("{waits} of them after an added wait for their last reader, after its simulated end or at the end of their stream",),
     "returned-by-the-host": (
         "{blocks} blocks a step, {size_bytes:size}, are given back when another stream's reader has completed: their own "
         "stream does not wait for it in time, or so late that operations in turn would hold more",

@@ -181,9 +181,9 @@ def test_no_order_of_kernels_costs_less_than_its_prices(
     step_ns = statistics.fmean(steps[-REPEATED // 2 :])  # of many where short steps of different clocks take turns
     computation = {KERNELS[name]: times[name] * names.count(name) for name in set(names)}
     milliwatts = least_milliwatts(TALK, costs.limit) if talk else 0.0
-    ways = np.ones(1), np.ones(1)  # nothing slows down beside a collective, nor collectives beside computation
+    ways = np.ones((1, 1)), np.ones((1, 1))  # nothing slows down beside a collective, nor collectives beside computation
     beside = [Computation(draw, each, *ways) for draw, each in computation.items()]
-    hiding = Hiding(talk_ns * len(talk), talk_ns * len(talk) * milliwatts, beside)
+    hiding = Hiding(np.array([talk_ns * len(talk)]), talk_ns * len(talk) * milliwatts, beside)
     every = [*prices_of(sorted(KERNELS.values()), costs.limit, milliwatts)]
     bounds = [prices.total(computation) + hiding.cost(prices) - prices.ends for prices in every]
     assert bounds[0] == pytest.approx(max(sum(computation.values()), talk_ns * len(talk)), rel=1e-9)

@@ -44,7 +44,7 @@ DEFAULTS = {
     },
     "offload-optimizer-state": {"modules": (), "min_bytes": 1 << 20, "fraction": None},
     "overlap-column-backward": {"min_bytes": 0, "modules": (), "only_gains": True, "borrow": True},
-    "return-memory": {"min_bytes": 1 << 20, "joins": True, "at_end": False, "at_peak": False},
+    "return-memory": {"min_bytes": 1 << 20, "joins": True, "at_end": "auto", "at_peak": False},
     "schedule-1f1b": {
         "interleave": "auto",
         "weight_delay": 0,

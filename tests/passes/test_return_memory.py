@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -125,8 +125,10 @@ def test_what_no_stream_of_its_own_waits_for_stays_and_is_told() -> None:
     assert findings(joined) == set()
 
 
-@pytest.mark.parametrize(("last", "at_end", "waits"), [("exp", False, 0), ("exp", True, 1), ("matmul", False, 1)])
-def test_a_stream_waits_at_its_end_for_what_ends_later_only_where_that_is_asked_for(last: str, at_end: bool, waits: int) -> None:
+@pytest.mark.parametrize(("last", "at_end", "waits"), [("exp", "auto", 0), ("exp", "off", 0), ("exp", "on", 1), ("matmul", "off", 1)])
+def test_a_stream_waits_at_its_end_for_what_ends_later_only_where_that_is_asked_for(
+    last: str, at_end: Literal["auto", "on", "off"], waits: int
+) -> None:
     """The sum takes 400 ns, `exp` 50 and a product 1000, and nothing else follows it on the stream of the product that is summed."""
     operands = "%1, %0" if last == "matmul" else "%1"
     program = parse(

@@ -328,7 +328,7 @@ def test_what_holds_too_much_is_made_again_with_streams_that_wait_at_their_ends(
     world = Told({}, num_ranks=1, bytes_over_in_step=lambda run, limit: [max(0, held[run.programs[0] - 2] - limit)])
 
     def make(_: Making, passes: Pipeline, memory_limits: tuple[int | None, ...]) -> Made:
-        return made(3 if ReturnMemory(at_end=True) in passes.passes else 2, passes, *memory_limits)
+        return made(3 if ReturnMemory(at_end="on") in passes.passes else 2, passes, *memory_limits)
 
     monkeypatch.setattr(Making, "made", make)
     assert search(world)._holding_less(Pipeline((*OPEN.passes, ReturnMemory())), (7,), limit).programs[0] == number

@@ -463,6 +463,7 @@ def within_100_bytes(held: Callable[[Any], int], world: dict[str, Any], **told: 
     [
         (100, (ReturnMemory(),), False),
         (101, (ReturnMemory(),), True),
+        (101, (ReturnMemory(at_end="off"),), False),  # as the user says
         (101, (ThrottleHost(),), False),  # nothing returns memory
         (126, (ReturnMemory(),), False),  # far too much
     ],
@@ -474,11 +475,11 @@ def test_a_draft_that_holds_too_much_is_made_again_with_streams_that_wait_at_the
 
     def run(passes: Pipeline, *_: Any) -> Any:
         made.append(passes.passes[1:])
-        return SimpleNamespace(held=100 if ReturnMemory(at_end=True) in passes.passes else held)
+        return SimpleNamespace(held=100 if ReturnMemory(at_end="on") in passes.passes else held)
 
     choice = within_100_bytes(lambda plan: plan.held, {"run": run, "step_ns": lambda *_: 50}, fastest_ns=None, offloads=False)
     found = Drafts.draft(choice, None, Schedule1F1B(), later, 100)
-    assert made == [later, *[(ReturnMemory(at_end=True),)] * streams_wait]
+    assert made == [later, *[(ReturnMemory(at_end="on"),)] * streams_wait]
     assert (found.later, found.peak_bytes) == (made[-1], 100 if streams_wait else held)
 
 
