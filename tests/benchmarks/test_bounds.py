@@ -22,7 +22,8 @@ from prices import least_milliwatts, prices_of
 from interlace.config import load_config, make_config
 from interlace.cost_model import GivenCosts
 from interlace.cost_model.base import Draw, tables_of
-from interlace.ir import Program, parse, show
+from interlace.ir import Graph, Program, parse, show
+from interlace.passes.narrow_gathers import sites
 from interlace.planning.floor import Floors, floors_of, occupied
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import in_order
@@ -30,6 +31,7 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.power import PowerTrace
 from interlace.scheduler.simulate.simulator import Simulation, simulate
+from tests.captured.stored import programs_of
 from tests.drawing import MS, POWER, Drawing, again
 from tests.scheduler.plans import rank
 from tests.strategies import World, plan, programs, worlds
@@ -119,6 +121,34 @@ def test_collectives_of_gradients_raise_the_bound() -> None:
     talk = next(op for op in program.ops if op.kind == "all_reduce")
     own = (4 + 1) * costs.op_time(talk, *tables_of(program)).dur_ns
     assert all(less < more < less + own for less, more in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("narrow", ["on", "off"])
+@pytest.mark.parametrize("form", ["off", "dx-first"])
+def test_gathers_count_as_they_are_or_narrowed(form: str, narrow: str) -> None:
+    """Whichever is less, and no plan of either kind passes the bound."""
+    every = programs_of("pp2 mp2 sequence parallel, GQA")
+    stages, costs = every[::2], GivenCosts({"pd_op.all_gather": 9000, "pd_op.all_to_all": 450, **TIMES}, STRETCHED)
+    assert any(sites(Graph(program)) for program in stages)
+    stock = make_plans(every, load_config("baseline"), costs, "given")
+    peaks = [in_order(plan.program).peak() for plan in stock][::2]
+    config = {"narrow_gathers": narrow, "schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}}
+    plans = make_plans(every, make_config(config), costs, "given")
+    firm_ns = firm_bound_ns(stages, costs, peaks)
+    assert firm_ns <= simulate([plan.program for plan in plans], costs).step_ns
+    # with narrowed gathers that take longer, the bound is that of whole ones
+    dear, dearer = (GivenCosts({"pd_op.all_gather": 9000, "pd_op.all_to_all": each, **TIMES}, STRETCHED) for each in (40_000, 90_000))
+    assert firm_ns < firm_bound_ns(stages, dear, peaks) == firm_bound_ns(stages, dearer, peaks)
+
+
+def test_each_kind_of_collectives_has_a_price_of_its_own() -> None:
+    """50 ns beside which 100 ns of computation take a tenth longer, and 50 ns beside which they take twice as long. If each counted as one
+    of the first kind, all would cost 9 ns; at best they cost 50 * 0.1 / 1.1 and 50 * 0.5."""
+    ways = np.array([[1.1], [2.0]]), np.array([[1.0], [1.0]])
+    kernel = Draw(0, 0.0)
+    (prices,) = prices_of([kernel], None)
+    for talk, least, most in (([50, 50], 29.0, 29.6), ([100, 0], 9.0, 9.1), ([0, 50], 25.0, 25.0)):
+        assert least <= Hiding(np.array(talk), 0.0, [Computation(kernel, 100, *ways)]).cost(prices) <= most
 
 
 KERNELS = {
