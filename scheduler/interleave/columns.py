@@ -18,7 +18,8 @@ class Places(NamedTuple):
     """Offsets of the parts of the columns, and a few scalars. In the columns, flags are 0 or 1, and -1 means none.
 
     Attributes:
-        num_nodes, num_categories, num_lines, num_storages: Counts. A line is the sequence of a part's nodes other than fillers.
+        num_nodes, num_categories, num_lines, num_storages, num_leading: Counts. A line is the sequence of a part's nodes other than
+            fillers. The last is the number of fillers that communication waits for.
         start_bytes, largest_bytes: Live bytes before the pair, and the most that a filler allocates.
         is_mixed: Whether parts are mixed; if not, a part waits for the end of those before it.
         dur, left, distance, hides, ranks: Duration of each node alone; remaining time of communication; compute time to the next
@@ -28,6 +29,7 @@ class Places(NamedTuple):
         began: Time at which each communication first ran, negative before. `[nodes]`
         now, rates: Time of the compute stream, `[1]`, and the speed of each head, `[streams]`.
         leaves, forward, filler, stream, category: As in `Node`, by number; the stream of computation is -1. `[nodes]`
+        leads: The first communication that waits for a filler or for fillers that need it; `num_nodes` if there is none. `[nodes]`
         dep_first, dep, user_first, user: Distinct predecessors and successors of each node. `[nodes + 1]`, `[dependencies]`
         flies, behind: Whether it is in flight, and the next node in flight on its stream. `[nodes]`
         front, back, used, heads: First and last node in flight on each stream; streams in the order of their first use; communications
@@ -49,6 +51,7 @@ class Places(NamedTuple):
     num_categories: int = 0
     num_lines: int = 0
     num_storages: int = 0
+    num_leading: int = 0
     start_bytes: int = 0
     largest_bytes: int = 0
     is_mixed: int = 0
@@ -68,6 +71,7 @@ class Places(NamedTuple):
     filler: int = 0
     stream: int = 0
     category: int = 0
+    leads: int = 0
     dep_first: int = 0
     dep: int = 0
     user_first: int = 0

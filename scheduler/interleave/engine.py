@@ -44,8 +44,10 @@ class Engine(NamedTuple):
         """The list scheduler's order of a packed task with each of these weights."""
         task, found = task._replace(at=task.at._replace(is_mixed=int(form == "mixed"))), []
         for each in tries:
+            if each.early and not task.at.num_leading:
+                continue
             made = task.copy()
-            self.find_order(*made, cap_bytes, each.lead, each.save, each.backward, each.keep)
+            self.find_order(*made, cap_bytes, each.lead, each.save, each.backward, each.keep, each.early)
             found.append(made.part("order", made.at.num_nodes))
         return found
 

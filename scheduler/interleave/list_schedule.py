@@ -33,15 +33,21 @@ class Weights:
         save: Subtracted for a node that hides communication well, while none is in flight.
         backward: Added for a node of backward.
         keep: Whether fillers wait until the last input gradient is computed: the gradient then leaves as early as it can.
+        early: Whether fillers that communication waits for, such as weight gradients that are then reduced, come first, unless the next
+            node of a part starts communication itself. Without such fillers, this is not tried.
     """
 
     lead: float = 0.1
     save: float = 0.0
     backward: float = 0.0
     keep: bool = False
+    early: bool = False
 
 
-TRIES = (Weights(), Weights(0.3), Weights(0.0, 0.2), Weights(0.1, 0.2, 0.1), Weights(0.6, 0.0, 0.2), Weights(keep=True))
+TRIES = (
+    *(Weights(), Weights(0.3), Weights(0.0, 0.2), Weights(0.1, 0.2, 0.1), Weights(0.6, 0.0, 0.2)),
+    *(Weights(keep=True), Weights(early=True)),
+)
 """Weights that are tried; the local search starts from the fastest order."""
 
 
@@ -54,8 +60,10 @@ def task_of(columns: Columns, sides: Sequence[str], table: PairBytes, hides: Seq
     forward, filler = (columns.part(name, len(count)) for name in ("forward", "filler"))
     lines = grouped((sides[k], k) for k in sorted((k for k in count if not filler[k]), key=lambda k: forward[k]))
     peaks, largest = _plain_backward(forward, filler, table)
+    leads = _leads_to(columns, users, filler)
     of_storages = [0] * len(table.size)
     whole: dict[str, Sequence[int]] = {
+        "leads": leads,
         **_rows("user_first", "user", users),
         **_rows("line_first", "line", list(lines.values())),
         "line_at": [0] * len(lines),
@@ -74,7 +82,13 @@ def task_of(columns: Columns, sides: Sequence[str], table: PairBytes, hides: Seq
     }
     times = {"distance": _comm_distance(columns, lines.values()), "hides": hides, "ranks": [0.0] * len(count)}
     return columns.with_parts(
-        whole, times, num_lines=len(lines), num_storages=len(table.size), start_bytes=table.start, largest_bytes=largest
+        whole,
+        times,
+        num_lines=len(lines),
+        num_storages=len(table.size),
+        num_leading=sum(each < len(count) for each in leads),
+        start_bytes=table.start,
+        largest_bytes=largest,
     )
 
 
@@ -99,6 +113,16 @@ def _plain_backward(forward: Sequence[int], filler: Sequence[int], table: PairBy
     return peaks, largest
 
 
+def _leads_to(columns: Columns, users: Sequence[Sequence[int]], filler: Sequence[int]) -> list[int]:
+    """For each filler, the first communication that waits for it or for fillers that need it; the number of nodes if there is none."""
+    none = len(filler)
+    stream, found = columns.part("stream", none), [none] * none
+    for k in reversed(range(none)):
+        if filler[k]:
+            found[k] = k if stream[k] >= 0 else min((found[user] for user in users[k]), default=none)
+    return found
+
+
 def _comm_distance(columns: Columns, lines: Iterable[Sequence[int]]) -> list[float]:
     """Compute time from each node to the next communication of its side."""
     whole, times, at = columns
@@ -111,7 +135,9 @@ def _comm_distance(columns: Columns, lines: Iterable[Sequence[int]]) -> list[flo
     return far
 
 
-def find_order(whole: Whole, times: Times, at: Places, cap_bytes: int, lead: float, save: float, backward: float, keep: bool) -> None:
+def find_order(
+    whole: Whole, times: Times, at: Places, cap_bytes: int, lead: float, save: float, backward: float, keep: bool, early: bool
+) -> None:
     """Issue all nodes within a memory cap; weights as in `Weights`. The result is the part `order`."""
     whole[at.live] = at.start_bytes
     for s in range(at.num_storages):
@@ -123,10 +149,12 @@ def find_order(whole: Whole, times: Times, at: Places, cap_bytes: int, lead: flo
             whole[at.fillers + whole[at.num_fillers]] = k
             whole[at.num_fillers] += 1
     while whole[at.num_issued] < at.num_nodes:
-        _issue(whole, times, at, _choose(whole, times, at, cap_bytes, lead, save, backward, keep))
+        _issue(whole, times, at, _choose(whole, times, at, cap_bytes, lead, save, backward, keep, early))
 
 
-def _choose(whole: Whole, times: Times, at: Places, cap_bytes: int, lead: float, save: float, backward: float, keep: bool) -> int:
+def _choose(
+    whole: Whole, times: Times, at: Places, cap_bytes: int, lead: float, save: float, backward: float, keep: bool, early: bool
+) -> int:
     _find_heads(whole, at)
     first_ready, num_open = -1, 0
     for h in range(whole[at.num_nexts]):
@@ -141,6 +169,10 @@ def _choose(whole: Whole, times: Times, at: Places, cap_bytes: int, lead: float,
             whole[at.choices + num_open] = k
             num_open += 1
     whole[at.num_choices] = num_open
+    if early:
+        k = _first_that_leads(whole, times, at, cap_bytes)
+        if k >= 0:
+            return k
     if keep and first_ready >= 0 and _goes_on(whole, at):
         k = _first_that_fits(whole, times, at, cap_bytes)
         k = k if k >= 0 else _first_ready_that_fits(whole, times, at, cap_bytes)
@@ -148,6 +180,10 @@ def _choose(whole: Whole, times: Times, at: Places, cap_bytes: int, lead: float,
     flying = whole[at.num_flying] > 0  # the one that was issued first waits for none
     if flying and (at.is_mixed or not num_open):
         _add_free_fillers(whole, times, at)
+    if early and not whole[at.num_choices]:
+        k = _first_to_be_ready(whole, times, at, cap_bytes)
+        if k >= 0:
+            return k
     if whole[at.num_choices] > 1:
         _rank(whole, times, at, flying, lead, save, backward)
         _sort_choices(whole, times, at)
@@ -168,6 +204,48 @@ def _goes_on(whole: Whole, at: Places) -> bool:
         if whole[at.is_backward + part] and _head(whole, at, part) >= 0:
             return True
     return False
+
+
+def _first_that_leads(whole: Whole, times: Times, at: Places, cap_bytes: int) -> int:
+    """The filler that the first communication waits for, of those that wait for none in flight and fit; -1 if there is none, or one of the
+    choices starts communication itself."""
+    for c in range(whole[at.num_choices]):
+        k = whole[at.choices + c]
+        if times[at.distance + k] <= times[at.dur + k]:
+            return -1
+    found, first = -1, at.num_nodes
+    for c in range(whole[at.num_fillers]):
+        k = whole[at.fillers + c]
+        if whole[at.leads + k] < first and not is_blocked(whole, times, at, k) and _fits(whole, times, at, k, cap_bytes):
+            found, first = k, whole[at.leads + k]
+    return found
+
+
+def _first_to_be_ready(whole: Whole, times: Times, at: Places, cap_bytes: int) -> int:
+    """Where all wait for communication in flight: the next node of a part, or the filler, that waits least and fits; -1 if none fits."""
+    found, least = -1, 0.0
+    for c in range(whole[at.num_nexts] + whole[at.num_fillers]):
+        k = whole[at.nexts + c] if c < whole[at.num_nexts] else whole[at.fillers + c - whole[at.num_nexts]]
+        if whole[at.pending + k] or whole[at.stream + k] >= 0 or not _fits(whole, times, at, k, cap_bytes):
+            continue
+        wait = 0.0
+        for d in range(whole[at.dep_first + k], whole[at.dep_first + k + 1]):
+            wait = max(wait, _left_until(whole, times, at, whole[at.dep + d]))
+        if found < 0 or wait < least:
+            found, least = k, wait
+    return found
+
+
+def _left_until(whole: Whole, times: Times, at: Places, node: int) -> float:
+    """Remaining time of a communication in flight and of those before it on its stream; 0 if it is not in flight."""
+    left = 0.0
+    if whole[at.flies + node]:
+        each = whole[at.front + whole[at.stream + node]]
+        while each != node:
+            left += times[at.left + each]
+            each = whole[at.behind + each]
+        left += times[at.left + node]
+    return left
 
 
 def _first_that_fits(whole: Whole, times: Times, at: Places, cap_bytes: int) -> int:
@@ -353,6 +431,9 @@ def _add_filler(whole: Whole, at: Places, node: int) -> None:
 HELPERS = (
     _choose,
     _goes_on,
+    _first_that_leads,
+    _first_to_be_ready,
+    _left_until,
     _first_that_fits,
     _first_ready_that_fits,
     _add_free_fillers,

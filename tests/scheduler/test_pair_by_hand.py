@@ -14,7 +14,7 @@ from interlace.ir import Graph, Program, parse
 from interlace.scheduler.interleave.allocations import PairMemory
 from interlace.scheduler.interleave.clock import Factors, Node, Stretch, columns_of, run_order
 from interlace.scheduler.interleave.engine import PLAIN
-from interlace.scheduler.interleave.list_schedule import Weights, task_of
+from interlace.scheduler.interleave.list_schedule import TRIES, Weights, task_of
 from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
 from interlace.scheduler.interleave.local_search import INITIAL_TEMPERATURE, NEAR, Form, Rules, Search
 from interlace.scheduler.interleave.planner import Pair, PairPlan, PartOps, chain_ops, plan_pair
@@ -28,8 +28,8 @@ def duration(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> f
     return run_order(*columns_of(nodes, stretch), order)[0]
 
 
-def comm(dur: float, stream: str = "a", deps: tuple[int, ...] = (), side: str = "B") -> Node:
-    return Node(0, side, dur, "comm", stream, list(deps), forward=side == "F")
+def comm(dur: float, stream: str = "a", deps: tuple[int, ...] = (), side: str = "B", filler: bool = False) -> Node:
+    return Node(0, side, dur, "comm", stream, list(deps), filler, side == "F")
 
 
 def work(dur: float, deps: tuple[int, ...] = (), side: str = "B", category: str = "gemm", filler: bool = False) -> Node:
@@ -158,10 +158,12 @@ def no_bytes(nodes: list[Node]) -> Any:
     return Bytes([], [[] for _ in nodes], [[] for _ in nodes])
 
 
-def first_order(nodes: list[Node], form: Form, stretch: Any = None, table: Any = None, cap: int = 1 << 40) -> list[int]:
+def first_order(
+    nodes: list[Node], form: Form, stretch: Any = None, table: Any = None, cap: int = 1 << 40, weights: Weights = TRIES[0]
+) -> list[int]:
     stretch = stretch or (lambda a, b: (1.0, 1.0, False))
     columns, sides = columns_of(nodes, stretch), [node.side for node in nodes]
-    return PLAIN.orders(task_of(columns, sides, table or no_bytes(nodes), [0.0] * len(nodes)), form, cap, [Weights()])[0]
+    return PLAIN.orders(task_of(columns, sides, table or no_bytes(nodes), [0.0] * len(nodes)), form, cap, [weights])[0]
 
 
 def rough(category: str, beside: str) -> Factors:
@@ -196,6 +198,45 @@ def test_what_leaves_no_room_for_the_fillers_held_waits_for_them() -> None:
     table = Bytes([50, 40, 40], [[0], [1], [2], []], [[0], [0, 1], [2], [2]])
     assert first_order(nodes, "dx-first", table=table, cap=100) == [0, 1, 2, 3]
     assert first_order(nodes, "dx-first", table=table, cap=200) == [0, 2, 3, 1]
+
+
+EARLY = Weights(early=True)
+
+
+def test_a_filler_that_communication_waits_for_comes_before_the_chain() -> None:
+    """A gradient is reduced while the chain goes on; a filler that nothing waits for comes last."""
+    nodes = [work(10), work(10, (0,)), work(10, (1,)), work(10, (0,), filler=True), comm(100, "dp", (3,), filler=True)]
+    nodes.append(work(10, (0,), filler=True))
+    assert first_order(nodes, "dx-first") == [0, 1, 2, 3, 4, 5]
+    assert first_order(nodes, "dx-first", weights=EARLY) == [0, 3, 4, 1, 2, 5]
+
+
+def test_the_chain_goes_on_where_it_starts_communication() -> None:
+    nodes = [work(10), work(10, (0,)), comm(50, deps=(1,)), work(10, (2,)), work(10, (0,), filler=True)]
+    nodes.append(comm(100, "dp", (4,), filler=True))
+    assert first_order(nodes, "dx-first", weights=EARLY) == [0, 1, 2, 4, 5, 3]
+
+
+def test_the_filler_of_the_first_communication_comes_first() -> None:
+    """Its group communicates in this order."""
+    nodes = [work(10), work(10, (0,), filler=True), work(10, (0,), filler=True)]
+    nodes += [comm(30, "dp", (2,), filler=True), comm(30, "dp", (1,), filler=True)]
+    assert first_order(nodes, "dx-first", weights=EARLY) == [0, 2, 3, 1, 4]
+
+
+def test_where_all_wait_for_communication_the_one_that_waits_least_is_next() -> None:
+    """The chain for the rest of 50, the filler for 100."""
+    nodes = [work(10), comm(50, deps=(0,)), work(10, (1,)), work(10, (0,), filler=True), comm(100, "dp", (3,), filler=True)]
+    nodes += [work(10, (4,), filler=True), comm(10, "dp", (5,), filler=True)]
+    assert first_order(nodes, "dx-first", weights=EARLY) == [0, 1, 3, 4, 2, 5, 6]
+
+
+def test_without_such_fillers_it_is_not_tried() -> None:
+    nodes = [work(10), comm(50, deps=(0,)), work(10, (1,)), work(10, (0,), filler=True)]
+    columns, sides = columns_of(nodes, lambda a, b: (1.0, 1.0, False)), [node.side for node in nodes]
+    task = task_of(columns, sides, no_bytes(nodes), [0.0] * len(nodes))
+    assert PLAIN.orders(task, "dx-first", 1 << 40, [EARLY]) == []
+    assert len(PLAIN.orders(task, "dx-first", 1 << 40)) == len(TRIES) - 1
 
 
 # --------------------------------------------------------------------------------------------------------- the local search
