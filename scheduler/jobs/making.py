@@ -14,9 +14,9 @@ from interlace.ir.per_ops import FEW, once_per_ops, remembered
 from interlace.ir.schedule import OPTIMIZER, Slot, sent_before
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.inline_weights import inline_weights
-from interlace.scheduler.interleave.optimizer import reductions_first
+from interlace.scheduler.interleave.optimizer import optimizer_communicates, reductions_first
 from interlace.scheduler.interleave.part_order import EarlyCollectives
-from interlace.scheduler.interleave.planner import FREE_SHARE, SMALL_SHARE, Form, Pair, PairPlan, PartOps, plan_pair
+from interlace.scheduler.interleave.planner import FREE_SHARE, OPTIMIZER_SHARE, SMALL_SHARE, Form, Pair, PairPlan, PartOps, plan_pair
 from interlace.scheduler.interleave.slot_times import SlotTimes, slot_times
 from interlace.scheduler.jobs.options import ScheduleOptions, of_stage
 from interlace.scheduler.jobs.parts import Parts, job_of
@@ -88,7 +88,9 @@ class Jobs:
         options = self.options
         items = tuple(tuple(op.id for op in parts.ops[kind, chunk]) for _, kind, chunk in kinds)
         same = (kinds, items, options.search)
-        key = ("order", id(self.program.ops), *same, form, self.extra_bytes, options.max_ops_per_job, self.share, self.early)
+        joined = len(kinds) > 1 and kinds[-1][1] == "O" and optimizer_communicates(self.program)
+        share = min(self.share, OPTIMIZER_SHARE) if joined else self.share
+        key = ("order", id(self.program.ops), *same, form, self.extra_bytes, options.max_ops_per_job, share, self.early)
 
         def make() -> tuple[PairPlan, SlotTimes]:
             known = _pairs(self.program)
@@ -96,7 +98,7 @@ class Jobs:
                 work = planner.SEARCH_WORK if options.search else 0
                 known[same] = Pair(self.program, self._ops(parts, kinds), self.cost, self.early, work)
             pair = known[same].with_early(self.early)
-            plan = plan_pair(pair, form, self.extra_bytes, options.max_ops_per_job, self.share)
+            plan = plan_pair(pair, form, self.extra_bytes, options.max_ops_per_job, share)
             return plan, slot_times(pair, list(plan.order))
 
         return remembered(self.memo, key, self.program.ops, make)
