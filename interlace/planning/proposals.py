@@ -15,7 +15,15 @@ from interlace.passes import Schedule1F1B
 from interlace.planning.coarse import COARSE_SCHEDULES, PAYS, Coarse
 from interlace.planning.drafts import ROUNDS, Drafts, Form, Judged, fitting, nearest
 from interlace.planning.making import SOONER
-from interlace.planning.variants import alternatives, deciding, holding_less, paddles_jobs, with_optimizer_alone, without_search
+from interlace.planning.variants import (
+    alternatives,
+    deciding,
+    holding_less,
+    paddles_jobs,
+    with_optimizer_alone,
+    with_reductions_first,
+    without_search,
+)
 from interlace.scheduler.whole_step.search import Numbers
 
 FINALISTS = 1
@@ -219,13 +227,23 @@ def in_paddles_order(tried: Tried) -> list[Judged]:
 
 def optimizer_alone(tried: Tried) -> list[Judged]:
     """The fastest form with the optimizer in a job of its own: of those that keep the limit, and of those that hold too much."""
+    return _with_optimizer(tried, with_optimizer_alone)
+
+
+def reductions_first(tried: Tried) -> list[Judged]:
+    """The same with gradients that are reduced first."""
+    return _with_optimizer(tried, with_reductions_first)
+
+
+def _with_optimizer(tried: Tried, changed: Callable[[Schedule1F1B], Schedule1F1B]) -> list[Judged]:
+    """The fastest forms that a change of the optimizer's place or order concerns, with it."""
     if not tried.drafts.optimizer_communicates:
         return []
-    judged, alone = fitting(tried.judged, sys.maxsize), list[tuple[Numbers | None, Schedule1F1B]]()
+    judged, found = fitting(tried.judged, sys.maxsize), list[tuple[Numbers | None, Schedule1F1B]]()
     for fits in (True, False):
-        mine = [each for each in judged if (each.peak_bytes <= tried.limit) == fits and with_optimizer_alone(each.form) != each.form]
-        alone += [(each.recomputed, with_optimizer_alone(each.form)) for each in mine[:1]]
-    return tried.new(alone)
+        mine = [each for each in judged if (each.peak_bytes <= tried.limit) == fits and changed(each.form) != each.form]
+        found += [(each.recomputed, changed(each.form)) for each in mine[:1]]
+    return tried.new(found)
 
 
 def with_other_waits(tried: Tried) -> list[Judged]:
@@ -254,6 +272,7 @@ PROPOSALS: tuple[Callable[[Tried], list[Judged]], ...] = (
     in_less_memory,
     in_paddles_order,
     optimizer_alone,
+    reductions_first,
     with_other_waits,
 )
 """The proposals in the order in which they are called; each sees the drafts of those before it."""

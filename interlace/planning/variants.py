@@ -123,7 +123,7 @@ def with_search(schedule: S) -> S:
 def paddles_jobs(schedule: S) -> S:
     """The schedule with Paddle's own list of jobs, or with that of the schedule file if it has one."""
     plain = _in_time(schedule)
-    return msgspec.structs.replace(plain, interleave="off", send_latency_weight_at_end=None, join_optimizer=True)
+    return msgspec.structs.replace(plain, interleave="off", send_latency_weight_at_end=None, join_optimizer=True, reductions_first=False)
 
 
 def at_plain_depth(schedule: S) -> S:
@@ -133,7 +133,14 @@ def at_plain_depth(schedule: S) -> S:
 
 def with_optimizer_alone(schedule: S) -> S:
     """The schedule with the optimizer in a job of its own, as it has with Paddle's jobs."""
-    return schedule if schedule.interleave == "off" else msgspec.structs.replace(schedule, join_optimizer=False)
+    return schedule if schedule.interleave == "off" else msgspec.structs.replace(schedule, join_optimizer=False, reductions_first=False)
+
+
+def with_reductions_first(schedule: S) -> S:
+    """The schedule with gradients that are reduced first, if the optimizer runs with the last of them."""
+    if schedule.interleave == "off" or not schedule.join_optimizer or schedule.schedule_file:
+        return schedule
+    return msgspec.structs.replace(schedule, reductions_first=True)
 
 
 def _in_time(schedule: S) -> S:
@@ -201,6 +208,7 @@ def schedule_label(schedule: ScheduleOptions) -> str:
     more += [f"send_latency_weight {numbers_text(schedule.send_latency_weight)}"] * (schedule.send_latency_weight != EARLY)
     more += [f"send_latency_weight_at_end {numbers_text(early_at_end)}"] if early_at_end is not None else []
     more += ["join_optimizer off"] * (not schedule.join_optimizer)
+    more += ["reductions_first on"] * schedule.reductions_first
     return ", ".join([f"interleave: {schedule.form_text()}", *more])
 
 

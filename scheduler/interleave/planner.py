@@ -37,7 +37,7 @@ from interlace.scheduler.interleave.clock import Factors, Node, columns_of
 from interlace.scheduler.interleave.columns import Columns
 from interlace.scheduler.interleave.engine import engine_for
 from interlace.scheduler.interleave.gathers import LEADS, may_start_early, when_due
-from interlace.scheduler.interleave.list_schedule import task_of
+from interlace.scheduler.interleave.list_schedule import TRIES, USUAL, task_of
 from interlace.scheduler.interleave.live_bytes import PairBytes
 from interlace.scheduler.interleave.local_search import Form as Form
 from interlace.scheduler.interleave.local_search import Rules, Search
@@ -54,10 +54,10 @@ FREE_SHARE = 100
 """`SMALL_SHARE` if there is no memory budget: the share by which a plan may exceed Paddle's own memory. The list scheduler does not
 backtrack when memory is short for a gradient that it wants early: with a tenth of this share, for want of 53 MB in 9 GB, it misses an
 order that is 12 % faster."""
-OPTIMIZER_SHARE = 50
-"""`SMALL_SHARE` of a job in which an optimizer that communicates runs with the last gradients: results of their reductions are held beside
-what backward still holds. The limit of the whole plan is kept elsewhere. With a share of 1000, two plans of the zoo with gradient
-accumulation left the optimizer in a job of its own, and took 1.3 % longer; 25 was no better."""
+REDUCTIONS_SHARE = 50
+"""`SMALL_SHARE` of a job with the optimizer in which gradients that are reduced come first: the results are held beside what backward still
+holds. The limit of the whole plan is kept elsewhere. Two plans of the zoo with gradient accumulation need it to be faster than with the
+optimizer in a job of its own; 25 was no better."""
 MOST_CAPS = 3
 """Number of caps that orders are made in, each lower by what the fastest order exceeded the one before."""
 MOST_ORDERS = 256
@@ -164,11 +164,20 @@ class Pair:
     Attributes:
         early: Weight of the time until a send against the time of the whole job.
         work: Node visits that the local search may spend; 0 keeps the first order.
+        reduced_first: Whether orders are tried in which fillers that communication waits for come first.
     """
 
-    def __init__(self, program: Program, parts: Sequence[PartOps], cost: Costs, early: float = EARLY, work: int = 0) -> None:
+    def __init__(
+        self,
+        program: Program,
+        parts: Sequence[PartOps],
+        cost: Costs,
+        early: float = EARLY,
+        work: int = 0,
+        reduced_first: bool = False,
+    ) -> None:
         self.graph = _graph(program)
-        self.parts, self.early, self.work = parts, early, work
+        self.parts, self.early, self.work, self.reduced_first = parts, early, work, reduced_first
         self.cost = cost
         self._durations = _durations(program, (cost, program.groups))
         self.all_ops: list[tuple[str, Op]] = [(part.label, op) for part in parts for op in part.ops]
@@ -288,7 +297,7 @@ class Pair:
         """A digest of everything that determines the order: equal for pairs that get the same order. O(operations)."""
         if self._known.parts_key is None:
             self._known.parts_key = self._key_of_parts()
-        what = [form, cap_bytes, self.early, self.work, self._known.parts_key]
+        what = [form, cap_bytes, self.early, self.work, self.reduced_first, self._known.parts_key]
         return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()
 
     def _key_of_parts(self) -> bytes:
@@ -361,7 +370,7 @@ class Pair:
         """Orders of the list scheduler, which do not depend on the weight of sends; and the same with collectives that may start at any
         time as soon as they can, where that differs."""
         if (form, cap_bytes) not in self._known.listed:
-            orders = self.engine.orders(self._task(), form, cap_bytes)
+            orders = self.engine.orders(self._task(), form, cap_bytes, TRIES if self.reduced_first else USUAL)
             at_will, eager = (
                 dict.fromkeys(tuple(rules.full(rules.listed(order))) for order in orders)
                 for rules in (self._rules(form, True), self._rules(form, False))

@@ -14,9 +14,9 @@ from interlace.ir.per_ops import FEW, once_per_ops, remembered
 from interlace.ir.schedule import OPTIMIZER, Slot, sent_before
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.inline_weights import inline_weights
-from interlace.scheduler.interleave.optimizer import optimizer_communicates, reductions_first
+from interlace.scheduler.interleave.optimizer import reductions_first
 from interlace.scheduler.interleave.part_order import EarlyCollectives
-from interlace.scheduler.interleave.planner import FREE_SHARE, OPTIMIZER_SHARE, SMALL_SHARE, Form, Pair, PairPlan, PartOps, plan_pair
+from interlace.scheduler.interleave.planner import FREE_SHARE, REDUCTIONS_SHARE, SMALL_SHARE, Form, Pair, PairPlan, PartOps, plan_pair
 from interlace.scheduler.interleave.slot_times import SlotTimes, slot_times
 from interlace.scheduler.jobs.options import ScheduleOptions, of_stage
 from interlace.scheduler.jobs.parts import Parts, job_of
@@ -87,16 +87,16 @@ class Jobs:
         """The order of one kind of job, and its times and memory; computed once for the same program."""
         options = self.options
         items = tuple(tuple(op.id for op in parts.ops[kind, chunk]) for _, kind, chunk in kinds)
-        same = (kinds, items, options.search)
-        joined = len(kinds) > 1 and kinds[-1][1] == "O" and optimizer_communicates(self.program)
-        share = min(self.share, OPTIMIZER_SHARE) if joined else self.share
+        first = options.reductions_first and len(kinds) > 1 and kinds[-1][1] == "O"
+        same = (kinds, items, options.search, first)
+        share = min(self.share, REDUCTIONS_SHARE) if first else self.share
         key = ("order", id(self.program.ops), *same, form, self.extra_bytes, options.max_ops_per_job, share, self.early)
 
         def make() -> tuple[PairPlan, SlotTimes]:
             known = _pairs(self.program)
             if same not in known or known[same].cost is not self.cost:
                 work = planner.SEARCH_WORK if options.search else 0
-                known[same] = Pair(self.program, self._ops(parts, kinds), self.cost, self.early, work)
+                known[same] = Pair(self.program, self._ops(parts, kinds), self.cost, self.early, work, first)
             pair = known[same].with_early(self.early)
             plan = plan_pair(pair, form, self.extra_bytes, options.max_ops_per_job, share)
             return plan, slot_times(pair, list(plan.order))

@@ -54,6 +54,7 @@ DEFAULTS = {
         "send_latency_weight": 0.5,
         "send_latency_weight_at_end": None,
         "join_optimizer": True,
+        "reductions_first": False,
         "search": True,
         "schedule_file": "",
         "max_ops_per_job": 4000,
