@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
 from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, Program, parse
 from interlace.passes import NameStreams, Pipeline, Schedule1F1B
+from interlace.planning import proposals
+from interlace.planning.variants import schedule_label, with_optimizer_alone
+from interlace.scheduler.interleave.engine import Engine
+from interlace.scheduler.interleave.list_schedule import TRIES, USUAL, Weights
 from interlace.scheduler.interleave.optimizer import reductions_first
-from interlace.scheduler.interleave.planner import Pair, PartOps, plan_pair
+from interlace.scheduler.interleave.planner import FREE_SHARE, REDUCTIONS_SHARE, Pair, PartOps, plan_pair
+from interlace.scheduler.jobs import making
 from tests.searches import SOME
 
 COST = GivenCosts({"comm": 1000, "gemm": 1000, "default": 10})
@@ -117,3 +128,61 @@ def test_an_optimizer_in_a_job_of_its_own_gathers_one_parameter_while_it_compute
     kept, _ = Pipeline((Schedule1F1B(interleave="off"), NameStreams())).run(made, COST)
     assert [op_id for op_id, _ in kept.jobs[-1].items] == [op.id for op in made.ops if op.role == "optimize"]
     assert {op.stream for op in kept.ops if op.group == 7} == {""}
+
+
+@pytest.mark.parametrize(("first", "share", "tries"), [(False, FREE_SHARE, USUAL), (True, REDUCTIONS_SHARE, TRIES)])
+def test_reductions_first_concerns_the_job_with_the_optimizer(
+    monkeypatch: pytest.MonkeyPatch, first: bool, share: int, tries: tuple[Weights, ...]
+) -> None:
+    """It tries orders with these first, in more memory."""
+    asked, orders, plans = list[tuple[Weights, ...]](), Engine.orders, making.plan_pair
+
+    def listed(engine: Engine, task: Any, form: Any, cap_bytes: int, given: tuple[Weights, ...]) -> Any:
+        asked.append(given)
+        return orders(engine, task, form, cap_bytes, given)
+
+    def planned(pair: Pair, form: Any, extra_bytes: int, max_ops: int, small_share: int) -> Any:
+        shares.append((pair.parts[-1].kind, small_share))
+        return plans(pair, form, extra_bytes, max_ops, small_share)
+
+    shares = list[tuple[str, int]]()
+    monkeypatch.setattr(Engine, "orders", listed)
+    monkeypatch.setattr(making, "plan_pair", planned)
+    schedule = Schedule1F1B(interleave="dx-first", reductions_first=first, only_gains=False, search=False)
+    scheduled, _ = Pipeline((schedule,)).run(parse(SLICED), COST)
+    assert [job.kind for job in scheduled.jobs] == ["forward", "pair"]
+    assert shares == [("O", share)]
+    assert set(asked) == {tries}
+
+
+@pytest.mark.parametrize(("other", "refused"), [({"interleave": "off"}, True), ({"join_optimizer": False}, True), ({}, False)])
+def test_reductions_first_needs_the_optimizer_in_the_job_of_the_last_gradients(other: dict[str, Any], refused: bool) -> None:
+    mistake = Schedule1F1B(**{"interleave": "dx-first", "reductions_first": True, **other}).mistake()
+    assert (mistake or ("",))[0] == ("reductions_first" if refused else "")
+    assert mistake is None or "leave it out" in mistake[1]
+
+
+class Candidate(NamedTuple):
+    """What proposals read of a draft."""
+
+    form: Schedule1F1B
+    step_ns: int
+    peak_bytes: int
+    recomputed: None = None
+    joules: float = 0.0
+
+
+def test_the_fastest_forms_are_drafted_with_reductions_first() -> None:
+    """The fastest of those that keep the limit and of those that do not, if their optimizer runs with the last gradients."""
+    alone, joined = Schedule1F1B(interleave="dx-first", join_optimizer=False), Schedule1F1B(interleave="dx-first")
+    judged = [Candidate(alone, 10, 90), Candidate(joined, 20, 90), Candidate(joined, 15, 110), Candidate(replace(joined, "mixed"), 12, 110)]
+    for communicates, found in ((True, [joined, replace(joined, "mixed")]), (False, [])):
+        drafts = SimpleNamespace(optimizer_communicates=communicates)
+        tried: Any = SimpleNamespace(drafts=drafts, judged=judged, limit=100, new=lambda forms: [form for _, form in forms])
+        assert proposals.reductions_first(tried) == [msgspec.structs.replace(form, reductions_first=True) for form in found]
+    assert with_optimizer_alone(msgspec.structs.replace(joined, reductions_first=True)) == alone
+    assert "reductions_first on" in schedule_label(msgspec.structs.replace(joined, reductions_first=True))
+
+
+def replace(schedule: Schedule1F1B, form: Any) -> Schedule1F1B:
+    return msgspec.structs.replace(schedule, interleave=form)
