@@ -137,7 +137,8 @@ def with_optimizer_alone(schedule: S) -> S:
 
 
 def with_reductions_first(schedule: S) -> S:
-    """The schedule with gradients that are reduced first, if the optimizer runs with the last of them."""
+    """The schedule with gradients that are reduced first; the same if its jobs keep Paddle's order or are given, or its optimizer has a job
+    of its own."""
     if schedule.interleave == "off" or not schedule.join_optimizer or schedule.schedule_file:
         return schedule
     return msgspec.structs.replace(schedule, reductions_first=True)

@@ -87,16 +87,16 @@ class Jobs:
         """The order of one kind of job, and its times and memory; computed once for the same program."""
         options = self.options
         items = tuple(tuple(op.id for op in parts.ops[kind, chunk]) for _, kind, chunk in kinds)
-        first = options.reductions_first and len(kinds) > 1 and kinds[-1][1] == "O"
-        same = (kinds, items, options.search, first)
-        share = min(self.share, REDUCTIONS_SHARE) if first else self.share
+        same = (kinds, items, options.search, options.reductions_first)
+        has_more = options.reductions_first and len(kinds) > 1 and kinds[-1][1] == "O"
+        share = min(self.share, REDUCTIONS_SHARE) if has_more else self.share
         key = ("order", id(self.program.ops), *same, form, self.extra_bytes, options.max_ops_per_job, share, self.early)
 
         def make() -> tuple[PairPlan, SlotTimes]:
             known = _pairs(self.program)
             if same not in known or known[same].cost is not self.cost:
                 work = planner.SEARCH_WORK if options.search else 0
-                known[same] = Pair(self.program, self._ops(parts, kinds), self.cost, self.early, work, first)
+                known[same] = Pair(self.program, self._ops(parts, kinds), self.cost, self.early, work, options.reductions_first)
             pair = known[same].with_early(self.early)
             plan = plan_pair(pair, form, self.extra_bytes, options.max_ops_per_job, share)
             return plan, slot_times(pair, list(plan.order))

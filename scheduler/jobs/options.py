@@ -63,9 +63,8 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         join_optimizer: Whether an optimizer that communicates is put into the job of the last gradients, where its collectives run beside
             backward. When: off if memory is short at the end of backward: the optimizer then has a job of its own, in which its collectives
             run beside its own computation. `auto` tries both.
-        reductions_first: Whether weight gradients that are then reduced come before input gradients in a job with the optimizer, which
-            may hold 2 % more for it. When: to try by hand what `auto` decides, if the step ends with reductions of gradients that hide
-            behind nothing.
+        reductions_first: Whether weight gradients that are then reduced come before input gradients. A job with the optimizer may hold 2 %
+            more for it. When: to try by hand what `auto` decides, if the step ends with reductions of gradients that hide behind nothing.
         search: Whether a local search improves the order of operations in each kind of job. When: off to plan in a fraction of the time.
             Details: the search optimizes one job at a time, and its results make whole steps slower as often as faster. `auto` therefore
             tries it on the plan that it takes, if the programs of all stages together have at most 3000 operations. Off keeps the order of
@@ -113,8 +112,8 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if not self.join_optimizer and (self.interleave == "off" or self.schedule_file):
             beside = f"schedule_file: {self.schedule_file}" if self.schedule_file else "interleave: off"
             return "join_optimizer", f"found off beside {beside}, with which the optimizer has a job of its own in any case; leave it out"
-        if self.reductions_first and (self.interleave == "off" or self.schedule_file or not self.join_optimizer):
-            return "reductions_first", "found on, where the optimizer has a job of its own, in which it would do nothing; leave it out"
+        if self.reductions_first and self.interleave == "off":
+            return "reductions_first", "found on beside interleave: off, with which jobs keep Paddle's order of operations; leave it out"
         if self.send_latency_weight_at_end is not None and self.interleave in ("auto", "off") and not self.schedule_file:
             return "send_latency_weight_at_end", (
                 f"found {numbers_text(self.send_latency_weight_at_end)} beside interleave: {self.interleave}, which "

@@ -131,10 +131,9 @@ def test_an_optimizer_in_a_job_of_its_own_gathers_one_parameter_while_it_compute
 
 
 @pytest.mark.parametrize(("first", "share", "tries"), [(False, FREE_SHARE, USUAL), (True, REDUCTIONS_SHARE, TRIES)])
-def test_reductions_first_concerns_the_job_with_the_optimizer(
+def test_reductions_first_tries_more_orders_and_gives_the_job_with_the_optimizer_more_memory(
     monkeypatch: pytest.MonkeyPatch, first: bool, share: int, tries: tuple[Weights, ...]
 ) -> None:
-    """It tries orders with these first, in more memory."""
     asked, orders, plans = list[tuple[Weights, ...]](), Engine.orders, making.plan_pair
 
     def listed(engine: Engine, task: Any, form: Any, cap_bytes: int, given: tuple[Weights, ...]) -> Any:
@@ -155,8 +154,8 @@ def test_reductions_first_concerns_the_job_with_the_optimizer(
     assert set(asked) == {tries}
 
 
-@pytest.mark.parametrize(("other", "refused"), [({"interleave": "off"}, True), ({"join_optimizer": False}, True), ({}, False)])
-def test_reductions_first_needs_the_optimizer_in_the_job_of_the_last_gradients(other: dict[str, Any], refused: bool) -> None:
+@pytest.mark.parametrize(("other", "refused"), [({"interleave": "off"}, True), ({"join_optimizer": False}, False), ({}, False)])
+def test_reductions_first_needs_jobs_that_are_ordered(other: dict[str, Any], refused: bool) -> None:
     mistake = Schedule1F1B(**{"interleave": "dx-first", "reductions_first": True, **other}).mistake()
     assert (mistake or ("",))[0] == ("reductions_first" if refused else "")
     assert mistake is None or "leave it out" in mistake[1]
