@@ -168,18 +168,21 @@ def least_slowed_ns(programs: Sequence[Program], cost: Costs) -> list[int]:
     """By stage, the least time by which its collectives lengthen its step at the full clock, whatever the order."""
     *_, given = _whole_or_narrowed(programs)
     stages = [_stage(program, cost, 0, 0) for program in given]
-    draws = sorted({draw for stage in stages for counted in stage.draws.values() for draw in counted})
-    return [int(stage.whole.cost(next(prices_of(draws, None)))) for stage in stages]
+    at_full_clock, *_ = prices_of(_draws(stages), None)
+    return [int(stage.whole.cost(at_full_clock)) for stage in stages]
 
 
 def _firm_bounds_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int], limit_bytes: int) -> tuple[int, int]:
     """`firm_bounds_ns` of programs by stage, with the gathers that they have."""
     stages = [_stage(program, cost, peak, limit_bytes) for program, peak in zip(programs, peaks, strict=True)]
-    draws = sorted({draw for stage in stages for counted in stage.draws.values() for draw in counted})
     comm_mw = max(_most_milliwatts(program, cost) for program in programs)
     count = programs[0].pipeline.num_micro_batches
-    full, *limited = (_firm_ns(stages, count, prices) for prices in prices_of(draws, cost.power(), comm_mw))
+    full, *limited = (_firm_ns(stages, count, prices) for prices in prices_of(_draws(stages), cost.power(), comm_mw))
     return full, max([full, *limited])
+
+
+def _draws(stages: Sequence[Stage]) -> list[Draw]:
+    return sorted({draw for stage in stages for counted in stage.draws.values() for draw in counted})
 
 
 def _firm_ns(stages: Sequence[Stage], count: int, prices: Prices) -> int:

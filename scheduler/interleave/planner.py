@@ -57,7 +57,7 @@ order that is 12 % faster."""
 REDUCTIONS_SHARE = 50
 """`SMALL_SHARE` of a job with the optimizer in which gradients that are reduced come first: the results are held beside what backward still
 holds. The limit of the whole plan is kept elsewhere. Two plans of the zoo with gradient accumulation need it to be faster than with the
-optimizer in a job of its own; 25 was no better."""
+optimizer in a job of its own; 25 made one of them faster, and one slower."""
 MOST_CAPS = 3
 """Number of caps that orders are made in, each lower by what the fastest order exceeded the one before."""
 MOST_ORDERS = 256
