@@ -40,6 +40,8 @@ offload moves whole values, and lowering the limits by a twentieth may cost more
 CLOSER, NEARLY = 2, 1.05
 """Without a budget: how often schedules are searched again in less memory, for forms whose peak exceeds the limit by at most this
 factor."""
+SMALLER = (0.975, 0.95)
+"""Shares of the budget: a form is drafted again with as much recomputed as these budgets need."""
 LESS = (0.03, 0.015)
 """Shares of the budget that recomputation leaves to offload, on one stage after the other: the first of these that offload can free. Trying
 0.06 as well makes three of nine plans faster, by 0.1 % at most, and planning takes a fifth longer."""
@@ -161,6 +163,18 @@ def _little_less(missed: Judged, times: int, limit: int) -> float:
     return 1 - times * (missed.peak_bytes - limit) / limit
 
 
+def more_recomputed(tried: Tried) -> list[Judged]:
+    """The fastest that keeps the budget, or else the one nearest to it, with as much recomputed as smaller budgets need (`SMALLER`): what
+    is copied in its place may cost more."""
+    drafts, limit, levels = tried.drafts, tried.limit, tried.drafts.make.levels
+    best = next(iter([*fitting(tried.judged, limit), *nearest(tried.judged)]), None)
+    if not drafts.given or best is None or best.recomputed is None or not drafts.chooses or not drafts.offloads:
+        return []
+    beside = levels.states is not None
+    needed = [levels.to_free(int(part * limit), [(1.0, 0)], beside_states=beside)[0] for part in SMALLER]
+    return tried.new((tuple(map(max, best.recomputed, each)), best.form) for each in needed)
+
+
 def less_recomputed(tried: Tried) -> list[Judged]:
     """The fastest that keeps the budget with less recomputed on one stage after the other, as long as that makes it faster: offload
     gives back what a stage then holds too much, and what that costs only a simulation of the whole step says."""
@@ -268,6 +282,7 @@ PROPOSALS: tuple[Callable[[Tried], list[Judged]], ...] = (
     forms_by_name,
     coarse_schedules,
     tighter,
+    more_recomputed,
     less_recomputed,
     in_less_memory,
     in_paddles_order,

@@ -26,7 +26,7 @@ from interlace.planning.drafts import Drafts, Judged
 from interlace.planning.limits import Limit
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, Beaten, Making
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.proposals import PROPOSALS, Tried, in_paddles_order, less_recomputed, tighter
+from interlace.planning.proposals import PROPOSALS, Tried, in_paddles_order, less_recomputed, more_recomputed, tighter
 from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits
 from interlace.planning.variants import paddles_jobs
@@ -443,6 +443,35 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
     assert len(tried) == 3 + bool(over)
     drafts.offloads = False
     assert less_recomputed(tried_so_far(drafts, 7, start)) == []
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("fits", [False, True])
+def test_more_is_recomputed_where_copies_may_cost_more(beside: bool, fits: bool) -> None:
+    """On every stage as much as smaller budgets need, and no less than before: with the fastest that keeps the budget or, if none does,
+    with what is nearest to it. What was drafted already is not drafted again, and nothing if nothing moves or the user said how much."""
+    fastest, other = Schedule1F1B(interleave="mixed", search=False), Schedule1F1B(interleave="dx-first", search=False)
+    needed = {975: (300, 0), 950: (350, 150)}
+
+    def to_free(limit: int, freed: Sequence[tuple[float, int]], beside_states: bool) -> tuple[tuple[int, ...], ...]:
+        assert (freed, beside_states) == ([(1.0, 0)], beside)
+        return (needed[limit],)
+
+    def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        return Judged(form, later, recomputed, (limit,), 90, limit)
+
+    levels = SimpleNamespace(to_free=to_free, states=object() if beside else None)
+    drafts = SimpleNamespace(
+        make=SimpleNamespace(levels=levels), draft=draft, foresee=lambda *_: None, later=(), chooses=True, offloads=True, given=True
+    )
+    slow = Judged(other, (), (320, 100), (1000,), 110, 1000 if fits else 1200)
+    start = Judged(fastest, (), (320, 100), (1000,), 100, 1000 if fits else 1100)
+    found = more_recomputed(tried_so_far(drafts, 1000, slow, start))
+    assert [(each.recomputed, each.form) for each in found] == [((350, 150), fastest)]  # the other is what it was
+    assert more_recomputed(tried_so_far(drafts, 1000, start, *found)) == []
+    assert more_recomputed(tried_so_far(drafts, 1000, dataclasses.replace(start, recomputed=None))) == []
+    drafts.offloads = False
+    assert more_recomputed(tried_so_far(drafts, 1000, start)) == []
 
 
 def within_100_bytes(held: Callable[[Any], int], world: dict[str, Any], **told: Any) -> Any:
