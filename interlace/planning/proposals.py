@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from interlace.passes import Schedule1F1B
 from interlace.planning.coarse import COARSE_SCHEDULES, PAYS, Coarse
-from interlace.planning.drafts import ROUNDS, Drafts, Form, Judged, fitting, nearest
+from interlace.planning.drafts import FAR, ROUNDS, Drafts, Form, Judged, fitting, nearest
 from interlace.planning.making import SOONER
 from interlace.planning.variants import (
     alternatives,
@@ -40,6 +40,8 @@ offload moves whole values, and lowering the limits by a twentieth may cost more
 CLOSER, NEARLY = 2, 1.05
 """Without a budget: how often schedules are searched again in less memory, for forms whose peak exceeds the limit by at most this
 factor."""
+MOST_OTHERS = 6
+"""Number of forms, fastest first, that are drafted with what the fastest plan recomputes."""
 SMALLER = (0.975, 0.95)
 """Shares of the budget: a form is drafted again with as much recomputed as these budgets need."""
 LESS = (0.03, 0.015)
@@ -163,16 +165,31 @@ def _little_less(missed: Judged, times: int, limit: int) -> float:
     return 1 - times * (missed.peak_bytes - limit) / limit
 
 
+def _best_within(tried: Tried) -> Judged | None:
+    """With a budget, the fastest form that keeps it or else the one nearest to it; None without one."""
+    fit = fitting(tried.judged, tried.limit) or nearest(tried.judged) if tried.drafts.given else []
+    return next(iter(fit), None)
+
+
 def more_recomputed(tried: Tried) -> list[Judged]:
     """The fastest that keeps the budget, or else the one nearest to it, with as much recomputed as smaller budgets need (`SMALLER`): what
     is copied in its place may cost more."""
-    drafts, limit, levels = tried.drafts, tried.limit, tried.drafts.make.levels
-    best = next(iter([*fitting(tried.judged, limit), *nearest(tried.judged)]), None)
-    if not drafts.given or best is None or best.recomputed is None or not drafts.chooses or not drafts.offloads:
+    drafts, limit, levels, best = tried.drafts, tried.limit, tried.drafts.make.levels, _best_within(tried)
+    if best is None or best.recomputed is None or not drafts.chooses or not drafts.offloads:
         return []
     beside = levels.states is not None
     needed = [levels.to_free(int(part * limit), [(1.0, 0)], beside_states=beside)[0] for part in SMALLER]
     return tried.new((tuple(map(max, best.recomputed, each)), best.form) for each in needed)
+
+
+def same_recomputed(tried: Tried) -> list[Judged]:
+    """The fastest other forms with as much recomputed as the fastest plan, but for those that exceed the budget by far: the coarse model
+    chose less or more for them, without knowing what copies or waits of the host cost."""
+    drafts, best = tried.drafts, _best_within(tried)
+    if best is None or best.recomputed is None or not drafts.chooses:
+        return []
+    forms = dict.fromkeys(each.form for each in fitting(tried.judged, int((1 + FAR) * tried.limit)))
+    return tried.new((best.recomputed, form) for form in [*forms][:MOST_OTHERS])
 
 
 def less_recomputed(tried: Tried) -> list[Judged]:
@@ -283,6 +300,7 @@ PROPOSALS: tuple[Callable[[Tried], list[Judged]], ...] = (
     coarse_schedules,
     tighter,
     more_recomputed,
+    same_recomputed,
     less_recomputed,
     in_less_memory,
     in_paddles_order,

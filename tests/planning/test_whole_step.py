@@ -26,7 +26,7 @@ from interlace.planning.drafts import Drafts, Judged
 from interlace.planning.limits import Limit
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, Beaten, Making
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.proposals import PROPOSALS, Tried, in_paddles_order, less_recomputed, more_recomputed, tighter
+from interlace.planning.proposals import PROPOSALS, Tried, in_paddles_order, less_recomputed, more_recomputed, same_recomputed, tighter
 from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits
 from interlace.planning.variants import paddles_jobs
@@ -472,6 +472,30 @@ def test_more_is_recomputed_where_copies_may_cost_more(beside: bool, fits: bool)
     assert more_recomputed(tried_so_far(drafts, 1000, dataclasses.replace(start, recomputed=None))) == []
     drafts.offloads = False
     assert more_recomputed(tried_so_far(drafts, 1000, start)) == []
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_other_forms_recompute_as_much_as_the_fastest_plan(fits: bool) -> None:
+    """The fastest of them, whether they kept the budget with their own levels or not: with those of the fastest that keeps it or, if none
+    does, of what is nearest to it. Not without a budget, and not where the user said how much."""
+    forms = [Schedule1F1B(interleave="mixed", weight_delay=each, search=False) for each in range(9)]
+    drafts = SimpleNamespace(
+        draft=lambda recomputed, form, later, limit: Judged(form, later, recomputed, (limit,), 90, limit),
+        foresee=lambda *_: None,
+        later=(),
+        chooses=True,
+        given=True,
+    )
+    rows = [Judged(form, (), (k, 0), (1000,), 100 - k, 1000 + 10 * (9 - k)) for k, form in enumerate(forms)]
+    taken = 3 if fits else 8
+    rows[3] = dataclasses.replace(rows[3], peak_bytes=1000 if fits else 1100)
+    rows.append(Judged(Schedule1F1B(interleave="zb-h1"), (), (0, 0), (1000,), 50, 1251))  # far too large
+    found = same_recomputed(tried_so_far(drafts, 1000, *rows))
+    others = [form for form in reversed(forms[3:]) if form != forms[taken]]
+    assert [(each.recomputed, each.form) for each in found] == [((taken, 0), form) for form in others]
+    assert same_recomputed(tried_so_far(drafts, 1000, *rows, *found)) == []
+    drafts.given = False
+    assert same_recomputed(tried_so_far(drafts, 1000, *rows)) == []
 
 
 def within_100_bytes(held: Callable[[Any], int], world: dict[str, Any], **told: Any) -> Any:
