@@ -22,7 +22,8 @@ ROUNDS = 4
 SHRINKS = 0.75
 """A form is given up if a plan with lower limits still exceeds the budget by more than this share of the previous excess."""
 FAR = 0.25
-"""A form that exceeds the budget by more than this share of it is not drafted again with lower limits."""
+"""A form that exceeds the budget by more than this share of it is not drafted again, with lower limits or with as much recomputed as the
+best."""
 
 
 @dataclass(frozen=True, slots=True)

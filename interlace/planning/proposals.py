@@ -40,8 +40,8 @@ offload moves whole values, and lowering the limits by a twentieth may cost more
 CLOSER, NEARLY = 2, 1.05
 """Without a budget: how often schedules are searched again in less memory, for forms whose peak exceeds the limit by at most this
 factor."""
-MOST_OTHERS = 6
-"""Number of forms, fastest first, that are drafted with what the fastest plan recomputes."""
+MOST_ALIKE = 6
+"""Number of forms, fastest first, for which the levels of the best one are tried."""
 SMALLER = (0.975, 0.95)
 """Shares of the budget: a form is drafted again with as much recomputed as these budgets need."""
 LESS = (0.03, 0.015)
@@ -165,31 +165,31 @@ def _little_less(missed: Judged, times: int, limit: int) -> float:
     return 1 - times * (missed.peak_bytes - limit) / limit
 
 
-def _best_within(tried: Tried) -> Judged | None:
-    """With a budget, the fastest form that keeps it or else the one nearest to it; None without one."""
-    fit = fitting(tried.judged, tried.limit) or nearest(tried.judged) if tried.drafts.given else []
-    return next(iter(fit), None)
+def _finalists(tried: Tried) -> list[Judged]:
+    """Forms that keep the limit, fastest first; or, if none does and there is a budget, those nearest to it."""
+    return fitting(tried.judged, tried.limit) or (nearest(tried.judged) if tried.drafts.given else [])
 
 
 def more_recomputed(tried: Tried) -> list[Judged]:
-    """The fastest that keeps the budget, or else the one nearest to it, with as much recomputed as smaller budgets need (`SMALLER`): what
-    is copied in its place may cost more."""
-    drafts, limit, levels, best = tried.drafts, tried.limit, tried.drafts.make.levels, _best_within(tried)
-    if best is None or best.recomputed is None or not drafts.chooses or not drafts.offloads:
+    """The best form so far with as much recomputed as smaller budgets would need (`SMALLER`), after all optimizer state that may leave the
+    device has left it: recomputing values may take less time than copying to the host and back. No stage recomputes less than before."""
+    drafts, best = tried.drafts, next(iter(_finalists(tried)), None)
+    if not drafts.given or not drafts.offloads or best is None or best.recomputed is None:
         return []
-    beside = levels.states is not None
-    needed = [levels.to_free(int(part * limit), [(1.0, 0)], beside_states=beside)[0] for part in SMALLER]
+    levels = drafts.make.levels
+    budgets = [int(part * tried.limit) for part in SMALLER]
+    needed = [levels.to_free(budget, [(1.0, 0)], beside_states=levels.states is not None)[0] for budget in budgets]
     return tried.new((tuple(map(max, best.recomputed, each)), best.form) for each in needed)
 
 
 def same_recomputed(tried: Tried) -> list[Judged]:
-    """The fastest other forms with as much recomputed as the fastest plan, but for those that exceed the budget by far: the coarse model
-    chose less or more for them, without knowing what copies or waits of the host cost."""
-    drafts, best = tried.drafts, _best_within(tried)
-    if best is None or best.recomputed is None or not drafts.chooses:
+    """The fastest forms, each with as much recomputed as the best so far; without those that exceed the budget by far (`FAR`). The coarse
+    model chose levels for them without knowing what copies and waits of the host cost."""
+    drafts, best = tried.drafts, next(iter(_finalists(tried)), None)
+    if not drafts.given or best is None or best.recomputed is None:
         return []
     forms = dict.fromkeys(each.form for each in fitting(tried.judged, int((1 + FAR) * tried.limit)))
-    return tried.new((best.recomputed, form) for form in [*forms][:MOST_OTHERS])
+    return tried.new((best.recomputed, form) for form in [*forms][:MOST_ALIKE])
 
 
 def less_recomputed(tried: Tried) -> list[Judged]:
@@ -281,8 +281,7 @@ def with_other_waits(tried: Tried) -> list[Judged]:
     """The fastest forms, or with a budget that none keeps those nearest to it, with the alternatives of each later pass."""
     drafts, limit = tried.drafts, tried.limit
     few = drafts.given or deciding(drafts.later, "transfers") is not None
-    finalists = fitting(tried.judged, limit) or (nearest(tried.judged) if drafts.given else [])
-    forms = [form for final in finalists[: FINALISTS if few else None] for form in _with_alternatives(drafts, final)]
+    forms = [form for final in _finalists(tried)[: FINALISTS if few else None] for form in _with_alternatives(drafts, final)]
     drafts.foresee(forms, limit)
     return [drafts.draft(*form, limit) for form in forms]
 

@@ -6,8 +6,8 @@ schedule is open, the limit is the peak of Paddle's baseline on its fullest rank
 (`Search.beside_baseline`).
 
 - An open schedule (`interleave: auto`) is searched together with what each stage recomputes (`fastest.py`): Paddle's baseline, the named
-  forms and schedules of the coarse model (`coarse.py`), and these with less memory, less recomputation or other waits of the host, in the
-  order of `proposals.PROPOSALS`. Each is drafted and judged by its simulated step and its peak (`drafts.py`).
+  forms and schedules of the coarse model (`coarse.py`), and these with less memory, less or more recomputation, or other waits of the
+  host, in the order of `proposals.PROPOSALS`. Each is drafted and judged by its simulated step and its peak (`drafts.py`).
 - If a given form is slower than the plainest one, milder forms are tried (`Search.judged`).
 
 With everything kept, a stage exceeds its budget by some bytes. Recomputation frees part of them, cheapest byte first (`levels.py`);

@@ -461,29 +461,28 @@ def test_more_is_recomputed_where_copies_may_cost_more(beside: bool, fits: bool)
         return Judged(form, later, recomputed, (limit,), 90, limit)
 
     levels = SimpleNamespace(to_free=to_free, states=object() if beside else None)
-    drafts = SimpleNamespace(
-        make=SimpleNamespace(levels=levels), draft=draft, foresee=lambda *_: None, later=(), chooses=True, offloads=True, given=True
-    )
-    slow = Judged(other, (), (320, 100), (1000,), 110, 1000 if fits else 1200)
+    drafts = SimpleNamespace(make=SimpleNamespace(levels=levels), draft=draft, foresee=lambda *_: None, later=(), offloads=True, given=True)
+    slow = Judged(other, (), (320, 100), (1000,), 110 if fits else 90, 1000 if fits else 1200)
     start = Judged(fastest, (), (320, 100), (1000,), 100, 1000 if fits else 1100)
     found = more_recomputed(tried_so_far(drafts, 1000, slow, start))
     assert [(each.recomputed, each.form) for each in found] == [((350, 150), fastest)]  # the other is what it was
     assert more_recomputed(tried_so_far(drafts, 1000, start, *found)) == []
     assert more_recomputed(tried_so_far(drafts, 1000, dataclasses.replace(start, recomputed=None))) == []
-    drafts.offloads = False
-    assert more_recomputed(tried_so_far(drafts, 1000, start)) == []
+    for name in ("offloads", "given"):
+        setattr(drafts, name, False)
+        assert more_recomputed(tried_so_far(drafts, 1000, start)) == []
+        setattr(drafts, name, True)
 
 
 @pytest.mark.parametrize("fits", [False, True])
 def test_other_forms_recompute_as_much_as_the_fastest_plan(fits: bool) -> None:
-    """The fastest of them, whether they kept the budget with their own levels or not: with those of the fastest that keeps it or, if none
-    does, of what is nearest to it. Not without a budget, and not where the user said how much."""
+    """The six fastest, whether they kept the budget with their own levels or not: with those of the fastest that keeps it or, if none does,
+    of what is nearest to it. Not without a budget, and not where the user said how much."""
     forms = [Schedule1F1B(interleave="mixed", weight_delay=each, search=False) for each in range(9)]
     drafts = SimpleNamespace(
         draft=lambda recomputed, form, later, limit: Judged(form, later, recomputed, (limit,), 90, limit),
         foresee=lambda *_: None,
         later=(),
-        chooses=True,
         given=True,
     )
     rows = [Judged(form, (), (k, 0), (1000,), 100 - k, 1000 + 10 * (9 - k)) for k, form in enumerate(forms)]
@@ -494,6 +493,7 @@ def test_other_forms_recompute_as_much_as_the_fastest_plan(fits: bool) -> None:
     others = [form for form in reversed(forms[3:]) if form != forms[taken]]
     assert [(each.recomputed, each.form) for each in found] == [((taken, 0), form) for form in others]
     assert same_recomputed(tried_so_far(drafts, 1000, *rows, *found)) == []
+    assert same_recomputed(tried_so_far(drafts, 1000, *(dataclasses.replace(each, recomputed=None) for each in rows))) == []
     drafts.given = False
     assert same_recomputed(tried_so_far(drafts, 1000, *rows)) == []
 
