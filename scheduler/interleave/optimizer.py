@@ -39,7 +39,7 @@ def across_stages(graph: Graph, optimizer: Sequence[Op]) -> list[int]:
     return [op.id for op in optimizer if is_comm(op) and op.group not in inside]
 
 
-def reductions_first(graph: Graph, before: Sequence[Op], optimizer: Sequence[Op]) -> list[Op]:
+def in_completion_order(graph: Graph, before: Sequence[Op], optimizer: Sequence[Op]) -> list[Op]:
     """The optimizer's operations in the order in which `before` completes the gradients that they need. Collectives that reduce gradients,
     and so need no other collective of the optimizer, come first.
 

@@ -14,7 +14,7 @@ from interlace.ir.per_ops import FEW, once_per_ops, remembered
 from interlace.ir.schedule import OPTIMIZER, Slot, sent_before
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.inline_weights import inline_weights
-from interlace.scheduler.interleave.optimizer import reductions_first
+from interlace.scheduler.interleave.optimizer import in_completion_order
 from interlace.scheduler.interleave.part_order import EarlyCollectives
 from interlace.scheduler.interleave.planner import FREE_SHARE, REDUCTIONS_SHARE, SMALL_SHARE, Form, Pair, PairPlan, PartOps, plan_pair
 from interlace.scheduler.interleave.slot_times import SlotTimes, slot_times
@@ -108,7 +108,7 @@ class Jobs:
         found = [parts.part(label, kind, chunk) for label, kind, chunk in kinds]
         if len(found) > 1 and found[-1].kind == "O":
             before = [op for part in found[:-1] for op in part.ops]
-            found[-1] = PartOps("O", "O", reductions_first(Graph(self.program), before, found[-1].ops))
+            found[-1] = PartOps("O", "O", in_completion_order(Graph(self.program), before, found[-1].ops))
         return found
 
     def of(self, slot: Slot, parts: Parts, plans: dict[Kinds, PairPlan]) -> list[Job]:

@@ -15,7 +15,7 @@ from interlace.planning import proposals
 from interlace.planning.variants import schedule_label, with_optimizer_alone
 from interlace.scheduler.interleave.engine import Engine
 from interlace.scheduler.interleave.list_schedule import TRIES, USUAL, Weights
-from interlace.scheduler.interleave.optimizer import reductions_first
+from interlace.scheduler.interleave.optimizer import in_completion_order
 from interlace.scheduler.interleave.planner import FREE_SHARE, REDUCTIONS_SHARE, Pair, PartOps, plan_pair
 from interlace.scheduler.jobs import making
 from tests.searches import SOME
@@ -56,20 +56,20 @@ def split(made: Program) -> tuple[list, list]:
 def test_gradients_are_reduced_in_the_order_in_which_backward_completes_them() -> None:
     made = program()
     backward, optimizer = split(made)
-    assert [op.id for op in reductions_first(Graph(made), backward, optimizer)] == [10, 9, 12, 15, 16, 11, 13, 14]
+    assert [op.id for op in in_completion_order(Graph(made), backward, optimizer)] == [10, 9, 12, 15, 16, 11, 13, 14]
 
 
 def test_a_group_that_reaches_into_another_stage_keeps_its_order() -> None:
     made = program(group=8, stages=2)
     backward, optimizer = split(made)
-    comm = [op.id for op in reductions_first(Graph(made), backward, optimizer) if op.group == 8]
+    comm = [op.id for op in in_completion_order(Graph(made), backward, optimizer) if op.group == 8]
     assert comm == [9, 10, 13, 15]
 
 
 def test_a_gradient_is_reduced_beneath_the_next_one() -> None:
     made = program()
     backward, optimizer = split(made)
-    parts = [PartOps("B", "B", backward), PartOps("O", "O", reductions_first(Graph(made), backward, optimizer))]
+    parts = [PartOps("B", "B", backward), PartOps("O", "O", in_completion_order(Graph(made), backward, optimizer))]
     plan = plan_pair(Pair(made, parts, COST, work=SOME), "dx-first")
     order = [op_id for _, op_id in plan.order]
     assert order.index(6) < order.index(10) < order.index(7), "the first gradient's all_reduce starts before the second is computed"
