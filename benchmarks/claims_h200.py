@@ -464,7 +464,17 @@ def pools_of_state() -> str:
 def returned_memory() -> str:
     """Steps, gains, tensors and pools of plans of decision 029 against the baseline of the same session, and their simulated gains. Each
     plan is of the code of its date."""
-    runs = [row for row in raw("h200/returned_memory.json")["runs"] if "bits" in row]
+    return _against_baselines([row for row in raw("h200/returned_memory.json")["runs"] if "bits" in row])
+
+
+@claim
+def budgets_on_one_h200() -> str:
+    """The same of plans under memory budgets on one GPU."""
+    return _against_baselines(raw("h200/budgets_one_gpu.json")["runs"])
+
+
+def _against_baselines(runs: Sequence[Row]) -> str:
+    """A row for each plan: its step and that of the baseline of the same session; gain, simulated gain, tensors and pools; bits."""
     stock = {(row["case"], row["sitting"]): row for row in runs if row["plan"] == "stock"}
     rows = []
     for row in sorted(runs, key=lambda row: (row["case"], row["plan"], row["sitting"])):
