@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from interlace.ir.remarks import Fact, Remark
 from interlace.planning.coarse import Coarse
-from interlace.planning.drafts import Drafts, Judged, fitting, nearest
+from interlace.planning.drafts import Drafts, Judged
 from interlace.planning.limits import beyond_baseline, is_unlimited
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, said
 from interlace.planning.proposals import PROPOSALS, Tried
@@ -32,9 +32,7 @@ def fastest(drafts: Drafts) -> tuple[Made, Tried]:
     for propose in PROPOSALS:
         tried.judged += propose(tried)
     judged = tried.judged
-    best = next(iter(fitting(judged, limit)), None)
-    if best is None and drafts.given:  # the caller makes what is nearest to the budget again with lower limits
-        best = next(iter(nearest(judged)), None)
+    best = tried.best()  # if that exceeds the budget, the caller makes it again with lower limits
     if best is None and own.step_ns is None and judged:
         run = replace(drafts.whole(judged[0]), memory_limits=drafts.memory_limits)
         return run.noted(said("declined", "no-form-judged"), *_lost(drafts, judged, limit)), tried

@@ -96,6 +96,14 @@ class Tried:
             make.by_name |= {each.form: each.step_ns for each in found if each.step_ns is not None}
         return found
 
+    def finalists(self) -> list[Judged]:
+        """Forms that keep the limit, fastest first; or, if none does and there is a budget, those nearest to it."""
+        return fitting(self.judged, self.limit) or (nearest(self.judged) if self.drafts.given else [])
+
+    def best(self) -> Judged | None:
+        """The first of the finalists; None if there are none."""
+        return next(iter(self.finalists()), None)
+
     def draft_in(self, limit: int) -> None:
         """Make one more draft, of the schedule that the coarse model finds best within `limit` bytes; none if no forms are possible."""
         for recomputed, form in self.coarse.best_in(limit) if self.by_name else ():
@@ -165,15 +173,10 @@ def _little_less(missed: Judged, times: int, limit: int) -> float:
     return 1 - times * (missed.peak_bytes - limit) / limit
 
 
-def _finalists(tried: Tried) -> list[Judged]:
-    """Forms that keep the limit, fastest first; or, if none does and there is a budget, those nearest to it."""
-    return fitting(tried.judged, tried.limit) or (nearest(tried.judged) if tried.drafts.given else [])
-
-
 def more_recomputed(tried: Tried) -> list[Judged]:
     """The best form so far with as much recomputed as smaller budgets would need (`SMALLER`), after all optimizer state that may leave the
     device has left it: recomputing values may take less time than copying to the host and back. No stage recomputes less than before."""
-    drafts, best = tried.drafts, next(iter(_finalists(tried)), None)
+    drafts, best = tried.drafts, tried.best()
     if not drafts.given or not drafts.offloads or best is None or best.recomputed is None:
         return []
     levels = drafts.make.levels
@@ -185,7 +188,7 @@ def more_recomputed(tried: Tried) -> list[Judged]:
 def same_recomputed(tried: Tried) -> list[Judged]:
     """The fastest forms, each with as much recomputed as the best so far; without those that exceed the budget by far (`FAR`). The coarse
     model chose levels for them without knowing what copies and waits of the host cost."""
-    drafts, best = tried.drafts, next(iter(_finalists(tried)), None)
+    drafts, best = tried.drafts, tried.best()
     if not drafts.given or best is None or best.recomputed is None:
         return []
     forms = dict.fromkeys(each.form for each in fitting(tried.judged, int((1 + FAR) * tried.limit)))
@@ -281,7 +284,7 @@ def with_other_waits(tried: Tried) -> list[Judged]:
     """The fastest forms, or with a budget that none keeps those nearest to it, with the alternatives of each later pass."""
     drafts, limit = tried.drafts, tried.limit
     few = drafts.given or deciding(drafts.later, "transfers") is not None
-    forms = [form for final in _finalists(tried)[: FINALISTS if few else None] for form in _with_alternatives(drafts, final)]
+    forms = [form for final in tried.finalists()[: FINALISTS if few else None] for form in _with_alternatives(drafts, final)]
     drafts.foresee(forms, limit)
     return [drafts.draft(*form, limit) for form in forms]
 
