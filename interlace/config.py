@@ -95,6 +95,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             `interleave: auto`, which falls back to Paddle's baseline if nothing else fits; a form given by name is used whatever it
             holds. The order of operations within a job holds no more than its parts one after another (1 % is ignored), with `+8GB` that
             much more, with `off` any amount. A few GB more let more communication be hidden.
+        pool_budget: Device memory that a rank's parameters and allocator pools may take, free blocks included, written as `memory_budget`;
+            by default nine tenths of the device, or what Paddle's baseline takes if that is more. When: other processes use the device, the
+            profile is of one with more memory, or workspaces of kernels, which are not counted, need more than a tenth. Details: a
+            share is of what pools take with Paddle's baseline, the device that of the profile. If pools of the plan would take more, the
+            fastest plan whose pools do not is taken instead, among those that planning looked at and those of further searches in less
+            memory, which take up to twice the time of the first. A limit that you set is kept, or the command fails. The default does not
+            apply to a form given by name. Pools of captured steps are not simulated, so nothing limits them.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
         means: Passes that the configuration does not mention, which planning may use to keep a plan within its memory, or to do so in less
             time. Under a memory budget only those that do not follow one (`return-memory`): the others are on already.
@@ -133,6 +140,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     force_device: bool = False
     force_paddle: bool = False
     memory_budget: MemoryBudget = None
+    pool_budget: MemoryBudget = None
     passes: dict[str, Pass] = {}
     means: dict[str, Pass] = {}
     in_graph: dict[str, Pass] = {}
@@ -171,14 +179,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return isinstance(self.memory_budget, (int, float))
 
 
-BUDGET = "memory_budget"
-_HINTS = {
-    name: hint for name, hint in typing.get_type_hints(Config).items() if name not in (BUDGET, "passes", "means", "in_graph", "source")
-}
+BUDGET, POOL_BUDGET = "memory_budget", "pool_budget"
+_NOT_PLAIN = (BUDGET, POOL_BUDGET, "passes", "means", "in_graph", "source")
+_HINTS = {name: hint for name, hint in typing.get_type_hints(Config).items() if name not in _NOT_PLAIN}
 PLAIN_CHOICES = {name: typing.get_args(hint) for name, hint in _HINTS.items() if typing.get_origin(hint) is typing.Literal}
 """Options of their own that take one of a few words."""
 PLAIN_KINDS: dict[str, type] = {name: str if name in PLAIN_CHOICES else hint for name, hint in _HINTS.items()}
-PLAIN_FIELDS = (*PLAIN_KINDS, BUDGET)
+PLAIN_FIELDS = (*PLAIN_KINDS, BUDGET, POOL_BUDGET)
 
 
 def make_config(
@@ -207,8 +214,9 @@ def make_config(
     _check_plain(plain, where)
     with where.named(BUDGET):
         budget = parse_budget(options.get(BUDGET))
-    if budget is not None:
-        plain[BUDGET] = budget
+    with where.named(POOL_BUDGET):
+        pools = parse_budget(options.get(POOL_BUDGET))
+    plain |= {name: each for name, each in ((BUDGET, budget), (POOL_BUDGET, pools)) if each is not None}
     if plain.get("device", "") not in ("", *profile_names()):
         with where.named("device"):
             load_profile(plain["device"])
@@ -318,7 +326,7 @@ def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str], around: 
         return table
     if isinstance(node, yaml.SequenceNode):
         return [_plain(value, f"{at}[{k}]", path, marks, around) for k, value in enumerate(node.value)]
-    is_bare = isinstance(node, yaml.ScalarNode) and node.style is None and not (at == BUDGET and node.value.startswith("+"))
+    is_bare = isinstance(node, yaml.ScalarNode) and node.style is None and not (at in (BUDGET, POOL_BUDGET) and node.value.startswith("+"))
     value = _scalar(node.value) if is_bare else node.value
     if not value or not isinstance(value, str):
         return value
@@ -433,7 +441,7 @@ def _beyond(text: str) -> Beyond:
 
 def _check_plan(folder: str, options: Mapping[str, Any], where: _Where) -> None:
     """That the folder is there, and that nothing is asked for that its plans say already."""
-    beside = [key for key in options if key in ("device", BUDGET) or key not in PLAIN_FIELDS]
+    beside = [key for key in options if key in ("device", BUDGET, POOL_BUDGET) or key not in PLAIN_FIELDS]
     if beside:
         raise ConfigError(
             f"{where.key(beside[0])}: beside plan: {folder}, {beside[0]} would do nothing: the plans there have their "

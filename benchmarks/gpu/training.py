@@ -113,6 +113,8 @@ WEIGHT_DELAYS = tuple(
 """Weight gradients that are delayed by one micro-batch or more; on the second of two stages by more."""
 AUTO = Plan("auto", "schedule_1f1b: {interleave: auto}\n"), Plan("auto-8gb", "memory_budget: +8GB\nschedule_1f1b: {interleave: auto}\n")
 """Within the memory of Paddle's baseline, and with more."""
+POOLS = Plan("pools-1", f"pool_budget: 1.0\n{AUTO[0].config}")
+"""Allocator pools take no more than the baseline's."""
 CONNECTIONS = tuple(
     replace(plan, name=f"{plan.name}-{count}-connections", env=((CONNECTIONS_VARIABLE, count),))
     for plan, count in ((BASELINE, "32"), (AUTO[0], "8"))
@@ -248,7 +250,10 @@ def cases(gpus: int) -> list[Case]:
                 2048,
                 1,
                 2,
-                plans=(BASELINE, ZB, DX, MIXED, *WEIGHT_DELAYS[:3], *AUTO, *CONNECTIONS, TUNED, *DELAYS, *LEVEL, COLUMN, *OFFLOADS, AGAIN),
+                plans=(
+                    *(BASELINE, ZB, DX, MIXED, *WEIGHT_DELAYS[:3], *AUTO, POOLS, *CONNECTIONS, TUNED, *DELAYS, *LEVEL, COLUMN),
+                    *(*OFFLOADS, AGAIN),
+                ),
             )
             for model in models
         ]
@@ -324,7 +329,7 @@ def _captured(gpus: int) -> list[Case]:
 def _wide() -> list[Case]:
     """Layers of the 13B size on two stages, with the vocabularies of GPT and Llama."""
     sizes = {"gpt": ("--vocab", "50304"), "llama": ("--vocab", "32000", "--intermediate", "13824", "--fused")}
-    plans = (BASELINE, AUTO[0], TUNED, ZB, MIXED, OFFLOADS[1], AUTO[1])
+    plans = (BASELINE, AUTO[0], TUNED, ZB, MIXED, OFFLOADS[1], AUTO[1], POOLS)
     return [
         replace(_layers(model, 2048, 1, 2, plans=plans, more=(*WIDE, *more)), name=f"{model}-13b-s2048-mp1-pp2")
         for model, more in sizes.items()
@@ -356,7 +361,7 @@ def _experts() -> list[Case]:
 def _states() -> list[Case]:
     """Two stages with AdamW, whose state is moved to the host: as far as budgets require, and completely."""
     every = Plan("state-1", "offload_optimizer_state: {fraction: 1.0}\n")
-    plans = (BASELINE, AUTO[0], every, *(Plan(f"budget-{share:g}", f"memory_budget: {share}\n") for share in (0.9, 0.8, 0.7, 0.6)))
+    plans = (BASELINE, AUTO[0], POOLS, every, *(Plan(f"budget-{share:g}", f"memory_budget: {share}\n") for share in (0.9, 0.8, 0.7, 0.6)))
     more = ("--optimizer", "adamw")
     return [replace(_layers(model, 2048, 1, 2, plans=plans, more=more), name=f"{model}-adamw-s2048-pp2") for model in ("gpt", "llama")]
 

@@ -140,7 +140,8 @@ class Tuning:
         assert self.captured is not None
         program = self.captured.program
         passes = (*self.config.pipeline().passes, *self.config.means.values())
-        options = options_text(self.config.device, passes), str(self.config.memory_budget), self.config.plan
+        budgets = str(self.config.memory_budget), str(self.config.pool_budget)
+        options = options_text(self.config.device, passes), *budgets, self.config.plan
         digests = gather(self.peers, "programs", [digest_of(program), known_name(self.device), self.device.target.name])
         key = key_of([*(text for each in digests for text in each), *options, VERSION, paddle.__version__])
         self.store = Store(self.folder, key) if self.env.rank == 0 else None

@@ -105,7 +105,8 @@ class Drafts:
         found = _end_of(_drafting(self, recomputed, form, later, limit, part))
         if found.judged.step_ns is not None and found.judged.peak_bytes <= limit:
             self.fastest_ns = min(found.judged.step_ns, self.fastest_ns or found.judged.step_ns)
-        self.world.drafts.append(Draft(found.made, found.judged.later))
+        whole = Pipeline((*self.before(recomputed).passes.passes, form, *found.judged.later))
+        self.world.drafts.append(Draft(found.made, found.judged.later, whole))
         return found.judged
 
     def foresee(self, forms: Iterable[Form], limit: int, parts: Iterable[float] = repeat(1.0)) -> None:

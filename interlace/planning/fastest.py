@@ -13,13 +13,19 @@ from interlace.planning.proposals import PROPOSALS, Tried
 from interlace.planning.variants import drafted, named, paddles_jobs, without_search
 from interlace.planning.world import Made
 
+PLANNED = 3
+"""Most drafts that are planned in full."""
+AS_FAST = 1.002
+"""A draft is planned in full in place of the fastest, whose full plan exceeds the budget, if its step is longer by this factor at most."""
+
 
 def fastest(drafts: Drafts) -> tuple[Made, Tried]:
     """Run the passes with the form, and the recomputation, whose simulated step is shortest within the memory limit. Returns the run, and
     what was proposed for it; raises PassError as `Pipeline.run`.
 
     Every proposed form (`PROPOSALS`) is drafted, without local search inside its jobs, and simulated; the fastest is then planned in full.
-    If Paddle's own plan is the fastest, it is kept as it is.
+    If that exceeds the budget and others are nearly as fast (`AS_FAST`), the first of them whose full plan keeps it is taken. If Paddle's
+    own plan is the fastest, it is kept as it is.
     """
     made = drafts.world.run(drafted(drafts.own), drafts.memory_limits, ranks=drafts.ranks)
     peaks = drafts.peaks(made)
@@ -32,7 +38,7 @@ def fastest(drafts: Drafts) -> tuple[Made, Tried]:
     for propose in PROPOSALS:
         tried.judged += propose(tried)
     judged = tried.judged
-    best = tried.best()  # if that exceeds the budget, the caller makes it again with lower limits
+    best = tried.best()
     if best is None and own.step_ns is None and judged:
         run = replace(drafts.whole(judged[0]), memory_limits=drafts.memory_limits)
         return run.noted(said("declined", "no-form-judged"), *_lost(drafts, judged, limit)), tried
@@ -40,11 +46,25 @@ def fastest(drafts: Drafts) -> tuple[Made, Tried]:
         kept = said("decided", BASELINE_KEPT, **_baseline_facts(drafts, own))
         others = [each for each in judged if each.form.interleave != "off" or each.step_ns != own.step_ns]
         return drafts.world.run(drafts.own, drafts.memory_limits).noted(kept, *_lost(drafts, others, limit)), tried
-    run = drafts.whole(best)
+    best, run = _in_full(tried, best)
     facts = best.facts(drafts.later) | _baseline_facts(drafts, own)
     facts |= {} if not drafts.given and is_unlimited(drafts.world) else {"limit_bytes": limit}
     taken = said("decided", FORM_TAKEN, step_ns=drafts.world.step_ns(run) or 0, **facts)
     return run.noted(taken, *_lost(drafts, [each for each in judged if each is not best], limit)), tried
+
+
+def _in_full(tried: Tried, best: Judged) -> tuple[Judged, Made]:
+    """The best draft and its full plan, or another one that is nearly as fast, if only its full plan keeps the budget. If none does, the
+    caller makes the plan of the best again with lower limits."""
+    drafts, first = tried.drafts, tried.drafts.whole(best)
+    if not drafts.given or not any(drafts.world.bytes_over_in_step(first, tried.limit)):
+        return best, first
+    for other in tried.finalists()[1:PLANNED]:
+        if other.peak_bytes > tried.limit or (other.step_ns or 0) > AS_FAST * (best.step_ns or 0):
+            break
+        if not any(drafts.world.bytes_over_in_step(run := drafts.whole(other), tried.limit)):
+            return other, run
+    return best, first
 
 
 def best_level(drafts: Drafts) -> Judged:

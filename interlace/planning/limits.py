@@ -15,6 +15,9 @@ SLACK, ROUNDED = 1.01, 32 << 20
 """A peak counts as no higher than that of Paddle's baseline up to this factor, and an excess of up to these bytes is ignored: allocators
 round by more."""
 
+ROOM = 0.9
+"""Share of the device's memory that pools of plans may take: contexts, libraries and workspaces of kernels need some."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:

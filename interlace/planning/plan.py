@@ -25,6 +25,7 @@ from interlace.planning.limits import budget_bytes
 from interlace.planning.orders import captured_orders, require_one_order
 from interlace.planning.outcome import MemoryLimit, Outcome
 from interlace.planning.peers import Peers
+from interlace.planning.pool_budget import within_pools
 from interlace.planning.processes import dealt, world_of
 from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits, finish, finished_plan
@@ -245,6 +246,7 @@ def worker_of(program: Program, config: Config, cost: Costs, profile: str, is_wh
     """A worker for a rank to be planned; `is_whole`: together with all others."""
     passes = config.pipeline().passes
     options = options_text(profile, (*passes, *config.means.values()))
+    options += "" if config.pool_budget is None else f" pool_budget {config.pool_budget}"
     return Worker(program, cost, passes, options, config.memory_budget, is_whole)
 
 
@@ -260,7 +262,11 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
         made = search.beside_baseline(means)
         made = search.ordered_further(made, search.limit_of_baseline, means)
         budget = search.limit_of_baseline if any(made.memory_limits) else 0
-    memory = _memory_limit(search, made, asked or (0 if config.capture == "on" else search.limit_of_baseline), config)
+    limit_bytes = asked or (0 if config.capture == "on" else search.limit_of_baseline)
+    within = within_pools(search, made, config.pool_budget, profile, limit_bytes, means)
+    if within is not made:
+        made, budget = within, asked or (limit_bytes if any(within.memory_limits) else 0)
+    memory = _memory_limit(search, made, limit_bytes, config)
     specs = tuple(map(spec_of, made.passes.passes))
     digests = world.map(finish, specs, made.programs, made.steps, made.notes, budget)
     if config.check and not all(is_built_in(type(each)) for each in made.passes.passes):

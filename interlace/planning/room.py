@@ -12,15 +12,16 @@ from interlace.cost_model import CostModel
 from interlace.ir import Program
 from interlace.ir.target import GPU, target_of
 from interlace.passes import Schedule1F1B
+from interlace.planning.limits import ROOM
 from interlace.planning.outcome import Outcome
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.tenth import TENTH
 from interlace.planning.variants import is_open
 from interlace.units import size
 
-ROOM, POOLS = 0.9, 2.0
-"""Share of the device's memory that plans may use, and bytes that allocator pools may take for each byte by which a plan's peak exceeds the
-baseline's, before that plan's pools are simulated: 0.9 to 1.9 on two H100 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
+POOLS = 2.0
+"""Bytes that allocator pools may take for each byte by which a plan's peak exceeds the baseline's, before that plan's pools are simulated:
+0.9 to 1.9 on two H100 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
 
 
 def is_room_for(more_bytes: int, held_bytes: int, total_bytes: int) -> bool:

@@ -94,7 +94,7 @@ class Search:
         budget. Raises PassError as `Pipeline.run`.
         """
         limit, world = self.limit_of_baseline, self.world
-        following = self._following(means)
+        following = self.following(means)
         if limit and following and is_long(world.captured) and (run := self._of_long_step(following, limit)) is not None:
             return run
         found = self.unlimited()
@@ -108,7 +108,7 @@ class Search:
             runs += [again] if not any(world.bytes_over_in_step(again, limit)) else []
         for more in () if self._is_set else dict.fromkeys((others, ())):
             every = ordered((*self.asked.passes, *following, *more))
-            search = Search(world, every if more == others else _states_kept(every))
+            search = Search(world, every if more == others else states_kept(every))
             if steps := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
                 search.make.beaten = self.make.beaten_by(min(steps))
             within = search.fitting_beside(self.baseline, limit)
@@ -136,7 +136,7 @@ class Search:
         if usual is None:
             return None
         every = ordered((*self.asked.passes, *following))
-        staying = _states_kept(every)
+        staying = states_kept(every)
         for passes in [staying] if staying == every else [staying, every]:
             run = Search(self.world, passes).fitting(limit)
             took = self.world.step_ns(run) if run is not None else None
@@ -197,7 +197,7 @@ class Search:
             return made
         if limit and any(self.world.bytes_over_in_step(searched, limit)):
             there = {each.name for each in made.passes.passes}
-            more = [each for each in self._following(means) if each.name not in there]
+            more = [each for each in self.following(means) if each.name not in there]
             lighter = self._within(ordered((*passes.passes, *more)), limit) if more else None
             after = self.world.step_ns(lighter) if lighter is not None else None
             if lighter is None or after is None or after >= before:
@@ -206,7 +206,7 @@ class Search:
         taken = searched.noted(*made.notes, said("decided", "searched-inside-jobs", step_ns=after, without_ns=before))
         return replace(taken, memory_limits=memory_limits)
 
-    def _following(self, means: Sequence[Pass]) -> tuple[Pass, ...]:
+    def following(self, means: Sequence[Pass]) -> tuple[Pass, ...]:
         """The passes among `means` that follow a budget; none if the user says what is moved."""
         return () if self._is_set else tuple(each for each in means if each.follows_budget)
 
@@ -327,7 +327,7 @@ class Search:
         fast."""
         if self.make.levels.states is None:
             return leaving
-        search = Search(self.world, _states_kept(self.asked))
+        search = Search(self.world, states_kept(self.asked))
         took = self.world.step_ns(leaving) if leaving is not None else None
         search.make.beaten = self.make.beaten.also_by(took)
         staying = search.fitting(budget)
@@ -416,7 +416,7 @@ class Search:
         return Limit(budget, (*beside, *self.make.levels.to_free(budget, freed)))
 
 
-def _states_kept(pipeline: Pipeline) -> Pipeline:
+def states_kept(pipeline: Pipeline) -> Pipeline:
     """The passes without those that move optimizer state."""
     return Pipeline(tuple(each for each in pipeline.passes if each.decides != "states"))
 

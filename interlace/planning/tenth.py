@@ -86,7 +86,7 @@ class Others:
     def _fastest(self, drafts: Iterable[Draft], limit_bytes: int, fits: Callable[[int, int], bool]) -> OtherLimit | None:
         """The fastest of the drafts whose peak and step satisfy `fits`, among `MOST_ASKED` candidates."""
         world, asked = self.world, 0
-        steps = {draft.made.programs: (world.step_ns(*draft), draft.made) for draft in drafts}
+        steps = {draft.made.programs: (world.step_ns(draft.made, draft.later), draft.made) for draft in drafts}
         for step_ns, made in sorted(((step_ns, made) for step_ns, made in steps.values() if step_ns is not None), key=lambda each: each[0]):
             if asked == MOST_ASKED:
                 break

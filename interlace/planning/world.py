@@ -42,6 +42,7 @@ from interlace.planning.tasks import (
 )
 from interlace.planning.variants import decided_for_all
 from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, packed, spec_of, unpacked
+from interlace.scheduler.memory.pools import reserved_bytes
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.whole_step.orders import Orders, simulation
@@ -150,10 +151,16 @@ class Made:
 
 
 class Draft(NamedTuple):
-    """A draft, and the full passes after its schedule, of which only those that delay transfers matter (`World.step_ns`)."""
+    """A draft of a plan.
+
+    Attributes:
+        later: The full passes after the schedule, of which only those that delay transfers matter (`World.step_ns`).
+        whole: All passes of the full plan; None if it is known only in part.
+    """
 
     made: Made
     later: tuple[Pass, ...] = ()
+    whole: Pipeline | None = None
 
 
 _StepKey = tuple[Programs, tuple[Spec, ...]]
@@ -188,6 +195,7 @@ class World:
         self._made: dict[Any, tuple[Programs, tuple[tuple[int, ...], ...]]] = {}
         self._steps: dict[_StepKey, Simulated] = {}
         self._step_peaks: dict[Programs, dict[int, int]] = {}
+        self._pools: dict[Programs, int | None] = {}
         self.drafts: list[Draft] = []
         self._plans: OrderedDict[tuple[int, int], Program] = OrderedDict()
         self.facts: Sequence[RankFacts] = facts or self.map(rank_facts)
@@ -345,7 +353,7 @@ class World:
 
     def simulate(self, drafts: Iterable[Draft]) -> None:
         """Find the steps of some drafts, in several processes at once, which `step_ns` and `joules` then know."""
-        new = {key: draft for draft in drafts if (key := self._step_key(*draft)[0]) not in self._steps}
+        new = {key: draft for draft in drafts if (key := self._step_key(draft.made, draft.later)[0]) not in self._steps}
         link = self.link
         if link is None or not link.helpers or len(new) < 2:
             return
@@ -387,6 +395,15 @@ class World:
             self._step_peaks[programs] = self._peaks_in_step(made)
         peaks = self._step_peaks[programs]
         return [max(over, peaks.get(self.representative.get(rank, rank), 0) - budget) for rank, over in enumerate(alone)]
+
+    def pool_bytes(self, made: Made) -> int | None:
+        """Device bytes that parameters and allocator pools take on the fullest rank, on a GPU; None if the step cannot be simulated."""
+        programs = tuple(made.programs[rank] for rank in self.firsts)
+        if programs not in self._pools:
+            with suppress(PlanError):
+                options = Options.of(GPU, peers_ready=not self.representative, representative=self.representative)
+                self._pools[programs] = reserved_bytes(simulate(self.plans(made), self.cost, options, target=GPU).memory, GPU)
+        return self._pools.setdefault(programs, None)
 
     def _peaks_in_step(self, made: Made) -> dict[int, int]:
         """Device bytes of one rank of each stage at its peak on a GPU in the step of all; nothing where that cannot be simulated."""

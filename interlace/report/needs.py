@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from interlace.config import Config
 from interlace.cost_model import load_profile
 from interlace.passes.base import option_name
+from interlace.planning.limits import ROOM
 from interlace.planning.plan import Plan
-from interlace.planning.room import ROOM
 from interlace.report.checks import (
     EVERYTHING,
     MEMORY,
@@ -78,5 +78,5 @@ def _memory(plans: Sequence[Plan], found: Examination) -> Check:
     baseline = f"; Paddle's baseline {size(own)}" if own else ""
     said = f"{size(needed)}, simulated{baseline}; {size(total_bytes)} by {whose}"
     if needed > most_bytes:
-        return Check("device memory", "the fullest rank", f"{said}; `memory_budget: {most_bytes}` keeps a tenth free", "fails")
+        return Check("device memory", "the fullest rank", f"{said}; `pool_budget: {most_bytes}` keeps a tenth free", "fails")
     return Check("device memory", "the fullest rank", said, "holds")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from interlace.planning.limits import ROOM
 from interlace.planning.outcome import OtherLimit, Outcome, Step
-from interlace.planning.room import ROOM
 from interlace.units import ms, ms_figure, ranges, size
 
 UNBALANCED = 0.02

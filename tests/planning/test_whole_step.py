@@ -20,9 +20,10 @@ from interlace.ir import Program, parse
 from interlace.ir.remarks import Remark
 from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.passes import ChooseRecompute, Pass, Pipeline, ReturnMemory, Schedule1F1B, ThrottleHost
-from interlace.planning import budget, coarse, tasks
+from interlace.planning import budget, coarse, fastest, tasks
 from interlace.planning.budget import baseline_peak_bytes, peak_bytes
 from interlace.planning.drafts import Drafts, Judged
+from interlace.planning.fastest import _in_full
 from interlace.planning.limits import Limit
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, Beaten, Making
 from interlace.planning.plan import Plan, make_plans
@@ -450,7 +451,7 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
 def test_more_is_recomputed_where_copies_may_cost_more(beside: bool, fits: bool) -> None:
     """On every stage as much as smaller budgets need, and no less than before: with the fastest that keeps the budget or, if none does,
     with what is nearest to it. What was drafted already is not drafted again, and nothing if nothing moves or the user said how much."""
-    fastest, other = Schedule1F1B(interleave="mixed", search=False), Schedule1F1B(interleave="dx-first", search=False)
+    first, other = Schedule1F1B(interleave="mixed", search=False), Schedule1F1B(interleave="dx-first", search=False)
     needed = {975: (300, 0), 950: (350, 150)}
 
     def to_free(limit: int, freed: Sequence[tuple[float, int]], beside_states: bool) -> tuple[tuple[int, ...], ...]:
@@ -463,9 +464,9 @@ def test_more_is_recomputed_where_copies_may_cost_more(beside: bool, fits: bool)
     levels = SimpleNamespace(to_free=to_free, states=object() if beside else None)
     drafts = SimpleNamespace(make=SimpleNamespace(levels=levels), draft=draft, foresee=lambda *_: None, later=(), offloads=True, given=True)
     slow = Judged(other, (), (320, 100), (1000,), 110 if fits else 90, 1000 if fits else 1200)
-    start = Judged(fastest, (), (320, 100), (1000,), 100, 1000 if fits else 1100)
+    start = Judged(first, (), (320, 100), (1000,), 100, 1000 if fits else 1100)
     found = more_recomputed(tried_so_far(drafts, 1000, slow, start))
-    assert [(each.recomputed, each.form) for each in found] == [((350, 150), fastest)]  # the other is what it was
+    assert [(each.recomputed, each.form) for each in found] == [((350, 150), first)]  # the other is what it was
     assert more_recomputed(tried_so_far(drafts, 1000, start, *found)) == []
     assert more_recomputed(tried_so_far(drafts, 1000, dataclasses.replace(start, recomputed=None))) == []
     for name in ("offloads", "given"):
@@ -498,10 +499,40 @@ def test_other_forms_recompute_as_much_as_the_fastest_plan(fits: bool) -> None:
     assert same_recomputed(tried_so_far(drafts, 1000, *rows)) == []
 
 
+@pytest.mark.parametrize(
+    ("over", "steps", "given_", "taken"),
+    [
+        ((0, 0, 0, 0), (1000, 1001, 1002, 1002), True, 0),
+        ((1, 0, 0, 0), (1000, 1001, 1002, 1002), True, 1),
+        ((1, 1, 0, 0), (1000, 1001, 1002, 1002), True, 2),
+        ((1, 1, 1, 0), (1000, 1001, 1002, 1002), True, 0),  # three are planned in full
+        ((1, 0, 0, 0), (1000, 1003, 1003, 1003), True, 0),  # clearly slower
+        ((1, 0, 0, 0), (1000, 1001, 1002, 1002), False, 0),
+    ],
+)
+def test_a_draft_that_is_as_fast_is_taken_where_the_full_plan_of_the_fastest_exceeds_the_budget(
+    over: Sequence[int], steps: Sequence[int], given_: bool, taken: int
+) -> None:
+    """Of three drafts at most; if none keeps the budget, the fastest stays, for the caller to make again."""
+    planned_in_full, rows = list[int](), [Judged(Schedule1F1B(), (), (k,), (1000,), step, 1000) for k, step in enumerate(steps)]
+
+    def whole(judged: Judged) -> tuple[int, ...]:
+        planned_in_full.append(rows.index(judged))
+        return (rows.index(judged),)
+
+    world = SimpleNamespace(bytes_over_in_step=lambda run, limit: [0, over[run[0]]] if limit == 1000 else [])
+    drafts = SimpleNamespace(given=given_, whole=whole, world=world)
+    assert _in_full(tried_so_far(drafts, 1000, *rows), rows[0]) == (rows[taken], (taken,))
+    assert planned_in_full == ([*range(3)] if sum(over) == 3 else [*range(taken + 1)])
+    nearest = [dataclasses.replace(each, peak_bytes=1001 + k) for k, each in enumerate(rows)]
+    rows = nearest
+    assert _in_full(tried_so_far(drafts, 1000, *nearest), nearest[0]) == (nearest[0], (0,)), "the others exceed it as drafts"
+
+
 def within_100_bytes(held: Callable[[Any], int], world: dict[str, Any], **told: Any) -> Any:
     """What `Drafts.draft` reads of a search with that budget on one rank; `held` gives the bytes of a plan, `world` makes and simulates."""
     return SimpleNamespace(
-        before=lambda recomputed: None,
+        before=lambda recomputed: SimpleNamespace(passes=Pipeline(())),
         memory_limits=(100,),
         ranks=(0,),
         given=True,
@@ -654,13 +685,14 @@ def test_a_plan_that_is_made_again_keeps_the_lines_of_its_choice(monkeypatch: py
     plain, calls = programs(World(pp=2, micro_batches=4, layers=3)), list[Any]()
 
     def over(self: Ranks, made: Any, *_: Any) -> list[int]:
-        calls.append(made)
-        return [777 * (len(calls) == 1)] * len(plain)
+        calls.append(made.programs)
+        return [777 * (made.programs == calls[0])] * len(plain)
 
     monkeypatch.setattr(Ranks, "bytes_over_in_step", over)
+    monkeypatch.setattr(fastest, "PLANNED", 1)
     plan = make_plans(plain, make_config({"memory_budget": "1TB"}), LOADED, "given")[0]
     report = next(each for each in plan.reports if each.name == "schedule-1f1b")
-    assert len(calls) == 3, "the first, the same made again, and one that may return memory"
+    assert len(dict.fromkeys(calls)) == 3, "the first, the same made again, and one that may return memory"
     assert sum(each.kind == "decided" for each in report.remarks) == 2
     choice([plan])
     assert (report.done[-1].rule, report.done[-1].numbers) == ("made-again", {"over_bytes": 777})

@@ -1,0 +1,244 @@
+"""Plans whose allocator pools fit the device: of programs that are planned, and told by hand."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from interlace.config import BUDGET, POOL_BUDGET, make_config
+from interlace.cost_model import CostModel, load_profile
+from interlace.errors import BudgetError, ConfigError
+from interlace.passes import Pipeline, Schedule1F1B
+from interlace.planning import pool_budget
+from interlace.planning.limits import ROOM
+from interlace.planning.plan import Plan, make_plans
+from interlace.planning.pool_budget import CLOSE, MOST_ASKED, ROUNDS, within_pools
+from interlace.planning.search import Search, states_kept
+from interlace.planning.world import Draft, Made
+from interlace.report.remarks import sentence
+from interlace.units import size
+from tests.strategies import World, programs
+
+PROFILE = load_profile("h200")
+SIX = programs(World(pp=2, mp=2, micro_batches=6, layers=3))
+OPEN = Pipeline((Schedule1F1B(),))
+
+
+def planned(memory_bytes: int | None = None, **options: Any) -> list[Plan]:
+    """Plans for a device with this much memory."""
+    profile = PROFILE if memory_bytes is None else msgspec.structs.replace(PROFILE, memory_bytes=memory_bytes)
+    return make_plans(SIX, make_config(options), CostModel(profile), "h200")
+
+
+def taken(plans: list[Plan]) -> tuple[int, int]:
+    assert plans[0].outcome is not None
+    return plans[0].outcome.taken_bytes()
+
+
+def said(plans: list[Plan]) -> list[str]:
+    return [sentence(each) for report in plans[0].reports for each in report.remarks if each.rule.startswith("pools-")]
+
+
+@pytest.fixture(scope="module")
+def free() -> list[Plan]:
+    """Plans for a device with memory to spare: their pools take more than the baseline's."""
+    return planned()
+
+
+def test_where_the_device_has_no_more_memory_pools_take_what_the_baselines_do(free: list[Plan]) -> None:
+    most, own = taken(free)
+    assert most > own
+    assert not said(free)
+    full = planned(memory_bytes=int(own / ROOM) + 1)
+    assert taken(full) == (own, own)
+    (why,) = said(full)
+    assert re.search(rf"allocator pools take {size(own)} of {size(own)}; .* would take {size(most)}$", why), why
+    assert full[0].outcome is not None
+    assert free[0].outcome is not None
+    assert full[0].outcome.change() <= 0
+    assert free[0].outcome.plan.step_ns <= full[0].outcome.plan.step_ns
+
+
+@pytest.mark.parametrize(
+    ("memory", "options", "is_limited"),
+    [
+        (1.0, {}, True),
+        (1.0, {POOL_BUDGET: "off"}, False),
+        (1.0, {"schedule_1f1b": {"interleave": "mixed"}}, False),
+        (100.0, {"schedule_1f1b": {"interleave": "dx-first", "only_gains": False}, POOL_BUDGET: 1.0}, True),
+        (100.0, {POOL_BUDGET: 1.0}, True),
+        (100.0, {POOL_BUDGET: 5504}, True),
+        (100.0, {POOL_BUDGET: 5760}, False),
+        (100.0, {POOL_BUDGET: "+256B"}, False),
+        (100.0, {POOL_BUDGET: "+255B"}, True),
+        (0.0, {}, False),  # not known
+        (0.9, {}, True),  # the baseline leaves less than a tenth free
+    ],
+)
+def test_what_limits_pools(free: list[Plan], memory: float, options: dict[str, Any], is_limited: bool) -> None:
+    """`memory`: of the device, as a multiple of what it must have so that a tenth stays free beside the baseline."""
+    own = taken(free)[1]
+    plans = planned(int(memory * own / ROOM) + bool(memory), **options)
+    assert bool(said(plans)) == is_limited
+    assert not is_limited or taken(plans)[0] <= own
+    assert is_limited or taken(plans)[0] > own or "schedule_1f1b" in options
+
+
+def test_a_budget_that_is_not_kept_is_refused_and_a_device_that_is_too_small_told() -> None:
+    with pytest.raises(BudgetError, match=r"pool_budget .* \(4000 bytes\) cannot be kept: .* take at least 5504 bytes"):
+        planned(None, **{POOL_BUDGET: 4000})
+    plans = planned(memory_bytes=4000)
+    assert said(plans) == ["allocator pools take 5.4 KiB; no plan was found in which they take 3.5 KiB or less"]
+    assert taken(plans)[0] == 5504
+
+
+def test_a_share_needs_the_baselines_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_budget, "baseline_pools", lambda _: 0)
+    with pytest.raises(BudgetError, match=r"pool_budget 0\.5 .* give bytes"):
+        planned(None, **{POOL_BUDGET: 0.5})
+
+
+def test_both_budgets_are_kept() -> None:
+    plans = planned(None, **{BUDGET: 1.0, POOL_BUDGET: 1.0})
+    outcome = plans[0].outcome
+    assert outcome is not None
+    assert outcome.memory is not None
+    assert outcome.memory.peak_bytes <= outcome.memory.limit_bytes
+    assert outcome.taken_bytes()[0] <= outcome.taken_bytes()[1]
+    assert plans[0].memory_budget == outcome.memory.limit_bytes
+
+
+def test_a_wrong_value_names_its_option() -> None:
+    with pytest.raises(ConfigError, match="pool_budget: found 'much'"):
+        make_config({POOL_BUDGET: "much"})
+    with pytest.raises(ConfigError, match="beside plan: x, pool_budget would do nothing"):
+        make_config({"plan": "x", POOL_BUDGET: 0.9})
+
+
+# -- told by hand
+
+
+def made(number: int) -> Made:
+    return Made(OPEN, (number,), ((),), (None,))
+
+
+class Told:
+    """A world with one rank, in which program k takes `figures[k]`: nanoseconds, bytes of tensors, and bytes of pools. 0 is the plan, 1
+    Paddle's baseline; `whole` maps a draft to its full plan."""
+
+    def __init__(self, figures: dict[int, tuple[int, int, int | None]], drafts: dict[int, int]) -> None:
+        self.figures, self.cost, self.asked = figures, CostModel(PROFILE), list[int]()
+        self.drafts = [Draft(made(draft), (), Pipeline((Schedule1F1B(weight_delay=whole),))) for draft, whole in drafts.items()]
+        self.drafts.append(Draft(made(0), (), None))  # known in part only
+
+    def step_ns(self, run: Made, *_: object) -> int:
+        return self.figures[run.programs[0]][0]
+
+    def bytes_over(self, run: Made, limit: int) -> list[int]:
+        return [max(0, self.figures[run.programs[0]][1] - limit)]
+
+    bytes_over_in_step = bytes_over
+
+    def gpu_peaks(self, run: Made) -> list[int]:
+        return [self.figures[run.programs[0]][1]]
+
+    def pool_bytes(self, run: Made) -> int | None:
+        self.asked.append(run.programs[0])
+        return self.figures[run.programs[0]][2]
+
+    def run(self, passes: Pipeline, limits: tuple[int | None, ...]) -> Made:
+        (form,) = passes.passes
+        assert isinstance(form, Schedule1F1B)
+        assert isinstance(form.weight_delay, int)
+        return Made(passes, (form.weight_delay,), ((),), limits)
+
+
+@pytest.fixture
+def budgets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
+    """Budgets of further searches, each with whether optimizer state may move; `found` says what they find."""
+    tried = list[tuple[bool, int]]()
+
+    def fitting(search: Search, budget: int) -> Made | None:
+        tried.append((search.asked != states_kept(search.asked), budget))
+        return made(search.world.found[budget]) if budget in search.world.found else None  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Search, "fitting", fitting)
+    monkeypatch.setattr(Search, "__init__", start)
+    return tried
+
+
+def start(search: Search, world: Any, asked: Pipeline) -> None:
+    search.world, search.asked = world, asked
+    search.make = SimpleNamespace(beaten=None, beaten_by=lambda step_ns: step_ns)  # type: ignore[assignment]
+    search.__dict__["baseline"] = made(1)
+
+
+def chosen(world: Told, most: int, limit: int = 0, found: dict[int, int] | None = None) -> int:
+    world.found = found or {}  # type: ignore[attr-defined]
+    means = tuple(make_config({}).means.values())
+    taken = within_pools(Search(world, OPEN), made(0), most, "h200", limit, means)  # type: ignore[arg-type]
+    return taken.programs[0]
+
+
+def test_the_fastest_draft_whose_full_plan_fits_is_taken(budgets: list[tuple[bool, int]]) -> None:
+    """Not one that holds too much, or whose full plan does not fit; none that is slower than the baseline is asked for."""
+    figures: dict[int, tuple[int, int, int | None]] = {
+        0: (1000, 90, 120),
+        1: (1010, 80, 100),
+        2: (1001, 101, 50),
+        3: (1002, 90, 100),
+        4: (1003, 90, 101),
+        5: (1004, 90, 100),
+        6: (1020, 90, 90),
+        7: (1005, 90, None),
+        13: (1002, 90, 101),
+        15: (1004, 90, 99),
+        16: (1020, 90, 90),
+    }
+    world = Told(figures, {6: 16, 5: 15, 4: 4, 3: 13, 2: 2, 7: 7})
+    assert chosen(world, 100, limit=100) == 15
+    assert 2 not in world.asked
+    assert 16 not in world.asked
+    assert chosen(Told({**figures, 15: (1004, 101, 99)}, {6: 16, 5: 15}), 100, limit=100) == 1
+    assert chosen(world, 120) == 0
+    assert budgets == []
+
+
+def test_drafts_are_asked_up_to_a_number(budgets: list[tuple[bool, int]]) -> None:
+    slow = {k: (1000 + k, 10, 200) for k in range(2, 2 + MOST_ASKED)}
+    figures: dict[int, tuple[int, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100), **slow, 99: (1500, 10, 100)}
+    assert chosen(Told(figures, {k: k for k in (*slow, 99)}), 100) == 1
+    del figures[2 + MOST_ASKED - 1]
+    assert chosen(Told(figures, {k: k for k in figures if k > 1}), 100) == 99
+
+
+@pytest.mark.parametrize("slower", [0, 1])
+def test_searches_with_less_memory_are_made_where_no_draft_is_nearly_as_fast(slower: int, budgets: list[tuple[bool, int]]) -> None:
+    """Each with less by what the one before took too much; without moving state, then with it. The fastest of all that fits is taken."""
+    close = int(CLOSE * 1000) + slower
+    figures: dict[int, tuple[int, int, int | None]] = {
+        0: (1000, 90, 120),
+        1: (2000, 80, 100),
+        2: (close, 90, 100),
+        3: (1001, 89, 105),
+        4: (1002, 84, 100),
+        5: (1001, 83, 130),
+        6: (1001, 50, 101),
+    }
+    found = {90: 3, 85: 4}
+    assert chosen(Told(figures, {2: 2}), 100, 90, found) == (4 if slower else 2)
+    assert budgets == [(False, 90), (False, 85), (True, 90), (True, 85)] * slower
+    budgets.clear()
+    assert chosen(Told(figures, {2: 2}), 100, 90, {90: 5, 60: 6, 59: 6}) == 2
+    assert budgets == [(False, 90), (False, 60), (False, 59), (True, 90), (True, 60), (True, 59)] * slower
+    assert ROUNDS == 3
+
+
+def test_no_budget_below_nothing_is_searched(budgets: list[tuple[bool, int]]) -> None:
+    figures: dict[int, tuple[int, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100), 3: (1001, 89, 190)}
+    assert chosen(Told(figures, {}), 100, 90, {90: 3}) == 1
+    assert budgets == [(False, 90), (True, 90)]
