@@ -473,6 +473,28 @@ def budgets_on_one_h200() -> str:
     return _against_baselines(raw("h200/budgets_one_gpu.json")["runs"])
 
 
+@claim
+def limited_pools() -> str:
+    """The same of plans with the default limit and of plans whose pools may take no more than the baseline's."""
+    return _against_baselines(raw("h200/limited_pools.json")["runs"])
+
+
+@claim
+def little_memory() -> str:
+    """Steps with little memory free on each GPU, and what pools had taken; or why the run ended."""
+    runs = raw("h200/little_memory_pp2.json")["runs"]
+    bits = {tuple(row["bits"].values()) for row in runs if "bits" in row}
+    rows = []
+    for row in runs:
+        step, pools, same = "out of memory", "", ""
+        if "failed" not in row:
+            times = row["step_ms"]
+            step = f"{times['median']:.1f} ({times['min']:.1f} to {times['max']:.1f})"
+            pools, same = f"{max(row['reserved_peak_gb']):.2f}", "yes" if len(bits) == 1 else "no"
+        rows.append([f"{row['free_bytes'] / 1e9:.1f}", row["plan"], step, pools, same])
+    return table(["GB free", "plan", "step, ms", "pools, GB", "the baseline's bits"], rows)
+
+
 def _against_baselines(runs: Sequence[Row]) -> str:
     """A row for each plan: its step and that of the baseline of the same session; gain, simulated gain, tensors and pools; bits."""
     stock = {(row["case"], row["sitting"]): row for row in runs if row["plan"] == "stock"}

@@ -168,6 +168,7 @@ FORMS: dict[str, dict[str, Any]] = {
     **NAMED,
     "auto": {},
     "auto, budget 0.9": {"memory_budget": 0.9},
+    "auto, pools 1.0": {"pool_budget": 1.0},
 }
 QUICK = ("pp 1, mp 2", ("auto",))
 
