@@ -475,7 +475,7 @@ def budgets_on_one_h200() -> str:
 
 @claim
 def limited_pools() -> str:
-    """The same of plans with the default limit and of plans whose pools may take no more than the baseline's."""
+    """The same of plans with the default limit and of plans whose simulated pools take no more than the baseline's."""
     return _against_baselines(raw("h200/limited_pools.json")["runs"])
 
 

@@ -100,8 +100,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             profile is of one with more memory, or workspaces of kernels, which are not counted, need more than a tenth. Details: a
             share is of what pools take with Paddle's baseline, the device that of the profile. If pools of the plan would take more, the
             fastest plan whose pools do not is taken instead, among those that planning looked at and those of further searches in less
-            memory, which take up to twice the time of the first. A limit that you set is kept, or the command fails. The default does not
-            apply to a form given by name. Pools of captured steps are not simulated, so nothing limits them.
+            memory; planning then takes up to three times as long. A limit that you set is kept, or the command fails; a form given by
+            name may give way to Paddle's order of jobs. The default does not apply to a form given by name, and if no plan keeps it, the
+            one with the smallest pools is taken. Pools are those of GPUs: elsewhere, and in captured steps, nothing limits them.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
         means: Passes that the configuration does not mention, which planning may use to keep a plan within its memory, or to do so in less
             time. Under a memory budget only those that do not follow one (`return-memory`): the others are on already.
@@ -463,6 +464,7 @@ def _check_capture(options: Mapping[str, Any], where: _Where) -> None:
     wrong = {
         option_name(ThrottleHost.name): "a captured step has no host that could wait",
         "tune": "the plans would be measured as they are issued, and the one that is taken would run otherwise",
+        POOL_BUDGET: "what pools take in a captured step is not simulated",
     }
     for key, why in wrong.items():
         if options.get(key, "off") not in ("off", False) and not (key == "tune" and options[key] == "auto"):

@@ -114,7 +114,7 @@ WEIGHT_DELAYS = tuple(
 AUTO = Plan("auto", "schedule_1f1b: {interleave: auto}\n"), Plan("auto-8gb", "memory_budget: +8GB\nschedule_1f1b: {interleave: auto}\n")
 """Within the memory of Paddle's baseline, and with more."""
 POOLS = Plan("pools-1", f"pool_budget: 1.0\n{AUTO[0].config}")
-"""Allocator pools take no more than the baseline's."""
+"""Allocator pools take no more than the baseline's in simulation."""
 CONNECTIONS = tuple(
     replace(plan, name=f"{plan.name}-{count}-connections", env=((CONNECTIONS_VARIABLE, count),))
     for plan, count in ((BASELINE, "32"), (AUTO[0], "8"))

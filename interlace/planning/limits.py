@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from interlace.config import NO_LIMIT, Beyond
@@ -17,6 +18,17 @@ round by more."""
 
 ROOM = 0.9
 """Share of the device's memory that pools of plans may take: contexts, libraries and workspaces of kernels need some."""
+
+
+def default_pool_budget(total_bytes: int, own_bytes: int) -> int:
+    """Device bytes that pools may take unless a pool budget is given: `ROOM` of the device's memory, or what those of Paddle's baseline
+    take, if that is more and the device has it. Without limit if the device's memory is not known (0).
+
+    >>> [default_pool_budget(1000, own) for own in (800, 950, 1100)], default_pool_budget(0, 800) == sys.maxsize
+    ([900, 950, 900], True)
+    """
+    room = int(ROOM * total_bytes) if total_bytes else sys.maxsize
+    return own_bytes if room < own_bytes <= total_bytes else room
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import is_built_in
 from interlace.planning.baseline import is_paddles_order
 from interlace.planning.compare import Comparison, compare
-from interlace.planning.limits import budget_bytes
+from interlace.planning.limits import ROUNDED, budget_bytes
 from interlace.planning.orders import captured_orders, require_one_order
 from interlace.planning.outcome import MemoryLimit, Outcome
 from interlace.planning.peers import Peers
@@ -29,15 +29,15 @@ from interlace.planning.pool_budget import within_pools
 from interlace.planning.processes import dealt, world_of
 from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits, finish, finished_plan
-from interlace.planning.tenth import memory_limit
+from interlace.planning.tenth import gpu_peak, memory_limit
 from interlace.planning.worker import Spec, Worker, digest_of, spec_of
 from interlace.planning.world import Made, World, decide
 from interlace.scheduler.hazards.pass_orders import Change
 
-RECORD = 4
-"""Version of the fields of `Record`; raised with every change of them. 4 has `is_launched` and `Outcome.refusal`, 3 has `extra_bytes`, 2
-has remarks, 1 had lines of text."""
-READABLE = (3, RECORD)
+RECORD = 5
+"""Version of the fields of `Record`; raised with every change of them. 5 has `pool_budget`, 4 `is_launched` and `Outcome.refusal`, 3
+`extra_bytes`, 2 remarks, 1 lines of text."""
+READABLE = (3, 4, RECORD)
 """Record versions that can be read; fields that a version lacks get their defaults."""
 
 
@@ -54,7 +54,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         digest: Digest of the planned program.
         set_digest: Digest of the digests of all ranks that planned at the same time.
         captured_orders: The orders of communication calls before the first pass.
-        outcome, memory_budget, memory_limit, extra_bytes, beside_baseline, is_launched: See `Plan`.
+        outcome, memory_budget, memory_limit, extra_bytes, beside_baseline, is_launched, pool_budget: See `Plan`.
     """
 
     version: int
@@ -71,6 +71,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beside_baseline: bool = False
     captured_orders: tuple[Change, ...] = ()
     is_launched: bool = False
+    pool_budget: int = 0
 
     def costs(self) -> CostModel:
         """The cost model with which the plan's step is simulated."""
@@ -106,6 +107,7 @@ class Plan:
         extra_bytes: `Context.extra_bytes`.
         beside_baseline: Whether `memory_budget` is the peak of Paddle's baseline, because the user gave no budget.
         is_launched: Whether steps are captured and launched as a graph of the device, so that the host's time in a step is 0.
+        pool_budget: Device bytes that allocator pools may take, if the user set a limit or the default one changed the plan; else 0.
     """
 
     captured: Program
@@ -123,6 +125,7 @@ class Plan:
     extra_bytes: int = 0
     beside_baseline: bool = False
     is_launched: bool = False
+    pool_budget: int = 0
 
     @property
     def asked_budget(self) -> int:
@@ -174,7 +177,7 @@ class Plan:
 
 RECORDED = (
     *("profile", "reports", "set_digest", "outcome", "memory_budget", "memory_limit"),
-    *("extra_bytes", "beside_baseline", "is_launched"),
+    *("extra_bytes", "beside_baseline", "is_launched", "pool_budget"),
 )
 """Fields that a plan and its record share."""
 
@@ -200,7 +203,7 @@ class Decided(msgspec.Struct, frozen=True):
     Attributes:
         specs: The passes.
         memory_limits: `Context.memory_limit` of each rank.
-        memory_budget, beside_baseline, set_digest, outcome: See `Plan`.
+        memory_budget, beside_baseline, set_digest, outcome, pool_budget: See `Plan`.
     """
 
     specs: tuple[Spec, ...]
@@ -209,6 +212,7 @@ class Decided(msgspec.Struct, frozen=True):
     beside_baseline: bool
     set_digest: str
     outcome: Outcome | None
+    pool_budget: int = 0
 
 
 def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers: Peers | None = None) -> Plan:
@@ -263,9 +267,10 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
         made = search.ordered_further(made, search.limit_of_baseline, means)
         budget = search.limit_of_baseline if any(made.memory_limits) else 0
     limit_bytes = asked or (0 if config.capture == "on" else search.limit_of_baseline)
-    within = within_pools(search, made, config.pool_budget, profile, limit_bytes, means)
+    held_bytes = asked or (limit_bytes and limit_bytes + ROUNDED)
+    within, pool_budget = within_pools(search, made, config.pool_budget, profile, held_bytes, means)
     if within is not made:
-        made, budget = within, asked or (limit_bytes if any(within.memory_limits) else 0)
+        made, budget = within, asked or ((limit_bytes or gpu_peak(world, within) or 0) if any(within.memory_limits) else 0)
     memory = _memory_limit(search, made, limit_bytes, config)
     specs = tuple(map(spec_of, made.passes.passes))
     digests = world.map(finish, specs, made.programs, made.steps, made.notes, budget)
@@ -273,7 +278,7 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
         require_one_order(world)
     compared = compare(world, profile, memory)
     outcome = compared.outcome(world.cost) if compared else None
-    return Decided(specs, made.memory_limits, budget, budget != asked, digest_of_set(digests), outcome), compared
+    return Decided(specs, made.memory_limits, budget, budget != asked, digest_of_set(digests), outcome, pool_budget), compared
 
 
 def _memory_limit(search: Search, made: Made, limit_bytes: int, config: Config) -> MemoryLimit | None:
@@ -303,6 +308,7 @@ def taken(
         memory_limit=room,
         extra_bytes=worker.extra_bytes,
         beside_baseline=decided.beside_baseline,
+        pool_budget=decided.pool_budget,
         is_launched=worker.cost.is_launched,
     )
 

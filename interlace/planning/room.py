@@ -9,6 +9,7 @@ import msgspec
 
 from interlace.config import NO_LIMIT, Beyond, Config
 from interlace.cost_model import CostModel
+from interlace.errors import BudgetError
 from interlace.ir import Program
 from interlace.ir.target import GPU, target_of
 from interlace.passes import Schedule1F1B
@@ -73,7 +74,10 @@ def use_room(
         return plans, f"{left}: a tenth of the device would not stay free beside a plan that holds a tenth more"
     if config.tune == "auto":
         return plans, f"{left}; `tune: on` also plans with a tenth more, as a run on GPUs does"
-    found = make_plans(programs, msgspec.structs.replace(config, memory_budget=budget), cost, profile, processes)
+    try:
+        found = make_plans(programs, msgspec.structs.replace(config, memory_budget=budget), cost, profile, processes)
+    except BudgetError as error:  # of pools
+        return plans, f"{left}; no plan that may hold {size(tenth_bytes)} more: {error}"
     other = found[0].outcome
     if other is None or other.plan.step_ns >= outcome.plan.step_ns:
         return plans, f"{left}; a plan that may hold {size(tenth_bytes)} more is not faster"

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import yaml
 
-from interlace.config import BUDGET, Beyond
+from interlace.config import BUDGET, POOL_BUDGET, Beyond
 from interlace.cost_model.profile import is_path
 from interlace.errors import PlanError
 from interlace.files import read_file
@@ -55,6 +55,7 @@ def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
     own = f"{plans[0].memory_budget}B" if plans[0].memory_budget else None
     held = beyond if plans[0].beside_baseline and beyond else own or beyond
     budget = {BUDGET: held} if held else {}
+    budget |= {POOL_BUDGET: f"{plans[0].pool_budget}B"} if plans[0].pool_budget else {}
     device = os.path.abspath(plans[0].profile) if is_path(plans[0].profile) else plans[0].profile
     options = {"device": device, **budget, **_options(plans[0].passes)}
     text = f"# The schedule in {shown_as / ROWS}, and all other options as they were decided; edit the rows and plan with this file.\n"
@@ -81,7 +82,7 @@ def forced(folder: Path) -> dict[str, Any]:
             f"{folder}: no {ROWS} with {CONFIG}; expected the folder of the plans of all stages, as `interlace plan -o` writes it"
         )
     options: dict[str, Any] = yaml.safe_load(read_file(path, MOST_BYTES, f"what `interlace plan` wrote as {CONFIG}", PlanError))
-    options[BUDGET] = "off"
+    options[BUDGET] = options[POOL_BUDGET] = "off"
     for name, given in FORCED.items():
         mine = options.get(option_name(name), "off")
         if mine not in ("off", False):  # YAML has `off` as a boolean

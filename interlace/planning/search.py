@@ -106,7 +106,7 @@ class Search:
         if over or (others and self._is_held(found, took)):
             again = self._holding_less(ordered((*found.passes.passes, *others)), world.memory_limits(limit), limit).noted(*found.notes)
             runs += [again] if not any(world.bytes_over_in_step(again, limit)) else []
-        for more in () if self._is_set else dict.fromkeys((others, ())):
+        for more in () if self.is_set else dict.fromkeys((others, ())):
             every = ordered((*self.asked.passes, *following, *more))
             search = Search(world, every if more == others else states_kept(every))
             if steps := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
@@ -208,10 +208,10 @@ class Search:
 
     def following(self, means: Sequence[Pass]) -> tuple[Pass, ...]:
         """The passes among `means` that follow a budget; none if the user says what is moved."""
-        return () if self._is_set else tuple(each for each in means if each.follows_budget)
+        return () if self.is_set else tuple(each for each in means if each.follows_budget)
 
     @property
-    def _is_set(self) -> bool:
+    def is_set(self) -> bool:
         """Whether the user says what is moved."""
         return any(each.follows_budget and not each.is_default for each in self.asked.passes)
 

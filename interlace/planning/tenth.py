@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from interlace.cost_model import CostModel
-from interlace.errors import InterlaceError
 from interlace.planning.outcome import MemoryLimit, OtherLimit
 from interlace.planning.proposals import Tried
 from interlace.planning.variants import drafted
-from interlace.planning.world import Draft, LinkError, Made, World
+from interlace.planning.world import Draft, Made, World, only_if_possible
 
 TENTH = 0.1
 """Share of a memory limit, or of what Paddle's baseline holds; more would gain little, and may not be available."""
@@ -64,7 +62,7 @@ class Others:
         found = self._fastest(self.world.drafts, most, is_more)
         if found is None and self.tried is not None:
             known = len(self.world.drafts)
-            with _only_told():
+            with only_if_possible():
                 self.tried.draft_in(most)
             found = self._fastest(self.world.drafts[known:], most, is_more)
         if found is None and self.has_limits:
@@ -100,17 +98,6 @@ class Others:
     def _with_room(self, more_bytes: int) -> list[Draft]:
         """A draft of the plan's own passes with limits changed by `more_bytes`; empty if it cannot be made."""
         limits = tuple(max(1, room + more_bytes) if room else None for room in self.made.memory_limits)
-        with _only_told():  # offload raises if the limit is too low
+        with only_if_possible():  # offload raises if the limit is too low
             return [Draft(self.world.run(drafted(self.made.passes), limits), self.made.passes.passes)]
         return []
-
-
-@contextmanager
-def _only_told() -> Iterator[None]:
-    """Context that ignores a draft that cannot be made, as it only serves a report on a plan that is decided already."""
-    try:
-        yield
-    except LinkError:
-        raise
-    except InterlaceError:
-        return

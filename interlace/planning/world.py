@@ -6,8 +6,8 @@ from __future__ import annotations
 import builtins
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints
@@ -114,6 +114,17 @@ class Link(Protocol):
 
 class LinkError(PlanError):
     """The other ranks cannot be reached, or one of them is gone, so that they cannot be told of an error."""
+
+
+@contextmanager
+def only_if_possible() -> Iterator[None]:
+    """Context that ignores that a plan cannot be made, where another one is there already."""
+    try:
+        yield
+    except LinkError:
+        raise
+    except InterlaceError:
+        return
 
 
 def answered(worker: Worker, order: Order) -> Answer:

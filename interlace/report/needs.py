@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from interlace.config import Config
 from interlace.cost_model import load_profile
 from interlace.passes.base import option_name
-from interlace.planning.limits import ROOM
+from interlace.planning.limits import default_pool_budget
 from interlace.planning.plan import Plan
 from interlace.report.checks import (
     EVERYTHING,
@@ -74,9 +74,10 @@ def _memory(plans: Sequence[Plan], found: Examination) -> Check:
     if not total_bytes or outcome is None:
         why = "the step cannot be simulated" if total_bytes else "neither the device nor the profile says how much there is"
         return Check("device memory", "the fullest rank", why, "not checked")
-    most_bytes, (needed, own) = int(ROOM * total_bytes), outcome.taken_bytes()
+    needed, own = outcome.taken_bytes()
+    most_bytes = default_pool_budget(total_bytes, own)
     baseline = f"; Paddle's baseline {size(own)}" if own else ""
     said = f"{size(needed)}, simulated{baseline}; {size(total_bytes)} by {whose}"
     if needed > most_bytes:
-        return Check("device memory", "the fullest rank", f"{said}; `pool_budget: {most_bytes}` keeps a tenth free", "fails")
+        return Check("device memory", "the fullest rank", f"{said}; more than {size(most_bytes)}, the default `pool_budget`", "fails")
     return Check("device memory", "the fullest rank", said, "holds")

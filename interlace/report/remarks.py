@@ -181,7 +181,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         "; nothing faster than the baseline was found within that",
     ),
     "pools-fit": (
-        "auto: {step_ns:ms}, allocator pools take {pools_bytes:size} of {limit_bytes:size}; {other_ns:ms} would take {other_bytes:size}",
+        "{step_ns:ms}, allocator pools take {pools_bytes:size} of {limit_bytes:size}; {other_ns:ms} would take {other_bytes:size}",
     ),
     "pools-do-not-fit": ("allocator pools take {pools_bytes:size}; no plan was found in which they take {limit_bytes:size} or less",),
     "searched-inside-jobs": ("a local search inside jobs: {step_ns:ms}, {without_ns:ms} without it",),

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from interlace.config import BUDGET, POOL_BUDGET, make_config
+from interlace.config import BUDGET, NO_LIMIT, POOL_BUDGET, Beyond, load_config, make_config
 from interlace.cost_model import CostModel, load_profile
-from interlace.errors import BudgetError, ConfigError
-from interlace.passes import Pipeline, Schedule1F1B
+from interlace.errors import BudgetError, ConfigError, PlanError
+from interlace.ir.dump import SUFFIX
+from interlace.passes import OffloadOptimizerState, Pipeline, Schedule1F1B
 from interlace.planning import pool_budget
 from interlace.planning.limits import ROOM
-from interlace.planning.plan import Plan, make_plans
+from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN
+from interlace.planning.plan import Plan, make_plans, read_record
 from interlace.planning.pool_budget import CLOSE, MOST_ASKED, ROUNDS, within_pools
+from interlace.planning.rows import CONFIG, write_rows
 from interlace.planning.search import Search, states_kept
 from interlace.planning.world import Draft, Made
+from interlace.planning.world import World as Ranks
 from interlace.report.remarks import sentence
 from interlace.units import size
 from tests.strategies import World, programs
@@ -26,6 +31,7 @@ from tests.strategies import World, programs
 PROFILE = load_profile("h200")
 SIX = programs(World(pp=2, mp=2, micro_batches=6, layers=3))
 OPEN = Pipeline((Schedule1F1B(),))
+NAMED = {"schedule_1f1b": {"interleave": "dx-first", "only_gains": False}}
 
 
 def planned(memory_bytes: int | None = None, **options: Any) -> list[Plan]:
@@ -64,28 +70,29 @@ def test_where_the_device_has_no_more_memory_pools_take_what_the_baselines_do(fr
 
 
 @pytest.mark.parametrize(
-    ("memory", "options", "is_limited"),
+    ("memory", "options", "is_limited", "limit"),
     [
-        (1.0, {}, True),
-        (1.0, {POOL_BUDGET: "off"}, False),
-        (1.0, {"schedule_1f1b": {"interleave": "mixed"}}, False),
-        (100.0, {"schedule_1f1b": {"interleave": "dx-first", "only_gains": False}, POOL_BUDGET: 1.0}, True),
-        (100.0, {POOL_BUDGET: 1.0}, True),
-        (100.0, {POOL_BUDGET: 5504}, True),
-        (100.0, {POOL_BUDGET: 5760}, False),
-        (100.0, {POOL_BUDGET: "+256B"}, False),
-        (100.0, {POOL_BUDGET: "+255B"}, True),
-        (0.0, {}, False),  # not known
-        (0.9, {}, True),  # the baseline leaves less than a tenth free
+        (1.0, {}, True, 5504),
+        (1.0, {POOL_BUDGET: "off"}, False, 0),
+        (1.0, NAMED, False, 0),
+        (100.0, {**NAMED, POOL_BUDGET: 1.0}, True, 5504),
+        (100.0, {POOL_BUDGET: 1.0}, True, 5504),
+        (100.0, {POOL_BUDGET: 5504}, True, 5504),
+        (100.0, {POOL_BUDGET: 5760}, False, 5760),
+        (100.0, {POOL_BUDGET: "+256B"}, False, 5760),
+        (100.0, {POOL_BUDGET: "+255B"}, True, 5759),
+        (100.0, {}, False, 0),
+        (0.0, {}, False, 0),  # not known
+        (0.9, {}, True, 5504),  # the baseline leaves less than a tenth free
     ],
 )
-def test_what_limits_pools(free: list[Plan], memory: float, options: dict[str, Any], is_limited: bool) -> None:
+def test_what_limits_pools(free: list[Plan], memory: float, options: dict[str, Any], is_limited: bool, limit: int) -> None:
     """`memory`: of the device, as a multiple of what it must have so that a tenth stays free beside the baseline."""
     own = taken(free)[1]
     plans = planned(int(memory * own / ROOM) + bool(memory), **options)
     assert ["would take" in each for each in said(plans)] == [True] * is_limited
-    assert not is_limited or taken(plans)[0] <= own
-    assert is_limited or taken(plans)[0] > own or "schedule_1f1b" in options
+    assert (taken(plans)[0] <= own) == is_limited
+    assert {plan.pool_budget for plan in plans} == {limit}
 
 
 def test_a_budget_that_is_not_kept_is_refused_and_a_device_that_is_too_small_told() -> None:
@@ -94,6 +101,37 @@ def test_a_budget_that_is_not_kept_is_refused_and_a_device_that_is_too_small_tol
     plans = planned(memory_bytes=4000)
     assert said(plans) == ["allocator pools take 5.4 KiB; no plan was found in which they take 3.5 KiB or less"]
     assert taken(plans)[0] == 5504
+    assert plans[0].pool_budget == 0
+
+
+def test_pools_that_are_not_known_keep_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "pool_bytes", lambda *_: None)
+    assert not said(planned(memory_bytes=1000))
+    with pytest.raises(BudgetError, match="pool_budget 5000: what pools take is not known"):
+        planned(None, **{POOL_BUDGET: 5000})
+
+
+def test_where_memory_is_not_in_pools_nothing_limits_it() -> None:
+    profile = msgspec.structs.replace(load_profile("cpu"), memory_bytes=1)
+    plans = make_plans(SIX, make_config({POOL_BUDGET: 5000}), CostModel(profile), "cpu")
+    assert not said(plans)
+
+
+def test_the_files_of_a_plan_say_its_limit(tmp_path: Path) -> None:
+    """The configuration that plans its rows again, and the record."""
+    plans = planned(None, **{POOL_BUDGET: 1.0})
+    for plan in plans:
+        plan.dump(tmp_path)
+    assert write_rows(plans, tmp_path, tmp_path)
+    assert load_config(tmp_path / CONFIG).pool_budget == 5504
+    assert {read_record(file).pool_budget for file in tmp_path.glob(f"*{SUFFIX}")} == {5504}
+
+
+def test_what_was_taken_is_told(free: list[Plan]) -> None:
+    """Paddle's baseline or a form, once."""
+    for plans, rule in ((free, FORM_TAKEN), (planned(None, **{POOL_BUDGET: 1.0}), BASELINE_KEPT)):
+        rules = [each.rule for report in plans[0].reports for each in report.done if each.rule in (FORM_TAKEN, BASELINE_KEPT)]
+        assert rules[-1] == rule
 
 
 def test_a_share_needs_the_baselines_pools(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,12 +141,13 @@ def test_a_share_needs_the_baselines_pools(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_both_budgets_are_kept() -> None:
-    plans = planned(None, **{BUDGET: 1.0, POOL_BUDGET: 1.0})
+    plans = planned(None, **{BUDGET: 1.1, POOL_BUDGET: 1.0})
     outcome = plans[0].outcome
     assert outcome is not None
     assert outcome.memory is not None
     assert outcome.memory.peak_bytes <= outcome.memory.limit_bytes
     assert outcome.taken_bytes()[0] <= outcome.taken_bytes()[1]
+    assert said(plans), "without a pool budget they take more"
     assert plans[0].memory_budget == outcome.memory.limit_bytes
 
 
@@ -117,6 +156,14 @@ def test_a_wrong_value_names_its_option() -> None:
         make_config({POOL_BUDGET: "much"})
     with pytest.raises(ConfigError, match="beside plan: x, pool_budget would do nothing"):
         make_config({"plan": "x", POOL_BUDGET: 0.9})
+    with pytest.raises(ConfigError, match="pool_budget: beside capture: on: what pools take in a captured step is not simulated"):
+        make_config({"capture": "on", POOL_BUDGET: 0.9})
+    assert make_config({"capture": "on", POOL_BUDGET: "off"}).pool_budget == NO_LIMIT
+
+
+def test_a_file_may_allow_so_much_more(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("pool_budget: +8GB\n")
+    assert load_config(tmp_path / "mine.yaml").pool_budget == Beyond(8 * 10**9)
 
 
 # -- told by hand
@@ -130,12 +177,16 @@ class Told:
     """A world with one rank, in which program k takes `figures[k]`: nanoseconds, bytes of tensors, and bytes of pools. 0 is the plan, 1
     Paddle's baseline; `whole` maps a draft to its full plan."""
 
-    def __init__(self, figures: dict[int, tuple[int, int, int | None]], drafts: dict[int, int]) -> None:
-        self.figures, self.cost, self.asked = figures, CostModel(PROFILE), list[int]()
+    def __init__(self, figures: dict[int, tuple[int | None, int, int | None]], drafts: dict[int, int]) -> None:
+        self.figures, self.cost, self.asked, self.fails = figures, CostModel(PROFILE), list[int](), set[int]()
+        self.whole = {*drafts.values()}
         self.drafts = [Draft(made(draft), (), Pipeline((Schedule1F1B(weight_delay=whole),))) for draft, whole in drafts.items()]
         self.drafts.append(Draft(made(0), (), None))  # known in part only
 
-    def step_ns(self, run: Made, *_: object) -> int:
+    def known(self, *_: object, **__: object) -> list[int]:
+        return [80]
+
+    def step_ns(self, run: Made, *_: object) -> int | None:
         return self.figures[run.programs[0]][0]
 
     def bytes_over(self, run: Made, limit: int) -> list[int]:
@@ -154,6 +205,8 @@ class Told:
         (form,) = passes.passes
         assert isinstance(form, Schedule1F1B)
         assert isinstance(form.weight_delay, int)
+        if form.weight_delay in self.fails:
+            raise PlanError("offload cannot")
         return Made(passes, (form.weight_delay,), ((),), limits)
 
 
@@ -177,16 +230,20 @@ def start(search: Search, world: Any, asked: Pipeline) -> None:
     search.__dict__["baseline"] = made(1)
 
 
-def chosen(world: Told, most: int, limit: int = 0, found: dict[int, int] | None = None) -> int:
+def chosen(world: Told, most: int, limit: int = 0, found: dict[int, int] | None = None, asked: Pipeline = OPEN) -> int:
     world.found = found or {}  # type: ignore[attr-defined]
     means = tuple(make_config({}).means.values())
-    taken = within_pools(Search(world, OPEN), made(0), most, "h200", limit, means)  # type: ignore[arg-type]
-    return taken.programs[0]
+    taken = within_pools(Search(world, asked), made(0), most, "h200", limit, means)  # type: ignore[arg-type]
+    assert taken.budget == most
+    rules = [each.rule for each in taken.run.notes]
+    assert rules.count(FORM_TAKEN) == (taken.run.programs[0] in world.whole)
+    assert rules.count(BASELINE_KEPT) == (taken.run.programs[0] == 1)
+    return taken.run.programs[0]
 
 
 def test_the_fastest_draft_whose_full_plan_fits_is_taken(budgets: list[tuple[bool, int]]) -> None:
-    """Not one that holds too much, or whose full plan does not fit; none that is slower than the baseline is asked for."""
-    figures: dict[int, tuple[int, int, int | None]] = {
+    """Not one that holds too much, or whose full plan does not fit; nothing is asked of one that is slower than a plan that fits."""
+    figures: dict[int, tuple[int | None, int, int | None]] = {
         0: (1000, 90, 120),
         1: (1010, 80, 100),
         2: (1001, 101, 50),
@@ -199,18 +256,48 @@ def test_the_fastest_draft_whose_full_plan_fits_is_taken(budgets: list[tuple[boo
         15: (1004, 90, 99),
         16: (1020, 90, 90),
     }
-    world = Told(figures, {6: 16, 5: 15, 4: 4, 3: 13, 2: 2, 7: 7})
+    drafts = {6: 16, 5: 15, 4: 4, 3: 13, 2: 2, 7: 7}
+    world = Told(figures, drafts)
     assert chosen(world, 100, limit=100) == 15
-    assert 2 not in world.asked
-    assert 16 not in world.asked
+    assert not {2, 7, 6, 16} & {*world.asked}
     assert chosen(Told({**figures, 15: (1004, 101, 99)}, {6: 16, 5: 15}), 100, limit=100) == 1
+    world = Told(figures, {6: 16})
+    assert chosen(world, 100, limit=100) == 1
+    assert 6 not in world.asked, "slower than the baseline"
     assert chosen(world, 120) == 0
+    assert budgets == []
+
+
+@pytest.mark.parametrize(("took", "taken"), [(1006, 8), (1004, 15), (None, 8)])
+def test_full_plans_are_compared_by_their_own_steps(took: int | None, taken: int, budgets: list[tuple[bool, int]]) -> None:
+    """The draft 5 takes 1003, its full plan `took`; the draft 8 and its full plan take 1005."""
+    figures: dict[int, tuple[int | None, int, int | None]] = {
+        0: (1000, 90, 120),
+        1: (1010, 80, 100),
+        5: (1003, 90, 100),
+        15: (took, 90, 100),
+        8: (1005, 90, 100),
+    }
+    assert chosen(Told(figures, {5: 15, 8: 8}), 100) == taken
+    assert budgets == []
+
+
+def test_a_draft_that_cannot_be_planned_in_full_is_left_out(budgets: list[tuple[bool, int]]) -> None:
+    figures: dict[int, tuple[int | None, int, int | None]] = {
+        0: (1000, 90, 120),
+        1: (1010, 80, 100),
+        5: (1003, 90, 100),
+        8: (1005, 90, 100),
+    }
+    world = Told(figures, {5: 15, 8: 8})
+    world.fails = {15}
+    assert chosen(world, 100) == 8
     assert budgets == []
 
 
 def test_drafts_are_asked_up_to_a_number(budgets: list[tuple[bool, int]]) -> None:
     slow = {k: (1000 + k, 10, 200) for k in range(2, 2 + MOST_ASKED)}
-    figures: dict[int, tuple[int, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100), **slow, 99: (1500, 10, 100)}
+    figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100), **slow, 99: (1500, 10, 100)}
     assert chosen(Told(figures, {k: k for k in (*slow, 99)}), 100) == 1
     del figures[2 + MOST_ASKED - 1]
     assert chosen(Told(figures, {k: k for k in figures if k > 1}), 100) == 99
@@ -221,7 +308,7 @@ def test_searches_with_less_memory_are_made_where_no_draft_is_nearly_as_fast(slo
     """Each with less by what the one before took too much; without moving state and, if only the baseline fits, with it. The fastest of
     all that fits is taken."""
     close = int(CLOSE * 1000) + slower
-    figures: dict[int, tuple[int, int, int | None]] = {
+    figures: dict[int, tuple[int | None, int, int | None]] = {
         0: (1000, 90, 120),
         1: (2000, 80, 100),
         2: (close, 90, 100),
@@ -240,6 +327,21 @@ def test_searches_with_less_memory_are_made_where_no_draft_is_nearly_as_fast(slo
 
 
 def test_no_budget_below_nothing_is_searched(budgets: list[tuple[bool, int]]) -> None:
-    figures: dict[int, tuple[int, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100), 3: (1001, 89, 190)}
+    figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100), 3: (1001, 89, 190)}
     assert chosen(Told(figures, {}), 100, 90, {90: 3}) == 1
     assert budgets == [(False, 90), (True, 90)]
+
+
+def test_what_the_user_moves_is_moved_in_further_searches_too(budgets: list[tuple[bool, int]]) -> None:
+    """And nothing else."""
+    figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100), 3: (1001, 89, 105)}
+    moving = Pipeline((*OPEN.passes, OffloadOptimizerState(fraction=0.5)))
+    assert chosen(Told(figures, {}), 100, 0, {90: 3}, moving) == 1
+    assert budgets == [(True, 90), (True, 85)]
+
+
+@pytest.mark.parametrize(("limit", "first"), [(0, 90), (95, 90), (85, 85)])
+def test_further_searches_keep_the_memory_limit(limit: int, first: int, budgets: list[tuple[bool, int]]) -> None:
+    figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100)}
+    assert chosen(Told(figures, {}), 100, limit) == 1
+    assert budgets == [(False, first), (True, first)]
