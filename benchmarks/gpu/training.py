@@ -258,13 +258,15 @@ def cases(gpus: int) -> list[Case]:
             for model in models
         ]
         found += [
-            _layers(model, seq, 1, 2, plans=(*FORMS, *WEIGHT_DELAYS[:3], *AUTO), micro_batches=count)
+            _layers(model, seq, 1, 2, plans=(*FORMS, *WEIGHT_DELAYS[:3], *AUTO, POOLS), micro_batches=count)
             for seq, count in ((4096, 8), (2048, 4), (4096, 4))
             for model in models
         ]
-        found += [_layers(model, 2048, 1, 2, 2, plans=(*SOME, AUTO[0], DELAYS[0])) for model in models]
+        found += [_layers(model, 2048, 1, 2, 2, plans=(*SOME, AUTO[0], POOLS, DELAYS[0])) for model in models]
         found += [*_wide(), *_data_parallel(), *_peaks(), *_experts(), *_states(), *_layouts(gpus)]
-        found += [Case(name, name.partition("-")[0], 2, (*BIG, *told.split()), (BASELINE, AUTO[0])) for name, told in OTHER_SHAPES.items()]
+        found += [
+            Case(name, name.partition("-")[0], 2, (*BIG, *told.split()), (BASELINE, AUTO[0], POOLS)) for name, told in OTHER_SHAPES.items()
+        ]
     if gpus > 3:
         found += [_layers(model, 2048, 2, 2, plans=(*SOME, AUTO[0]), batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
