@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from interlace.cli import main
 from interlace.config import Beyond, make_config
 from interlace.cost_model import CostModel, load_profile
+from interlace.errors import BudgetError
 from interlace.ir import save
 from interlace.planning import room
 from interlace.planning.outcome import Pools
@@ -96,6 +98,14 @@ def test_memory_that_the_device_has_is_used_where_tune_is_on(monkeypatch: pytest
     found, told = use_room(TWO, make_config({"tune": "on"}), COSTS, "h200", plain)
     assert found is plain
     assert "more takes 139.801 GiB" in told
+
+    def refused(*_: Any) -> list[Plan]:
+        raise BudgetError("pools of 9")
+
+    monkeypatch.setattr(room, "make_plans", refused)
+    found, told = use_room(TWO, make_config({"tune": "on"}), COSTS, "h200", plain)
+    assert found is plain
+    assert told.endswith("more: pools of 9")
 
 
 def with_pools(plans: list[Plan], size_bytes: int) -> list[Plan]:
