@@ -36,12 +36,14 @@ class Comparison:
             always ready.
         profile: Name of the device profile.
         memory: The memory limit of the plan; None without one.
+        pool_budget: See `Plan`.
     """
 
     members: tuple[Member, ...]
     representative: dict[int, int]
     profile: str
     memory: MemoryLimit | None = None
+    pool_budget: int = 0
 
     def outcome(self, costs: Costs) -> Outcome | None:
         """Both simulated steps; None if one would never end (`interlace check` shows where it stalls)."""
@@ -52,7 +54,7 @@ class Comparison:
         steps = (Step.of(each, self.equivalent_ranks()) for each in (plan, baseline))
         refusal = refusal_of(each.baseline for each in self.members)
         errors = errors_of(costs, plan.input.programs)
-        pools = Pools.of(plan, baseline, self.target(costs))
+        pools = Pools.of(plan, baseline, self.target(costs), self.pool_budget)
         return Outcome(next(steps), self.profile, next(steps), BASELINE, errors, self.memory, refusal, pools)
 
     def equivalent_ranks(self) -> dict[int, list[int]]:
@@ -72,10 +74,12 @@ class Comparison:
         return baseline, simulate([each.plan for each in self.members], costs, options, target=self.target(costs))
 
 
-def compare(world: World, profile: str, memory: MemoryLimit | None = None) -> Comparison | None:
+def compare(world: World, profile: str, memory: MemoryLimit | None = None, pool_budget: int = 0) -> Comparison | None:
     """Compare the finished plans of a world with Paddle's baseline; None if other stages' plans are unknown, or the plans have no jobs."""
     if not world.is_whole and world.captured.pipeline.num_stages > 1:
         return None
     baseline, finished = (world.map(each, ranks=world.firsts) for each in (baseline_program, finished_plan))
     members = [Member(baseline[rank].program, finished[rank][0].program, finished[rank][1]) for rank in world.firsts]
-    return Comparison(tuple(members), world.representative, profile, memory) if all(each.plan.jobs for each in members) else None
+    if not all(each.plan.jobs for each in members):
+        return None
+    return Comparison(tuple(members), world.representative, profile, memory, pool_budget)

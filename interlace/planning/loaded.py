@@ -143,7 +143,8 @@ def compared_in(folder: Path) -> Comparison:
     representative = {
         rank: plans[stages.index(stage)].program.rank for plan, stage in zip(plans, stages, strict=True) for rank in plan.program.ranks
     }
-    return Comparison(members, representative, plans[0].profile, plans[0].outcome.memory if plans[0].outcome else None)
+    memory = plans[0].outcome.memory if plans[0].outcome else None
+    return Comparison(members, representative, plans[0].profile, memory, plans[0].pool_budget)
 
 
 def require_ranks(folder: str | Path, world: int) -> None:

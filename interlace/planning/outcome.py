@@ -131,16 +131,17 @@ class MemoryLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Pools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Device bytes that parameters and allocator pools take on the fullest rank, free blocks included
     (`interlace/scheduler/memory/pools.py`): of the plan, and of the one compared with; 0 if there is none. With the profile's times of the
-    host; a faster one may take more."""
+    host; a faster one may take more. `limit_bytes`: `Plan.pool_budget`."""
 
     plan_bytes: int
     before_bytes: int
+    limit_bytes: int = 0
 
     @classmethod
-    def of(cls, plan: Result, before: Result | None, target: Target) -> Pools | None:
+    def of(cls, plan: Result, before: Result | None, target: Target, limit_bytes: int = 0) -> Pools | None:
         """Those of two simulations by these rules; None if the target's pools are not simulated."""
         taken = reserved_bytes(plan.memory, target)
-        return None if taken is None else cls(taken, reserved_bytes(before.memory, target) or 0 if before else 0)
+        return None if taken is None else cls(taken, reserved_bytes(before.memory, target) or 0 if before else 0, limit_bytes)
 
 
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -276,7 +276,7 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
     digests = world.map(finish, specs, made.programs, made.steps, made.notes, budget)
     if config.check and not all(is_built_in(type(each)) for each in made.passes.passes):
         require_one_order(world)
-    compared = compare(world, profile, memory)
+    compared = compare(world, profile, memory, pool_budget)
     outcome = compared.outcome(world.cost) if compared else None
     return Decided(specs, made.memory_limits, budget, budget != asked, digest_of_set(digests), outcome, pool_budget), compared
 

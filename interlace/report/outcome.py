@@ -42,11 +42,15 @@ def _pools(outcome: Outcome) -> str:
     >>> from interlace.planning.outcome import Pools
     >>> _pools(Outcome(Step(1, 0, 0, 0), "h200", Step(2, 0, 0, 0), pools=Pools(7 << 29, 3 << 30)))
     ', with free blocks in allocator pools 3.000 GiB -> 3.500 GiB'
+    >>> _pools(Outcome(Step(1, 0, 0, 0), "h200", pools=Pools(7 << 29, 0, 15 << 28)))
+    ', with free blocks in allocator pools 3.500 GiB (limit 3.750 GiB)'
     """
     found = outcome.pools
     if found is None:
         return ""
-    return f", with free blocks in allocator pools {f'{size(found.before_bytes)} -> ' if outcome.before else ''}{size(found.plan_bytes)}"
+    limit = f" (limit {size(found.limit_bytes)})" if found.limit_bytes else ""
+    before = f"{size(found.before_bytes)} -> " if outcome.before else ""
+    return f", with free blocks in allocator pools {before}{size(found.plan_bytes)}{limit}"
 
 
 def _energy(*steps: Step) -> str:

@@ -24,6 +24,7 @@ from interlace.planning.rows import CONFIG, write_rows
 from interlace.planning.search import Search, states_kept
 from interlace.planning.world import Draft, Made
 from interlace.planning.world import World as Ranks
+from interlace.report.outcome import outcome_sentence
 from interlace.report.remarks import sentence
 from interlace.units import size
 from tests.strategies import World, programs
@@ -93,6 +94,8 @@ def test_what_limits_pools(free: list[Plan], memory: float, options: dict[str, A
     assert ["would take" in each for each in said(plans)] == [True] * is_limited
     assert (taken(plans)[0] <= own) == is_limited
     assert {plan.pool_budget for plan in plans} == {limit}
+    assert plans[0].outcome is not None
+    assert (f"(limit {size(limit)})" in outcome_sentence(plans[0].outcome)) == bool(limit)
 
 
 def test_a_budget_that_is_not_kept_is_refused_and_a_device_that_is_too_small_told() -> None:
