@@ -66,6 +66,7 @@ def main(args: argparse.Namespace) -> int:
         Given(setting.profile, setting.costs, setting.target),
         next(iter(told), None),
         sweep=_sweep(files),
+        pool_budget=max((record.pool_budget for record in records.values() if record.profile == setting.profile), default=0),
     )
     write_page(page, args.output)
     write_json(args.json, page)

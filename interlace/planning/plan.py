@@ -271,7 +271,7 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
     within, pool_budget = within_pools(search, made, config.pool_budget, profile, held_bytes, means)
     if within is not made:
         made, budget = within, asked or ((limit_bytes or gpu_peak(world, within) or 0) if any(within.memory_limits) else 0)
-    memory = _memory_limit(search, made, limit_bytes, config)
+    memory = _memory_limit(search, made, limit_bytes, config, pool_budget)
     specs = tuple(map(spec_of, made.passes.passes))
     digests = world.map(finish, specs, made.programs, made.steps, made.notes, budget)
     if config.check and not all(is_built_in(type(each)) for each in made.passes.passes):
@@ -281,12 +281,13 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
     return Decided(specs, made.memory_limits, budget, budget != asked, digest_of_set(digests), outcome, pool_budget), compared
 
 
-def _memory_limit(search: Search, made: Made, limit_bytes: int, config: Config) -> MemoryLimit | None:
+def _memory_limit(search: Search, made: Made, limit_bytes: int, config: Config, pool_budget: int) -> MemoryLimit | None:
     """The memory limit of a plan, and where it comes from; None without one."""
     if not limit_bytes:
         return None
     beside: Literal["baseline", "beyond"] = "baseline" if config.memory_budget is None else "beyond"
-    return memory_limit(search.world, made, limit_bytes, "budget" if config.has_budget else beside, search.unlimited_tried)
+    whose = "budget" if config.has_budget else beside
+    return memory_limit(search.world, made, limit_bytes, whose, search.unlimited_tried, pool_budget)
 
 
 def taken(

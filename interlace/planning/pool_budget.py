@@ -20,6 +20,7 @@ from interlace.errors import BudgetError, PlanError
 from interlace.ir.remarks import Fact, Remark
 from interlace.ir.target import GPU, target_of, with_paddles_jobs
 from interlace.passes import ChooseRecompute, Pass, Pipeline, ordered
+from interlace.planning.least_memory import least_memory
 from interlace.planning.limits import baseline_bytes, default_pool_budget
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, said
 from interlace.planning.search import Search, states_kept
@@ -82,7 +83,8 @@ def within_pools(search: Search, made: Made, given: MemoryBudget, profile: str, 
     if given is not None:
         raise BudgetError(
             f"pool_budget {size(most)} ({most} bytes) cannot be kept: parameters and allocator pools of the fullest rank take at least "
-            f"{least_bytes} bytes ({size(least_bytes)}) in the plans that were found; give more, or a smaller memory_budget as well"
+            f"{least_bytes} bytes ({size(least_bytes)}) in the plans that were found, the one that needs the least memory among them; give "
+            "more"
         )
     return Fit(least.noted(said("declined", "pools-do-not-fit", pools_bytes=least_bytes, limit_bytes=most)))
 
@@ -134,8 +136,9 @@ class _Looking:
 
     def best(self, made: Made, means: Sequence[Pass]) -> Made | None:
         """The fastest run that fits; `made` is the one that does not. If the drafts of its search have none that takes nearly as little
-        time, searches under smaller memory budgets are made, without moving optimizer state; if Paddle's baseline remains the only one,
-        also with that. State comes back into a pool of its own, so that moving it seldom makes pools smaller."""
+        time, searches under smaller memory budgets are made, without moving optimizer state; if nothing faster than Paddle's baseline fits,
+        also with that: state comes back into a pool of its own, so that moving it seldom makes pools smaller. If nothing fits at all,
+        the plan that needs the least memory is tried."""
         world, found = self.search.world, self._fastest()
         took, peak = world.step_ns(made), gpu_peak(world, made)
         if took is None or peak is None or (found is not None and (world.step_ns(found) or 0) <= CLOSE * took):
@@ -149,8 +152,12 @@ class _Looking:
                     break
                 budget -= taken - self.most
             found = self._fastest()
-            if found is not None and found.programs != self.search.baseline.programs:
-                break
+            if found is not None and (world.step_ns(found) or 0) < (world.step_ns(self.search.baseline) or 0):
+                return found
+        if found is None:
+            with only_if_possible():
+                self._fits(least_memory(Search(world, self._searched(means)[-1]).make))
+            found = self._fastest()
         return found
 
     def _searched(self, means: Sequence[Pass]) -> list[Pipeline]:

@@ -20,10 +20,16 @@ WORTH = 0.001
 
 
 def memory_limit(
-    world: World, made: Made, limit_bytes: int, whose: Literal["baseline", "beyond", "budget"], tried: Tried | None = None
+    world: World,
+    made: Made,
+    limit_bytes: int,
+    whose: Literal["baseline", "beyond", "budget"],
+    tried: Tried | None = None,
+    pool_budget: int = 0,
 ) -> MemoryLimit | None:
     """The limit of the plan that was decided on, with what other limits would bring; None if the plan's peak or step is not known. To be
-    called after all decisions, as it makes drafts. `tried` is what the search without a budget proposed, if there was one.
+    called after all decisions, as it makes drafts. `tried` is what the search without a budget proposed, if there was one. Plans whose
+    pools exceed `pool_budget` (0 for no limit) are left out.
 
     If no known draft fits, more are made: the schedule that the coarse model finds best with a tenth more, and, if the plan's passes had
     limits, the same passes with limits a tenth higher or lower.
@@ -32,7 +38,7 @@ def memory_limit(
     if held is None or took is None:
         return None
     device_bytes = world.cost.profile.memory_bytes if isinstance(world.cost, CostModel) else 0
-    others = Others(world, made, limit_bytes, held, took, tried)
+    others = Others(world, made, limit_bytes, held, took, tried, pool_budget)
     return MemoryLimit(whose, limit_bytes, held, device_bytes, others.more(), others.less())
 
 
@@ -45,11 +51,11 @@ def gpu_peak(world: World, made: Made) -> int | None:
 
 class Others:
     """What other limits would bring, compared with a plan that holds `held` bytes on its fullest rank and whose step takes `took`
-    nanoseconds. `tried` as in `memory_limit`."""
+    nanoseconds. `tried` and `pool_budget` as in `memory_limit`."""
 
-    def __init__(self, world: World, made: Made, limit_bytes: int, held: int, took: int, tried: Tried | None) -> None:
+    def __init__(self, world: World, made: Made, limit_bytes: int, held: int, took: int, tried: Tried | None, pool_budget: int) -> None:
         self.world, self.made, self.limit_bytes, self.held, self.took, self.tried = world, made, limit_bytes, held, took, tried
-        self.tenth = int(TENTH * limit_bytes)
+        self.tenth, self.pool_budget = int(TENTH * limit_bytes), pool_budget
         self.has_limits = any(made.memory_limits)
 
     def more(self) -> OtherLimit | None:
@@ -91,6 +97,8 @@ class Others:
             if not fits(limit_bytes, step_ns) or max(world.order_peaks(made)) > limit_bytes:
                 continue
             asked += 1
+            if self.pool_budget and (world.pool_bytes(made) or 0) > self.pool_budget:
+                continue
             if (peak := gpu_peak(world, made)) is not None and fits(peak, step_ns):
                 return OtherLimit(limit_bytes, peak, step_ns)
         return None

@@ -119,7 +119,7 @@ def page_of(compared: Comparison, costs: CostModel, measured: str = "", sweep: S
     baseline, plan = (Simulated(name, result, ranks) for name, result in zip((BASELINE, OURS), compared.results(costs), strict=True))
     reports = {member.plan.rank: member.reports for member in compared.members}
     given = Given(compared.profile, costs, compared.target(costs))
-    return build_page(plan, baseline, reports, given, compared.memory, measured, sweep)
+    return build_page(plan, baseline, reports, given, compared.memory, measured, sweep, compared.pool_budget)
 
 
 def summary_text(plans: Sequence[Plan], trust: str) -> str:

@@ -181,7 +181,7 @@ class Told:
     Paddle's baseline; `whole` maps a draft to its full plan."""
 
     def __init__(self, figures: dict[int, tuple[int | None, int, int | None]], drafts: dict[int, int]) -> None:
-        self.figures, self.cost, self.asked, self.fails = figures, CostModel(PROFILE), list[int](), set[int]()
+        self.figures, self.cost, self.asked, self.fails, self.least = figures, CostModel(PROFILE), list[int](), set[int](), 1
         self.whole = {*drafts.values()}
         self.drafts = [Draft(made(draft), (), Pipeline((Schedule1F1B(weight_delay=whole),))) for draft, whole in drafts.items()]
         self.drafts.append(Draft(made(0), (), None))  # known in part only
@@ -223,13 +223,14 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
         return made(search.world.found[budget]) if budget in search.world.found else None  # type: ignore[attr-defined]
 
     monkeypatch.setattr(Search, "fitting", fitting)
+    monkeypatch.setattr(pool_budget, "least_memory", lambda make: made(make.world.least))
     monkeypatch.setattr(Search, "__init__", start)
     return tried
 
 
 def start(search: Search, world: Any, asked: Pipeline) -> None:
     search.world, search.asked = world, asked
-    search.make = SimpleNamespace(beaten=None, beaten_by=lambda step_ns: step_ns)  # type: ignore[assignment]
+    search.make = SimpleNamespace(beaten=None, beaten_by=lambda step_ns: step_ns, world=world)  # type: ignore[assignment]
     search.__dict__["baseline"] = made(1)
 
 
@@ -348,3 +349,25 @@ def test_further_searches_keep_the_memory_limit(limit: int, first: int, budgets:
     figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100)}
     assert chosen(Told(figures, {}), 100, limit) == 1
     assert budgets == [(False, first), (True, first)]
+
+
+def test_what_needs_the_least_memory_is_the_last_resort(budgets: list[tuple[bool, int]]) -> None:
+    """Where neither the baseline nor any search fits; and what is named if that does not fit either."""
+    figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (1100, 80, 110), 9: (3000, 20, 70)}
+    world = Told(figures, {})
+    world.least = 9
+    assert chosen(world, 75) == 9
+    assert budgets == [(False, 90), (True, 90)]
+    world = Told(figures, {})
+    world.least = 9
+    with pytest.raises(BudgetError, match=r"take at least 70 bytes"):
+        chosen(world, 69)
+
+
+def test_searches_that_find_nothing_faster_than_the_baseline_are_made_with_state_too(budgets: list[tuple[bool, int]]) -> None:
+    figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (1100, 80, 110), 3: (1200, 80, 70), 4: (1090, 70, 70)}
+    assert chosen(Told({**figures, 3: (1099, 80, 70)}, {}), 75, 0, {90: 3}) == 3
+    assert budgets == [(False, 90)]
+    budgets.clear()
+    assert chosen(Told(figures, {}), 75, 0, {90: 3}) == 3
+    assert budgets == [(False, 90), (True, 90)]

@@ -73,9 +73,10 @@ def build_page(
     memory: MemoryLimit | None = None,
     measured: str = "",
     sweep: Sweep | None = None,
+    pool_budget: int = 0,
 ) -> Page:
     """The page's data. `reports`: rank -> reports of its passes; `memory`: the plan's memory limit; `measured`: a clause with the measured
-    step; `sweep`: step time against memory budget. Raises PlanError if the plans are not of the same ranks."""
+    step; `sweep`: step time against memory budget; `pool_budget`: see `Plan`. Raises PlanError if the plans are not of the same ranks."""
     both = [*([other] if other else []), ours]
     labels = _labels(both)
     costs = {label.ranks[0]: _costs(ours.result, label.ranks[0], given) for label in labels}
@@ -89,7 +90,7 @@ def build_page(
         errors_of(given.costs, ours.result.input.programs) if other else None,
         memory,
         refusal_of(other.result.input.programs) if other and other.name == BASELINE else "",
-        Pools.of(ours.result, other.result if other else None, given.target),
+        Pools.of(ours.result, other.result if other else None, given.target, pool_budget),
     )
     world = _world(ours.result.input.programs, labels)
     return Page(
