@@ -18,7 +18,7 @@ from interlace.passes import OffloadOptimizerState, Pipeline, Schedule1F1B
 from interlace.planning import pool_budget
 from interlace.planning.limits import ROOM
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN
-from interlace.planning.plan import Plan, make_plans, read_record
+from interlace.planning.plan import Plan, make_plans, read_record, worker_of
 from interlace.planning.pool_budget import CLOSE, MOST_ASKED, ROUNDS, within_pools
 from interlace.planning.rows import CONFIG, write_rows
 from interlace.planning.search import Search, states_kept
@@ -135,6 +135,21 @@ def test_what_was_taken_is_told(free: list[Plan]) -> None:
     for plans, rule in ((free, FORM_TAKEN), (planned(None, **{POOL_BUDGET: 1.0}), BASELINE_KEPT)):
         rules = [each.rule for report in plans[0].reports for each in report.done if each.rule in (FORM_TAKEN, BASELINE_KEPT)]
         assert rules[-1] == rule
+
+
+def test_several_processes_find_the_same() -> None:
+    one = planned(None, **{POOL_BUDGET: 1.0})
+    other = make_plans(SIX, make_config({POOL_BUDGET: 1.0}), CostModel(PROFILE), "h200", 2)
+    assert {plan.set_digest for plan in other} == {plan.set_digest for plan in one}
+    assert [plan.pool_budget for plan in other] == [plan.pool_budget for plan in one]
+
+
+def test_ranks_of_a_run_have_the_same_pool_budget() -> None:
+    """The text of options that ranks compare before they plan has it."""
+    texts = {
+        worker_of(SIX[0], make_config(given), CostModel(PROFILE), "h200").options for given in ({}, {POOL_BUDGET: 1.0}, {POOL_BUDGET: 0.9})
+    }
+    assert len(texts) == 3
 
 
 def test_a_share_needs_the_baselines_pools(monkeypatch: pytest.MonkeyPatch) -> None:
