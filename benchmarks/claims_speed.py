@@ -225,8 +225,8 @@ def zoo_pools() -> str:
     return (
         f"{span(gains[form])} over the baseline (median {100 * median(gains[form]):.1f}; by default {100 * median(gains['auto']):.1f}), in "
         f"{fit} of {len(rows)} programs with pools that take no more than the baseline's; for {sum(gain <= 0 for gain in gains[form])} "
-        f"nothing faster than the baseline was found; planning takes {min(longer):.1f} to {max(longer):.1f} times as long where pools of the "
-        "default do not fit"
+        f"nothing faster than the baseline was found; planning takes {min(longer):.1f} to {max(longer):.1f} times as long where pools of "
+        "the default do not fit"
     )
 
 
