@@ -44,7 +44,7 @@ from interlace.planning.variants import decided_for_all
 from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, packed, spec_of, unpacked
 from interlace.scheduler.memory.pools import reserved_bytes
 from interlace.scheduler.simulate.arrays import Options
-from interlace.scheduler.simulate.simulator import simulate
+from interlace.scheduler.simulate.simulator import Result, simulate
 from interlace.scheduler.whole_step.orders import Orders, simulation
 
 T = TypeVar("T")
@@ -411,18 +411,21 @@ class World:
         """Device bytes that parameters and allocator pools take on the fullest rank, on a GPU; None if the step cannot be simulated."""
         programs = tuple(made.programs[rank] for rank in self.firsts)
         if programs not in self._pools:
-            with suppress(PlanError):
-                options = Options.of(GPU, peers_ready=not self.representative, representative=self.representative)
-                self._pools[programs] = reserved_bytes(simulate(self.plans(made), self.cost, options, target=GPU).memory, GPU)
-        return self._pools.setdefault(programs, None)
+            found = self._in_step(made)
+            self._pools[programs] = reserved_bytes(found.memory, GPU) if found is not None else None
+        return self._pools[programs]
 
     def _peaks_in_step(self, made: Made) -> dict[int, int]:
         """Device bytes of one rank of each stage at its peak on a GPU in the step of all; nothing where that cannot be simulated."""
+        found = self._in_step(made) if self.representative else None
+        return {rank: profile.peak() for rank, profile in zip(found.input.ranks, found.memory, strict=True)} if found is not None else {}
+
+    def _in_step(self, made: Made) -> Result | None:
+        """The simulated step of all ranks on a GPU, with memory; None if it cannot be simulated."""
         with suppress(PlanError):
-            if self.representative:
-                found = simulate(self.plans(made), self.cost, Options.of(GPU, representative=self.representative), target=GPU)
-                return {rank: profile.peak() for rank, profile in zip(found.input.ranks, found.memory, strict=True)}
-        return {}
+            options = Options.of(GPU, peers_ready=not self.representative, representative=self.representative)
+            return simulate(self.plans(made), self.cost, options, target=GPU)
+        return None
 
     def _with_programs(self, made: Made) -> tuple[int, ...]:
         return tuple(rank for rank, number in enumerate(made.programs) if number >= 0)
