@@ -3,8 +3,8 @@
 INTERLACE_CONFIG=overlap python -m interlace.launch --devices 0,1,2,3 train.py ARGS
 
 Options and environment are those of `python -m paddle.distributed.launch`, also for several hosts. `INTERLACE_CONFIG` names a preset or a
-YAML file, `INTERLACE_PLAN` a folder of stored plans, `INTERLACE_MEMORY_BUDGET` a budget; the first two take the place of what the script
-itself asks of Interlace.
+YAML file, `INTERLACE_PLAN` a folder of stored plans, `INTERLACE_MEMORY_BUDGET` and `INTERLACE_POOL_BUDGET` are budgets; the first two take
+the place of what the script itself asks of Interlace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from interlace.config import make_config
 from interlace.errors import ConfigError, InterlaceError
 from interlace.installed import require_paddle
-from interlace.outside import BUDGET_VARIABLE, CONFIG_VARIABLE, PLAN_VARIABLE, VARIABLES, asked_outside, with_connections
+from interlace.outside import CONFIG_VARIABLE, VARIABLES, asked_outside, with_connections
 
 ATTACH = Path(__file__).with_name("local") / "attach.py"
 """What Paddle's launcher starts in place of the script; by path, as it starts no modules."""
@@ -29,8 +29,8 @@ def words_with_interlace(words: Sequence[str]) -> list[str]:
     outside = asked_outside(typed=VARIABLES)
     if outside is None:
         raise ConfigError(
-            f"none of {CONFIG_VARIABLE}, {PLAN_VARIABLE} and {BUDGET_VARIABLE} is set in the environment; expected what Interlace "
-            f"shall do, as in {CONFIG_VARIABLE}=overlap. A script that calls interlace.enable(strategy) needs Paddle's launcher alone"
+            f"none of {', '.join(VARIABLES)} is set in the environment; expected what Interlace shall do, as in {CONFIG_VARIABLE}=overlap. A "
+            "script that calls interlace.enable(strategy) needs Paddle's launcher alone"
         )
     make_config(outside.options, outside.source, outside.marks, strange=[])  # the script may register passes of strange names
     require_paddle()

@@ -1,5 +1,5 @@
-"""What `interlace run --config`, `--plan` and `--memory-budget` ask of its ranks, in place of what the script asks for, or on top of
-it, and what else its ranks need. No Paddle here."""
+"""What `interlace run --config`, `--plan`, `--memory-budget` and `--pool-budget` ask of its ranks, in place of what the script asks for, or
+on top of it, and what else its ranks need. No Paddle here."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from interlace.config import BUDGET, find_config, is_preset, read_yaml
+from interlace.config import BUDGET, POOL_BUDGET, find_config, is_preset, read_yaml
 from interlace.errors import ConfigError
 
-CONFIG_VARIABLE, PLAN_VARIABLE, BUDGET_VARIABLE = "INTERLACE_CONFIG", "INTERLACE_PLAN", "INTERLACE_MEMORY_BUDGET"
-OPTIONS = {CONFIG_VARIABLE: "--config ", PLAN_VARIABLE: "--plan ", BUDGET_VARIABLE: "--memory-budget "}
+CONFIG_VARIABLE, PLAN_VARIABLE = "INTERLACE_CONFIG", "INTERLACE_PLAN"
+BUDGET_VARIABLES = {BUDGET: "INTERLACE_MEMORY_BUDGET", POOL_BUDGET: "INTERLACE_POOL_BUDGET"}
+OPTIONS = {CONFIG_VARIABLE: "--config ", PLAN_VARIABLE: "--plan "}
+OPTIONS |= {variable: f"--{name.replace('_', '-')} " for name, variable in BUDGET_VARIABLES.items()}
 """What the command's users typed before the value of each variable."""
 TARGET_VARIABLE = "INTERLACE_TARGET"
 """`cpu`, `gpu` or a module; unset: GPUs where they are, else the CPU."""
@@ -31,7 +33,7 @@ class Outside(NamedTuple):
     Attributes:
         options, source, marks: As `make_config` takes them.
         words: Of the command.
-        is_whole: Whether they take the place of the script's own; a memory budget alone goes on top.
+        is_whole: Whether they take the place of the script's own; budgets alone go on top.
     """
 
     options: dict[str, Any]
@@ -45,8 +47,7 @@ def asked_outside(environment: Mapping[str, str] = os.environ, typed: Mapping[st
     """What an environment asks for; None where it asks for nothing. Errors call its variables as `typed` does. Raises ConfigError where the
     configuration cannot be read, or a preset stands beside plans."""
     path, folder = environment.get(CONFIG_VARIABLE, ""), environment.get(PLAN_VARIABLE, "")
-    budget = environment.get(BUDGET_VARIABLE, "")
-    given = {CONFIG_VARIABLE: path, PLAN_VARIABLE: folder, BUDGET_VARIABLE: budget}
+    given = {variable: environment.get(variable, "") for variable in OPTIONS}
     words = " ".join(f"{typed[name]}{value}" for name, value in given.items() if value)
     if not words:
         return None
@@ -56,7 +57,7 @@ def asked_outside(environment: Mapping[str, str] = os.environ, typed: Mapping[st
             "options of their passes; leave one of the two out"
         )
     options, marks = read_yaml(find_config(path)) if path else ({}, {})
-    more = {name: variable for name, variable in (("plan", PLAN_VARIABLE), (BUDGET, BUDGET_VARIABLE)) if given[variable]}
+    more = {name: variable for name, variable in {"plan": PLAN_VARIABLE, **BUDGET_VARIABLES}.items() if given[variable]}
     options = {**options, **{name: given[variable] for name, variable in more.items()}}
     marks = {**marks, **{name: typed[variable].rstrip(" =") for name, variable in more.items()}}
     return Outside(options, path or words, marks, words, bool(path or folder))

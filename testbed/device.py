@@ -136,7 +136,7 @@ def plugin() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library(variant())))
     loaded.tb_switch_name.restype = ctypes.c_char_p
     loaded.tb_switch_meaning.restype = ctypes.c_char_p
-    loaded.tb_total_memory.restype = ctypes.c_size_t
+    loaded.tb_total_memory.restype = loaded.tb_free_memory.restype = ctypes.c_size_t
     loaded.tb_capture_reason.restype = ctypes.c_char_p
     for name in ("begin", "end"):
         getattr(loaded, f"tb_capture_{name}").restype = ctypes.c_size_t
@@ -289,6 +289,11 @@ def best_fit(order: Sequence[int], size: Sequence[int], pool: Sequence[int], num
 def total_bytes() -> int:
     """Memory of the device, or the size given by `MEMORY_VARIABLE`."""
     return int(os.environ.get(MEMORY_VARIABLE, "0")) or int(plugin().tb_total_memory())
+
+
+def free_bytes() -> int:
+    """Memory of the device that no process has taken."""
+    return int(plugin().tb_free_memory())
 
 
 def reset_peaks() -> None:

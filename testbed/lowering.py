@@ -61,6 +61,9 @@ class TestbedDevice(CustomDevice):
 
         return total_bytes()
 
+    def available_bytes(self) -> int:
+        return min(self.total_bytes(), device.memory().reserved + device.free_bytes())
+
     def label(self, built: Any, text: str) -> None:
         built.set_str_attr("interlace_at", text)
 

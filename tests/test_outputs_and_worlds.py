@@ -602,4 +602,5 @@ def test_budgets_that_are_none(command: str, dumps: Path, tmp_path: Path, capsys
         "2%%": "--memory-budget: found '2%%', expected bytes with their unit",
     }.items():
         assert told in refused(capsys, command, *words, "--memory-budget", value)
+        assert told.replace("--memory", "--pool") in refused(capsys, command, *words, "--pool-budget", value)
     assert [parse_budget(text) for text in ("1.5", "2.0", "350%", "0.5 %")] == [1.5, 2.0, 3.5, 0.005]

@@ -249,7 +249,7 @@ def _plan(program: Program, config: Config, device: Device) -> Plan:
                 )
             return replace(plan, is_launched=plan.is_launched or (program.mode == "train" and config.capture == "on"))
         config = make_config(BASELINE_ORDER)
-    return make_plan(program, config, *costs_for(config, device), peers)
+    return make_plan(program, config, *costs_for(config, device, peers=peers), peers)
 
 
 def _name_p2p_streams(program: Any, schedule: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interlace.cli.plans import add_budget, add_partial
+from interlace.cli.plans import add_budgets, add_partial, budgets_of
 from interlace.cli.target import DEFAULT_PROFILE
 from interlace.user_passes import add_import, import_own
 
@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_partial(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="folder for the plans (default: plan)")
     parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank to FILE")
-    add_budget(parser)
+    add_budgets(parser)
     parser.add_argument(
         "--sweep", action="store_true", help="also plan for several budgets, and write step time against budget to sweep.json"
     )
@@ -113,11 +113,11 @@ def _points(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> Config:
     """The configuration that the options request. Raises ConfigError if nothing can be planned with it."""
-    from interlace.config import BUDGET, command_marks, load_config, make_config, require_jobs
+    from interlace.config import command_marks, load_config, make_config, require_jobs
     from interlace.errors import ConfigError
 
-    budget = {} if args.memory_budget is None else {BUDGET: args.memory_budget}
-    config: Config = load_config(args.config, budget) if args.config else make_config(budget, "defaults", command_marks(budget))
+    budgets = budgets_of(args)
+    config: Config = load_config(args.config, budgets) if args.config else make_config(budgets, "defaults", command_marks(budgets))
     if not config.active:
         raise ConfigError(
             f"{config.source}: enable is off, or every pass is, so Paddle's plan stays and there is nothing to plan; "
@@ -206,7 +206,7 @@ def _swept(
     from interlace.planning.sweep import sweep
     from interlace.units import size
 
-    any_budget = {BUDGET: 1.0}
+    any_budget = {**budgets_of(args), BUDGET: 1.0}
     config = load_config(args.config, any_budget) if args.config else make_config(any_budget)
 
     def say(point: Point) -> None:

@@ -34,14 +34,27 @@ def add_partial(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_budget(parser: argparse.ArgumentParser, or_else: str = "") -> None:
-    """Add `--memory-budget` to a command; `or_else` ends its help."""
+def add_budgets(parser: argparse.ArgumentParser, or_else: str = "") -> None:
+    """Add `--memory-budget` and `--pool-budget` to a command; `or_else` ends their help."""
     parser.add_argument(
         "--memory-budget",
         metavar="SIZE",
         help="device memory per rank, such as 70GB, a share of what Paddle's baseline holds, such as 0.8 or 80%%, an addition to it, "
         f"such as +8GB, or off; overrides that of --config{or_else}",
     )
+    parser.add_argument(
+        "--pool-budget",
+        metavar="SIZE",
+        help="the same for allocator pools, free blocks included; by default nine tenths of the device's memory, or what Paddle's baseline "
+        f"takes if that is more; overrides that of --config{or_else}",
+    )
+
+
+def budgets_of(args: argparse.Namespace) -> dict[str, str]:
+    """Options of the configuration that `add_budgets` lets a command set."""
+    from interlace.config import BUDGET, POOL_BUDGET
+
+    return {name: value for name in (BUDGET, POOL_BUDGET) if (value := getattr(args, name)) is not None}
 
 
 def read_files(paths: Sequence[str | Path]) -> list[PlanFile]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from interlace.cli.dump import require_script
-from interlace.cli.plans import add_budget
+from interlace.cli.plans import add_budgets, budgets_of
 from interlace.cli.progress import Alive
 from interlace.temporary import hold
 from interlace.units import ms, ranks_text
@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="plan this script with the decisions of the plans in this folder, which were made for a larger model with the same "
         "numbers of stages and micro-batches, even if they gain nothing here; --verify then compares them bit by bit",
     )
-    add_budget(parser, " or of the script")
+    add_budgets(parser, " or of the script")
     add_import(parser)
     parser.add_argument(
         "--target",
@@ -256,13 +256,13 @@ def _environment(args: argparse.Namespace, baseline: bool) -> dict[str, str]:
 
 
 def _told(args: argparse.Namespace) -> dict[str, str]:
-    """Environment variables for `--config`, `--plan` and `--memory-budget`."""
+    """Environment variables for `--config`, `--plan`, `--memory-budget` and `--pool-budget`."""
     from interlace.config import find_config
-    from interlace.outside import BUDGET_VARIABLE, CONFIG_VARIABLE, PLAN_VARIABLE
+    from interlace.outside import BUDGET_VARIABLES, CONFIG_VARIABLE, PLAN_VARIABLE
 
     given = {CONFIG_VARIABLE: args.config and find_config(args.config), PLAN_VARIABLE: args.plan}
     told = {name: os.path.abspath(path) for name, path in given.items() if path is not None}
-    return {**told, BUDGET_VARIABLE: args.memory_budget} if args.memory_budget is not None else told
+    return {**told, **{BUDGET_VARIABLES[name]: value for name, value in budgets_of(args).items()}}
 
 
 def train(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:

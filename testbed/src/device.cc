@@ -357,5 +357,10 @@ TB_EXPORT size_t tb_total_memory() {
   device_memory(&total, &available);
   return total;
 }
+TB_EXPORT size_t tb_free_memory() {
+  size_t total = 0, available = 0;
+  device_memory(&total, &available);
+  return available;
+}
 // While on, copies to the device go to memory that no work uses, so they wait for nothing.
 TB_EXPORT void tb_fresh(int on) { to_fresh_memory = on; }

@@ -52,7 +52,11 @@ PUBLIC = {
     "paddle.static",
 }
 """Folders of Paddle whose names without an underscore it documents."""
-OF_A_BUILD = {"paddle.base.core.default_cuda_generator", "paddle.base.core.default_custom_device_generator"}
+OF_A_BUILD = {
+    "paddle.base.core.default_cuda_generator",
+    "paddle.base.core.default_custom_device_generator",
+    "paddle.cuda.mem_get_info",
+}
 """What only builds for such devices have; used there only."""
 OURS = {
     "paddle.distributed.auto_parallel.static.process_group._interlace_table",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 paddle = pytest.importorskip("paddle")
@@ -13,6 +15,7 @@ from interlace.bridge.profiles import costs_for  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
 from interlace.config import make_config  # noqa: E402
+from interlace.cost_model import load_profile  # noqa: E402
 from interlace.errors import ConfigError  # noqa: E402
 
 pytestmark = pytest.mark.paddle
@@ -56,6 +59,41 @@ def test_cpu_ranks_may_stand_for_any_device() -> None:
     """They plan as for an H200 in the demo; by themselves they are a CPU."""
     assert costs_for(make_config({"device": "h200"}), CpuDevice(paddle.CPUPlace()))[1] == "h200"
     assert costs_for(make_config({}), CpuDevice(paddle.CPUPlace()))[1] == "cpu"
+
+
+class Gathering:
+    """Ranks of a run, of which the others say `others`."""
+
+    def __init__(self, *others: int) -> None:
+        self.others = others
+
+    def gather(self, topic: str, mine: bytes) -> list[bytes]:
+        assert topic == "device memory"
+        return [mine, *map(msgspec.msgpack.encode, self.others)]
+
+
+@pytest.mark.parametrize(("mine", "others", "least"), [(70, (), 70), (70, (60, 80), 60), (0, (60,), 60)])
+def test_the_device_has_what_is_available_to_every_rank(mine: int, others: tuple[int, ...], least: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(CpuDevice, "available_bytes", lambda _: mine)
+    device = CpuDevice(paddle.CPUPlace())
+    assert costs_for(make_config({"device": "h200"}), device, peers=Gathering(*others))[0].profile.memory_bytes == least
+
+
+def test_without_a_word_from_the_device_the_profile_says_what_it_has() -> None:
+    costs = costs_for(make_config({"device": "h200"}), CpuDevice(paddle.CPUPlace()), peers=Gathering(0))[0]
+    assert costs.profile == load_profile("h200")
+
+
+def test_what_a_gpu_has_for_this_process(monkeypatch: Any) -> None:
+    """What the allocator holds and what is free, as other processes may use the GPU; its memory if Paddle does not tell."""
+    device = GpuDevice(SimpleNamespace(get_device_id=lambda: 0))
+    monkeypatch.setattr(paddle.device.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100))
+    monkeypatch.setattr(paddle.device.cuda, "memory_reserved", lambda _: 30)
+    assert device.available_bytes() == 100
+    monkeypatch.setattr(paddle.cuda, "mem_get_info", lambda index: {0: (50, 100)}[index])
+    assert device.available_bytes() == 80
+    monkeypatch.delattr(paddle.cuda, "mem_get_info")
+    assert device.available_bytes() == 100
 
 
 def test_passes_on_plain_programs_check_it_too(name: Any, monkeypatch: Any) -> None:

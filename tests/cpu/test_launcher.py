@@ -87,9 +87,10 @@ def test_a_script_that_never_asks_trains_with_a_plan_and_the_same_bits(forked: N
 @pytest.mark.parametrize(
     ("variables", "script", "said"),
     [
-        ({}, "train.py", "none of INTERLACE_CONFIG, INTERLACE_PLAN and INTERLACE_MEMORY_BUDGET is set"),
+        ({}, "train.py", "none of INTERLACE_CONFIG, INTERLACE_PLAN, INTERLACE_MEMORY_BUDGET, INTERLACE_POOL_BUDGET is set"),
         ({"INTERLACE_CONFIG": "nowhere"}, "train.py", "nowhere: no such file, and no preset of that name"),
         ({"INTERLACE_MEMORY_BUDGET": "lots"}, "train.py", "INTERLACE_MEMORY_BUDGET: found 'lots'"),
+        ({"INTERLACE_POOL_BUDGET": "lots"}, "train.py", "INTERLACE_POOL_BUDGET: found 'lots'"),
         ({"INTERLACE_PLAN": "there", "INTERLACE_CONFIG": "overlap"}, "train.py", "INTERLACE_PLAN=there beside INTERLACE_CONFIG=overlap"),
         ({"INTERLACE_CONFIG": "overlap"}, "other.py", "other.py: expected the path of a training script that ends in .py"),
         ({"INTERLACE_CONFIG": "overlap"}, "train.sh", "train.sh: expected the path of a training script that ends in .py"),

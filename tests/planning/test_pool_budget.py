@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from interlace.cli import main
 from interlace.config import BUDGET, NO_LIMIT, POOL_BUDGET, Beyond, load_config, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import BudgetError, ConfigError, PlanError
+from interlace.ir import save
 from interlace.ir.dump import SUFFIX
 from interlace.passes import OffloadOptimizerState, Pipeline, Schedule1F1B
 from interlace.planning import pool_budget
@@ -182,6 +184,16 @@ def test_a_wrong_value_names_its_option() -> None:
 def test_a_file_may_allow_so_much_more(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("pool_budget: +8GB\n")
     assert load_config(tmp_path / "mine.yaml").pool_budget == Beyond(8 * 10**9)
+
+
+def test_a_command_sets_it_over_that_of_a_file(tmp_path: Path) -> None:
+    for program in SIX:
+        save(program, tmp_path / "dumps" / f"rank{program.rank}{SUFFIX}")
+    (tmp_path / "mine.yaml").write_text("pool_budget: 5760B\n")
+    words = ["plan", str(tmp_path / "dumps"), "--config", str(tmp_path / "mine.yaml"), "-o", str(tmp_path / "plan")]
+    for more, budget in ((["--pool-budget", "100%"], 5504), ([], 5760)):
+        assert main([*words, *more]) == 0
+        assert {read_record(file).pool_budget for file in (tmp_path / "plan").glob(f"*{SUFFIX}")} == {budget}
 
 
 # -- told by hand

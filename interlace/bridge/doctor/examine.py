@@ -60,4 +60,4 @@ def _examine(profile: str, internals: list[Check], times: bool, meeting: Meeting
         lab = None if device.target.serial or not behaviour.runs else behaviour.lab
         checks += check_profile(device, lab, name, loaded, bool(profile), times)
     called = known_name(device) or str(device.place)
-    return Examination(called, device.target.name, installed_versions(), tuple(checks), name, device.total_bytes())
+    return Examination(called, device.target.name, installed_versions(), tuple(checks), name, device.available_bytes())

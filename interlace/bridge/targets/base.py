@@ -62,6 +62,10 @@ class Device:
         """Total memory of the device; 0 if not known."""
         return 0
 
+    def available_bytes(self) -> int:
+        """Memory of the device that this process holds or may still take; 0 if not known."""
+        return self.total_bytes()
+
     def release_memory(self) -> None:
         """Return unused memory of the allocator to the device, if it keeps such memory."""
 

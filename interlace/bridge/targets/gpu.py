@@ -7,6 +7,7 @@ the executor's own place that `memcpy_h2d` can read. No events or streams are re
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,6 +48,13 @@ class GpuDevice(Device):
     def total_bytes(self) -> int:
         """Total memory of the GPU, as the driver reports it."""
         return int(paddle.device.cuda.get_device_properties(self.place).total_memory)
+
+    def available_bytes(self) -> int:
+        """What Paddle's allocator holds, and what the driver reports as free; the total memory if this Paddle does not pass that on."""
+        total = self.total_bytes()
+        with suppress(AttributeError, RuntimeError, ValueError):
+            return min(total, self.reserved_bytes() + int(paddle.cuda.mem_get_info(self.gpu_index())[0]))
+        return total
 
     def release_memory(self) -> None:
         """Free the unused blocks in the pools of all streams."""
