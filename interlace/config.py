@@ -96,14 +96,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             holds. The order of operations within a job holds no more than its parts one after another (1 % is ignored), with `+8GB` that
             much more, with `off` any amount. A few GB more let more communication be hidden.
         pool_budget: Device memory that a rank's parameters and allocator pools may take, free blocks included, written as `memory_budget`;
-            by default nine tenths of the device, or what Paddle's baseline takes if that is more. When: plans are made offline for a GPU
-            with less memory than the profile's or one that is shared, or workspaces of kernels, which are not counted, need more than a
-            tenth. Details: a share is of what pools take with Paddle's baseline. The device is that of the profile; in a run, what counts
-            is the memory of the GPU in use that is free for this process, on the rank that has the least. If pools of the plan would take
-            more, planning takes the fastest plan that it has looked at whose pools do not, or makes plans that hold less; it then takes up
-            to three times as long. A limit that you set is kept, or the command fails; in place of a form given by name, Paddle's order
-            of jobs may be taken. The default does not apply to a form given by name, and if no plan keeps it, the one with the smallest
-            pools is taken. Only with profiles of GPUs, and not in captured steps, are pools limited.
+            by default nine tenths of the device (at least 2.5 GB stay free), or what Paddle's baseline takes if that is more. When: plans
+            are made offline for a GPU with less memory than the profile's or one that is shared, or workspaces of kernels, which are not
+            counted, need more than a tenth. Details: a share is of what pools take with Paddle's baseline. The device is that of the
+            profile; in a run, what counts is the memory of the GPU in use that is free for this process, on the rank that has the least.
+            If pools of the plan would take more, planning takes the fastest plan that it has looked at whose pools do not, or makes plans
+            that hold less; it then takes up to three times as long. A limit that you set is kept, or the command fails; in place of a form
+            given by name, Paddle's order of jobs may be taken. The default does not apply to a form given by name, and if no plan keeps
+            it, the one with the smallest pools is taken. Only with profiles of GPUs, and not in captured steps, are pools limited.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
         means: Passes that the configuration does not mention, which planning may use to keep a plan within its memory, or to do so in less
             time. Under a memory budget only those that do not follow one (`return-memory`): the others are on already.

@@ -29,8 +29,8 @@ def words_with_interlace(words: Sequence[str]) -> list[str]:
     outside = asked_outside(typed=VARIABLES)
     if outside is None:
         raise ConfigError(
-            f"none of {', '.join(VARIABLES)} is set in the environment; expected what Interlace shall do, as in {CONFIG_VARIABLE}=overlap. A "
-            "script that calls interlace.enable(strategy) needs Paddle's launcher alone"
+            f"none of {', '.join(VARIABLES)} is set in the environment; expected what Interlace shall do, as in {CONFIG_VARIABLE}=overlap. "
+            "A script that calls interlace.enable(strategy) needs Paddle's launcher alone"
         )
     make_config(outside.options, outside.source, outside.marks, strange=[])  # the script may register passes of strange names
     require_paddle()

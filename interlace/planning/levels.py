@@ -53,8 +53,11 @@ class Levels:
         levels = chooses.level_index if chooses else None
         if not self.are_open or not isinstance(levels, tuple):
             return made
-        said = self.world.known(higher_level, levels, tuple(freed_bytes), self.collectives, ranks=self.world.firsts)
-        return recomputing(made, self.by_stage(said))
+        return recomputing(made, self.higher(levels, freed_bytes))
+
+    def higher(self, levels: Numbers, freed_bytes: Sequence[int]) -> Numbers:
+        """The levels, by stage, at which each rank holds `freed_bytes` less in Paddle's order than at `levels`."""
+        return self.by_stage(self.world.known(higher_level, levels, tuple(freed_bytes), self.collectives, ranks=self.world.firsts))
 
     def by_stage(self, of_ranks: Sequence[int | None]) -> Numbers:
         """The largest entry of the ranks of each stage; None counts as 0."""

@@ -251,7 +251,7 @@ def test_what_the_plan_of_a_script_needs(tmp_path: Path, capsys: pytest.CaptureF
     assert (needs["offload"].verdict, needs["device memory"].verdict) == ("fails", "fails"), printed
     assert "check_nan_inf" in needs["offload"].found
     assert needs["every plan"].verdict == "not checked"
-    assert needs["device memory"].found.endswith("more than 900 B, the default `pool_budget`")
+    assert needs["device memory"].found.endswith("more than 500 B, the default `pool_budget`")
     (turned,) = (line for line in printed.splitlines() if line.startswith(f"what a run of {GPT} turns off: "))
     assert "offload_activations: off" in turned
     assert "name_streams: off" in turned

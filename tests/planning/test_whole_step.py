@@ -27,7 +27,17 @@ from interlace.planning.fastest import _in_full
 from interlace.planning.limits import Limit
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, Beaten, Making
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.proposals import PROPOSALS, Tried, in_paddles_order, less_recomputed, more_recomputed, same_recomputed, tighter
+from interlace.planning.proposals import (
+    MORE,
+    PROPOSALS,
+    Tried,
+    in_paddles_order,
+    less_recomputed,
+    more_on_one_stage,
+    more_recomputed,
+    same_recomputed,
+    tighter,
+)
 from interlace.planning.search import Search
 from interlace.planning.tasks import MemoryLimits
 from interlace.planning.variants import paddles_jobs
@@ -444,6 +454,50 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
     assert len(tried) == 3 + bool(over)
     drafts.offloads = False
     assert less_recomputed(tried_so_far(drafts, 7, start)) == []
+
+
+@pytest.mark.parametrize(
+    ("faster", "over", "tried", "taken"),
+    [
+        ((), (), [(500, 0, 500), (500, 0, 400), (700, 0, 300), (600, 0, 300)], (500, 0, 300)),
+        (((500, 0, 500),), (), [(500, 0, 500), (700, 0, 500), (600, 0, 500)], (500, 0, 500)),
+        (((500, 0, 400), (600, 0, 400)), (), [(500, 0, 500), (500, 0, 400), (700, 0, 400), (600, 0, 400)], (600, 0, 400)),
+        (((500, 0, 500), (700, 0, 300)), ((500, 0, 500),), [(500, 0, 500), (500, 0, 400), (700, 0, 300)], (700, 0, 300)),
+    ],
+)
+def test_more_is_recomputed_on_one_stage_after_the_other(
+    faster: Sequence[tuple[int, ...]], over: Sequence[tuple[int, ...]], tried: list[tuple[int, ...]], taken: tuple[int, ...]
+) -> None:
+    """The last first, by half as much more where that is no faster, or holds too much; nothing where a stage recomputes nothing, or all.
+    Not where nothing moves that it could take the place of."""
+    asked, foreseen = [], []
+
+    def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        asked.append(recomputed)
+        return Judged(form, later, recomputed, (limit,), 100 - sum(recomputed) * (recomputed in faster) // 100, limit + (recomputed in over))
+
+    def higher(recomputed: tuple[int, ...], freed: Sequence[int]) -> tuple[int, ...]:
+        return tuple(min(1000, level + 10 * each) for level, each in zip(recomputed, freed, strict=True))
+
+    assert MORE == (0.2, 0.1)
+    start = Judged(Schedule1F1B(), (ThrottleHost(),), (500, 0, 300), (100,), 100, 100)
+    drafts = SimpleNamespace(
+        make=SimpleNamespace(levels=SimpleNamespace(higher=higher)),
+        draft=draft,
+        foresee=lambda forms, limit: foreseen.extend(levels for levels, _, _ in forms),
+        memory_limits=(100, 100, 100),
+        chooses=True,
+        offloads=True,
+        given=True,
+    )
+    found = [start, *more_on_one_stage(tried_so_far(drafts, 100, start))]
+    assert asked == tried
+    assert {*asked} <= {*foreseen}
+    assert min((each for each in found if each.peak_bytes <= 100), key=lambda each: each.step_ns or 0).recomputed == taken
+    full = dataclasses.replace(start, recomputed=(1000, 0, 1000))
+    assert more_on_one_stage(tried_so_far(drafts, 100, full)) == []
+    for name in ("given", "chooses", "offloads"):
+        assert more_on_one_stage(tried_so_far(SimpleNamespace(**{**vars(drafts), name: False}), 100, start)) == []
 
 
 @pytest.mark.parametrize("beside", [False, True])

@@ -37,7 +37,7 @@ def test_rules_that_a_plan_needs_and_no_others() -> None:
     plans = make_plans(TWO, config, COSTS, "h200")
     outcome = plans[0].outcome
     assert outcome is not None
-    found = Examination("a GPU", "gpu", {}, RULES, "h200", 10 * outcome.plan.peak_bytes)
+    found = Examination("a GPU", "gpu", {}, RULES, "h200", 100 * outcome.plan.peak_bytes)
     rows = {each.rule: each for each in needs_of(plans, config, found)}
     assert (rows["every plan"].verdict, rows["every plan"].found) == ("holds", "1 of 1 rules hold")
     overlap = rows["overlap on named streams"]

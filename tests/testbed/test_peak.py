@@ -11,8 +11,11 @@ import pytest
 
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir import load
+from interlace.ir.dump import SUFFIX
 from interlace.ir.target import GPU
 from interlace.local.launch import LaunchResult, launch
+from interlace.planning.limits import default_pool_budget
+from interlace.planning.plan import read_record
 from interlace.scheduler.host_waits.throttle import gpu_memory
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.memory.pools import reserved_bytes
@@ -102,6 +105,19 @@ def test_pools_take_what_is_simulated(plugin: Path, tmp_path: Path, options: str
     simulated = gpu_memory(load(tmp_path / "run" / "plan" / "rank1.ilp"), CostModel(load_profile("h200")))
     last = memory[1][-1]
     assert last["reserved_peak"] + last["outside"] == pytest.approx(reserved_bytes([simulated], GPU), rel=0.05)
+
+
+def test_pools_of_a_plan_fit_the_device_in_use(plugin: Path, tmp_path: Path) -> None:
+    """Which has less memory than Paddle's baseline takes; the profile's has memory to spare. No plan fits that, so the one with the
+    smallest pools is taken."""
+    memory_bytes = 2_400_000
+    run(tmp_path / "run", "gpt", "device: h200\n", 1, TESTBED_MEMORY=str(memory_bytes))
+    made = read_record(tmp_path / "run" / "plan" / f"rank0{SUFFIX}")
+    assert made.outcome is not None
+    taken, own = made.outcome.taken_bytes()
+    assert taken < memory_bytes < own
+    (why,) = [each for report in made.reports for each in report.remarks if each.rule == "pools-do-not-fit"]
+    assert why.numbers == {"pools_bytes": taken, "limit_bytes": default_pool_budget(memory_bytes, own)}
 
 
 @pytest.mark.parametrize(("script", "share"), BUDGETS)

@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from interlace.errors import LaunchError
-from interlace.ir.dump import SUFFIX
 from interlace.planning.baseline import BASELINE
-from interlace.planning.limits import ROOM
-from interlace.planning.plan import read_record
 from tests.testbed.variant import need_ranks
 from tests.training.tuned import FORM, MEMORY, OURS, Run
 
@@ -66,14 +63,3 @@ def test_a_rank_that_dies_in_a_trial_ends_the_run(plugin: Path, tmp_path: Path) 
     need_ranks(2)
     with pytest.raises(LaunchError, match="rank 1 failed: ended with exit code 3"):
         Run(tmp_path, "pp2", {"die": 5}, **DELAYS)
-
-
-def test_pools_of_a_plan_fit_the_device_in_use(baselines: Callable[[str], list[object]], tmp_path: Path) -> None:
-    """Not only that of the profile, which has more memory."""
-    run = Run(tmp_path, "pp2", {"dump": str(tmp_path / "plan")}, TESTBED_MEMORY="1300000", **DELAYS)
-    assert run.bits() == baselines("pp2")
-    made = read_record(tmp_path / "plan" / f"rank0{SUFFIX}")
-    assert made.pool_budget == int(ROOM * 1300000)
-    assert made.outcome is not None
-    taken, own = made.outcome.taken_bytes()
-    assert taken <= made.pool_budget < own
