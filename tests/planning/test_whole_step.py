@@ -474,7 +474,8 @@ def test_more_is_recomputed_on_one_stage_after_the_other(
 
     def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
         asked.append(recomputed)
-        return Judged(form, later, recomputed, (limit,), 100 - sum(recomputed) * (recomputed in faster) // 100, limit + (recomputed in over))
+        step_ns = 100 - sum(recomputed) * (recomputed in faster) // 100
+        return Judged(form, later, recomputed, (limit,), step_ns, limit + (recomputed in over))
 
     def higher(recomputed: tuple[int, ...], freed: Sequence[int]) -> tuple[int, ...]:
         return tuple(min(1000, level + 10 * each) for level, each in zip(recomputed, freed, strict=True))
