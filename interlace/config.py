@@ -96,14 +96,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             holds. The order of operations within a job holds no more than its parts one after another (1 % is ignored), with `+8GB` that
             much more, with `off` any amount. A few GB more let more communication be hidden.
         pool_budget: Device memory that a rank's parameters and allocator pools may take, free blocks included, written as `memory_budget`;
-            by default nine tenths of the device (at least 2.5 GB stay free), or what Paddle's baseline takes if that is more. When: plans
-            are made offline for a GPU with less memory than the profile's or one that is shared, or workspaces of kernels, which are not
-            counted, need more than a tenth. Details: a share is of what pools take with Paddle's baseline. The device is that of the
-            profile; in a run, what counts is the memory of the GPU in use that is free for this process, on the rank that has the least.
-            If pools of the plan would take more, planning takes the fastest plan that it has looked at whose pools do not, or makes plans
-            that hold less; it then takes up to three times as long. A limit that you set is kept, or the command fails; in place of a form
-            given by name, Paddle's order of jobs may be taken. The default does not apply to a form given by name, and if no plan keeps
-            it, the one with the smallest pools is taken. Only with profiles of GPUs, and not in captured steps, are pools limited.
+            by default nine tenths of the device, or all but 2.5 GB if that is less, or what Paddle's baseline takes if that is more. When:
+            the GPU is shared with work that starts later, or plans are made offline for one with less memory than the profile's, or
+            workspaces of kernels, which are not counted, need more. Details: a share is of what pools take with Paddle's baseline. The
+            device is that of the profile; in a run, what counts is the memory of the GPU in use that is free for this process before the
+            first plan, on the rank that has the least; of a very small device half is left free. If pools of the plan would take more,
+            planning takes the fastest plan that it has looked at whose pools do not, or makes plans that hold less; it then takes up to
+            three times as long. A limit that you set is kept, or the command fails; in place of a form given by name, Paddle's order of
+            jobs may be taken. The default does not apply to a form given by name, and if no plan keeps it, the one with the smallest pools
+            is taken. Only with profiles of GPUs, and not in captured steps, are pools limited.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
         means: Passes that the configuration does not mention, which planning may use to keep a plan within its memory, or to do so in less
             time. Under a memory budget only those that do not follow one (`return-memory`): the others are on already.
@@ -113,10 +114,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         tune: Measure plans, including Paddle's baseline, on the run's own first training steps, and continue with the fastest; if a plan
             fails, continue with Paddle's baseline. `auto`: on GPUs, not on CPUs. When: leave it on; off if every run must use the same
             plan from its first step. Details: all plans give the same bits, so no step is lost. Plans that hold more than the baseline are
-            tried if a tenth of the device's memory stays free, and within a `memory_budget` that is a size or a share; with `off`, plans
-            keep to the memory of the baseline. With `on`, `interlace plan` also considers them, judging by simulated steps and by the
-            device memory in the profile. The choice is stored in the folder of `dump` or `plan`, otherwise in `INTERLACE_CACHE` (default
-            `~/.cache/interlace`); later runs of the same program, device, configuration and versions use it without measuring.
+            tried if their pools take at most nine tenths of the device's memory, and within a `memory_budget` that is a size or a share;
+            with `off`, plans keep to the memory of the baseline. With `on`, `interlace plan` also considers them, judging by simulated
+            steps and by the device memory in the profile. The choice is stored in the folder of `dump` or `plan`, otherwise in
+            `INTERLACE_CACHE` (default `~/.cache/interlace`); later runs of the same program, device, configuration and versions, with about
+            as much free memory, use it without measuring.
         capture: Capture a training step as a graph of the device (a CUDA graph) and launch it in later steps instead of issuing each
             operation, so that the host's time no longer bounds the step. `auto`: if the launched step is faster in simulation. When: small
             or host-bound steps, on a device that supports it; Paddle's GPU place does not (docs/paddle-limits.md), so it is off by

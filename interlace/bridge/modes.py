@@ -15,7 +15,7 @@ from interlace.bridge.capture import Captured, capture
 from interlace.bridge.graphs import StepGraphs
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import lower
-from interlace.bridge.profiles import costs_for, known_name, require_own_gpu
+from interlace.bridge.profiles import costs_for, known_name, memory_for_plans, require_own_gpu
 from interlace.bridge.targets import Device, choose_device
 from interlace.config import Config, make_config
 from interlace.cost_model import load_profile
@@ -249,7 +249,7 @@ def _plan(program: Program, config: Config, device: Device) -> Plan:
                 )
             return replace(plan, is_launched=plan.is_launched or (program.mode == "train" and config.capture == "on"))
         config = make_config(BASELINE_ORDER)
-    return make_plan(program, config, *costs_for(config, device, peers=peers), peers)
+    return make_plan(program, config, *costs_for(config, device, memory_bytes=memory_for_plans(device, peers)), peers)
 
 
 def _name_p2p_streams(program: Any, schedule: str) -> None:

@@ -18,24 +18,35 @@ UNREADABLE = (ValueError, RuntimeError, OSError)
 """What Paddle raises if it cannot tell a GPU's name or memory."""
 
 
-def costs_for(config: Config, device: Device, profile: str = "", peers: Peers | None = None) -> tuple[CostModel, str]:
+def costs_for(config: Config, device: Device, profile: str = "", memory_bytes: int = 0) -> tuple[CostModel, str]:
     """The cost model for plans (`Config.costs`), and the name of its profile: `profile`, else the configuration's, else the device's
-    default (`default_profile`).
+    default (`default_profile`). `memory_bytes` is the memory of the device, if it is known; else the profile says it.
 
-    On a GPU the profile must be of that kind of GPU; CPUs and custom devices may use profiles of other devices. Its device has the memory
-    that is available to this process or, if that is less, to another rank of the run (`peers`). Raises ConfigError if there is no such
-    profile, or it is of another GPU and `force_device` is off.
+    On a GPU the profile must be of that kind of GPU; CPUs and custom devices may use profiles of other devices. Raises ConfigError if there
+    is no such profile, or it is of another GPU and `force_device` is off.
     """
     name = profile or config.device or default_profile(device)
     loaded = load_profile(name)
     require_own_gpu(loaded, config, device, f"{'device' if profile or config.device else 'no device is chosen, so'} {name!r}")
-    if known := [each for each in gather(peers, "device memory", _available_bytes(device)) if each]:
-        loaded = msgspec.structs.replace(loaded, memory_bytes=min(known))
-    return config.costs(loaded), name
+    return config.costs(msgspec.structs.replace(loaded, memory_bytes=memory_bytes) if memory_bytes else loaded), name
 
 
-def _available_bytes(device: Device) -> int:
-    """Memory of the device for this process; 0 if it cannot be determined."""
+def memory_for_plans(device: Device, peers: Peers | None) -> int:
+    """Device bytes that plans of this run may count on, on the rank that has the least; 0 if not known.
+
+    That is what was available when this process first asked. Later, communicators and libraries have taken some, for which the limit of
+    pools leaves room in any case (`NOT_IN_POOLS`).
+    """
+    mine = FIRST.setdefault(str(device.place), available_bytes(device))
+    return min((each for each in gather(peers, "memory for plans", mine) if each), default=0)
+
+
+FIRST: dict[str, int] = {}
+"""Place -> what was available there when this process first asked."""
+
+
+def available_bytes(device: Device) -> int:
+    """Memory of the device that is available to this process now; 0 if not known."""
     with contextlib.suppress(*UNREADABLE):
         return device.available_bytes()
     return 0

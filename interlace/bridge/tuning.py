@@ -17,7 +17,7 @@ from interlace.bridge.agree import require_agreement
 from interlace.bridge.capture import Captured
 from interlace.bridge.guard import Fault, Lasting, NotBuiltError, OneBuild, Verdict, agreed, attempt, fault_of, report_fault
 from interlace.bridge.modes import Mode, ModeMaker
-from interlace.bridge.profiles import known_name
+from interlace.bridge.profiles import known_name, memory_for_plans
 from interlace.bridge.targets import Device
 from interlace.config import BUDGET, Config, parse_budget
 from interlace.errors import PlanError
@@ -26,6 +26,7 @@ from interlace.notice import say, say_once
 from interlace.passes import REGISTRY, Schedule1F1B
 from interlace.passes.base import option_name
 from interlace.planning.choice import Kept, Store, TrialOutcome, key_of
+from interlace.planning.limits import ROOM
 from interlace.planning.peers import Peers, gather
 from interlace.planning.plan import Plan, options_text
 from interlace.planning.room import is_room_for, more_bytes, roomier
@@ -104,7 +105,7 @@ class Tuning:
         self.env = paddle.distributed.ParallelEnv()
         self.folder = Path(config.dump or config.plan or cache_folder())
         self.store: Store | None = None
-        self.known, self.reserved_bytes = "", 0
+        self.known, self.reserved_bytes, self.memory_bytes = "", 0, 0
         self.trial = Trial([PADDLES])
         self.captured: Captured | None = None
         self.entrants: dict[str, Entrant] = {}
@@ -146,13 +147,20 @@ class Tuning:
         key = key_of([*(text for each in digests for text in each), *options, VERSION, paddle.__version__])
         self.store = Store(self.folder, key) if self.env.rank == 0 else None
         kept = gather(self.peers, "choices of earlier runs", self.store.read() if self.store else Kept())[0]
+        self.memory_bytes = memory_for_plans(self.device, self.peers)
         self.failed |= set(kept.ended)
         for name in kept.ended:
             say_once(
                 f"an earlier run ended in the first step of {name}, without a word: it is not tried again; delete "
                 f"{self.folder / f'tuned-{key}.first-step.json'} to try it"
             )
-        if kept.choice is not None and kept.choice.taken.name not in kept.ended:
+        is_like = kept.choice is not None and kept.choice.holds_in(self.memory_bytes)
+        if kept.choice is not None and not is_like:
+            say_once(
+                f"plans are measured again: there are {size(self.memory_bytes)} of device memory for them, and there were "
+                f"{size(kept.choice.memory_bytes)} in the run that measured them ({kept.path})"
+            )
+        if kept.choice is not None and is_like and kept.choice.taken.name not in kept.ended:
             self.known = kept.path
             if kept.choice.taken.is_paddles:
                 self.shown = PlanReport(Plan.off("Paddle's baseline was the fastest that an earlier run measured"))
@@ -242,9 +250,9 @@ class Tuning:
 
     def _lacks(self, more: int, than: str) -> str:
         """Why some rank's device has no room for `more` bytes beyond what `than` takes, which ran before; empty if all have."""
-        for reserved, total in gather(self.peers, "device memory", (self.device.reserved_bytes(), self.device.total_bytes())):
-            if not is_room_for(more, reserved, total):
-                taken = f"of {size(total)} of device memory {size(reserved)} are in use"
+        for reserved, available in gather(self.peers, "device memory", (self.device.reserved_bytes(), self.device.available_bytes())):
+            if not is_room_for(more, reserved, int(ROOM * available)):
+                taken = f"of {size(available)} of device memory {size(reserved)} are in use"
                 return f"its pools take about {size(more)} more than those of {than}; {taken}"
         return ""
 
@@ -409,7 +417,7 @@ class Tuning:
             say(line)
         if self.is_again:
             return
-        is_kept = self.store.write(TrialOutcome(trial.taken, tuple(trial.results()), trial.steps))
+        is_kept = self.store.write(TrialOutcome(trial.taken, tuple(trial.results()), trial.steps, self.memory_bytes))
         where = f"; kept in {self.store.choice_path}" if is_kept else f"; {self.folder} cannot be written, so it is not kept"
         say(f"the next run of the same programs takes it without a trial{where}")
 

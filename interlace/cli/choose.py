@@ -133,11 +133,12 @@ def main(args: argparse.Namespace) -> int:
 def _memory(text: str | None, profile: DeviceProfile) -> int:
     from interlace.config import parse_budget
     from interlace.errors import ConfigError
+    from interlace.planning.limits import room_of
 
     if text is None:
         if not profile.memory_bytes:
             raise ConfigError("--memory: the profile does not give the memory of the device; expected bytes, such as 70GB")
-        return int(0.9 * profile.memory_bytes)
+        return room_of(profile.memory_bytes)
     try:
         found = parse_budget(text)
     except ConfigError as error:

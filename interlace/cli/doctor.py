@@ -116,7 +116,9 @@ def _with_plan(args: argparse.Namespace, asked: _Asked, found: Examination) -> t
     programs = _programs(args)
     config = make_config(asked.options, asked.source, asked.marks)
     with Alive("doctor", f"planning {len(programs)} stage(s)"):
-        plans = make_plans(programs, config, CostModel(load_profile(found.profile)), found.profile, usable_processes())
+        profile = load_profile(found.profile)
+        profile = msgspec.structs.replace(profile, memory_bytes=found.memory_bytes or profile.memory_bytes)
+        plans = make_plans(programs, config, CostModel(profile), found.profile, usable_processes())
     found = msgspec.structs.replace(found, needs=tuple(needs_of(plans, config, found)))
     failing = dict.fromkeys(feature for each in found.failed if each.group != PROFILE for feature in each.rests)
     if EVERYTHING in failing:

@@ -45,8 +45,8 @@ def add_budgets(parser: argparse.ArgumentParser, or_else: str = "") -> None:
     parser.add_argument(
         "--pool-budget",
         metavar="SIZE",
-        help="the same for allocator pools, free blocks included; by default nine tenths of the device's memory, or what Paddle's baseline "
-        f"takes if that is more; overrides that of --config{or_else}",
+        help="what a rank's parameters and allocator pools may take, free blocks included, in the forms of --memory-budget; by default "
+        f"about nine tenths of the device's memory; overrides that of --config{or_else}",
     )
 
 

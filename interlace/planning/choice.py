@@ -16,13 +16,22 @@ from interlace.errors import OutputError
 from interlace.ir.dump import write_json
 from interlace.planning.trial import Contender, Result
 
+ALIKE = 0.1
+"""By how large a share the device memory of two runs may differ for one to rely on what the other measured."""
+
 
 class TrialOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The plan that a trial chose, the results of all plans that it tried, and the number of steps that it took."""
+    """The plan that a trial chose, the results of all plans that it tried, the number of steps that it took, and the device memory that
+    plans could count on (0: not known)."""
 
     taken: Contender
     results: tuple[Result, ...] = ()
     steps: int = 0
+    memory_bytes: int = 0
+
+    def holds_in(self, memory_bytes: int) -> bool:
+        """Whether a run has as much device memory for plans, up to `ALIKE`; with another amount they may be others."""
+        return abs(self.memory_bytes - memory_bytes) <= ALIKE * max(self.memory_bytes, memory_bytes)
 
 
 class Beginning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,24 +17,32 @@ SLACK, ROUNDED = 1.01, 32 << 20
 round by more."""
 
 ROOM = 0.9
-"""Share of the device's memory that pools of plans may take: contexts, libraries and workspaces of kernels need some."""
+"""Share of a device's memory that pools of plans may take: contexts, libraries and workspaces of kernels need some."""
 NOT_IN_POOLS = 2_500_000_000
-"""Device bytes that these need in any case: contexts, communicators and libraries take 2.5 GB on two H200s. At most half of a device is
-left to them."""
+"""Device bytes that are kept free for these on a small device, of which at most half: contexts, communicators and libraries took 2.5 GB on
+two H200s."""
+
+
+def room_of(total_bytes: int) -> int:
+    """Device bytes that pools of plans may take on a device with this much memory.
+
+    >>> [room_of(total * 10**9) // 10**8 for total in (80, 10, 4)]
+    [720, 75, 20]
+    """
+    return min(int(ROOM * total_bytes), max(total_bytes - NOT_IN_POOLS, total_bytes // 2))
 
 
 def default_pool_budget(total_bytes: int, own_bytes: int) -> int:
-    """Device bytes that pools may take unless a pool budget is given: `ROOM` of the device's memory, or less so that `NOT_IN_POOLS` stay
-    free; or what those of Paddle's baseline take, if that is more and the device has it. Without limit if the device's memory is not known
-    (0).
+    """Device bytes that pools may take unless a pool budget is given: `room_of` the device, or what those of Paddle's baseline take, if
+    that is more, by up to half of what would stay free. Without limit if the device's memory is not known (0).
 
-    >>> [default_pool_budget(80 * 10**9, own * 10**9) // 10**9 for own in (60, 75, 90)]
+    >>> [default_pool_budget(80 * 10**9, own * 10**9) // 10**9 for own in (60, 75, 79)]
     [72, 75, 72]
-    >>> default_pool_budget(10**10, 10**9), default_pool_budget(10**9, 10**10), default_pool_budget(0, 800) == sys.maxsize
-    (7500000000, 500000000, True)
+    >>> default_pool_budget(0, 800) == sys.maxsize
+    True
     """
-    room = min(int(ROOM * total_bytes), max(total_bytes - NOT_IN_POOLS, total_bytes // 2)) if total_bytes else sys.maxsize
-    return own_bytes if room < own_bytes <= total_bytes else room
+    room = room_of(total_bytes) if total_bytes else sys.maxsize
+    return own_bytes if room < own_bytes <= (room + total_bytes) // 2 else room
 
 
 @dataclass(frozen=True, slots=True)

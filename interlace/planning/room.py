@@ -13,7 +13,7 @@ from interlace.errors import BudgetError
 from interlace.ir import Program
 from interlace.ir.target import GPU, target_of
 from interlace.passes import Schedule1F1B
-from interlace.planning.limits import ROOM
+from interlace.planning.limits import room_of
 from interlace.planning.outcome import Outcome
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.tenth import TENTH
@@ -25,14 +25,14 @@ POOLS = 2.0
 0.9 to 1.9 on two H100 (`benchmarks/results/h100/testbed_two_gpus.json`)."""
 
 
-def is_room_for(more_bytes: int, held_bytes: int, total_bytes: int) -> bool:
-    """Whether a device of which `held_bytes` are taken has room for a plan whose pools take `more_bytes` more. True if its memory
-    (`total_bytes`) is not known.
+def is_room_for(more_bytes: int, held_bytes: int, most_bytes: int) -> bool:
+    """Whether a device on which pools take `held_bytes`, and may take `most_bytes`, has room for a plan whose pools take `more_bytes` more.
+    True if it is not known what they may take (0).
 
-    >>> is_room_for(10, 70, 100), is_room_for(30, 70, 100), is_room_for(0, 95, 100)
+    >>> is_room_for(10, 70, 90), is_room_for(30, 70, 90), is_room_for(0, 95, 90)
     (True, False, True)
     """
-    return more_bytes <= 0 or total_bytes <= 0 or held_bytes + more_bytes <= ROOM * total_bytes
+    return more_bytes <= 0 or most_bytes <= 0 or held_bytes + more_bytes <= most_bytes
 
 
 def more_bytes(outcome: Outcome) -> int:
@@ -69,9 +69,10 @@ def use_room(
     if budget is None or outcome is None or outcome.before is None or not total_bytes or not is_asked:
         return plans, ""
     own_bytes, tenth_bytes = outcome.taken_bytes()[1], int(TENTH * outcome.before.peak_bytes)
+    most_bytes = room_of(total_bytes)
     left = f"{cost.profile.device} has {size(total_bytes)}, of which Paddle's baseline takes {size(own_bytes)}"
-    if not is_room_for(int(POOLS * tenth_bytes), own_bytes, total_bytes):
-        return plans, f"{left}: a tenth of the device would not stay free beside a plan that holds a tenth more"
+    if not is_room_for(int(POOLS * tenth_bytes), own_bytes, most_bytes):
+        return plans, f"{left}: a plan that holds a tenth more would take more than {size(most_bytes)}"
     if config.tune == "auto":
         return plans, f"{left}; `tune: on` also plans with a tenth more, as a run on GPUs does"
     try:
@@ -81,7 +82,7 @@ def use_room(
     other = found[0].outcome
     if other is None or other.plan.step_ns >= outcome.plan.step_ns:
         return plans, f"{left}; a plan that may hold {size(tenth_bytes)} more is not faster"
-    if (taken_bytes := other.taken_bytes()[0]) > ROOM * total_bytes:
+    if (taken_bytes := other.taken_bytes()[0]) > most_bytes:
         return plans, f"{left}; a plan that may hold {size(tenth_bytes)} more takes {size(taken_bytes)}"
     gain = 1 - other.plan.step_ns / outcome.plan.step_ns
     return found, (

@@ -173,9 +173,15 @@ class Search:
         """Run the passes within a memory budget, in device bytes that no rank may exceed on a GPU. If the run without a budget keeps it and
         is faster, that run is taken, with `memory_limits` of 0. `means` are passes that were not asked for and may be used (`or_with`).
 
-        Raises BudgetError, with the least feasible budget, if no plan keeps this one; PassError as `Pipeline.run`.
+        Of a long step, the first run found is compared with fewer others: not with one that uses `means`, and only if it moves optimizer
+        state with one that moves none. Raises BudgetError, with the least feasible budget, if no plan keeps this one; PassError as
+        `Pipeline.run`.
         """
-        found = self.or_with(means, self.or_with_states_kept(self.fitting(budget), budget), budget)
+        found = self.fitting(budget)
+        if found is None or not is_long(self.world.captured):
+            found = self.or_with(means, self.or_with_states_kept(found, budget), budget)
+        elif any(self.world.map(moves_states, found.programs)):
+            found = self.or_with_states_kept(found, budget)
         found = self.or_without_budget(found, budget) if found else least_memory(self.make)
         if any(self.world.bytes_over(found, budget)):
             refuse(self.make, found, budget)

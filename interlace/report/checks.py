@@ -89,7 +89,7 @@ class Examination(msgspec.Struct, frozen=True):
         target: Name of the target whose rules were expected.
         versions: Installed package -> version.
         profile: Name of the device profile whose times were compared.
-        memory_bytes: Memory of the device that a process may take; 0 if the device does not report it.
+        memory_bytes: Memory of the device that was available before the checks; 0 if the device does not report it.
         needs: What the plan of a script relies on, and whether that holds.
     """
 

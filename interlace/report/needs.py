@@ -33,7 +33,7 @@ def needs_of(plans: Sequence[Plan], config: Config, found: Examination) -> list[
     """A row for each part of Interlace that the plans of all stages use, with the rules that it relies on, and one for the memory that the
     plans need."""
     rows = [_row(feature, use, [each for each in found.checks if feature in each.rests]) for feature, use in used(plans, config).items()]
-    return [*rows, _memory(plans, found)]
+    return [*rows, _memory(plans, config, found)]
 
 
 def used(plans: Sequence[Plan], config: Config) -> Mapping[Feature, str]:
@@ -66,18 +66,21 @@ def _row(feature: Feature, use: str, rules: Sequence[Check]) -> Check:
     return Check(feature.name, use, "; ".join([f"{len(by_verdict['holds'])} of {len(rules)} rules hold", *others]), verdict, (feature,))
 
 
-def _memory(plans: Sequence[Plan], found: Examination) -> Check:
-    """Whether the fullest rank fits into the memory of the device, or, if that is not known, of the profile's device."""
+def _memory(plans: Sequence[Plan], config: Config, found: Examination) -> Check:
+    """Whether pools of the fullest rank keep their limit, and what that is: the configuration's, else that of the device's memory or, if
+    that is not known, of the memory of the profile's device."""
     total_bytes = found.memory_bytes or load_profile(plans[0].profile).memory_bytes
-    whose = "the device" if found.memory_bytes else f"the profile {plans[0].profile}, as the device does not report it"
+    whose = "are free on the device" if found.memory_bytes else f"by the profile {plans[0].profile}, as the device does not report it"
     outcome = plans[0].outcome
     if not total_bytes or outcome is None:
         why = "the step cannot be simulated" if total_bytes else "neither the device nor the profile says how much there is"
         return Check("device memory", "the fullest rank", why, "not checked")
     needed, own = outcome.taken_bytes()
-    most_bytes = default_pool_budget(total_bytes, own)
+    default = default_pool_budget(total_bytes, own) if config.pool_budget is None else total_bytes
+    most_bytes = plans[0].pool_budget or default
     baseline = f"; Paddle's baseline {size(own)}" if own else ""
-    said = f"{size(needed)}, simulated{baseline}; {size(total_bytes)} by {whose}"
+    said = f"{size(needed)}, simulated{baseline}; {size(total_bytes)} {whose}"
     if needed > most_bytes:
-        return Check("device memory", "the fullest rank", f"{said}; more than {size(most_bytes)}, the default `pool_budget`", "fails")
+        limit = "the default `pool_budget`" if config.pool_budget is None else "`pool_budget`" if plans[0].pool_budget else "all of it"
+        return Check("device memory", "the fullest rank", f"{said}; more than {size(most_bytes)}, {limit}", "fails")
     return Check("device memory", "the fullest rank", said, "holds")

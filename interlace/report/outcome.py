@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from interlace.planning.limits import ROOM
+from interlace.planning.limits import room_of
 from interlace.planning.outcome import OtherLimit, Outcome, Step
 from interlace.units import ms, ms_figure, ranges, size
 
@@ -98,8 +98,8 @@ were looked at, one within a tenth more takes 245.000 ms (-2.0 %), one within a 
 
 
 def _other(step: Step, name: str, other: OtherLimit, device_bytes: int) -> str:
-    """The step within another limit, and whether that limit leaves less than a tenth of the device free, if its memory is known."""
-    full = " (less than a tenth of the device stays free)" if device_bytes and other.limit_bytes > ROOM * device_bytes else ""
+    """The step within another limit, and whether that limit is more than plans may take of the device, if its memory is known."""
+    full = " (more than plans may take of the device)" if device_bytes and other.limit_bytes > room_of(device_bytes) else ""
     return f"one within a tenth {name}{full} takes {ms(other.step_ns)} ({100 * (other.step_ns / step.step_ns - 1):+.1f} %)"
 
 

@@ -236,7 +236,7 @@ def test_what_the_plan_of_a_script_needs(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "mine.yaml").write_text(
         "schedule_1f1b: {interleave: mixed, only_gains: off}\noffload_activations: {fraction: 0.5, min_bytes: 1KB}\n"
     )
-    monkeypatch.setattr(CpuDevice, "total_bytes", lambda _: 1000)
+    monkeypatch.setattr(CpuDevice, "available_bytes", lambda _: 1000)
     files = ["--config", str(tmp_path / "mine.yaml"), "--json", str(tmp_path / "found")]
     machine = ["--target", "cpu", "--device", "h200", "--no-times"]
     script = ["doctor", str(GPT), "--world", "1", *machine, *files, "--", "--layers", "1", "--gradient-accumulation", "2"]

@@ -11,7 +11,8 @@ import pytest
 paddle = pytest.importorskip("paddle")
 
 import interlace.bridge.paddle_passes  # noqa: E402
-from interlace.bridge.profiles import costs_for  # noqa: E402
+from interlace.bridge import modes, profiles  # noqa: E402
+from interlace.bridge.profiles import costs_for, memory_for_plans  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
 from interlace.config import make_config  # noqa: E402
@@ -68,20 +69,38 @@ class Gathering:
         self.others = others
 
     def gather(self, topic: str, mine: bytes) -> list[bytes]:
-        assert topic == "device memory"
+        assert topic == "memory for plans"
         return [mine, *map(msgspec.msgpack.encode, self.others)]
 
 
-@pytest.mark.parametrize(("mine", "others", "least"), [(70, (), 70), (70, (60, 80), 60), (0, (60,), 60)])
-def test_the_device_has_what_is_available_to_every_rank(mine: int, others: tuple[int, ...], least: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(CpuDevice, "available_bytes", lambda _: mine)
-    device = CpuDevice(paddle.CPUPlace())
-    assert costs_for(make_config({"device": "h200"}), device, peers=Gathering(*others))[0].profile.memory_bytes == least
+@pytest.mark.parametrize(("mine", "others", "least"), [(70, (), 70), (70, (60, 80), 60), (0, (60,), 60), (0, (0,), 0)])
+def test_plans_count_on_what_every_rank_had_at_first(mine: int, others: tuple[int, ...], least: int, monkeypatch: Any) -> None:
+    """Libraries and communicators take some later, for which limits leave room already."""
+    monkeypatch.setattr(profiles, "FIRST", {})
+    device, peers = CpuDevice(paddle.CPUPlace()), Gathering(*others)
+    for available in (mine, 50):
+        monkeypatch.setattr(CpuDevice, "available_bytes", lambda _, now=available: now)
+        assert memory_for_plans(device, peers) == least
+    assert memory_for_plans(device, None) == mine
 
 
-def test_without_a_word_from_the_device_the_profile_says_what_it_has() -> None:
-    costs = costs_for(make_config({"device": "h200"}), CpuDevice(paddle.CPUPlace()), peers=Gathering(0))[0]
-    assert costs.profile == load_profile("h200")
+def test_a_device_that_does_not_tell_has_the_profiles_memory(monkeypatch: Any) -> None:
+    """And each plan of a run is made for the memory that all ranks have."""
+
+    def refuses(_: CpuDevice) -> int:
+        raise ValueError("a build without GPUs")
+
+    monkeypatch.setattr(profiles, "FIRST", {})
+    monkeypatch.setattr(CpuDevice, "available_bytes", refuses)
+    device, config = CpuDevice(paddle.CPUPlace()), make_config({"device": "h200"})
+    assert memory_for_plans(device, Gathering(0)) == 0
+    assert costs_for(config, device)[0].profile == load_profile("h200")
+    assert costs_for(config, device, memory_bytes=60)[0].profile == msgspec.structs.replace(load_profile("h200"), memory_bytes=60)
+    made = list[tuple[int, str]]()
+    monkeypatch.setattr(modes, "peers_of", lambda _: Gathering(60))
+    monkeypatch.setattr(modes, "make_plan", lambda program, config, cost, name, peers: made.append((cost.profile.memory_bytes, name)))
+    modes._plan(None, config, device)
+    assert made == [(60, "h200")]
 
 
 def test_what_a_gpu_has_for_this_process(monkeypatch: Any) -> None:
@@ -92,6 +111,8 @@ def test_what_a_gpu_has_for_this_process(monkeypatch: Any) -> None:
     assert device.available_bytes() == 100
     monkeypatch.setattr(paddle.cuda, "mem_get_info", lambda index: {0: (50, 100)}[index])
     assert device.available_bytes() == 80
+    monkeypatch.setattr(paddle.cuda, "mem_get_info", lambda _: (90, 100))
+    assert device.available_bytes() == 100
     monkeypatch.delattr(paddle.cuda, "mem_get_info")
     assert device.available_bytes() == 100
 

@@ -403,6 +403,43 @@ def test_within_a_budget_memory_is_given_back_in_order_where_that_is_faster(
     assert [each.name for each in found.passes.passes if each not in OPEN.passes] == ["return-memory"] * taken
 
 
+@pytest.mark.parametrize(
+    ("micro_batches", "moves", "finds", "searches"),
+    [
+        (128, False, True, ["", "staying", "return-memory", "staying"]),
+        (129, False, True, [""]),
+        (129, True, True, ["", "staying"]),
+        (129, False, False, ["", "staying", "return-memory", "staying"]),
+    ],
+)
+def test_a_long_step_within_a_budget_is_searched_less_often(
+    monkeypatch: pytest.MonkeyPatch, micro_batches: int, moves: bool, finds: bool, searches: list[str]
+) -> None:
+    """With the passes that were asked for, as long as these keep the budget; and without moving optimizer state only if that moves some."""
+    asked = list[str]()
+
+    def fitting(search: Search, _: int) -> Made | None:
+        names = [each.name for each in search.asked.passes if each not in OPEN.passes]
+        asked.append(" ".join(names))
+        return made(len(asked), search.asked, 7) if finds or names else None
+
+    def or_with_states_kept(_: Search, run: Made | None, budget: int) -> Made:
+        asked.append("staying")
+        return run or made(5, OPEN, budget)
+
+    world = Told(
+        {tasks.baseline_peak: [101], tasks.moves_states: [moves]},
+        num_ranks=1,
+        step_ns=lambda *_: 70,
+        bytes_over=lambda *_: [0],
+    )
+    world.captured = with_micro_batches(world.captured, micro_batches)
+    monkeypatch.setattr(Search, "fitting", fitting)
+    monkeypatch.setattr(Search, "or_with_states_kept", or_with_states_kept)
+    assert search(world).within(100, (ReturnMemory(),)).programs[0] == (1 if finds else 5)
+    assert asked == searches
+
+
 def test_without_a_budget_what_holds_more_than_the_baseline_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     over = {UNLIMITED: GB}
     again = Beside(monkeypatch, EVERY, over)

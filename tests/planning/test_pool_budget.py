@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from interlace.cli import main
-from interlace.config import BUDGET, NO_LIMIT, POOL_BUDGET, Beyond, load_config, make_config
+from interlace.config import BUDGET, NO_LIMIT, POOL_BUDGET, Beyond, Config, MemoryBudget, load_config, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import BudgetError, ConfigError, PlanError
 from interlace.ir import save
 from interlace.ir.dump import SUFFIX
 from interlace.passes import OffloadOptimizerState, Pipeline, Schedule1F1B
-from interlace.planning import pool_budget
+from interlace.planning import limits, pool_budget
 from interlace.planning.limits import ROOM
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN
 from interlace.planning.plan import Plan, make_plans, read_record, worker_of
@@ -50,6 +50,12 @@ def taken(plans: list[Plan]) -> tuple[int, int]:
 
 def said(plans: list[Plan]) -> list[str]:
     return [sentence(each) for report in plans[0].reports for each in report.remarks if each.rule.startswith("pools-")]
+
+
+@pytest.fixture(autouse=True)
+def no_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices here are too small for them."""
+    monkeypatch.setattr(limits, "NOT_IN_POOLS", 0)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +92,7 @@ def test_where_the_device_has_no_more_memory_pools_take_what_the_baselines_do(fr
         (100.0, {POOL_BUDGET: "+255B"}, True, 5759),
         (100.0, {}, False, 0),
         (0.0, {}, False, 0),  # not known
-        (0.9, {}, True, 5504),  # the baseline leaves less than a tenth free
+        (0.96, {}, True, 5504),  # the baseline leaves less than a tenth free
     ],
 )
 def test_what_limits_pools(free: list[Plan], memory: float, options: dict[str, Any], is_limited: bool, limit: int) -> None:
@@ -100,11 +106,20 @@ def test_what_limits_pools(free: list[Plan], memory: float, options: dict[str, A
     assert (f"(limit {size(limit)})" in outcome_sentence(plans[0].outcome)) == bool(limit)
 
 
+@pytest.mark.parametrize(
+    ("total", "own", "most"), [(100, 0, 90), (100, 95, 95), (100, 96, 90), (10, 0, 8), (10, 9, 9), (3, 0, 1), (3, 3, 1)]
+)
+def test_a_small_device_keeps_more_than_a_tenth_free(total: int, own: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For libraries, but half of it at most; and if the baseline takes more than the rest, half of that stays free."""
+    monkeypatch.setattr(limits, "NOT_IN_POOLS", 2)
+    assert limits.default_pool_budget(total, own) == most
+
+
 def test_a_budget_that_is_not_kept_is_refused_and_a_device_that_is_too_small_told() -> None:
     with pytest.raises(BudgetError, match=r"pool_budget .* \(4000 bytes\) cannot be kept: .* take at least 5504 bytes"):
         planned(None, **{POOL_BUDGET: 4000})
     plans = planned(memory_bytes=4000)
-    assert said(plans) == ["allocator pools take 5.4 KiB; no plan was found in which they take 2.0 KiB or less"]
+    assert said(plans) == ["allocator pools take 5.4 KiB; no plan was found in which they take 3.5 KiB or less"]
     assert taken(plans)[0] == 5504
     assert plans[0].pool_budget == 0
 
@@ -186,7 +201,8 @@ def test_a_file_may_allow_so_much_more(tmp_path: Path) -> None:
     assert load_config(tmp_path / "mine.yaml").pool_budget == Beyond(8 * 10**9)
 
 
-def test_a_command_sets_it_over_that_of_a_file(tmp_path: Path) -> None:
+def test_a_command_sets_it_over_that_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the plans of a sweep, too."""
     for program in SIX:
         save(program, tmp_path / "dumps" / f"rank{program.rank}{SUFFIX}")
     (tmp_path / "mine.yaml").write_text("pool_budget: 5760B\n")
@@ -194,6 +210,15 @@ def test_a_command_sets_it_over_that_of_a_file(tmp_path: Path) -> None:
     for more, budget in ((["--pool-budget", "100%"], 5504), ([], 5760)):
         assert main([*words, *more]) == 0
         assert {read_record(file).pool_budget for file in (tmp_path / "plan").glob(f"*{SUFFIX}")} == {budget}
+    swept = list[MemoryBudget]()
+
+    def sweep(programs: object, config: Config, *_: object) -> None:
+        swept.append(config.pool_budget)
+        raise PlanError("enough")
+
+    monkeypatch.setattr("interlace.planning.sweep.sweep", sweep)
+    assert main([*words, "--sweep", "--pool-budget", "100%"]) == 2
+    assert swept == [1.0]
 
 
 # -- told by hand

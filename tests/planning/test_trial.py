@@ -105,6 +105,11 @@ def test_a_choice_is_kept_and_a_run_that_ended_without_a_word_is_known(tmp_path:
     assert store.read().choice is None
 
 
+@pytest.mark.parametrize(("then", "now", "holds"), [(0, 0, True), (100, 90, True), (100, 89, False), (90, 100, True), (0, 9, False)])
+def test_a_choice_holds_in_about_as_much_memory(then: int, now: int, holds: bool) -> None:
+    assert TrialOutcome(OURS, memory_bytes=then).holds_in(now) == holds
+
+
 def test_the_lines_tell_what_was_measured() -> None:
     lines = trial_lines(told_of(decided(Trial([OURS, PADDLES]), {"ours": 80, PADDLES.name: 100})))
     assert lines[0].endswith("ours is taken")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from interlace.scheduler.memory import compiled
 from interlace.scheduler.memory.pools import best_fit
 from testbed import device
+from testbed.lowering import TestbedDevice
 from tests.scheduler.pools import random_step
 
 pytestmark = pytest.mark.paddle
@@ -23,3 +25,11 @@ def test_pools_take_what_paddles_allocator_takes(plugin: Path, count: int) -> No
         assert best_fit(*step).tolist() == expected
         assert compiled.best_fit(*step).tolist() == expected
         assert device.best_fit(*step, own=True) == expected
+
+
+def test_what_is_available_is_what_is_held_and_what_is_free(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "memory", lambda: SimpleNamespace(reserved=5))
+    monkeypatch.setattr(device, "free_bytes", lambda: 10)
+    for total, available in ((100, 15), (12, 12)):
+        monkeypatch.setattr(device, "total_bytes", lambda found=total: found)
+        assert TestbedDevice(None).available_bytes() == available

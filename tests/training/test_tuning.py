@@ -12,7 +12,7 @@ import pytest
 
 from interlace.errors import LaunchError
 from interlace.planning.baseline import BASELINE
-from interlace.planning.choice import Beginning
+from interlace.planning.choice import Beginning, TrialOutcome
 from interlace.planning.outcome import Outcome
 from interlace.planning.plan import read_record
 from tests.report.pages import data_in
@@ -43,6 +43,17 @@ def decided(layout: str, folder: Path) -> Run:
 
 
 SMALL = "mp2, one micro-batch"
+
+
+def test_what_a_run_with_other_memory_measured_is_measured_again(tmp_path: Path, folder: Path) -> None:
+    decided(SMALL, folder / SMALL)
+    shutil.copytree(folder / SMALL / "cache", tmp_path / "cache")
+    (kept,) = (tmp_path / "cache").glob("tuned-*.json")
+    choice = msgspec.json.decode(kept.read_bytes(), type=TrialOutcome)
+    kept.write_bytes(msgspec.json.encode(msgspec.structs.replace(choice, memory_bytes=1 << 30)))
+    again = Run(tmp_path, SMALL, {})
+    assert again.bits() == baseline(SMALL, folder)
+    assert again.trial()[0].startswith(("plans measured in ", "plans are being measured, ")), again.trial()
 
 
 @pytest.mark.parametrize("layout", [SMALL, *(pytest.param(layout, marks=pytest.mark.long) for layout in ("pp2", "mp2"))])

@@ -46,11 +46,12 @@ def _examine(profile: str, internals: list[Check], times: bool, meeting: Meeting
     from interlace.bridge.doctor.times import check_profile
     from interlace.bridge.doctor.versions import check_flags, check_versions, installed_versions
     from interlace.bridge.probe.lab import settings
-    from interlace.bridge.profiles import default_profile, known_name
+    from interlace.bridge.profiles import available_bytes, default_profile, known_name
     from interlace.bridge.targets import choose_device
     from interlace.cost_model import load_profile
 
     device = choose_device()
+    memory_bytes = available_bytes(device)
     name = profile or default_profile(device)
     loaded = load_profile(name)
     checks = [*check_versions(device, loaded), *internals, *check_flags(device)]
@@ -60,4 +61,4 @@ def _examine(profile: str, internals: list[Check], times: bool, meeting: Meeting
         lab = None if device.target.serial or not behaviour.runs else behaviour.lab
         checks += check_profile(device, lab, name, loaded, bool(profile), times)
     called = known_name(device) or str(device.place)
-    return Examination(called, device.target.name, installed_versions(), tuple(checks), name, device.available_bytes())
+    return Examination(called, device.target.name, installed_versions(), tuple(checks), name, memory_bytes)

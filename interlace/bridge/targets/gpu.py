@@ -50,7 +50,7 @@ class GpuDevice(Device):
         return int(paddle.device.cuda.get_device_properties(self.place).total_memory)
 
     def available_bytes(self) -> int:
-        """What Paddle's allocator holds, and what the driver reports as free; the total memory if this Paddle does not pass that on."""
+        """What Paddle's allocator holds, and what the driver reports as free; the total memory if Paddle cannot tell what is free."""
         total = self.total_bytes()
         with suppress(AttributeError, RuntimeError, ValueError):
             return min(total, self.reserved_bytes() + int(paddle.cuda.mem_get_info(self.gpu_index())[0]))
