@@ -116,7 +116,7 @@ class MemoryLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         whose: Origin of the limit: the peak of Paddle's baseline, that plus what was asked for beyond it, or the budget.
         limit_bytes: The limit.
         peak_bytes: Peak of the plan on its fullest rank, counted in the same way.
-        device_bytes: Memory of the profile's device; 0 if not known.
+        device_bytes: Memory of the device that plans count on (in a run what was free before the first plan); 0 if not known.
         more, less: A faster plan within a tenth more, and the fastest known within a tenth less; None if none is known.
     """
 
