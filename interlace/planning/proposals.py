@@ -336,11 +336,11 @@ PROPOSALS: tuple[Callable[[Tried], list[Judged]], ...] = (
     more_recomputed,
     same_recomputed,
     less_recomputed,
-    more_on_one_stage,
     in_less_memory,
     in_paddles_order,
     optimizer_alone,
     reductions_first,
     with_other_waits,
+    more_on_one_stage,
 )
 """The proposals in the order in which they are called; each sees the drafts of those before it."""
