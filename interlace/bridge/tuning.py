@@ -154,20 +154,19 @@ class Tuning:
                 f"an earlier run ended in the first step of {name}, without a word: it is not tried again; delete "
                 f"{self.folder / f'tuned-{key}.first-step.json'} to try it"
             )
-        is_like = kept.choice is not None and kept.choice.holds_in(self.memory_bytes)
-        if kept.choice is not None and not is_like:
+        choice = kept.choice
+        if choice is not None and not choice.holds_in(self.memory_bytes):
             say_once(
                 f"plans are measured again: there are {size(self.memory_bytes)} of device memory for them, and there were "
-                f"{size(kept.choice.memory_bytes)} in the run that measured them ({kept.path})"
+                f"{size(choice.memory_bytes)} in the run that measured them ({kept.path})"
             )
-        if kept.choice is not None and is_like and kept.choice.taken.name not in kept.ended:
+            choice = None
+        if choice is not None and choice.taken.name not in kept.ended:
             self.known = kept.path
-            if kept.choice.taken.is_paddles:
+            if choice.taken.is_paddles:
                 self.shown = PlanReport(Plan.off("Paddle's baseline was the fastest that an earlier run measured"))
-            say_once(
-                f"{kept.choice.taken.name} is taken, the fastest of {len(kept.choice.results)} that an earlier run measured ({kept.path})"
-            )
-            return [kept.choice.taken]
+            say_once(f"{choice.taken.name} is taken, the fastest of {len(choice.results)} that an earlier run measured ({kept.path})")
+            return [choice.taken]
         return [each for each in (configured, PADDLES) if each.is_paddles or each.name not in kept.ended]
 
     def _entrant(self, is_first: bool = False) -> Entrant | None:
