@@ -373,7 +373,8 @@ def _carried_bytes(op: Op, carried: Carried, values: Values) -> int:
             return values[op.operands[0]].size_bytes
         case "last operand":
             return values[op.operands[-1]].size_bytes
-    return sum(values[v].size_bytes for v in (op.results if carried == "results" else op.operands) if v != ABSENT)
+    sent = op.results if carried == "results" else [v for k, v in enumerate(op.operands) if k not in op.no_buffer]
+    return sum(values[v].size_bytes for v in sent if v != ABSENT)
 
 
 def _copy(op: Op, values: Values) -> Work:

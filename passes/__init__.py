@@ -1,5 +1,6 @@
 """Program rewrites. A pass is a frozen record of options with a contract; `Pipeline` orders, checks and runs them."""
 
+from interlace.passes.allocate_on_compute import AllocateOnCompute
 from interlace.passes.base import REGISTRY, Context, Pass, find_pass, register
 from interlace.passes.choose_recompute import ChooseRecompute
 from interlace.passes.delay_transfers import DelayTransfers
@@ -19,6 +20,7 @@ from interlace.passes.throttle_host import ThrottleHost
 
 __all__ = [
     "REGISTRY",
+    "AllocateOnCompute",
     "ChooseRecompute",
     "Context",
     "DelayTransfers",

@@ -16,6 +16,7 @@ from interlace.ir.edit import with_items
 from interlace.ir.equivalent_ranks import groups_within_stage
 from interlace.ir.kinds import COMBINE, SPLIT, is_comm, is_receive, is_send, stream_of
 from interlace.ir.storage import storages_of
+from interlace.ir.stream_waits import waited_for
 from interlace.ir.target import GPU
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.memory.live import in_order
@@ -64,7 +65,7 @@ class ReturnMemory(Pass, frozen=True, kw_only=True):
     name = "return-memory"
     needs = frozenset({"scheduled"})
     gives = frozenset({"returned"})
-    after = ("name-streams",)
+    after = ("name-streams", "allocate-on-compute")
     decides = "memory-returned"
     in_baseline = False
 
@@ -178,7 +179,7 @@ class _Walk:
         of operations that run one after the other does not rise; with `at_peak` the others get a reader too."""
         home, last = self._uses()
         uses = [(home[variable], variable[1], use) for variable, use in last.items() if self.streams[use.index] != home[variable]]
-        bounds, waited = job_bounds(self.program), self._waited()
+        bounds, waited = job_bounds(self.program), waited_for(self.program)
         of_stream = grouped((name, k) for k, name in enumerate(self.streams))
         blocks = [(self._places(use, of_stream[own], bounds, waited), own, m, use) for own, m, use in uses]
         blocks.sort(key=lambda each: (each[0][0][0] - each[3].index if each[0] else 0, each[3].index))
@@ -199,7 +200,7 @@ class _Walk:
     def _places(self, use: _Use, mine: Sequence[int], bounds: Sequence[int], waited: Sequence[Mapping[str, int]]) -> list[tuple[int, bool]]:
         """Where a reader of a block may go, the better place first: behind the op instance with this index, and whether the reader itself
         must wait for the last use. `mine` has the indices of the stream's op instances, `bounds` those of jobs; `waited` is the result of
-        `_waited`."""
+        `waited_for`."""
         other, end = self.streams[use.index], bounds[bisect_right(bounds, use.index)]
         at = bisect_right(mine, use.index)
         behind = next((k for k in _while_below(mine, at, end) if waited[k].get(other, -1) >= use.index), None)
@@ -209,7 +210,7 @@ class _Walk:
 
     def _join(self, use: _Use, mine: Sequence[int], waited: Sequence[Mapping[str, int]]) -> int | None:
         """Index of the op instance after which a stream can wait for a last use at no cost; None if there is none. `mine` has the indices
-        of the stream's op instances, `waited` the result of `_waited`."""
+        of the stream's op instances, `waited` the result of `waited_for`."""
         if self.times is None:
             return None
         op, m = self.ops[self.items[use.index][0]], self.items[use.index][1]
@@ -266,36 +267,6 @@ class _Walk:
                     continue
                 parts.append((part.storage, part.variable, part.value, storage.producer == op.id, part.value in table.values))
         return [number for value in table.writes(op) for number in table.numbers(value)], parts
-
-    def _waited(self) -> list[dict[str, int]]:
-        """For each op instance, what its stream has waited for by then: other stream -> the last index in the same job."""
-        passes = {op.id for op in self.program.ops if op.name in (COMBINE, SPLIT)}
-        given, made = (
-            {op.id: {part.variable for v in values(op) for part in self.table.parts[v]} for op in self.program.ops if op.id not in passes}
-            for values in (self.table.reads, lambda op: op.results)
-        )
-        found = list[dict[str, int]]()
-        for job in self.program.jobs:
-            writer: dict[Variable, int] = {}
-            so_far: dict[str, dict[str, int]] = {}
-            for op_id, m in job.items:
-                k, own = len(found), self.streams[len(found)]
-                mine = dict(so_far.get(own, {}))
-                for variable in given.get(op_id, ()):
-                    at = writer.get((variable, m))
-                    if at is not None and self.streams[at] != own:
-                        _wait_too(mine, found[at] | {self.streams[at]: at}, own)
-                so_far[own] = mine
-                found.append(mine)
-                writer.update(((variable, m), k) for variable in made.get(op_id, ()))
-        return found
-
-
-def _wait_too(mine: dict[str, int], other: dict[str, int], own: str) -> None:
-    """Let a stream wait for what another has waited for."""
-    for name, at in other.items():
-        if name != own:
-            mine[name] = max(mine.get(name, -1), at)
 
 
 def _while_below(numbers: Sequence[int], first: int, end: int) -> Iterator[int]:

@@ -24,9 +24,12 @@ DEFAULT = [
     "reduce-in-place",
     "schedule-1f1b",
     "name-streams",
+    "allocate-on-compute",
     "delay-transfers",
     "extend-lifetimes",
     "insert-events",
     "throttle-host",
 ]
-NO_JOBS = dict.fromkeys(("schedule_1f1b", "extend_lifetimes", "insert_events", "delay_transfers", "throttle_host"), "off")
+NO_JOBS = dict.fromkeys(
+    ("schedule_1f1b", "allocate_on_compute", "extend_lifetimes", "insert_events", "delay_transfers", "throttle_host"), "off"
+)

@@ -65,8 +65,11 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("name_streams: {priority: -99}", "my.yaml:1:26: found -99, expected a stream priority"),
         ("offload_activations: on", "my.yaml:1:22: on, but nothing says what to move; choose modules (such as [mlp]) or a fraction"),
         ("offload_activations: {min_bytes: 1MB}", "my.yaml:1:22: on, but nothing says what to move"),
-        ("schedule_1f1b: off", "my.yaml:1:16: schedule_1f1b is off, and delay_transfers, extend_lifetimes, insert_events, throttle_host"),
-        ("insert_events: on\nschedule_1f1b: off", "my.yaml:2:16: schedule_1f1b is off, and delay_transfers, extend_lifetimes"),
+        (
+            "schedule_1f1b: off",
+            "my.yaml:1:16: schedule_1f1b is off, and allocate_on_compute, delay_transfers, extend_lifetimes, insert_events, throttle_host",
+        ),
+        ("insert_events: on\nschedule_1f1b: off", "my.yaml:2:16: schedule_1f1b is off, and allocate_on_compute, delay"),
         ("schedule_1f1b: sideways", "my.yaml:1:16: expected off, on or a table of options, found 'sideways'"),
         ("split_backward: 1", "my.yaml:1:17: expected off, on or a table of options, found 1"),
         ("split_backward: 0", "my.yaml:1:17: expected off, on or a table of options, found 0"),
@@ -106,7 +109,7 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("[a, b]: 1", "my.yaml:1:1: expected a name of an option, found a sequence"),
         ("device: 7", "my.yaml:1:9: expected str, found 7"),
         ("split_backward: off", "my.yaml:1:17: split_backward is off, and overlap_column_backward (on by default) cannot do w"),
-        ("schedule_1f1b: off\noffload_activations: {fraction: 1}", "my.yaml:1:16: schedule_1f1b is off, and delay_tr"),
+        ("schedule_1f1b: off\noffload_activations: {fraction: 1}", "my.yaml:1:16: schedule_1f1b is off, and allocate_on_compute, delay_tr"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, error: str) -> None:
@@ -178,6 +181,7 @@ overlap_column_backward: "off"
 choose_recompute: off
 narrow_gathers: off
 reduce_in_place: off
+allocate_on_compute: off
 name_streams: false
 extend_lifetimes: off
 insert_events: off

@@ -28,7 +28,7 @@ from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.grouping import grouped
 from interlace.ir import ABSENT, Event, Graph, Job, Op, OpInstance, Program, describe
-from interlace.ir.copies import MEMORY, is_copy_into, is_memory_for_copy, omitted_copies
+from interlace.ir.copies import MEMORY, fills_memory, omitted_copies, only_takes_memory
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p, stream_of, takes_events
 from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
@@ -407,6 +407,8 @@ class _JobBuilder:
         whole = op.name != COMBINE or (op.results[0], micro_batch) in self.read
         operands = [None if v == ABSENT else self._operand(v, micro_batch, whole and v in op.reads) for v in op.operands]
         paddle.pir.set_insertion_point_to_block_end(self.block)
+        if fills_memory(op):
+            operands = [found for found, v in zip(operands, op.operands, strict=True) if v != op.operands[1]]
         results, built = self._clone(op, operands) if op.origin >= 0 else self._new(op, operands)
         self._mark(op, built, micro_batch)
         for value, result in zip(op.results, results, strict=True):
@@ -414,7 +416,7 @@ class _JobBuilder:
             self._leave(value, micro_batch, result)
             if (op.id, micro_batch) in self.awaited and is_computed(op, self.low.graph.values[value]):
                 self._sync_host(op, (op.id, micro_batch), result)
-        if is_copy_into(op):
+        if fills_memory(op):
             self._write_into(op.operands[1], micro_batch, results[0])
         if (op.id, micro_batch) in self.waits:
             self._sync_host(op, self.waits[op.id, micro_batch])
@@ -514,18 +516,18 @@ class _JobBuilder:
         self.made.names.add(name)
 
     def _write_into(self, target: int, micro_batch: int, result: Any) -> None:
-        """Give the result of a copy the variable that it writes into, so that the executor's kernel finds memory there and takes none. For
-        a block argument of the job the executor then keeps that memory."""
+        """Give the result of a copy or a collective the variable that it writes into, so that the executor's kernel finds memory there and
+        takes none. For a block argument of the job the executor then keeps that memory."""
         name = self.low.names.of(target, micro_batch)
         paddle.pir.set_insertion_point_to_block_end(self.block)
         producer = self.low.graph.producer_op(target)
         if name in self.given:
             result.persistable = True
-        elif producer is not None and is_memory_for_copy(producer):
+        elif producer is not None and only_takes_memory(producer):
             paddle._C_ops.set_persistable_value(self.values[target, micro_batch], name)
             self.made.names.add(name)
         else:
-            raise PlanError(f"job {self.job.name}: a copy writes into {name}, which the job computes; expected memory taken for the copy")
+            raise PlanError(f"job {self.job.name}: {name} is filled after the job computed it; expected memory that was only taken")
         paddle._C_ops.set_persistable_value(result, name)
 
     def done(self) -> JobProgram:

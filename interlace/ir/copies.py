@@ -11,7 +11,7 @@ import numpy as np
 
 from interlace.grouping import grouped
 from interlace.ir.arrays import Flags, Ints
-from interlace.ir.kinds import is_copy
+from interlace.ir.kinds import is_collective, is_copy
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops, once_per_ops_and
 from interlace.ir.program import Op, OpInstance, Program, Value
 from interlace.ir.storage import storages_of
@@ -20,23 +20,23 @@ MEMORY = "pd_op.empty"
 """The operation that takes memory without writing it."""
 
 
-def is_copy_into(op: Op) -> bool:
-    """Whether a copy writes into existing memory, that of its second operand, instead of new memory.
+def fills_memory(op: Op) -> bool:
+    """Whether a copy or a collective writes its result into existing memory, that of its second operand, instead of new memory.
 
-    >>> is_copy_into(Op(2, "pd_op.memcpy_d2h", (1, 0), (2,), "optimize", no_buffer=(1,), inplace=((0, 1),)))
+    >>> fills_memory(Op(2, "pd_op.memcpy_d2h", (1, 0), (2,), "optimize", no_buffer=(1,), inplace=((0, 1),)))
     True
     """
-    return is_copy(op) and (0, 1) in op.inplace
+    return (0, 1) in op.inplace and 1 in op.no_buffer and (is_copy(op) or is_collective(op))
 
 
-def is_memory_for_copy(op: Op) -> bool:
-    """Whether an operation only takes the memory that a copy back from the host writes into."""
+def only_takes_memory(op: Op) -> bool:
+    """Whether an operation only takes memory, which a copy back from the host or a collective then fills."""
     return op.name == MEMORY and op.origin < 0
 
 
 def may_be_omitted(op: Op) -> bool:
     """Whether jobs may leave an operation out for a micro-batch: a copy, and the memory for it."""
-    return is_copy(op) or is_memory_for_copy(op)
+    return is_copy(op) or only_takes_memory(op)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class Edit:
         return msgspec.structs.replace(made, **fields) if fields else made
 
     def copy_into(self, name: str, source: int, target: int, result: Value, *, like: Op, **fields: Any) -> Op:
-        """A new copy of `source` into the memory of `target`, of which `result` is the new value (`interlace.ir.copies.is_copy_into`)."""
+        """A new copy of `source` into the memory of `target`, of which `result` is the new value (`interlace.ir.copies.fills_memory`)."""
         return self.op(name, (source, target), [result], like=like, no_buffer=(1,), inplace=((0, 1),), **fields)
 
     def reader(self, value: int, kind: TensorType, storage: int, *, like: Op, **fields: Any) -> Op:

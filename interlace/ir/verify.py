@@ -7,7 +7,7 @@ from collections import Counter
 
 from interlace.errors import ProgramError
 from interlace.grouping import grouped
-from interlace.ir.copies import index_of_items, is_copy_into, is_memory_for_copy, may_be_omitted
+from interlace.ir.copies import fills_memory, index_of_items, may_be_omitted, only_takes_memory
 from interlace.ir.kinds import is_boundary, is_known_comm, is_p2p, ring_of
 from interlace.ir.per_ops import once_per_items, once_per_ops
 from interlace.ir.program import ABSENT, Group, Op, OpInstance, Program
@@ -157,22 +157,23 @@ def _aliases(program: Program) -> list[str]:
     return faults
 
 
-_taken_for_copies = once_per_ops(lambda program: {value: op for op in program.ops if is_memory_for_copy(op) for value in op.results})
-"""The operations that only take memory for a copy, by the value that is this memory."""
+_taken = once_per_ops(lambda program: {value: op for op in program.ops if only_takes_memory(op) for value in op.results})
+"""The operations that only take memory, which a copy or a collective fills, by the value that is this memory."""
 
 
 @once_per_ops
 def _memory(program: Program) -> list[str]:
-    """Memory that is taken for a copy must be written by exactly one copy, and read by nothing else: it has no contents before."""
-    taken = _taken_for_copies(program)
+    """Memory that is only taken must be filled by exactly one copy or collective, and read by nothing else: it has no contents before."""
+    taken = _taken(program)
     reads = grouped((value, (op, k)) for op in program.ops if taken for k, value in enumerate(op.operands) if value in taken)
     faults = []
     for value, op in taken.items():
-        wrong = [reader for reader, k in reads.get(value, []) if k != 1 or not is_copy_into(reader)]
-        faults += [f"{describe(reader)} reads %{value}, memory of {describe(op)} that only a copy may write into" for reader in wrong]
+        wrong = [reader for reader, k in reads.get(value, []) if k != 1 or not fills_memory(reader)]
+        told = f"memory of {describe(op)} that only a copy or a collective may fill"
+        faults += [f"{describe(reader)} reads %{value}, {told}" for reader in wrong]
         if not wrong and (count := len(reads.get(value, []))) != 1:
-            copies = f"{count} copies write into" if count else "no copy writes into"
-            faults.append(f"{describe(op)} takes memory that {copies}; expected one")
+            fill = f"{count} operations fill" if count else "nothing fills"
+            faults.append(f"{describe(op)} takes memory that {fill}; expected one copy or collective")
     return faults
 
 
@@ -287,7 +288,7 @@ def _missing(program: Program, ops: dict[int, Op]) -> list[str]:
 
 def _without_their_memory(program: Program) -> list[tuple[Op, Op, int]]:
     """Operations that take memory, the copies into it, and micro-batches for which no job runs both, the former first."""
-    pairs = _memory_and_copies(program)
+    pairs = _taken_and_filled(program)
     job_of = {item: (k, at) for k, job in enumerate(program.jobs) for at, item in enumerate(job.items)} if pairs else {}
     wrong = []
     for memory, copy in pairs:
@@ -299,10 +300,10 @@ def _without_their_memory(program: Program) -> list[tuple[Op, Op, int]]:
 
 
 @once_per_ops
-def _memory_and_copies(program: Program) -> list[tuple[Op, Op]]:
-    """Each operation that takes memory for a copy, with the copy."""
-    taken = _taken_for_copies(program)
-    return [(taken[op.operands[1]], op) for op in program.ops if is_copy_into(op) and op.operands[1] in taken]
+def _taken_and_filled(program: Program) -> list[tuple[Op, Op]]:
+    """Each operation that only takes memory, with the one that fills it."""
+    taken = _taken(program)
+    return [(taken[op.operands[1]], op) for op in program.ops if fills_memory(op) and op.operands[1] in taken]
 
 
 def _events(program: Program) -> list[str]:

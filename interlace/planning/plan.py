@@ -259,11 +259,11 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
     asked, search, means = budget_bytes(world), Search(world, config.pipeline()), tuple(config.means.values())
     budget = asked
     if asked:
-        made = search.ordered_further(search.within(asked, means), asked)
+        made = search.ordered_further(search.with_fewer_means(search.within(asked, means), asked), asked)
     elif config.capture == "on":
         made = search.unlimited()
     else:
-        made = search.beside_baseline(means)
+        made = search.with_fewer_means(search.beside_baseline(means), search.limit_of_baseline)
         made = search.ordered_further(made, search.limit_of_baseline, means)
         budget = search.limit_of_baseline if any(made.memory_limits) else 0
     limit_bytes = asked or (0 if config.capture == "on" else search.limit_of_baseline)

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+import msgspec
+
 from interlace.ir.remarks import Fact, Remark, remark
 from interlace.passes import Pass, Pipeline, ordered
 from interlace.passes.base import is_built_in
@@ -188,6 +190,21 @@ class Search:
         if any(self.world.bytes_over(found, budget)):
             refuse(self.make, found, budget)
         return found
+
+    def with_fewer_means(self, made: Made, limit: int) -> Made:
+        """`made`, or the run of its passes without `return-memory`, if nobody asked for that pass, and the step is shorter and within the
+        limit (device bytes) without it: offload then frees more, and no stream waits to return memory."""
+        fewer = Pipeline(tuple(each for each in made.passes.passes if each.decides != "memory-returned" or each in self.asked.passes))
+        took = self.world.step_ns(made)
+        if fewer == made.passes or took is None or not any(made.memory_limits):
+            return made
+        run = self.make.made(fewer, made.memory_limits)
+        other = self.world.step_ns(run)
+        if other is None or other >= took or any(self.world.bytes_over_in_step(run, limit)):
+            return made
+        gone = {label(each) for each in made.passes.passes if each not in fewer.passes}
+        kept = [_without_others(each, gone) for each in made.notes if each.rule != "memory-returned-faster"]
+        return run.noted(*kept, said("decided", "memory-not-returned-faster", step_ns=other, with_ns=took))
 
     def ordered_further(self, made: Made, limit: int, means: Sequence[Pass] = ()) -> Made:
         """The run with a local search inside the jobs of its schedule, if the form was open; `made` itself, if that is faster or only it
@@ -427,6 +444,15 @@ class Search:
 def states_kept(pipeline: Pipeline) -> Pipeline:
     """The passes without those that move optimizer state."""
     return Pipeline(tuple(each for each in pipeline.passes if each.decides != "states"))
+
+
+def _without_others(note: Remark, gone: set[str]) -> Remark:
+    """A remark on the form that was taken, without variants of passes that did not run in the end, by label."""
+    if "others" not in note.names:
+        return note
+    others = tuple(each for each in note.names["others"] if each not in gone)
+    names = {name: value for name, value in note.names.items() if name != "others"} | ({"others": others} if others else {})
+    return msgspec.structs.replace(note, names=names)
 
 
 def _memory_returned(step_ns: int, without_ns: int) -> Remark:

@@ -70,6 +70,16 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     "gather-narrowed": ("each of {ranks} ranks keeps its part: all_to_all of {own_bytes:size} instead of {whole_bytes:size}",),
     # reduce-in-place
     "reduced-in-place": ("{collectives} all_reduce(s) write over what they sum: {size_bytes:size} of results need no memory of their own",),
+    # allocate-on-compute
+    "allocated-on-compute": (
+        "{collectives} collective(s) write into memory from the compute stream's pool: {size_bytes:size} of results need none from the "
+        "pools of their streams",
+    ),
+    "no-computation-before": ("no computation ends before it starts; its result stays in the pool of its stream",),
+    "would-hold-more": (
+        "{collectives} collective(s), with {size_bytes:size} of results, keep the pools of their streams: memory taken behind computation "
+        "that ends before they start would be held too long",
+    ),
     # dX and dW
     "no-such-layer": ("modules: '{pattern}' matches no layer of stage {stage}; there are {layers}; the other stages are not known here",),
     "other-module": ("layer is not among the modules asked for ({modules})",),
@@ -149,6 +159,9 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     ),
     "memory-returned-faster": (
         "with memory given back in the order of streams the host waits less: whole step simulated {step_ns:ms}, {without_ns:ms} without",
+    ),
+    "memory-not-returned-faster": (
+        "nothing is given back in the order of streams: whole step simulated {step_ns:ms}, {with_ns:ms} with `return-memory`",
     ),
     "made-again": ("made again with less room: the plan held {over_bytes:size} more than the limit",),
     "no-form-judged": ("auto: no form could be judged, the simulated ranks wait for each other in a cycle; `interlace check` shows it",),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from interlace.ir.copies import is_copy_into
+from interlace.ir.copies import fills_memory
 from interlace.ir.kinds import NO_KERNEL, is_copy, takes_events
 from interlace.ir.target import Target
 from interlace.scheduler.hazards.flat_plan import HOST, Access, FlatPlan, Version
@@ -125,7 +125,7 @@ class Tracer:
         self.count = plan.num_micro_batches
         self.stored = self._once("stored", self._stored)
         self.blocks = self._once(("blocks", target.blocking), self._blocking)
-        self.into = self._once("copies into", lambda: [is_copy_into(op) for op in plan.program.ops])
+        self.into = self._once("copies into", lambda: [fills_memory(op) for op in plan.program.ops])
         self.waits = self._waits()
         self.awaited = self._awaited()
         self.defined_by: dict[tuple[int, int], int] = {}

@@ -264,10 +264,12 @@ class Profile:
         return sorted(live, key=lambda each: (-each.size_bytes, each.layer, each.kind))
 
 
-def _carried(lives: Lives, step: int) -> Lives:
-    """Device instances that live into the next step, with their times relative to its start."""
-    rows = lives.rows(~lives.pinned & (lives.free_at > step) & (lives.free_at < END))
+def _carried(lives: Lives, step: int, looks: bool) -> Lives:
+    """Device instances that live into the next step, with their times relative to its start. `looks`: whether blocks are freed when their
+    stream allocates, which a host that issues in no time does at the very start of the next step."""
+    rows = lives.rows(~lives.pinned & (lives.free_at >= step + (not looks)) & (lives.free_at < END))
     rows.free_at, rows.alloc_at = rows.free_at - step, np.zeros(len(rows.size), np.int64)
+    rows.alloc_tie = np.full(len(rows.size), -1)
     return rows
 
 
@@ -303,10 +305,11 @@ def over_time(
     """
     placed = placed or placed_on(program, stream, target)
     alloc = start if target.alloc == "start" else issue
-    lives = placed.lives(alloc, end) if target.free == "end" else placed.lives(alloc, issue, end, step if placed.away is not None else None)
+    looks = target.free != "end" and placed.away is not None
+    lives = placed.lives(alloc, end) if target.free == "end" else placed.lives(alloc, issue, end, step if looks else None)
     if target.keeps_pinned:
         lives.alloc_at[lives.pinned], lives.free_at[lives.pinned] = 0, END
-    return Profile(program, lives, placed.base, placed.unknown, _carried(lives, step) if step is not None else None, step)
+    return Profile(program, lives, placed.base, placed.unknown, _carried(lives, step, looks) if step is not None else None, step)
 
 
 def placed_on(program: Program, stream: Ints, target: Target = IDEAL) -> Placed:

@@ -23,7 +23,7 @@ from interlace.errors import PlanError
 from interlace.grouping import grouped
 from interlace.ir import Group, Op, Program, Value, describe
 from interlace.ir.arrays import Flags, Ints, ints, offsets, pairs_of
-from interlace.ir.copies import is_copy_into, items_of, job_bounds, places_of
+from interlace.ir.copies import fills_memory, items_of, job_bounds, places_of
 from interlace.ir.kinds import NO_KERNEL, is_boundary, is_comm, is_copy
 from interlace.ir.per_ops import once_per_ops
 from interlace.scheduler.simulate.arrays import (
@@ -145,7 +145,7 @@ def _tail(parts: Sequence[RankItems], first: Ints, column: dict[str, Any]) -> tu
 @once_per_ops
 def _copies_into(program: Program) -> list[int]:
     pinned = {value.id for value in program.values if value.memory == "pinned"}
-    return [op.id for op in program.ops if is_copy_into(op) and pinned.issuperset(op.results)]
+    return [op.id for op in program.ops if fills_memory(op) and pinned.issuperset(op.results)]
 
 
 def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Classes) -> RankItems:

@@ -148,6 +148,16 @@ def test_gathered_and_scattered_sizes_are_those_of_the_whole_tensor(h200):
     assert (gather.dur_ns, scatter.dur_ns) == (53_696, 50_672)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "result"), [("reduce_scatter", "2048,4096", "1024,4096"), ("all_gather", "1024,4096", "2048,4096")]
+)
+def test_memory_that_a_collective_fills_is_not_sent(h200, name, shape, result):
+    op, values, groups = collective(f"pd_op.{name}", shape, result)
+    memory = msgspec.structs.replace(values[op.results[0]], id=99)
+    filled = msgspec.structs.replace(op, operands=(*op.operands, 99), no_buffer=(1,), inplace=((0, 1),))
+    assert h200.op_time(filled, {**values, 99: memory}, groups) == h200.op_time(op, values, groups)
+
+
 def test_a_limit_on_ctas_slows_collectives(h200):
     op, values, groups = collective("pd_op.all_reduce_", "1,2048,4096")
     limited = CostModel(h200.profile, comm_ctas=8)

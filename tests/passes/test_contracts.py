@@ -21,7 +21,8 @@ ORDER = {
     "offload-optimizer-state": ("schedule-1f1b",),
     "offload-activations": ("schedule-1f1b", "offload-optimizer-state"),
     "name-streams": ("offload-activations",),
-    "return-memory": ("name-streams",),
+    "allocate-on-compute": ("name-streams",),
+    "return-memory": ("name-streams", "allocate-on-compute"),
     "delay-transfers": ("name-streams", "return-memory"),
     "extend-lifetimes": ("name-streams", "delay-transfers"),
     "insert-events": ("extend-lifetimes",),
@@ -29,6 +30,7 @@ ORDER = {
 }
 """All passes as they run, each with those that it must follow."""
 DEFAULTS = {
+    "allocate-on-compute": {"min_bytes": 1 << 20},
     "choose-recompute": {"level": None, "repeat_collectives": False},
     "delay-transfers": {"margin_us": 100},
     "name-streams": {"priority": -1},
@@ -97,7 +99,7 @@ def test_what_a_pass_needs_and_gives() -> None:
         "throttle-host": {"throttled"},
     }
     offloads = ("offload-activations", "offload-optimizer-state")
-    scheduled = (*offloads, "return-memory", "delay-transfers", "extend-lifetimes", "insert-events", "throttle-host")
+    scheduled = (*offloads, "allocate-on-compute", "return-memory", "delay-transfers", "extend-lifetimes", "insert-events", "throttle-host")
     needs = {name: {"scheduled"} for name in scheduled} | {"overlap-column-backward": {"dw-split"}}
     assert {name: kind.needs for name, kind in OURS.items() if kind.needs} == needs
 

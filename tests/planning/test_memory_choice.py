@@ -403,6 +403,39 @@ def test_within_a_budget_memory_is_given_back_in_order_where_that_is_faster(
     assert [each.name for each in found.passes.passes if each not in OPEN.passes] == ["return-memory"] * taken
 
 
+RETURNS = ReturnMemory(at_end="on")
+"""What a search adds where a plan holds too much; its reports call it `return_memory: {at_end: on}`."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "limits", "without_ns", "over", "number"),
+    [
+        (OPEN, 7, 69, 0, 2),
+        (OPEN, 7, 70, 0, 1),  # no faster
+        (OPEN, 7, None, 0, 1),  # never ends
+        (OPEN, 7, 69, 1, 1),  # holds too much
+        (OPEN, None, 69, 0, 1),  # offload follows no limit
+        (Pipeline((*OPEN.passes, RETURNS)), 7, 69, 0, 1),  # the user wants it
+    ],
+)
+def test_memory_is_returned_only_where_the_step_is_longer_without(
+    monkeypatch: pytest.MonkeyPatch, asked: Pipeline, limits: int | None, without_ns: int | None, over: int, number: int
+) -> None:
+    world = Told({}, num_ranks=1, step_ns=lambda run: 70 if run.programs[0] == 1 else without_ns, bytes_over_in_step=lambda *_: [over])
+    monkeypatch.setattr(Making, "made", lambda _, passes, memory_limits: made(2, passes, *memory_limits))
+    others = ("return_memory: {at_end: on}", "throttle_host: {syncs: job-ends}")
+    notes = (remark("decided", "form-taken", form="mixed", others=others), remark("decided", "memory-returned-faster", step_ns=70))
+    given = made(1, Pipeline((*OPEN.passes, RETURNS)), limits).noted(*notes)
+    found = search(world, asked).with_fewer_means(given, 100)
+    assert found.programs[0] == number
+    if number == 2:
+        assert (found.passes, found.memory_limits) == (OPEN, (limits,))
+        assert rules_of(found.notes) == ["form-taken", "memory-not-returned-faster"]
+        assert found.notes[0].names == {"form": "mixed", "others": others[1:]}
+    else:
+        assert found is given
+
+
 @pytest.mark.parametrize(
     ("micro_batches", "moves", "finds", "searches"),
     [

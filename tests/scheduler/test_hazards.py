@@ -197,19 +197,19 @@ def test_memory_for_a_copy_is_taken_where_the_copy_runs() -> None:
         (
             "pd_op.exp_grad(%4)",
             "pd_op.exp_grad(%3)",
-            "#5 pd_op.exp_grad reads %3, memory of #3 pd_op.empty that only a copy may write into",
+            "#5 pd_op.exp_grad reads %3, memory of #3 pd_op.empty that only a copy or a collective may fill",
         ),
         ("(%2, %3)", "(%3, %2)", "#4 pd_op.memcpy_h2d reads %3, memory of #3"),
         (
             '~3 = pd_op.memcpy_h2d(%2, %3) backward stream="h2d" no_buffer=1 inplace=0:1',
             ' = pd_op.memcpy_h2d(%2) backward stream="h2d"',
-            "#3 pd_op.empty takes memory that no copy writes into; expected one",
+            "#3 pd_op.empty takes memory that nothing fills; expected one copy or collective",
         ),
         (
             "#5 %5:float32[2] = pd_op.exp_grad(%4)",
             '#7 %7:float32[2]~3 = pd_op.memcpy_h2d(%2, %3) backward stream="h2d" no_buffer=1 inplace=0:1\n'
             "#5 %5:float32[2] = pd_op.exp_grad(%4)",
-            "#3 pd_op.empty takes memory that 2 copies write into; expected one",
+            "#3 pd_op.empty takes memory that 2 operations fill; expected one copy or collective",
         ),
         ("no_buffer=1 inplace=0:1", "no_buffer=1 views=0:1", "#4 pd_op.memcpy_h2d reads %3, memory of #3"),
     ],

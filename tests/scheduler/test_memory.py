@@ -16,8 +16,10 @@ from interlace.ir import Graph, Program, parse
 from interlace.ir.copies import variants
 from interlace.ir.kinds import DATA, PARAMETER
 from interlace.ir.target import GPU, IDEAL
+from interlace.scheduler.host_waits.throttle import gpu_memory
 from interlace.scheduler.memory import live as memory
 from interlace.scheduler.memory.live import END, Lives, in_order, lifetimes, needed_at_once, over_time
+from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from tests.scheduler.plans import Shape, shapes, world
 
@@ -160,6 +162,34 @@ def test_run_ahead_defeats_offload() -> None:
     at_issue = simulate(programs, fast_host, target=GPU).ranks[0].peak_bytes
     ideal = simulate(programs, fast_host, target=IDEAL).ranks[0].peak_bytes
     assert at_issue > ideal
+
+
+READY = Options.of(GPU, peers_ready=True)
+LEFT_BEHIND = """program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=accumulate
+group 7 = 0,1
+passes schedule-1f1b
+#0 %0:float32[32,32]!"w" = builtin.parameter() forward
+#1 %1:float32[32,32]"x" = pd_op.data() forward
+#2 %2:float32[96,32] = pd_op.matmul(%1, %0) forward
+#3 %3:float32[2] = pd_op.exp(%2) forward
+#4 %4:float32[32,32] = pd_op.matmul(%1, %0) forward
+#5 %5:float32[32,32] = pd_op.all_to_all(%4) forward group=7 stream="auto_parallel_mp"
+#6 %6:float32[2] = pd_op.add(%5, %3) forward
+job forward_0 forward 0: 2-6@0
+"""
+
+
+@pytest.mark.parametrize("host_ns", [0, 1])
+def test_the_next_step_begins_with_what_side_streams_have_not_given_back(host_ns: int) -> None:
+    """Computation reads the exchanged block last, and the block's own stream takes memory again only in the next step. Until then it is
+    held beside the largest result, three blocks, also by a host that issues a whole step in no time."""
+    block, cost = 4 * 32 * 32, GivenCosts({"gemm": 500, "comm": 400, "default": 50}, host_ns=host_ns)
+    found = gpu_memory(parse(LEFT_BEHIND), cost) if not host_ns else simulate([parse(LEFT_BEHIND)], cost, READY, target=GPU).memory[0]
+    assert found.carried is not None
+    assert block in found.carried.size.tolist()
+    held = {(each.kind, each.size_bytes) for each in found.at_peak()}
+    assert held >= {("matmul", 3 * block), ("all_to_all", block)}
 
 
 def test_offload_moves_bytes_and_loses_none() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from interlace.cost_model import GivenCosts
 from interlace.ir import Op, Program, parse, show
-from interlace.ir.copies import is_copy_into
+from interlace.ir.copies import fills_memory
 from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.passes import ExtendLifetimes, InsertEvents, NameStreams, OffloadOptimizerState, Pipeline, Schedule1F1B
 from interlace.scheduler.hazards import check
@@ -101,7 +101,7 @@ def test_values_keep_their_names_and_bits_and_leave_the_device_between_updates()
 def _copies(program: Program) -> tuple[list[int], list[int], int]:
     """Copies in and out in program order, and the constant at the start of the step on the stream of copies out."""
     ins = [op.id for op in program.ops if op.kind == "memcpy_h2d"]
-    outs = [op.id for op in program.ops if is_copy_into(op)]
+    outs = [op.id for op in program.ops if fills_memory(op)]
     return ins, outs, next(op.id for op in program.ops if op.kind == "full" and op.stream)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir import load
+from interlace.ir.copies import fills_memory
 from interlace.ir.dump import SUFFIX
 from interlace.ir.target import GPU
 from interlace.local.launch import LaunchResult, launch
@@ -105,6 +106,19 @@ def test_pools_take_what_is_simulated(plugin: Path, tmp_path: Path, options: str
     simulated = gpu_memory(load(tmp_path / "run" / "plan" / "rank1.ilp"), CostModel(load_profile("h200")))
     last = memory[1][-1]
     assert last["reserved_peak"] + last["outside"] == pytest.approx(reserved_bytes([simulated], GPU), rel=0.05)
+
+
+@pytest.mark.parametrize("option", ["{min_bytes: 1KB}", pytest.param("off", marks=pytest.mark.long)])
+def test_pools_of_collectives_take_what_is_simulated(plugin: Path, tmp_path: Path, option: str) -> None:
+    """Gatherings and scatterings of sequence parallelism have a stream of their own. Their results come from the compute stream's pool with
+    `allocate-on-compute`, where a kernel that took memory of its own would take it from the other pool, and pools 1.6 times as much."""
+    words = ("--pp", "1", "--mp", "2", "--sequence-parallel", "--kv-heads", "2")
+    config = f"device: h200\nallocate_on_compute: {option}\nschedule_1f1b: {{interleave: dx-first, only_gains: false}}\n"
+    _, memory = run(tmp_path / "run", "llama", config, 3, *words, TESTBED_DELAYS=SLOW_COMPUTATION)
+    plan = load(tmp_path / "run" / "plan" / "rank1.ilp")
+    assert any(map(fills_memory, plan.ops)) == (option != "off")
+    simulated = reserved_bytes([gpu_memory(plan, CostModel(load_profile("h200")))], GPU)
+    assert memory[1][-1]["reserved_peak"] + memory[1][-1]["outside"] == pytest.approx(simulated, rel=0.08)
 
 
 def test_pools_of_a_plan_fit_the_device_in_use(plugin: Path, tmp_path: Path) -> None:

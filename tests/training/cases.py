@@ -6,10 +6,11 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
-MIXED = {"memory_budget": "off", "schedule_1f1b": {"interleave": "mixed"}}
+ALL = {"allocate_on_compute": {"min_bytes": 0}}
+MIXED = {**ALL, "memory_budget": "off", "schedule_1f1b": {"interleave": "mixed"}}
 HALF = {"fraction": 0.5, "min_bytes": 64}
-AUTO = {"device": "slow", "memory_budget": "off", "schedule_1f1b": {"interleave": "auto"}}
-ROOMY = {"memory_budget": "off", "schedule_1f1b": {"interleave": "dx-first"}}
+AUTO = {**ALL, "device": "slow", "memory_budget": "off", "schedule_1f1b": {"interleave": "auto"}}
+ROOMY = {**ALL, "memory_budget": "off", "schedule_1f1b": {"interleave": "dx-first"}}
 CASES = {
     "one rank, no accumulation, offload": (1, "gpt", "--steps 2", {**ROOMY, "offload_activations": OFFLOAD}),
     "one rank, accumulation, offload": (
