@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable
 from typing import Annotated, NamedTuple
 
 import msgspec
 
 from interlace.ir import Edit, Graph, Op, OpInstance, Program
 from interlace.ir.arrays import Ints
-from interlace.ir.copies import MEMORY
 from interlace.ir.edit import with_items
 from interlace.ir.kinds import SHARE_VAR, is_boundary, is_collective, stream_of
 from interlace.ir.stream_waits import waited_for
@@ -66,27 +64,28 @@ class AllocateOnCompute(Pass, frozen=True, kw_only=True):
         if not wanted:
             return program
         times, _ = device_memory(lower([program], context.cost, Options.of(GPU, peers_ready=True)))
-        every, edit, rewrite = _places(program, wanted, times), Edit(program), _Rewrite()
+        every, edit = _places(program, wanted, times), Edit(program)
+        known = {op_id: [place for place in mine.values() if place is not None] for op_id, mine in every.items()}
         live = in_order(program).lives.pool("device").along(len(times.start))
-        most, longer = int(live.max(initial=0)), list[Op]()
-        known = {op_id: {m: place for m, place in mine.items() if place is not None} for op_id, mine in every.items()}
-        for op_id in sorted(known, key=lambda op_id: max((place.last - place.first for place in known[op_id].values()), default=0)):
-            op, places = wanted[op_id], known[op_id]
-            if len(places) < len(every[op_id]):
+        most, filled, longer = int(live.max(initial=0)), list[int](), list[int]()
+        before, after = dict[OpInstance, list[OpInstance]](), dict[OpInstance, list[OpInstance]]()
+        for op_id in sorted(known, key=lambda op_id: max((place.last - place.first for place in known[op_id]), default=0)):
+            op, result = wanted[op_id], graph.values[wanted[op_id].results[0]]
+            if len(known[op_id]) < len(every[op_id]):
                 context.declined("no-computation-before", op)
-            elif _hold(live, most, graph.values[op.results[0]].size_bytes, places.values()):
-                rewrite.add(edit, graph, op, places)
+            elif _hold(live, most, result.size_bytes, known[op_id]):
+                taken = edit.fill(op, result)
+                for place in known[op_id]:
+                    (before if place.before else after).setdefault(place.at, []).append((taken.id, place.micro_batch))
+                filled.append(result.size_bytes)
             else:
-                longer.append(op)
+                longer.append(result.size_bytes)
         if longer:
-            sizes = [graph.values[op.results[0]].size_bytes for op in longer]
-            context.declined("would-hold-more", collectives=len(longer), size_bytes=sum(sizes))
-        if not rewrite.storage:
+            context.declined("would-hold-more", collectives=len(longer), size_bytes=sum(longer))
+        if not filled:
             return program
-        context.applied("allocated-on-compute", collectives=len(rewrite.storage), size_bytes=rewrite.size_bytes)
-        built = edit.build()
-        values = [msgspec.structs.replace(each, storage=rewrite.storage.get(each.storage, each.storage)) for each in built.values]
-        return msgspec.structs.replace(built, values=tuple(values), jobs=with_items(program.jobs, rewrite.before, rewrite.after))
+        context.applied("allocated-on-compute", collectives=len(filled), size_bytes=sum(filled))
+        return msgspec.structs.replace(edit.build(), jobs=with_items(program.jobs, before, after))
 
     def _is_eligible(self, graph: Graph, op: Op) -> bool:
         if op.kind not in KINDS or not is_collective(op) or not stream_of(op) or (len(op.operands), len(op.results)) != (1, 1):
@@ -104,41 +103,15 @@ class _Place(NamedTuple):
     """Where memory is taken, for one micro-batch of a collective.
 
     Attributes:
-        item: The op instance at which it is taken, right behind it or, with `before`, before it.
+        at: The op instance at which it is taken, right behind it or, with `before`, before it.
         first, last: Indices of the first op instance that finds it taken, and of the collective.
     """
 
-    item: OpInstance
+    micro_batch: int
+    at: OpInstance
     before: bool
     first: int
     last: int
-
-
-@dataclass(slots=True)
-class _Rewrite:
-    """The collectives that were rewritten.
-
-    Attributes:
-        storage: Storage of each result before -> its storage now.
-        before, after: Op instance -> those to insert at it.
-    """
-
-    storage: dict[int, int] = field(default_factory=dict)
-    before: dict[OpInstance, list[OpInstance]] = field(default_factory=dict)
-    after: dict[OpInstance, list[OpInstance]] = field(default_factory=dict)
-    size_bytes: int = 0
-
-    def add(self, edit: Edit, graph: Graph, op: Op, places: Mapping[int, _Place]) -> None:
-        """Let a collective write into memory that is taken at these places, by micro-batch."""
-        value = graph.values[op.results[0]]
-        memory = edit.value(value.type)
-        taken = edit.op(MEMORY, [], [memory], like=op, attrs={"shape": list(value.shape), "dtype": value.dtype})
-        edit.before(op.id, [taken])
-        edit.replace(op.id, [msgspec.structs.replace(op, operands=(*op.operands, memory.id), no_buffer=(1,), inplace=((0, 1),))])
-        self.storage[value.storage] = memory.storage
-        self.size_bytes += value.size_bytes
-        for m, place in places.items():
-            (self.before if place.before else self.after).setdefault(place.item, []).append((taken.id, m))
 
 
 def _places(program: Program, wanted: Container[int], times: Times) -> dict[int, dict[int, _Place | None]]:
@@ -154,9 +127,9 @@ def _places(program: Program, wanted: Container[int], times: Times) -> dict[int,
             if op_id in wanted:
                 known = waited[at].get("", -1)
                 behind = next((k for k in reversed(computed) if k <= known or end[k] <= start[at]), None)
-                place = _Place(job.items[0], True, first, at) if ended <= start[at] else None
+                place = _Place(m, job.items[0], True, first, at) if ended <= start[at] else None
                 if behind is not None:
-                    place = _Place(job.items[behind - first], False, behind + 1, at)
+                    place = _Place(m, job.items[behind - first], False, behind + 1, at)
                 found.setdefault(op_id, {})[m] = place
             elif not streams[op_id]:
                 computed.append(at)
@@ -169,8 +142,10 @@ def _hold(live: Ints, most: int, size: int, places: Iterable[_Place]) -> bool:
     """Add memory that is taken at these places to the live bytes behind each op instance; False, and unchanged, if that would exceed the
     given most."""
     spans = [live[place.first : place.last] for place in places]
-    if any(int(each.max(initial=0)) + size > most for each in spans):
-        return False
     for each in spans:
         each += size
+    if any(int(each.max(initial=0)) > most for each in spans):
+        for each in spans:
+            each -= size
+        return False
     return True

@@ -8,8 +8,8 @@ import msgspec
 
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Edit, Graph, Op, OpInstance, Program, Value
-from interlace.ir.copies import MEMORY, index_of_items
-from interlace.ir.edit import with_items
+from interlace.ir.copies import index_of_items
+from interlace.ir.edit import MEMORY, with_items
 from interlace.ir.effects import is_constant
 from interlace.ir.per_ops import remembered
 from interlace.passes.base import Context, Pass, register

@@ -28,7 +28,8 @@ from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.grouping import grouped
 from interlace.ir import ABSENT, Event, Graph, Job, Op, OpInstance, Program, describe
-from interlace.ir.copies import MEMORY, fills_memory, omitted_copies, only_takes_memory
+from interlace.ir.copies import fills_memory, omitted_copies, only_takes_memory
+from interlace.ir.edit import MEMORY
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p, stream_of, takes_events
 from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed

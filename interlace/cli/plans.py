@@ -197,8 +197,8 @@ def _forward(program: Program) -> object:
     """What no pass changes: how many forward operations of the model have each kind and shapes."""
     from collections import Counter
 
-    from interlace.ir.kinds import is_copy
+    from interlace.ir.copies import may_be_omitted
 
     shapes = {value.id: value.shape for value in program.values}
-    own = (op for op in program.ops if op.role == "forward" and not is_copy(op) and not (op.kind == "share_data" and op.origin < 0))
+    own = (op for op in program.ops if op.role == "forward" and not may_be_omitted(op) and not (op.kind == "share_data" and op.origin < 0))
     return Counter((op.kind, tuple(shapes.get(value) for value in op.results)) for op in own)

@@ -10,6 +10,8 @@ import msgspec
 from interlace.errors import ProgramError
 from interlace.ir.program import Job, Memory, Op, OpInstance, Program, Role, TensorType, Value
 
+MEMORY = "pd_op.empty"
+"""The operation that takes memory without writing it."""
 Added = Mapping[OpInstance, Sequence[OpInstance]]
 
 
@@ -33,6 +35,7 @@ class Edit:
         self._after: dict[int, list[Op]] = {}
         self._replaced: dict[int, list[Op]] = {}
         self._renamed: dict[int, int] = {}
+        self._moved: dict[int, int] = {}
 
     def value(
         self,
@@ -71,6 +74,16 @@ class Edit:
         """A new copy of `source` into the memory of `target`, of which `result` is the new value (`interlace.ir.copies.fills_memory`)."""
         return self.op(name, (source, target), [result], like=like, no_buffer=(1,), inplace=((0, 1),), **fields)
 
+    def fill(self, op: Op, result: Value) -> Op:
+        """Let an operation with one operand and one result write that result into memory that a new operation takes right before it.
+        Returns the new operation (`interlace.ir.copies.only_takes_memory`)."""
+        memory = self.value(result.type)
+        taken = self.op(MEMORY, [], [memory], like=op, attrs={"shape": list(memory.shape), "dtype": memory.dtype})
+        self.before(op.id, [taken])
+        self.replace(op.id, [msgspec.structs.replace(op, operands=(*op.operands, memory.id), no_buffer=(1,), inplace=((0, 1),))])
+        self._moved[result.storage] = memory.storage
+        return taken
+
     def reader(self, value: int, kind: TensorType, storage: int, *, like: Op, **fields: Any) -> Op:
         """A new last reader of a value, which keeps its memory from being freed and copies nothing."""
         return self.op("pd_op.share_data", (value,), [self.value(kind, storage=storage)], like=like, views=((0, 0),), **fields)
@@ -104,7 +117,10 @@ class Edit:
         if self._renamed:
             ops = [self._with_renamed(op) for op in ops]
         live = {value for op in ops for value in op.results}
-        return self.program.with_ops(ops, [value for value in self._values if value.id in live])
+        return self.program.with_ops(ops, [self._with_moved(value) for value in self._values if value.id in live])
+
+    def _with_moved(self, value: Value) -> Value:
+        return msgspec.structs.replace(value, storage=self._moved[value.storage]) if value.storage in self._moved else value
 
     def _with_renamed(self, op: Op) -> Op:
         if not any(value in self._renamed for value in op.operands):

@@ -1,7 +1,7 @@
 """`interlace doctor`'s checks of the device under switches of the testbed: a script of one rank, which prints JSON.
 
-Each argument is a set of switches in words, `as it is` or `all work is late`; the values are verdicts by rule. Without arguments: the
-check of collectives, on several ranks.
+Each argument is a set of switches in words, `as it is`, `all work is late` or `copies take memory of their own`; the values are verdicts
+by rule. Without arguments: the check of collectives, on several ranks.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 """Switches, and the rules that are looked at with them; none: all rules. Streams are made once a process, so `one_stream` needs its own."""
 
 LATE = "all work is late"
+OWN = "copies take memory of their own"
+"""As a kernel would that does not look for memory in its result."""
 
 
 def sure(profile: DeviceProfile) -> DeviceProfile:
@@ -73,6 +75,7 @@ def switched(names: list[str]) -> dict[str, Any]:
     from interlace.bridge.doctor import behaviour, times
     from interlace.bridge.doctor.behaviour import HIGH, LOW, Behaviour
     from interlace.bridge.doctor.times import check_profile
+    from interlace.bridge.probe import lab
     from interlace.bridge.probe.lab import settings
     from interlace.bridge.targets import choose_device
     from interlace.cost_model import load_profile
@@ -87,6 +90,12 @@ def switched(names: list[str]) -> dict[str, Any]:
             found[LATE] = _found(check_profile(choose_device(), None, "sure", sure(load_profile("cpu")), is_asked=True))
         delays.off()
     checked = Behaviour(choose_device())  # knows from the first switches how much work is slow, and that streams run side by side
+    if OWN in names:
+        names.remove(OWN)
+        filling, lab.filling = lab.filling, lambda program: program
+        with settings():
+            found[OWN] = _found(checked.checks(("a block that was taken for a result",)))
+        lab.filling = filling
     for words in names:
         switches = {} if words == "as it is" else device.parse_switches(words)
         behaviour.LOW, behaviour.HIGH = f"{LOW} {words}", f"{HIGH} {words}"  # a stream keeps the priority that it is made with

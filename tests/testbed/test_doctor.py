@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from interlace.local.launch import launch
-from tests.testbed.examined import LATE, SWITCHES
+from tests.testbed.examined import LATE, OWN, SWITCHES
 
 pytestmark = pytest.mark.paddle
 ONE, PAGEABLE = "one_stream=1", "pageable=1"
@@ -29,6 +29,7 @@ FAILS = {
     "hold=0": {"a block whose last reader is on another stream"},
     "record=2": {"a block whose last reader is on its own stream"},
     "free_at_end=1": {"a block freed while the device is behind"},
+    OWN: {"a block that was taken for a result"},
 }
 RESTS = {
     "named streams": ["overlap on named streams", "offload"],
@@ -47,7 +48,7 @@ def _examined(folder: Path, *names: str, world: int = 1, switches: str = "") -> 
 
 @pytest.fixture(scope="module")
 def examined(plugin: Path, forked_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return _examined(tmp_path_factory.mktemp("examined"), LATE, *(name for name in SWITCHES if name != ONE))[0]
+    return _examined(tmp_path_factory.mktemp("examined"), LATE, OWN, *(name for name in SWITCHES if name != ONE))[0]
 
 
 def test_all_rules_hold_as_it_is(examined: dict[str, Any]) -> None:

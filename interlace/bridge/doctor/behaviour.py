@@ -6,7 +6,7 @@ A step shows that events order jobs only if it gives wrong results without them;
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -380,6 +380,38 @@ class Behaviour:
         grew = max(reserved, self.device.reserved_bytes()) - before
         return _by(grew <= NUM_BLOCKS // 2 * block), f"{grew / block:.0f} blocks more for {NUM_BLOCKS + self.lab.slow.count} results"
 
+    def fills(self) -> tuple[Verdict, str]:
+        """How much memory the device takes for blocks of computation, and then for copies back into as many blocks, which a plan takes from
+        what computation has freed."""
+        self.device.release_memory()
+        before, block = self.device.reserved_bytes(), 4 * self.lab.slow.size**2
+        parts = 1 + 2 * before // (NUM_BLOCKS * block)  # together twice what may be free in chunks that are partly in use
+        block *= parts
+        host: list[Any] = []
+
+        def add(blocks: Sequence[Any]) -> Any:
+            """The sum of blocks that are all in use when it begins."""
+            total = blocks[-1]
+            for each in blocks[-2::-1]:
+                total = paddle._C_ops.add(total, each)
+            return total
+
+        def out(x: Any, one: Any) -> None:
+            large = paddle._C_ops.concat([x] * parts, 0)
+            host[:] = [on(paddle._C_ops.memcpy_d2h(add([_same(large, "") for _ in range(NUM_BLOCKS)]), 0), A)]
+
+        def back(x: Any, one: Any) -> None:
+            add([on(paddle._C_ops.memcpy_h2d(host[0], 1), B) for _ in range(NUM_BLOCKS)])
+
+        step = self.lab.step([out, back], watched=False, filled=True)
+        reserved = self.device.reserved_bytes()
+        if not reserved:
+            return "not checked", "Paddle does not tell how much memory this device has reserved"
+        step.run()
+        grew = max(reserved, self.device.reserved_bytes()) - before
+        found = f"{grew / block:.0f} blocks more for {NUM_BLOCKS} of computation and {NUM_BLOCKS} copies back"
+        return _by(grew <= 1.5 * NUM_BLOCKS * block), found
+
     def _slow(self, stream: str) -> Callable[[Any, Any], None]:
         def build(x: Any, one: Any) -> None:
             self.lab.slow(x, one, stream)
@@ -448,6 +480,7 @@ RULES = (
     Rule(
         "a block freed while the device is behind", Behaviour.given_at_issue, _says("is given again in the host's order"), (RETURN, MEMORY)
     ),
+    Rule("a block that was taken for a result", Behaviour.fills, _says("is what the kernel writes into"), (MEMORY,)),
 )
 
 

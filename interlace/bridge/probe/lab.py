@@ -25,7 +25,8 @@ from interlace.bridge.lower import Lowered, lower
 from interlace.bridge.probe.bench import ROWS, SET, flag, paddle_settings, product_s
 from interlace.bridge.targets import Device
 from interlace.bridge.targets.base import PINNED_PREFIX
-from interlace.ir import Event, Job, OpInstance, Pipeline, Program
+from interlace.ir import Edit, Event, Job, OpInstance, Pipeline, Program
+from interlace.ir.edit import with_items
 from interlace.ir.kinds import SHADOW_OUTPUT, is_boundary
 from interlace.passes.insert_events import events_of
 
@@ -117,6 +118,7 @@ class Lab:
         events: bool = True,
         waits: Sequence[tuple[str, str]] = (),
         watched: bool = True,
+        filled: bool = False,
     ) -> Step:
         """A step of these jobs.
 
@@ -128,9 +130,11 @@ class Lab:
             waits: Pairs of operation names: after the host has issued the last operation of the first name, it waits for the last one of
                 the second.
             watched: Whether a thread records when bytes arrive in pinned buffers.
+            filled: Whether copies back write into memory that an operation before them has taken, as in a plan.
         """
         size = size or self.slow.size
         captured, program = _planned(jobs, size)
+        program = filling(program) if filled else program
         program = msgspec.structs.replace(program, events=events_of(program))
         if not events:
             program = msgspec.structs.replace(program, events=_at_the_ends(program))
@@ -166,6 +170,13 @@ def _planned(jobs: Sequence[Callable[[Any, Any], object]], size: int) -> tuple[C
             items[next(number for number, end in enumerate(ends) if k < end)].append((op.id, 0))
     made = tuple(Job(f"check{number}", "forward", 0, tuple(part)) for number, part in enumerate(items))
     return captured, msgspec.structs.replace(captured.program, ops=tuple(ops), values=tuple(values), jobs=made)
+
+
+def filling(program: Program) -> Program:
+    """The program with copies back into memory that is taken right before."""
+    edit, values = Edit(program), {value.id: value for value in program.values}
+    before = {(op.id, 0): [(edit.fill(op, values[op.results[0]]).id, 0)] for op in program.ops if op.name == BACK}
+    return msgspec.structs.replace(edit.build(), jobs=with_items(program.jobs, before, {}))
 
 
 def _at_the_ends(program: Program) -> tuple[Event, ...]:
