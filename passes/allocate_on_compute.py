@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Iterable
 from typing import Annotated, NamedTuple
 
@@ -32,8 +33,8 @@ class AllocateOnCompute(Pass, frozen=True, kw_only=True):
     compute stream is reused in the order of that stream, whatever the host has seen.
 
     Contract: needs a schedule; keeps every value, bit for bit, and the order of all op instances; adds `empty` operations, which launch
-    nothing. As far as the rank's simulated times hold, no collective starts later; the peak of memory of operations that run one after the
-    other does not rise. Each rank decides for itself; peers see the same collective.
+    nothing. As far as the rank's simulated times hold, with peers that are always ready, no collective starts later; the peak of memory of
+    operations that run one after the other does not rise. Each rank decides for itself; peers see the same collective.
 
     Before / After, where the collective runs on a stream of its own:
         #5 %5 = pd_op.matmul(%0, %1)                    #5 %5 = pd_op.matmul(%0, %1)
@@ -67,12 +68,12 @@ class AllocateOnCompute(Pass, frozen=True, kw_only=True):
         every, edit = _places(program, wanted, times), Edit(program)
         known = {op_id: [place for place in mine.values() if place is not None] for op_id, mine in every.items()}
         live = in_order(program).lives.pool("device").along(len(times.start))
-        most, filled, longer = int(live.max(initial=0)), list[int](), list[int]()
+        most, filled, longer, early = int(live.max(initial=0)), list[int](), list[int](), list[int]()
         before, after = dict[OpInstance, list[OpInstance]](), dict[OpInstance, list[OpInstance]]()
         for op_id in sorted(known, key=lambda op_id: max((place.last - place.first for place in known[op_id]), default=0)):
             op, result = wanted[op_id], graph.values[wanted[op_id].results[0]]
             if len(known[op_id]) < len(every[op_id]):
-                context.declined("no-computation-before", op)
+                early.append(result.size_bytes)
             elif _hold(live, most, result.size_bytes, known[op_id]):
                 taken = edit.fill(op, result)
                 for place in known[op_id]:
@@ -80,6 +81,8 @@ class AllocateOnCompute(Pass, frozen=True, kw_only=True):
                 filled.append(result.size_bytes)
             else:
                 longer.append(result.size_bytes)
+        if early:
+            context.declined("starts-during-computation", collectives=len(early), size_bytes=sum(early))
         if longer:
             context.declined("would-hold-more", collectives=len(longer), size_bytes=sum(longer))
         if not filled:
@@ -120,7 +123,7 @@ def _places(program: Program, wanted: Container[int], times: Times) -> dict[int,
     streams = {op.id: stream_of(op) for op in program.ops}
     start, end, waited = times.start.tolist(), times.end.tolist(), waited_for(program)
     found = dict[int, dict[int, _Place | None]]()
-    at, ended = 0, 0
+    at, ended = 0, sys.maxsize  # the first job follows the computation of another step
     for job in program.jobs:
         computed, first = list[int](), at
         for op_id, m in job.items:
@@ -134,7 +137,7 @@ def _places(program: Program, wanted: Container[int], times: Times) -> dict[int,
             elif not streams[op_id]:
                 computed.append(at)
             at += 1
-        ended = max((end[k] for k in computed), default=ended)
+        ended = max((end[k] for k in computed), default=ended if at else sys.maxsize)
     return found
 
 

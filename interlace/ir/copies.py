@@ -33,7 +33,7 @@ def only_takes_memory(op: Op) -> bool:
 
 
 def may_be_omitted(op: Op) -> bool:
-    """Whether jobs may leave an operation out for a micro-batch: a copy, and the memory for it."""
+    """Whether jobs may leave an operation out for a micro-batch: a copy, and what takes memory, if also what fills it is left out."""
     return is_copy(op) or only_takes_memory(op)
 
 

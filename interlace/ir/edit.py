@@ -12,6 +12,8 @@ from interlace.ir.program import Job, Memory, Op, OpInstance, Program, Role, Ten
 
 MEMORY = "pd_op.empty"
 """The operation that takes memory without writing it."""
+INTO_SECOND: dict[str, Any] = {"no_buffer": (1,), "inplace": ((0, 1),)}
+"""Fields of an operation that writes its result into the memory of its second operand."""
 Added = Mapping[OpInstance, Sequence[OpInstance]]
 
 
@@ -72,15 +74,18 @@ class Edit:
 
     def copy_into(self, name: str, source: int, target: int, result: Value, *, like: Op, **fields: Any) -> Op:
         """A new copy of `source` into the memory of `target`, of which `result` is the new value (`interlace.ir.copies.fills_memory`)."""
-        return self.op(name, (source, target), [result], like=like, no_buffer=(1,), inplace=((0, 1),), **fields)
+        return self.op(name, (source, target), [result], like=like, **INTO_SECOND, **fields)
 
     def fill(self, op: Op, result: Value) -> Op:
         """Let an operation with one operand and one result write that result into memory that a new operation takes right before it.
-        Returns the new operation (`interlace.ir.copies.only_takes_memory`)."""
+        Returns the new operation (`interlace.ir.copies.only_takes_memory`). Raises ProgramError if the operation has more of them, or
+        shares memory already."""
+        if (len(op.operands), len(op.results)) != (1, 1) or op.no_buffer or op.inplace or op.views:
+            raise ProgramError(f"edit: #{op.id} {op.name} cannot be given memory; expected one operand, one result, and no shared memory")
         memory = self.value(result.type)
         taken = self.op(MEMORY, [], [memory], like=op, attrs={"shape": list(memory.shape), "dtype": memory.dtype})
         self.before(op.id, [taken])
-        self.replace(op.id, [msgspec.structs.replace(op, operands=(*op.operands, memory.id), no_buffer=(1,), inplace=((0, 1),))])
+        self.replace(op.id, [msgspec.structs.replace(op, operands=(*op.operands, memory.id), **INTO_SECOND)])
         self._moved[result.storage] = memory.storage
         return taken
 

@@ -287,7 +287,7 @@ def _missing(program: Program, ops: dict[int, Op]) -> list[str]:
 
 
 def _without_their_memory(program: Program) -> list[tuple[Op, Op, int]]:
-    """Operations that take memory, the copies into it, and micro-batches for which no job runs both, the former first."""
+    """Operations that take memory, those that fill it, and micro-batches for which no job runs both, the former first."""
     pairs = _taken_and_filled(program)
     job_of = {item: (k, at) for k, job in enumerate(program.jobs) for at, item in enumerate(job.items)} if pairs else {}
     wrong = []

@@ -35,6 +35,7 @@ from interlace.planning.tasks import MemoryLimits, baseline_peak, is_long, least
 from interlace.planning.variants import (
     alternatives,
     at_plain_depth,
+    deciding,
     drafted,
     fallbacks,
     holding_less,
@@ -193,17 +194,18 @@ class Search:
 
     def with_fewer_means(self, made: Made, limit: int) -> Made:
         """`made`, or the run of its passes without `return-memory`, if nobody asked for that pass, and the step is shorter and within the
-        limit (device bytes) without it: offload then frees more, and no stream waits to return memory."""
-        fewer = Pipeline(tuple(each for each in made.passes.passes if each.decides != "memory-returned" or each in self.asked.passes))
-        took = self.world.step_ns(made)
-        if fewer == made.passes or took is None or not any(made.memory_limits):
+        limit (device bytes) without it: offload then frees more, and no stream waits to return memory. Not tried with long steps, of which
+        another plan takes long."""
+        fewer = Pipeline(tuple(each for each in made.passes.passes if each.decides != "memory-returned"))
+        took, is_asked = self.world.step_ns(made), deciding(self.asked.passes, "memory-returned") is not None
+        if fewer == made.passes or is_asked or took is None or not any(made.memory_limits) or is_long(self.world.captured):
             return made
         run = self.make.made(fewer, made.memory_limits)
         other = self.world.step_ns(run)
         if other is None or other >= took or any(self.world.bytes_over_in_step(run, limit)):
             return made
         gone = {label(each) for each in made.passes.passes if each not in fewer.passes}
-        kept = [_without_others(each, gone) for each in made.notes if each.rule != "memory-returned-faster"]
+        kept = [_without_others(each, gone) for each in made.notes if each.rule not in ("memory-returned-faster", "made-again")]
         return run.noted(*kept, said("decided", "memory-not-returned-faster", step_ns=other, with_ns=took))
 
     def ordered_further(self, made: Made, limit: int, means: Sequence[Pass] = ()) -> Made:

@@ -75,7 +75,10 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         "{collectives} collective(s) write into memory from the compute stream's pool: {size_bytes:size} of results need none from the "
         "pools of their streams",
     ),
-    "no-computation-before": ("no computation ends before it starts; its result stays in the pool of its stream",),
+    "starts-during-computation": (
+        "{collectives} collective(s), with {size_bytes:size} of results, keep the pools of their streams: they start while computation of "
+        "earlier jobs runs, behind which memory would be taken",
+    ),
     "would-hold-more": (
         "{collectives} collective(s), with {size_bytes:size} of results, keep the pools of their streams: memory taken behind computation "
         "that ends before they start would be held too long",

@@ -125,7 +125,7 @@ class Tracer:
         self.count = plan.num_micro_batches
         self.stored = self._once("stored", self._stored)
         self.blocks = self._once(("blocks", target.blocking), self._blocking)
-        self.into = self._once("copies into", lambda: [fills_memory(op) for op in plan.program.ops])
+        self.into = self._once("fills memory", lambda: [fills_memory(op) for op in plan.program.ops])
         self.waits = self._waits()
         self.awaited = self._awaited()
         self.defined_by: dict[tuple[int, int], int] = {}

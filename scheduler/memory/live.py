@@ -21,7 +21,7 @@ import numpy.typing as npt
 from interlace.grouping import grouped
 from interlace.ir import OpInstance, Program
 from interlace.ir.arrays import Flags, Ints, ints, offsets
-from interlace.ir.copies import Renaming, items_of, renaming
+from interlace.ir.copies import Renaming, fills_memory, items_of, only_takes_memory, renaming
 from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops, once_per_ops_and
 from interlace.ir.storage import storages_of
@@ -167,6 +167,7 @@ class Lives:
         size, pinned: Its bytes, and whether it is in host memory.
         producer, micro_batch: Id of the op that allocates it, and its micro-batch.
         stream: Number of the stream whose pool it comes from; 0 if streams make no difference.
+        in_next_step: Whether its own stream frees it when it allocates in the next step.
     """
 
     alloc_at: Ints
@@ -178,6 +179,7 @@ class Lives:
     producer: Ints
     micro_batch: Ints
     stream: Ints
+    in_next_step: Flags
 
     def pool(self, pool: Pool) -> Lives:
         """The instances of one kind of memory."""
@@ -248,7 +250,8 @@ class Profile:
         return self.persistable_bytes(pool) + int(live.max(initial=0))
 
     def at_peak(self, pool: Pool = "device") -> list[LiveBytes]:
-        """What is live at the first moment of the peak, largest first; persistable storages are `parameters`."""
+        """What is live at the first moment of the peak, largest first; persistable storages are `parameters`. Memory that was only taken
+        counts as that of the operation that fills it."""
         lives = self._every.pool(pool)
         order = in_time(lives)
         turn = np.empty(len(order), np.int64)
@@ -257,17 +260,19 @@ class Profile:
         there = (turn[: len(lives.size)] <= now) & (turn[len(lives.size) :] > now)
         ops = {op.id: op for op in self.program.ops}
         sizes_of = zip(lives.producer[there].tolist(), lives.size[there].tolist(), strict=True)
-        found = grouped(((ops[producer].layer, ops[producer].kind), size) for producer, size in sizes_of)
+        filled = {op.operands[1]: op for op in self.program.ops if fills_memory(op)}
+        made = {op_id: filled.get(op.results[0], op) if only_takes_memory(op) else op for op_id, op in ops.items()}
+        found = grouped(((made[producer].layer, made[producer].kind), size) for producer, size in sizes_of)
         if self.persistable_bytes(pool):
             found["", "parameters"] = [self.persistable_bytes(pool)]
         live = [LiveBytes(layer, kind, sum(sizes), len(sizes)) for (layer, kind), sizes in found.items() if sum(sizes)]
         return sorted(live, key=lambda each: (-each.size_bytes, each.layer, each.kind))
 
 
-def _carried(lives: Lives, step: int, looks: bool) -> Lives:
-    """Device instances that live into the next step, with their times relative to its start. `looks`: whether blocks are freed when their
-    stream allocates, which a host that issues in no time does at the very start of the next step."""
-    rows = lives.rows(~lives.pinned & (lives.free_at >= step + (not looks)) & (lives.free_at < END))
+def _carried(lives: Lives, step: int) -> Lives:
+    """Device instances that live into the next step, with their times relative to its start, at which a host that issues in no time frees
+    them."""
+    rows = lives.rows(~lives.pinned & ((lives.free_at > step) | lives.in_next_step) & (lives.free_at < END))
     rows.free_at, rows.alloc_at = rows.free_at - step, np.zeros(len(rows.size), np.int64)
     rows.alloc_tie = np.full(len(rows.size), -1)
     return rows
@@ -305,11 +310,10 @@ def over_time(
     """
     placed = placed or placed_on(program, stream, target)
     alloc = start if target.alloc == "start" else issue
-    looks = target.free != "end" and placed.away is not None
-    lives = placed.lives(alloc, end) if target.free == "end" else placed.lives(alloc, issue, end, step if looks else None)
+    lives = placed.lives(alloc, end) if target.free == "end" else placed.lives(alloc, issue, end, step if placed.away is not None else None)
     if target.keeps_pinned:
         lives.alloc_at[lives.pinned], lives.free_at[lives.pinned] = 0, END
-    return Profile(program, lives, placed.base, placed.unknown, _carried(lives, step, looks) if step is not None else None, step)
+    return Profile(program, lives, placed.base, placed.unknown, _carried(lives, step) if step is not None else None, step)
 
 
 def placed_on(program: Program, stream: Ints, target: Target = IDEAL) -> Placed:
@@ -420,13 +424,15 @@ class Placed:
         alloc_at = np.where(self.is_input, 0, alloc[self.first])
         free_at = np.maximum(free_at, alloc_at)
         tie = np.where((free_at == alloc_at) | by_issue, 2 * self.last_read + 2, 0)
+        in_next_step = np.zeros(len(self.first), np.bool_)
         if step is not None:
-            self._looked_at(alloc, step, free_at, tie)
+            self._looked_at(alloc, step, free_at, tie, in_next_step)
         free_at = np.where(self.output, END, free_at)
-        return Lives(alloc_at, free_at, 2 * self.first + 1, tie, self.size, self.pinned, self.producer, self.micro_batch, self._home())
+        columns = (self.size, self.pinned, self.producer, self.micro_batch, self._home(), in_next_step)
+        return Lives(alloc_at, free_at, 2 * self.first + 1, tie, *columns)
 
-    def _looked_at(self, alloc: Ints, step: int, free_at: Ints, tie: Ints) -> None:
-        """Delay the free of blocks until their own stream next allocates, in place (`free_at` and `tie`)."""
+    def _looked_at(self, alloc: Ints, step: int, free_at: Ints, tie: Ints, in_next_step: Flags) -> None:
+        """Delay the free of blocks until their own stream next allocates, in place (the last three arguments)."""
         if self.looks is None:
             self.looks = [*self._looks()]
         for mine, looks, behind in self.looks:
@@ -437,6 +443,7 @@ class Placed:
             found = which < len(looks)
             rows, which, is_next = mine[found], looks[which[found]], is_next[found]
             free_at[rows], tie[rows] = alloc[which] + np.where(is_next, step, 0), 2 * which
+            in_next_step[rows] = is_next
 
     def _looks(self) -> Iterator[tuple[Ints, Ints, Ints]]:
         """Compute `looks`."""

@@ -45,12 +45,13 @@ job forward_1 forward 1: 2-5@1
 GATHERED = """#2 %2:float32[1024,1024] = pd_op.matmul(%1, %0) forward
 #3 %3:float32[1024,1024] = pd_op.matmul(%1, %0) forward
 #4 %4:float32[1024,1024] = pd_op.matmul(%3, %2) forward
-#5 %5:float32[2048,1024] = pd_op.all_gather(%0) forward group=7 stream="auto_parallel_mp"
+#5 %5:float32[2048,1024] = pd_op.all_gather(%2) forward group=7 stream="auto_parallel_mp"
 #6 %6:float32[1024,1024] = pd_op.matmul(%4, %0) forward
 #7 %7:float32[2] = pd_op.add(%5, %6) forward
-job forward_0 forward 0: 2-7@0
+job first_0 forward 0: 2@0
+job second_0 forward 0: 3-7@0
 """
-"""A gathering that waits for nothing, and so starts before the products that are issued before it."""
+"""A gathering that waits for the first product, and so starts before the products that are issued before it."""
 
 
 def program(text: str, count: int = 2) -> Program:
@@ -118,24 +119,24 @@ def test_small_results_keep_their_memory(min_bytes: int, some: bool) -> None:
 
 
 def test_a_collective_that_starts_early_takes_its_memory_no_later_unless_that_holds_more() -> None:
-    """Taken before all products, it would be held beside three blocks of these; the peak is four blocks, unless the last result is
-    large."""
+    """Taken before the products of its job, it would be held beside three blocks of these; the peak is four blocks, unless the last result
+    is large."""
     given = program(GATHERED, 1)
     found, report = changed(given)
     assert [(each.rule, each.numbers) for each in report.remarks] == [("would-hold-more", {"collectives": 1, "size_bytes": 2 * BLOCK})]
     assert (found.ops, found.jobs) == (given.ops, given.jobs)
     found, report = changed(program(GATHERED.replace("#7 %7:float32[2]", "#7 %7:float32[2048,1024]"), 1))
     assert [each.rule for each in report.remarks] == ["allocated-on-compute"]
-    assert [op for op, _ in found.jobs[0].items[:2]] == [8, 2]
+    assert [op for op, _ in found.jobs[1].items[:2]] == [8, 3]
 
 
-def test_without_computation_that_ends_before_it_starts_a_result_keeps_its_memory() -> None:
-    """A job before computes for longer than the collective, which waits for nothing, takes to start."""
-    text = GATHERED.replace("job forward_0 forward 0: 2-7@0", "job forward_0 forward 0: 2-4@0\njob rest_0 forward 0: 5-7@0")
-    given = program(text, 1)
+@pytest.mark.parametrize("jobs", ["job first_0 forward 0: 2-4@0\njob second_0 forward 0: 5-7@0", "job first_0 forward 0: 5@0 2-4@0 6-7@0"])
+def test_a_collective_that_starts_during_computation_of_another_job_or_step_keeps_its_pool(jobs: str) -> None:
+    """A gathering of a weight waits for nothing in this step."""
+    given = program(GATHERED[: GATHERED.index("job")].replace("all_gather(%2)", "all_gather(%0)") + jobs, 1)
     found, report = changed(given)
     assert (found.ops, found.jobs) == (given.ops, given.jobs)
-    assert [each.rule for each in report.remarks] == ["no-computation-before"]
+    assert [(each.rule, each.numbers["collectives"]) for each in report.remarks] == [("starts-during-computation", 1)]
 
 
 GATHERS = World(dp=2, micro_batches=3, layers=2, streams=True, gather=True)

@@ -426,5 +426,6 @@ def test_what_stays_is_live_to_the_end_and_after_it() -> None:
     """One block is there from the first op instance on and is never freed, another while the second runs alone."""
     columns = {"alloc_at": [0, 1], "free_at": [END, 2], "alloc_tie": [0, 0], "free_tie": [0, 0], "size": [5, 10], "producer": [0, 1]}
     given_ = {name: np.array(each) for name, each in columns.items()}
-    lives = Lives(**given_, pinned=np.zeros(2, np.bool_), micro_batch=np.zeros(2, np.int64), stream=np.zeros(2, np.int64))
+    none, never = np.zeros(2, np.int64), np.zeros(2, np.bool_)
+    lives = Lives(**given_, pinned=never, micro_batch=none, stream=none, in_next_step=never)
     assert lives.along(3).tolist() == [5, 15, 5, 5]

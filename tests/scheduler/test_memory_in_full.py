@@ -53,7 +53,7 @@ def lives_text(lives: Lives) -> list[str]:
     return [
         f"  {producer}@{m} {size} B{' pinned' if pinned else f' of {stream}' if stream else ''}: "
         f"{alloc}.{alloc_tie} to {'the end' if free == END else free}.{free_tie}"
-        for alloc, free, alloc_tie, free_tie, size, pinned, producer, m, stream in sorted(rows, key=lambda row: (row[6], row[7], row))
+        for alloc, free, alloc_tie, free_tie, size, pinned, producer, m, stream, _ in sorted(rows, key=lambda row: (row[6], row[7], row))
     ]
 
 

@@ -47,10 +47,8 @@ def test_steps_run_in_what_the_ones_before_left() -> None:
 
 
 def profile(alloc: list[int], free: list[int], size: list[int], stream: list[int], step: int | None) -> Profile:
-    count = np.arange(len(size))
-    lives = Lives(
-        ints(alloc), ints(free), 2 * count + 1, 2 * count + 2, ints(size), np.zeros(len(size), np.bool_), count, count * 0, ints(stream)
-    )
+    count, never = np.arange(len(size)), np.zeros(len(size), np.bool_)
+    lives = Lives(ints(alloc), ints(free), 2 * count + 1, 2 * count + 2, ints(size), never, count, count * 0, ints(stream), never)
     return Profile(run_ahead_program(), lives, {"device": 1000, "pinned": 0}, step=step)
 
 

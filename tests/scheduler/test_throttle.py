@@ -389,7 +389,7 @@ def behind(*blocks: tuple[int, int, int, int, bool], ends: tuple[int, ...] = END
     first, last_read, free_at, size, pinned = (np.array(column) for column in zip(*blocks, strict=True))
     issue = 10 * np.arange(8)
     none, never = np.zeros_like(first), first < 0
-    lives = memory.Lives(issue[first], free_at, none + 1, none, size, pinned, first, none, none)
+    lives = memory.Lives(issue[first], free_at, none + 1, none, size, pinned, first, none, none, never)
     placed = memory.Placed(first, last_read, never, never, size, pinned, first, none, first, first, first, None, none, {"device": 1}, [])
     times = Times(issue, issue, issue, np.array(ends))
     return waits_at_peaks(run_ahead_program(), times, lives, free_at, placed, np.arange(8) != 2, limit)

@@ -94,7 +94,7 @@ def switched(names: list[str]) -> dict[str, Any]:
         names.remove(OWN)
         filling, lab.filling = lab.filling, lambda program: program
         with settings():
-            found[OWN] = _found(checked.checks(("a block that was taken for a result",)))
+            found[OWN] = _found(checked.checks(("a block that was taken for a copy back",)))
         lab.filling = filling
     for words in names:
         switches = {} if words == "as it is" else device.parse_switches(words)

@@ -29,7 +29,7 @@ FAILS = {
     "hold=0": {"a block whose last reader is on another stream"},
     "record=2": {"a block whose last reader is on its own stream"},
     "free_at_end=1": {"a block freed while the device is behind"},
-    OWN: {"a block that was taken for a result"},
+    OWN: {"a block that was taken for a copy back"},
 }
 RESTS = {
     "named streams": ["overlap on named streams", "offload"],

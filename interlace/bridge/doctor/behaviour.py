@@ -480,7 +480,7 @@ RULES = (
     Rule(
         "a block freed while the device is behind", Behaviour.given_at_issue, _says("is given again in the host's order"), (RETURN, MEMORY)
     ),
-    Rule("a block that was taken for a result", Behaviour.fills, _says("is what the kernel writes into"), (MEMORY,)),
+    Rule("a block that was taken for a copy back", Behaviour.fills, _says("is what it writes into"), (MEMORY,)),
 )
 
 
