@@ -48,7 +48,8 @@ class AllocateOnCompute(Pass, frozen=True, kw_only=True):
     Options:
         min_bytes: Smaller results stay in the pool of their stream. When: 1 MiB suits GPUs; small models on a CPU need less.
 
-    Source: rule 7 in docs/gpu-place.md, docs/decisions/032.
+    Source: rules 6 and 7 in docs/gpu-place.md, docs/decisions/032. PaddlePaddle's kernels of these collectives (phi/kernels/gpu) allocate
+    by `Alloc`, and DenseTensor::AllocateFrom keeps memory that is large enough.
     """
 
     name = "allocate-on-compute"
