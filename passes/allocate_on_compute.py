@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from interlace.errors import PlanError
 from interlace.ir import Edit, Graph, Op, OpInstance, Program
 from interlace.ir.arrays import Ints
 from interlace.ir.edit import with_items
@@ -65,7 +66,11 @@ class AllocateOnCompute(Pass, frozen=True, kw_only=True):
         wanted = {op.id: op for op in program.ops if self._is_eligible(graph, op)}
         if not wanted:
             return program
-        times, _ = device_memory(lower([program], context.cost, Options.of(GPU, peers_ready=True)))
+        try:
+            times, _ = device_memory(lower([program], context.cost, Options.of(GPU, peers_ready=True)))
+        except PlanError as error:
+            context.declined("starts-not-simulated", collectives=len(wanted), error=str(error))
+            return program
         every, edit = _places(program, wanted, times), Edit(program)
         known = {op_id: [place for place in mine.values() if place is not None] for op_id, mine in every.items()}
         live = in_order(program).lives.pool("device").along(len(times.start))
@@ -95,7 +100,16 @@ class AllocateOnCompute(Pass, frozen=True, kw_only=True):
         if op.kind not in KINDS or not is_collective(op) or not stream_of(op) or (len(op.operands), len(op.results)) != (1, 1):
             return False
         value, (storage, *others) = graph.values[op.results[0]], graph.storages.of(op.results[0])
-        if op.inplace or op.views or others or storage.value != value.id or storage.persistable or storage.kept or storage.vectors:
+        if (
+            op.no_buffer
+            or op.inplace
+            or op.views
+            or others
+            or storage.value != value.id
+            or storage.persistable
+            or storage.kept
+            or storage.vectors
+        ):
             return False
         if storage.memory != "device" or min(value.shape, default=0) < 0 or not self.min_bytes <= storage.size_bytes:
             return False

@@ -79,6 +79,9 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
         "{collectives} collective(s), with {size_bytes:size} of results, keep the pools of their streams: they start while computation of "
         "earlier jobs runs, behind which memory would be taken",
     ),
+    "starts-not-simulated": (
+        "{collectives} collective(s) keep the pools of their streams: when they start is not known, the rank cannot be simulated ({error})",
+    ),
     "would-hold-more": (
         "{collectives} collective(s), with {size_bytes:size} of results, keep the pools of their streams: memory taken behind computation "
         "that ends before they start would be held too long",

@@ -8,11 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from interlace.cost_model import CostModel, GivenCosts, load_profile
+from interlace.errors import PlanError
 from interlace.ir import Program, parse
 from interlace.ir.copies import fills_memory, only_takes_memory
 from interlace.ir.kinds import stream_of
 from interlace.ir.target import CPU, GPU
-from interlace.passes import AllocateOnCompute, InsertEvents, Pipeline
+from interlace.passes import AllocateOnCompute, InsertEvents, Pipeline, allocate_on_compute
 from interlace.passes.pipeline import PassReport
 from interlace.scheduler.hazards import check
 from interlace.scheduler.host_waits.throttle import gpu_memory
@@ -137,6 +138,19 @@ def test_a_collective_that_starts_during_computation_of_another_job_or_step_keep
     found, report = changed(given)
     assert (found.ops, found.jobs) == (given.ops, given.jobs)
     assert [(each.rule, each.numbers["collectives"]) for each in report.remarks] == [("starts-during-computation", 1)]
+
+
+def test_where_a_rank_cannot_be_simulated_results_keep_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stalls(*_: object) -> None:
+        raise PlanError("rank 0 waits for ever")
+
+    monkeypatch.setattr(allocate_on_compute, "lower", stalls)
+    given = program(SCATTERED)
+    found, report = changed(given)
+    assert (found.ops, found.jobs) == (given.ops, given.jobs)
+    assert [(each.rule, each.numbers, each.names) for each in report.remarks] == [
+        ("starts-not-simulated", {"collectives": 1}, {"error": "rank 0 waits for ever"})
+    ]
 
 
 GATHERS = World(dp=2, micro_batches=3, layers=2, streams=True, gather=True)
