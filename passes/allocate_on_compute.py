@@ -12,10 +12,11 @@ from interlace.errors import PlanError
 from interlace.ir import Edit, Graph, Op, OpInstance, Program
 from interlace.ir.arrays import Ints
 from interlace.ir.edit import with_items
-from interlace.ir.kinds import SHARE_VAR, is_boundary, is_collective, stream_of
+from interlace.ir.kinds import is_collective, stream_of
 from interlace.ir.stream_waits import waited_for
 from interlace.ir.target import GPU
 from interlace.passes.base import Context, Pass, register
+from interlace.passes.own_memory import has_own_memory, users_of
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.lower import lower
@@ -100,21 +101,10 @@ class AllocateOnCompute(Pass, frozen=True, kw_only=True):
         if op.kind not in KINDS or not is_collective(op) or not stream_of(op) or (len(op.operands), len(op.results)) != (1, 1):
             return False
         value, (storage, *others) = graph.values[op.results[0]], graph.storages.of(op.results[0])
-        if (
-            op.no_buffer
-            or op.inplace
-            or op.views
-            or others
-            or storage.value != value.id
-            or storage.persistable
-            or storage.kept
-            or storage.vectors
-        ):
+        if op.no_buffer or op.inplace or op.views or others or not has_own_memory(graph, value.id, storage):
             return False
-        if storage.memory != "device" or min(value.shape, default=0) < 0 or not self.min_bytes <= storage.size_bytes:
-            return False
-        users = [graph.ops[user] for each in storage.values for user in graph.users.get(each, ())]
-        return any(not stream_of(user) for user in users) and not any(user.name == SHARE_VAR or is_boundary(user) for user in users)
+        is_large = min(value.shape, default=0) >= 0 and storage.size_bytes >= self.min_bytes
+        return is_large and any(not stream_of(user) for user in users_of(graph, storage))
 
 
 class _Place(NamedTuple):
@@ -152,7 +142,7 @@ def _places(program: Program, wanted: Container[int], times: Times) -> dict[int,
             elif not streams[op_id]:
                 computed.append(at)
             at += 1
-        ended = max((end[k] for k in computed), default=ended if at else sys.maxsize)
+        ended = max((end[k] for k in computed), default=ended)
     return found
 
 

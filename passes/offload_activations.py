@@ -9,7 +9,7 @@ import msgspec
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Edit, Graph, Op, OpInstance, Program, Value
 from interlace.ir.copies import index_of_items
-from interlace.ir.edit import MEMORY, with_items
+from interlace.ir.edit import with_items
 from interlace.ir.effects import is_constant
 from interlace.ir.per_ops import remembered
 from interlace.passes.base import Context, Pass, register
@@ -162,11 +162,10 @@ class _Rewrite:
     def _move(self, move: Move) -> None:
         saved = move.saved
         value = self.graph.values[saved.value]
-        host, memory = self.edit.value(value.type, memory="pinned"), self.edit.value(value.type)
-        back = self.edit.value(value.type, storage=memory.storage)
-        like, kind = self.graph.ops[saved.producer], {"shape": list(value.shape), "dtype": value.dtype}
+        host, like = self.edit.value(value.type, memory="pinned"), self.graph.ops[saved.producer]
         out_op = self.edit.op(COPY_OUT, [value.id], [host], like=like, attrs=dict(PINNED), role="forward", stream=OUT)
-        memory_op = self.edit.op(MEMORY, [], [memory], like=like, attrs=kind, role="backward")
+        memory_op, memory = self.edit.take(value.type, like=like, role="backward")
+        back = self.edit.value(value.type, storage=memory.storage)
         back_op = self.edit.copy_into(COPY_BACK, host.id, memory.id, back, like=like, attrs=dict(PINNED), role="backward", stream=BACK)
         self.edit.after(self._by_position(saved.before)[-1], [out_op])
         self.edit.before(self._by_position(saved.readers)[0], [memory_op, back_op])

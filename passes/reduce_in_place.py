@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from interlace.ir import Graph, Op, Program
-from interlace.ir.kinds import NO_KERNEL, SHARE_VAR, is_boundary
+from interlace.ir.kinds import NO_KERNEL
 from interlace.ir.operation_kinds import SILENT
 from interlace.ir.storage import Storage
 from interlace.passes.base import Context, Pass, check_unscheduled, register
+from interlace.passes.own_memory import has_own_memory, users_of
 
 NAME = "pd_op.all_reduce"
 
@@ -65,14 +66,14 @@ def _is_free(graph: Graph, op: Op) -> bool:
     """Whether an operation may write its result over its first operand."""
     table, value = graph.storages, op.operands[0]
     source, result = table.of(value), table.of(op.results[0])
-    if len(source) != 1 or len(result) != 1 or not _is_own(graph, op.results[0], result[0]):
+    if len(source) != 1 or len(result) != 1 or not has_own_memory(graph, op.results[0], result[0]):
         return False
     (storage,) = source
     if storage.memory != "device" or storage.vectors or {*table.numbers(value)} & table.cleared_buffers():
         return False
     if graph.values[value].size_bytes != storage.size_bytes:
         return False
-    users = _users(graph, storage)
+    users = users_of(graph, storage)
     if not storage.persistable:
         maker = graph.producer_op(value)
         is_alone = storage.values == [value] and [each.id for each in users] == [op.id]
@@ -85,20 +86,8 @@ def _is_free(graph: Graph, op: Op) -> bool:
         and bool(later)
         and _overwrites(later[0], storage)
         and all(_only_writes(each, storage) for each in before)
-        and all(place[each.id] < place[later[0].id] for each in _users(graph, result[0]))
+        and all(place[each.id] < place[later[0].id] for each in users_of(graph, result[0]))
     )
-
-
-def _is_own(graph: Graph, value: int, storage: Storage) -> bool:
-    """Whether a result has device memory of its own that does not outlive the step and is part of no fused buffer."""
-    if storage.value != value or storage.persistable or storage.kept or storage.vectors or storage.memory != "device":
-        return False
-    return all(each.name != SHARE_VAR and not is_boundary(each) for each in _users(graph, storage))
-
-
-def _users(graph: Graph, storage: Storage) -> list[Op]:
-    """Operations that take a value of the storage as an operand."""
-    return [graph.ops[each] for each in dict.fromkeys(user for value in storage.values for user in graph.users.get(value, ()))]
 
 
 def _makes_memory(op: Op) -> bool:

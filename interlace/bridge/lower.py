@@ -29,8 +29,7 @@ from interlace.errors import PlanError
 from interlace.grouping import grouped
 from interlace.ir import ABSENT, Event, Graph, Job, Op, OpInstance, Program, describe
 from interlace.ir.copies import fills_memory, omitted_copies, only_takes_memory
-from interlace.ir.edit import MEMORY
-from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p, stream_of, takes_events
+from interlace.ir.kinds import COMBINE, KEYWORD, MEMORY, SHADOW_OUTPUT, is_comm, is_p2p, stream_of, takes_events
 from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
 from interlace.passes.streams import AutoParallelStreamType
@@ -409,7 +408,7 @@ class _JobBuilder:
         operands = [None if v == ABSENT else self._operand(v, micro_batch, whole and v in op.reads) for v in op.operands]
         paddle.pir.set_insertion_point_to_block_end(self.block)
         if fills_memory(op):
-            operands = [found for found, v in zip(operands, op.operands, strict=True) if v != op.operands[1]]
+            del operands[1]
         results, built = self._clone(op, operands) if op.origin >= 0 else self._new(op, operands)
         self._mark(op, built, micro_batch)
         for value, result in zip(op.results, results, strict=True):

@@ -11,8 +11,7 @@ import numpy as np
 
 from interlace.grouping import grouped
 from interlace.ir.arrays import Flags, Ints
-from interlace.ir.edit import MEMORY
-from interlace.ir.kinds import is_collective, is_copy
+from interlace.ir.kinds import MEMORY, is_collective, is_copy
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops, once_per_ops_and
 from interlace.ir.program import Op, OpInstance, Program, Value
 from interlace.ir.storage import storages_of

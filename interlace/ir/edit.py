@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 
 from interlace.errors import ProgramError
+from interlace.ir.kinds import MEMORY
 from interlace.ir.program import Job, Memory, Op, OpInstance, Program, Role, TensorType, Value
 
-MEMORY = "pd_op.empty"
-"""The operation that takes memory without writing it."""
 INTO_SECOND: dict[str, Any] = {"no_buffer": (1,), "inplace": ((0, 1),)}
 """Fields of an operation that writes its result into the memory of its second operand."""
 Added = Mapping[OpInstance, Sequence[OpInstance]]
@@ -76,14 +75,18 @@ class Edit:
         """A new copy of `source` into the memory of `target`, of which `result` is the new value (`interlace.ir.copies.fills_memory`)."""
         return self.op(name, (source, target), [result], like=like, **INTO_SECOND, **fields)
 
+    def take(self, kind: TensorType, *, like: Op, **fields: Any) -> tuple[Op, Value]:
+        """A new operation that takes memory for a tensor without writing it, and that memory."""
+        memory = self.value(kind)
+        return self.op(MEMORY, [], [memory], like=like, attrs={"shape": list(kind.shape), "dtype": kind.dtype}, **fields), memory
+
     def fill(self, op: Op, result: Value) -> Op:
         """Let an operation with one operand and one result write that result into memory that a new operation takes right before it.
         Returns the new operation (`interlace.ir.copies.only_takes_memory`). Raises ProgramError if the operation has more of them, or
         shares memory already."""
         if (len(op.operands), len(op.results)) != (1, 1) or op.no_buffer or op.inplace or op.views:
             raise ProgramError(f"edit: #{op.id} {op.name} cannot be given memory; expected one operand, one result, and no shared memory")
-        memory = self.value(result.type)
-        taken = self.op(MEMORY, [], [memory], like=op, attrs={"shape": list(memory.shape), "dtype": memory.dtype})
+        taken, memory = self.take(result.type, like=op)
         self.before(op.id, [taken])
         self.replace(op.id, [msgspec.structs.replace(op, operands=(*op.operands, memory.id), **INTO_SECOND)])
         self._moved[result.storage] = memory.storage

@@ -351,9 +351,7 @@ class Behaviour:
                 _same(made[0], "")
             small = _corner(x)
             blocks = [paddle._C_ops.scale(small, 10.0 + k, 0.0, True) for k in range(NUM_BLOCKS)]
-            total = blocks[-1]
-            for each in blocks[-2::-1]:
-                total = paddle._C_ops.add(total, each)
+            _sum(blocks)
 
         return self.lab.step([give, read, others], events=is_last)
 
@@ -362,55 +360,49 @@ class Behaviour:
         next."""
         if self.device.target.free != "issue":
             return "not checked", "memory is collected by events on this target"
-        self.device.release_memory()
-        before, block = self.device.reserved_bytes(), 4 * self.lab.slow.size**2
-        parts = 1 + 2 * before // (NUM_BLOCKS * block)  # together twice what may be free in chunks that are partly in use
-        block *= parts
 
-        def chain(x: Any, one: Any) -> None:
-            value = paddle._C_ops.concat([self.lab.slow(x, one)] * parts, 0)
-            for _ in range(NUM_BLOCKS):
-                value = paddle._C_ops.scale(value, 1.0, 0.0, True)
+        def step(parts: int) -> Step:
+            def chain(x: Any, one: Any) -> None:
+                value = paddle._C_ops.concat([self.lab.slow(x, one)] * parts, 0)
+                for _ in range(NUM_BLOCKS):
+                    value = paddle._C_ops.scale(value, 1.0, 0.0, True)
 
-        step = self.lab.step([chain])
-        reserved = self.device.reserved_bytes()
-        if not reserved:
-            return "not checked", "Paddle does not tell how much memory this device has reserved"
-        step.run()
-        grew = max(reserved, self.device.reserved_bytes()) - before
-        return _by(grew <= NUM_BLOCKS // 2 * block), f"{grew / block:.0f} blocks more for {NUM_BLOCKS + self.lab.slow.count} results"
+            return self.lab.step([chain])
+
+        return self._grows(step, NUM_BLOCKS // 2, f"{NUM_BLOCKS + self.lab.slow.count} results")
 
     def fills(self) -> tuple[Verdict, str]:
         """How much memory the device takes for blocks of computation, and then for copies back into as many blocks, which a plan takes from
         what computation has freed."""
+
+        def step(parts: int) -> Step:
+            host: list[Any] = []
+
+            def out(x: Any, one: Any) -> None:
+                large = paddle._C_ops.concat([x] * parts, 0)
+                host[:] = [on(paddle._C_ops.memcpy_d2h(_sum([_same(large, "") for _ in range(NUM_BLOCKS)]), 0), A)]
+
+            def back(x: Any, one: Any) -> None:
+                _sum([on(paddle._C_ops.memcpy_h2d(host[0], 1), B) for _ in range(NUM_BLOCKS)])
+
+            return self.lab.step([out, back], watched=False, filled=True)
+
+        return self._grows(step, 1.5 * NUM_BLOCKS, f"{NUM_BLOCKS} of computation and {NUM_BLOCKS} copies back")
+
+    def _grows(self, made: Callable[[int], Step], most: float, of: str) -> tuple[Verdict, str]:
+        """Whether a step takes at most so many blocks of memory from the device. `made` builds it, with blocks of so many matrices; `of`
+        says what they are for."""
         self.device.release_memory()
         before, block = self.device.reserved_bytes(), 4 * self.lab.slow.size**2
         parts = 1 + 2 * before // (NUM_BLOCKS * block)  # together twice what may be free in chunks that are partly in use
         block *= parts
-        host: list[Any] = []
-
-        def add(blocks: Sequence[Any]) -> Any:
-            """The sum of blocks that are all in use when it begins."""
-            total = blocks[-1]
-            for each in blocks[-2::-1]:
-                total = paddle._C_ops.add(total, each)
-            return total
-
-        def out(x: Any, one: Any) -> None:
-            large = paddle._C_ops.concat([x] * parts, 0)
-            host[:] = [on(paddle._C_ops.memcpy_d2h(add([_same(large, "") for _ in range(NUM_BLOCKS)]), 0), A)]
-
-        def back(x: Any, one: Any) -> None:
-            add([on(paddle._C_ops.memcpy_h2d(host[0], 1), B) for _ in range(NUM_BLOCKS)])
-
-        step = self.lab.step([out, back], watched=False, filled=True)
+        step = made(parts)
         reserved = self.device.reserved_bytes()
         if not reserved:
             return "not checked", "Paddle does not tell how much memory this device has reserved"
         step.run()
         grew = max(reserved, self.device.reserved_bytes()) - before
-        found = f"{grew / block:.0f} blocks more for {NUM_BLOCKS} of computation and {NUM_BLOCKS} copies back"
-        return _by(grew <= 1.5 * NUM_BLOCKS * block), found
+        return _by(grew <= most * block), f"{grew / block:.0f} blocks more for {of}"
 
     def _slow(self, stream: str) -> Callable[[Any, Any], None]:
         def build(x: Any, one: Any) -> None:
@@ -487,6 +479,14 @@ RULES = (
 def _same(value: Any, stream: str) -> Any:
     """The same values in new memory."""
     return on(paddle._C_ops.scale(value, 1.0, 0.0, True), stream)
+
+
+def _sum(blocks: Sequence[Any]) -> Any:
+    """The sum of blocks that are all in use when it begins."""
+    total = blocks[-1]
+    for each in blocks[-2::-1]:
+        total = paddle._C_ops.add(total, each)
+    return total
 
 
 def _corner(x: Any) -> Any:
