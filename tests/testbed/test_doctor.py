@@ -31,6 +31,7 @@ FAILS = {
     "free_at_end=1": {"a block freed while the device is behind"},
     OWN: {"a block that was taken for a copy back"},
 }
+BY_CHANCE = {"priorities=0", "drop_waits=1"}
 RESTS = {
     "named streams": ["overlap on named streams", "offload"],
     "copy out": ["offload"],
@@ -59,10 +60,11 @@ def test_all_rules_hold_as_it_is(examined: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("switch", [each for each in FAILS if each != PAGEABLE])
 def test_the_other_behaviour_fails_its_rules(examined: dict[str, Any], tmp_path: Path, switch: str) -> None:
-    """Looked at again where a stream without priority won by chance, as it may on a busy machine."""
+    """Looked at again where chance hides a behaviour, as it may on a busy machine: a stream without priority that won, or a reader that the
+    host issued so late that nothing was missing."""
     found = examined[switch]
-    for _ in range(2 * (switch == "priorities=0")):
-        if found["priorities of streams"][0] == "fails":
+    for _ in range(3 * (switch in BY_CHANCE)):
+        if all(found[rule][0] == "fails" for rule in FAILS[switch]):
             break
         found = _examined(tmp_path, switch)[0][switch]
     assert {rule for rule, (verdict, _, _) in found.items() if verdict == "fails"} == FAILS[switch], found
@@ -94,7 +96,7 @@ def test_times_that_are_off_fail(examined: dict[str, Any], tmp_path: Path) -> No
     """Looked at again where other work on the machine hides how long they take."""
     found = examined[LATE]
     for _ in range(3):
-        if not any("other work decides their length" in text for _, text, _ in found.values()):
+        if all(verdict == "fails" for rule, (verdict, _, _) in found.items() if rule.startswith(("add", "softmax"))):
             break
         found = _examined(tmp_path, LATE)[0][LATE]
     assert found.pop("device of the profile sure")[0] == "not checked"
