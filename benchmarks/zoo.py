@@ -156,6 +156,11 @@ CASES: dict[str, Case] = {
         f"decoder {LAYER} --layers 4 --seq-len 32768 --pp 2 --mp 4 --sequence-parallel --micro-batches 4 --batch-size 4 {HALF} {FLASH}",
     ),
     "pp 1, mp 2": (MODELS, 2, f"decoder {LAYER} --layers 4 --seq-len 4096 --mp 2 --schedule 1F1B --micro-batches 4 {HALF} {FLASH}"),
+    "BERT, dropout, dp 2, mp 2, one pass a step": (
+        MODELS,
+        4,
+        f"bert --hidden 2048 --heads 32 --layers 8 --vocab 30522 --seq-len 512 --dropout 0.1 --dp 2 --mp 2 --batch-size 64 {HALF} {FLASH}",
+    ),
     "convolutions, pp 2": (
         MODELS,
         2,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
@@ -222,8 +222,8 @@ class _Walk:
             return None
         if at == len(mine):
             return use.index
-        after = next((k for k in range(at, len(mine)) if self.times.start[mine[k]] >= self.times.end[use.index]), None)
-        if after is None:
+        after = bisect_left(mine, self.times.end[use.index], at, key=self.times.start.__getitem__)  # a stream's operations start in order
+        if after == len(mine):
             return mine[-1] if self.at_end or self.times.end[mine[-1]] >= self.times.end[use.index] else None
         return mine[after - 1] if after > at else use.index
 

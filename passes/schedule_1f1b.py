@@ -76,7 +76,7 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
             return plain, "dx-first"
         if self.interleave == "auto":
             context.declined("auto-not-simulated")
-        if pipe.schedule in ("FThenB", "none"):
+        if not pipe.alternates:
             context.declined("never-alternates", schedule=pipe.schedule)
             return plain, "dx-first"
         if self.interleave != "zb-h1":

@@ -215,6 +215,11 @@ class Pipeline(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     num_chunks: Count = 1
     schedule: str = "none"
 
+    @property
+    def alternates(self) -> bool:
+        """Whether forward and backward of different micro-batches can alternate in the schedule."""
+        return self.schedule not in ("FThenB", "none")
+
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
     """One rank's program.

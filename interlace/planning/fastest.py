@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from itertools import repeat
 
 from interlace.ir.remarks import Fact, Remark
 from interlace.planning.coarse import Coarse
-from interlace.planning.drafts import Drafts, Judged
+from interlace.planning.drafts import Drafts, Judged, fitting
 from interlace.planning.limits import beyond_baseline, is_unlimited
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, said
 from interlace.planning.proposals import PROPOSALS, Tried
@@ -14,7 +16,7 @@ from interlace.planning.variants import drafted, named, paddles_jobs, without_se
 from interlace.planning.world import Made
 
 PLANNED = 3
-"""Most drafts that are planned in full."""
+"""Most drafts that are planned in full because they are as fast as the fastest, and because they leave more room."""
 AS_FAST = 1.002
 """A draft is planned in full in place of the fastest, whose full plan exceeds the budget, if its step is longer by this factor at most."""
 
@@ -24,8 +26,7 @@ def fastest(drafts: Drafts) -> tuple[Made, Tried]:
     what was proposed for it; raises PassError as `Pipeline.run`.
 
     Every proposed form (`PROPOSALS`) is drafted, without local search inside its jobs, and simulated; the fastest is then planned in full.
-    If that exceeds the budget and others are nearly as fast (`AS_FAST`), the first of them whose full plan keeps it is taken. If Paddle's
-    own plan is the fastest, it is kept as it is.
+    If that exceeds the budget, `_in_full` looks for another. If Paddle's own plan is the fastest, it is kept as it is.
     """
     made = drafts.world.run(drafted(drafts.own), drafts.memory_limits, ranks=drafts.ranks)
     peaks = drafts.peaks(made)
@@ -50,21 +51,42 @@ def fastest(drafts: Drafts) -> tuple[Made, Tried]:
     facts = best.facts(drafts.later) | _baseline_facts(drafts, own)
     facts |= {} if not drafts.given and is_unlimited(drafts.world) else {"limit_bytes": limit}
     taken = said("decided", FORM_TAKEN, step_ns=drafts.world.step_ns(run) or 0, **facts)
-    return run.noted(taken, *_lost(drafts, [each for each in judged if each is not best], limit)), tried
+    return replace(run, notes=(taken, *run.notes)).noted(*_lost(drafts, [each for each in judged if each is not best], limit)), tried
 
 
 def _in_full(tried: Tried, best: Judged) -> tuple[Judged, Made]:
-    """The best draft and its full plan, or another one that is nearly as fast, if only its full plan keeps the budget. If none does, the
-    caller makes the plan of the best again with lower limits."""
-    drafts, first = tried.drafts, tried.drafts.whole(best)
-    if not drafts.given or not any(drafts.world.bytes_over_in_step(first, tried.limit)):
+    """The best draft and its full plan. If that exceeds the budget: another one that is nearly as fast and whose full plan keeps it; else
+    the plan with lower limits, or that of a draft with as much more room, whichever is faster. If none of these keeps the budget, the
+    first full plan."""
+    drafts, first, limit = tried.drafts, tried.drafts.whole(best), tried.limit
+    over = max(drafts.world.bytes_over_in_step(first, limit)) if drafts.given else 0
+    if over <= 0:
         return best, first
     for other in tried.finalists()[1:PLANNED]:
-        if other.peak_bytes > tried.limit or (other.step_ns or 0) > AS_FAST * (best.step_ns or 0):
+        if other.peak_bytes > limit or (other.step_ns or 0) > AS_FAST * (best.step_ns or 0):
             break
-        if not any(drafts.world.bytes_over_in_step(run := drafts.whole(other), tried.limit)):
+        if not any(drafts.world.bytes_over_in_step(run := drafts.whole(other), limit)):
             return other, run
-    return best, first
+    found, took = drafts.make.with_lower_limits(drafts.make.made, first, limit), sys.maxsize
+    if found is not None and (took := drafts.world.step_ns(found) or sys.maxsize) <= AS_FAST * (best.step_ns or 0):
+        return best, found
+    for other in _with_room(tried, over, took)[:PLANNED]:
+        run = drafts.whole(other)
+        if (drafts.world.step_ns(run) or took) < took and not any(drafts.world.bytes_over_in_step(run, limit)):
+            return other, run
+    return best, found or first
+
+
+def _with_room(tried: Tried, room: int, faster_than: int) -> list[Judged]:
+    """Drafts that leave `room` bytes of the budget and whose step takes less than `faster_than` nanoseconds, fastest first: those there
+    are, and the fastest of the others drafted again."""
+    drafts, within = tried.drafts, tried.limit - room
+    judged = [each for each in tried.finalists() if (each.step_ns or 0) < faster_than]
+    again = [each for each in judged if each.peak_bytes > within][:PLANNED]
+    part = within / tried.limit
+    drafts.foresee([(each.recomputed, each.form, each.later) for each in again], within, repeat(part))
+    made = [drafts.draft(each.recomputed, each.form, each.later, within, part) for each in again]
+    return [each for each in fitting([*judged, *made], within) if (each.step_ns or 0) < faster_than]
 
 
 def best_level(drafts: Drafts) -> Judged:

@@ -38,7 +38,8 @@ MOST_ASKED = 64
 CLOSE = 1.01
 """No more searches are made if a draft fits whose step is longer by this factor at most."""
 ROUNDS = 3
-"""Most searches with the same passes, each under a budget that is smaller by what the pools of the one before took too much."""
+"""Most searches with the same passes, each under a budget that is smaller by what the pools of the one before took too much, or, once a run
+has fitted, lies between the last budget that was too large and that run's (`_between`)."""
 
 
 class Fit(NamedTuple):
@@ -118,6 +119,12 @@ def baseline_pools(search: Search) -> int:
     return 0
 
 
+def _between(fitting: tuple[int, int], too_large: tuple[int, int], most: int) -> int:
+    """The memory budget at which pools would take `most` bytes, if what they take grew evenly between two budgets."""
+    (low, low_taken), (high, high_taken) = fitting, too_large
+    return low + (high - low) * (most - low_taken) // (high_taken - low_taken)
+
+
 @dataclass(slots=True)
 class _Looking:
     """Looks for runs whose pools fit.
@@ -136,38 +143,65 @@ class _Looking:
 
     def best(self, made: Made, means: Sequence[Pass]) -> Made | None:
         """The fastest run that fits; `made` is the one that does not. If the drafts of its search have none that takes nearly as little
-        time, searches under smaller memory budgets are made, without moving optimizer state; if nothing faster than Paddle's baseline fits,
-        also with that: state comes back into a pool of its own, so that moving it seldom makes pools smaller. If nothing fits at all,
-        the plan that needs the least memory is tried."""
+        time, searches under smaller memory budgets are made: without offload, as buffers that come back often make pools larger, and with
+        it, but without moving optimizer state; if nothing faster than Paddle's baseline fits, also with that: state comes back into a pool
+        of its own, so that moving it seldom makes pools smaller. If nothing fits at all, the plan that needs the least memory is tried."""
         world, found = self.search.world, self._fastest()
         took, peak = world.step_ns(made), gpu_peak(world, made)
-        if took is None or peak is None or (found is not None and (world.step_ns(found) or 0) <= CLOSE * took):
+        if took is None or peak is None or self._is_close(found, took):
             return found
-        for passes in self._searched(means):
-            budget = min(peak, self.limit or peak)
-            for _ in range(ROUNDS):
-                run = self._searched_in(passes, budget, found)
-                taken = world.pool_bytes(run) if run is not None else None
-                if run is None or self._fits(run) or taken is None or taken <= self.most or budget <= taken - self.most:
-                    break
-                budget -= taken - self.most
+        searched = self._searched(means)
+        for k, passes in enumerate(searched):
+            gains = found is not None and (world.step_ns(found) or 0) < (world.step_ns(self.search.baseline) or 0)
+            if k and gains and passes != states_kept(passes):
+                break
+            self._search_below(min(peak, self.limit or peak), passes, found, took)
             found = self._fastest()
-            if found is not None and (world.step_ns(found) or 0) < (world.step_ns(self.search.baseline) or 0):
-                return found
+            if self._is_close(found, took):
+                break
         if found is None:
             with only_if_possible():
-                self._fits(least_memory(Search(world, self._searched(means)[-1]).make))
+                self._fits(least_memory(Search(world, searched[-1]).make))
             found = self._fastest()
         return found
 
+    def _is_close(self, found: Made | None, took: int) -> bool:
+        """Whether the step of a run is not much longer than `took` nanoseconds."""
+        return found is not None and (self.search.world.step_ns(found) or 0) <= CLOSE * took
+
+    def _search_below(self, budget: int, passes: Pipeline, found: Made | None, took: int) -> None:
+        """Search with these passes under a memory budget, and under smaller ones until a run fits; then under larger ones again, unless its
+        step is close to `took`. `found` is a run that fits already."""
+        world = self.search.world
+        fitting: tuple[int, int] | None = None
+        too_large: tuple[int, int] | None = None
+        for _ in range(ROUNDS):
+            run = self._searched_in(passes, budget, found)
+            taken = world.pool_bytes(run) if run is not None else None
+            if run is None or taken is None:
+                return
+            if self._fits(run):
+                if too_large is None or self._is_close(run, took):
+                    return
+                fitting = budget, taken
+            elif taken <= self.most:  # tensors hold too much
+                return
+            else:
+                too_large = budget, taken
+            budget = _between(fitting, too_large, self.most) if fitting else budget - (taken - self.most)
+            if budget <= 0:
+                return
+
     def _searched(self, means: Sequence[Pass]) -> list[Pipeline]:
-        """Passes of further searches: what is moved stays as the user says."""
+        """Passes of further searches, the last with everything that may be used: what is moved stays as the user says."""
         asked = self.search.asked
         if self.search.is_set:
             return [asked]
         following = self.search.following(means)
-        every = ordered((*asked.passes, *following, *(each for each in means if not each.follows_budget)))
-        return [*dict.fromkeys((states_kept(every), every))]
+        others = [each for each in means if not each.follows_budget]
+        every = ordered((*asked.passes, *following, *others))
+        kept = ordered((*asked.passes, *(each for each in following if each.decides == "recomputation"), *others))
+        return [*dict.fromkeys((kept, states_kept(every), every))]
 
     def _searched_in(self, passes: Pipeline, budget: int, found: Made | None) -> Made | None:
         """The run of a search under a memory budget, which need not look at what is slower than `found`; None without one."""

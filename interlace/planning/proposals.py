@@ -109,8 +109,9 @@ class Tried:
         return next(iter(self.finalists()), None)
 
     def draft_in(self, limit: int) -> None:
-        """Make one more draft, of the schedule that the coarse model finds best within `limit` bytes; none if no forms are possible."""
-        for recomputed, form in self.coarse.best_in(limit) if self.by_name else ():
+        """Make one more draft, of the schedule that the coarse model finds best within `limit` bytes; none if forward and backward do not
+        alternate."""
+        for recomputed, form in self.coarse.best_in(limit) if self.drafts.pipe.alternates else ():
             self.drafts.draft(recomputed, form, self.drafts.later, limit)
 
 
@@ -127,12 +128,14 @@ def forms_by_name(tried: Tried) -> list[Judged]:
 
 
 def coarse_schedules(tried: Tried) -> list[Judged]:
-    """The schedules that the coarse model finds best; if no forms are possible, the baseline's jobs with the model's recomputation."""
-    if tried.by_name:
+    """The schedules that the coarse model finds best; if forward and backward do not alternate, the other forms with the model's
+    recomputation."""
+    if tried.drafts.pipe.alternates:
         return tried.new(tried.coarse.schedules(tried.baseline_peaks, tried.limit))
-    if not tried.drafts.chooses or tried.drafts.given:
+    if not tried.drafts.chooses:
         return []
-    return tried.new((level, paddles_jobs(tried.drafts.asked)) for level in tried.coarse.recomputation(tried.limit)[:2])
+    forms = (paddles_jobs(tried.drafts.asked), *tried.by_name)
+    return tried.new((level, form) for level in tried.coarse.recomputation(tried.limit) for form in forms)
 
 
 def tighter(tried: Tried) -> list[Judged]:
@@ -258,7 +261,7 @@ def in_less_memory(tried: Tried) -> list[Judged]:
     """Without a budget, schedules that the coarse model finds in less memory. Needed if a schedule of the model would be faster than all
     that fit, but holds more than the model expected, and more than the limit; the search then leaves this difference free."""
     drafts, coarse, limit = tried.drafts, tried.coarse, tried.limit
-    if drafts.given or not tried.by_name:
+    if (drafts.given and drafts.offloads) or not drafts.pipe.alternates:
         return []
     newest, more, levels = list(tried.judged), list[Judged](), coarse.looked_at[0]
     for _ in range(CLOSER):
@@ -283,7 +286,7 @@ def in_paddles_order(tried: Tried) -> list[Judged]:
     still holds too much. Other orders may hold too much on a stage that recomputes everything already."""
     drafts, limit = tried.drafts, tried.limit
     judged, within = list[Judged](), limit
-    for _ in range(ROUNDS if tried.by_name and drafts.recomputes and drafts.chooses and not drafts.given else 0):
+    for _ in range(ROUNDS if drafts.pipe.alternates and drafts.recomputes and drafts.chooses and not drafts.given else 0):
         judged.append(drafts.draft(drafts.make.levels.within(within, (0.0,))[-1], paddles_jobs(drafts.asked), drafts.later, limit))
         if judged[-1].peak_bytes <= limit:
             break

@@ -163,10 +163,8 @@ def milder(schedule: S) -> tuple[S, ...]:
 def named(schedule: S, program: Program, draws: bool) -> list[S]:
     """The forms by name that are possible for a program, the same on every rank. `draws`: whether `draws_twice` holds on any rank."""
     pipe = program.pipeline
-    names: tuple[str, ...] = ("dx-first", "mixed")
-    if pipe.schedule in ("FThenB", "none"):
-        return []
-    if pipe.num_chunks == 1 and pipe.num_stages > 1:
+    names: tuple[str, ...] = ("dx-first", "mixed") if pipe.alternates else ("dx-first",)
+    if pipe.alternates and pipe.num_chunks == 1 and pipe.num_stages > 1:
         names = (*names, "zb-h1")
     forms = [msgspec.structs.replace(schedule, interleave=name) for name in names]
     return [form for form in forms if not (draws and form.changes_depth(pipe))]

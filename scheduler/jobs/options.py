@@ -184,7 +184,7 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def changes_depth(self, pipe: Pipeline) -> bool:
         """Whether a pipeline has another number of micro-batches in flight than its strategy's without being asked for by number."""
         stages, count = pipe.num_stages, pipe.num_micro_batches
-        if self.depth or self.schedule_file or stages == 1 or pipe.schedule in ("FThenB", "none"):
+        if self.depth or self.schedule_file or stages == 1 or not pipe.alternates:
             return False
         if isinstance(self.interleave, str) or len(self.interleave) != stages or pipe.num_chunks > 1:
             return self.mixes()

@@ -44,7 +44,12 @@ def within_budget(programs: list[Program], part: float) -> tuple[int, int] | Bud
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "are_within"),
-    [("convolutions, pp 2", True), ("accumulation, dp 2, mp 2, sharding 1, clip", False), ("stages of 6 and 2 layers", True)],
+    [
+        ("convolutions, pp 2", True),
+        ("BERT, dropout, dp 2, mp 2, one pass a step", True),
+        ("accumulation, dp 2, mp 2, sharding 1, clip", False),
+        ("stages of 6 and 2 layers", True),
+    ],
 )
 def test_plans_keep_their_limit_and_no_form_that_keeps_it_is_faster(name: str, are_within: bool) -> None:
     """By default and under what Paddle's baseline holds on a GPU, which is never refused, and under nine tenths of it; where that is, no

@@ -23,7 +23,7 @@ from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN
 from interlace.planning.plan import Plan, make_plans, read_record, worker_of
 from interlace.planning.pool_budget import CLOSE, MOST_ASKED, ROUNDS, within_pools
 from interlace.planning.rows import CONFIG, write_rows
-from interlace.planning.search import Search, states_kept
+from interlace.planning.search import Search
 from interlace.planning.world import Draft, Made
 from interlace.planning.world import World as Ranks
 from interlace.report.outcome import outcome_sentence
@@ -34,6 +34,8 @@ from tests.strategies import World, programs
 PROFILE = load_profile("h200")
 SIX = programs(World(pp=2, mp=2, micro_batches=6, layers=3))
 OPEN = Pipeline((Schedule1F1B(),))
+MOVED = ("nothing", "offload", "states")
+"""What further searches may move, in turn."""
 NAMED = {"schedule_1f1b": {"interleave": "dx-first", "only_gains": False}}
 
 
@@ -266,12 +268,13 @@ class Told:
 
 
 @pytest.fixture
-def budgets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
-    """Budgets of further searches, each with whether optimizer state may move; `found` says what they find."""
-    tried = list[tuple[bool, int]]()
+def budgets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Budgets of further searches, each with what may be moved; `found` says what they find."""
+    tried = list[tuple[str, int]]()
 
     def fitting(search: Search, budget: int) -> Made | None:
-        tried.append((search.asked != states_kept(search.asked), budget))
+        moving = {each.decides for each in search.asked.passes} & {"offload", "states"}
+        tried.append((max(moving, default="nothing"), budget))
         return made(search.world.found[budget]) if budget in search.world.found else None  # type: ignore[attr-defined]
 
     monkeypatch.setattr(Search, "fitting", fitting)
@@ -297,7 +300,7 @@ def chosen(world: Told, most: int, limit: int = 0, found: dict[int, int] | None 
     return taken.run.programs[0]
 
 
-def test_the_fastest_draft_whose_full_plan_fits_is_taken(budgets: list[tuple[bool, int]]) -> None:
+def test_the_fastest_draft_whose_full_plan_fits_is_taken(budgets: list[tuple[str, int]]) -> None:
     """Not one that holds too much, or whose full plan does not fit; nothing is asked of one that is slower than a plan that fits."""
     figures: dict[int, tuple[int | None, int, int | None]] = {
         0: (1000, 90, 120),
@@ -325,7 +328,7 @@ def test_the_fastest_draft_whose_full_plan_fits_is_taken(budgets: list[tuple[boo
 
 
 @pytest.mark.parametrize(("took", "taken"), [(1006, 8), (1004, 15), (None, 8)])
-def test_full_plans_are_compared_by_their_own_steps(took: int | None, taken: int, budgets: list[tuple[bool, int]]) -> None:
+def test_full_plans_are_compared_by_their_own_steps(took: int | None, taken: int, budgets: list[tuple[str, int]]) -> None:
     """The draft 5 takes 1003, its full plan `took`; the draft 8 and its full plan take 1005."""
     figures: dict[int, tuple[int | None, int, int | None]] = {
         0: (1000, 90, 120),
@@ -338,7 +341,7 @@ def test_full_plans_are_compared_by_their_own_steps(took: int | None, taken: int
     assert budgets == []
 
 
-def test_a_draft_that_cannot_be_planned_in_full_is_left_out(budgets: list[tuple[bool, int]]) -> None:
+def test_a_draft_that_cannot_be_planned_in_full_is_left_out(budgets: list[tuple[str, int]]) -> None:
     figures: dict[int, tuple[int | None, int, int | None]] = {
         0: (1000, 90, 120),
         1: (1010, 80, 100),
@@ -351,7 +354,7 @@ def test_a_draft_that_cannot_be_planned_in_full_is_left_out(budgets: list[tuple[
     assert budgets == []
 
 
-def test_drafts_are_asked_up_to_a_number(budgets: list[tuple[bool, int]]) -> None:
+def test_drafts_are_asked_up_to_a_number(budgets: list[tuple[str, int]]) -> None:
     slow = {k: (1000 + k, 10, 200) for k in range(2, 2 + MOST_ASKED)}
     figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100), **slow, 99: (1500, 10, 100)}
     assert chosen(Told(figures, {k: k for k in (*slow, 99)}), 100) == 1
@@ -360,9 +363,9 @@ def test_drafts_are_asked_up_to_a_number(budgets: list[tuple[bool, int]]) -> Non
 
 
 @pytest.mark.parametrize("slower", [0, 1])
-def test_searches_with_less_memory_are_made_where_no_draft_is_nearly_as_fast(slower: int, budgets: list[tuple[bool, int]]) -> None:
-    """Each with less by what the one before took too much; without moving state and, if only the baseline fits, with it. The fastest of
-    all that fits is taken."""
+def test_searches_with_less_memory_are_made_where_no_draft_is_nearly_as_fast(slower: int, budgets: list[tuple[str, int]]) -> None:
+    """Each with less by what the one before took too much; without moving anything, then activations and, if only the baseline fits, state.
+    The fastest of all that fits is taken."""
     close = int(CLOSE * 1000) + slower
     figures: dict[int, tuple[int | None, int, int | None]] = {
         0: (1000, 90, 120),
@@ -375,51 +378,74 @@ def test_searches_with_less_memory_are_made_where_no_draft_is_nearly_as_fast(slo
     }
     found = {90: 3, 85: 4}
     assert chosen(Told(figures, {2: 2}), 100, 90, found) == (4 if slower else 2)
-    assert budgets == [(False, 90), (False, 85)] * slower
+    assert budgets == [("nothing", 90), ("nothing", 85)] * slower
     budgets.clear()
     assert chosen(Told({**figures, 2: (close, 90, 101)}, {2: 2}), 100, 90, {90: 5, 60: 6, 59: 6}) == 1
-    assert budgets == [(False, 90), (False, 60), (False, 59), (True, 90), (True, 60), (True, 59)]
+    assert budgets == [(moved, budget) for moved in MOVED for budget in (90, 60, 59)]
     assert ROUNDS == 3
 
 
-def test_no_budget_below_nothing_is_searched(budgets: list[tuple[bool, int]]) -> None:
+def test_once_a_run_fits_larger_budgets_are_tried(budgets: list[tuple[str, int]]) -> None:
+    """Between its budget and the last that was too large, unless its step is close already; the fastest that fits is taken."""
+    figures: dict[int, tuple[int | None, int, int | None]] = {
+        0: (1000, 90, 120),
+        1: (2000, 80, 100),
+        3: (1001, 89, 130),
+        4: (1500, 60, 80),
+        5: (1400, 75, 100),
+        6: (1300, 75, 101),
+    }
+    assert chosen(Told(figures, {}), 100, 90, {90: 3, 60: 4, 72: 5}) == 5
+    assert budgets == [(moved, budget) for moved in ("nothing", "offload") for budget in (90, 60, 72)]
+    budgets.clear()
+    assert chosen(Told(figures, {}), 100, 90, {90: 3, 60: 4, 72: 6}) == 4
+    assert budgets == [(moved, budget) for moved in ("nothing", "offload") for budget in (90, 60, 72)]
+    budgets.clear()
+    assert chosen(Told({**figures, 4: (1010, 60, 80)}, {}), 100, 90, {90: 3, 60: 4}) == 4
+    assert budgets == [("nothing", 90), ("nothing", 60)]
+    budgets.clear()
+    assert chosen(Told(figures, {}), 100, 90, {90: 4}) == 4
+    assert budgets == [("nothing", 90), ("offload", 90)]
+
+
+def test_no_budget_below_nothing_is_searched(budgets: list[tuple[str, int]]) -> None:
     figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100), 3: (1001, 89, 190)}
     assert chosen(Told(figures, {}), 100, 90, {90: 3}) == 1
-    assert budgets == [(False, 90), (True, 90)]
+    assert budgets == [(moved, 90) for moved in MOVED]
 
 
-def test_what_the_user_moves_is_moved_in_further_searches_too(budgets: list[tuple[bool, int]]) -> None:
+def test_what_the_user_moves_is_moved_in_further_searches_too(budgets: list[tuple[str, int]]) -> None:
     """And nothing else."""
     figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100), 3: (1001, 89, 105)}
     moving = Pipeline((*OPEN.passes, OffloadOptimizerState(fraction=0.5)))
     assert chosen(Told(figures, {}), 100, 0, {90: 3}, moving) == 1
-    assert budgets == [(True, 90), (True, 85)]
+    assert budgets == [("states", 90), ("states", 85)]
 
 
 @pytest.mark.parametrize(("limit", "first"), [(0, 90), (95, 90), (85, 85)])
-def test_further_searches_keep_the_memory_limit(limit: int, first: int, budgets: list[tuple[bool, int]]) -> None:
+def test_further_searches_keep_the_memory_limit(limit: int, first: int, budgets: list[tuple[str, int]]) -> None:
     figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (2000, 80, 100)}
     assert chosen(Told(figures, {}), 100, limit) == 1
-    assert budgets == [(False, first), (True, first)]
+    assert budgets == [(moved, first) for moved in MOVED]
 
 
-def test_what_needs_the_least_memory_is_the_last_resort(budgets: list[tuple[bool, int]]) -> None:
+def test_what_needs_the_least_memory_is_the_last_resort(budgets: list[tuple[str, int]]) -> None:
     """Where neither the baseline nor any search fits; and what is named if that does not fit either."""
     figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (1100, 80, 110), 9: (3000, 20, 70)}
     world = Told(figures, {})
     world.least = 9
     assert chosen(world, 75) == 9
-    assert budgets == [(False, 90), (True, 90)]
+    assert budgets == [(moved, 90) for moved in MOVED]
     world = Told(figures, {})
     world.least = 9
     with pytest.raises(BudgetError, match=r"take at least 70 bytes"):
         chosen(world, 69)
 
 
-def test_searches_that_find_nothing_faster_than_the_baseline_are_made_with_state_too(budgets: list[tuple[bool, int]]) -> None:
+def test_searches_that_find_nothing_faster_than_the_baseline_are_made_with_state_too(budgets: list[tuple[str, int]]) -> None:
     figures: dict[int, tuple[int | None, int, int | None]] = {0: (1000, 90, 120), 1: (1100, 80, 110), 3: (1200, 80, 70), 4: (1090, 70, 70)}
     assert chosen(Told({**figures, 3: (1099, 80, 70)}, {}), 75, 0, {90: 3}) == 3
-    assert budgets == [(False, 90)]
+    assert budgets == [("nothing", 90), ("offload", 90)]
     budgets.clear()
     assert chosen(Told(figures, {}), 75, 0, {90: 3}) == 3
-    assert budgets == [(False, 90), (True, 90)]
+    assert budgets == [(moved, 90) for moved in MOVED]

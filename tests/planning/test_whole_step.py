@@ -17,6 +17,7 @@ from interlace.config import make_config
 from interlace.cost_model import CostModel, GivenCosts, load_profile
 from interlace.errors import BudgetError
 from interlace.ir import Program, parse
+from interlace.ir.program import Pipeline as PipelineOfStages
 from interlace.ir.remarks import Remark
 from interlace.ir.target import CPU, CUSTOM, GPU
 from interlace.passes import ChooseRecompute, Pass, Pipeline, ReturnMemory, Schedule1F1B, ThrottleHost
@@ -111,7 +112,8 @@ def never_slower(world: World, costs: FairCosts) -> None:
     limit = int(peak(baseline) * 1.01)
     on_gpu = max(peak_bytes(plan.program, costs) or 0 for plan in auto), max(baseline_peak_bytes(each, costs) or 0 for each in plain)
     assert peak(auto) <= limit or on_gpu[0] <= int(1.01 * on_gpu[1])
-    others = [baseline, *(planned(plain, costs, form, search=False) for form in ("dx-first", "mixed", "zb-h1") if world.pp > 1)]
+    names = ("dx-first", "mixed", "zb-h1") if world.pp > 1 else ("dx-first", "mixed")
+    others = [baseline, *(planned(plain, costs, form, search=False) for form in names)]
     assert step_ns(auto, costs) <= min(step_ns(each, costs) for each in others if peak(each) <= limit)
     assert len({told(auto, rank)[-1] for rank in range(len(auto))}) == 1
     for place in (GPU, CPU, CUSTOM):
@@ -199,13 +201,16 @@ def test_under_a_budget_the_baseline_is_paddles_own_plan() -> None:
         World(pp=2, micro_batches=4, layers=2, schedule="VPP", chunks=2),
         World(pp=1, mp=2, micro_batches=3, schedule="accumulate"),
         World(pp=2, micro_batches=3, schedule="FThenB"),
+        World(pp=1, mp=2, dp=2, layers=3, schedule="FThenB"),
         World(pp=2, micro_batches=5, dropout=True),
     ],
 )
 def test_other_schedules(world: World) -> None:
-    """VPP and accumulation have forms to choose from, FThenB has none; draws keep their order."""
+    """VPP and accumulation have forms to choose from, FThenB has `dx-first`; draws keep their order."""
     plain = programs(world)
-    auto, baseline = planned(plain, LOADED, "auto"), planned(plain, LOADED, "off")
+    auto, baseline, dx_first = (planned(plain, LOADED, form) for form in ("auto", "off", "dx-first"))
+    if world.schedule == "FThenB" and peak(dx_first) <= 1.01 * peak(baseline):
+        assert step_ns(auto, LOADED) <= step_ns(dx_first, LOADED)
     if world.schedule != "VPP":  # of two stages Paddle's own VPP waits in a circle where sends wait for their receivers
         assert step_ns(auto, LOADED) <= step_ns(baseline, LOADED)
     assert check([plan.program for plan in auto], CPU) == []
@@ -568,7 +573,7 @@ def test_other_forms_recompute_as_much_as_the_fastest_plan(fits: bool) -> None:
 def test_a_draft_that_is_as_fast_is_taken_where_the_full_plan_of_the_fastest_exceeds_the_budget(
     over: Sequence[int], steps: Sequence[int], given_: bool, taken: int
 ) -> None:
-    """Of three drafts at most; if none keeps the budget, the fastest stays, for the caller to make again."""
+    """Of three drafts at most; if none keeps the budget, also with lower limits, the fastest stays, for the caller to do something else."""
     planned_in_full, rows = list[int](), [Judged(Schedule1F1B(), (), (k,), (1000,), step, 1000) for k, step in enumerate(steps)]
 
     def whole(judged: Judged) -> tuple[int, ...]:
@@ -576,12 +581,63 @@ def test_a_draft_that_is_as_fast_is_taken_where_the_full_plan_of_the_fastest_exc
         return (rows.index(judged),)
 
     world = SimpleNamespace(bytes_over_in_step=lambda run, limit: [0, over[run[0]]] if limit == 1000 else [])
-    drafts = SimpleNamespace(given=given_, whole=whole, world=world)
+    make = SimpleNamespace(made=None, with_lower_limits=lambda made, run, limit: None)
+    drafts = SimpleNamespace(
+        given=given_, whole=whole, world=world, make=make, foresee=lambda *_: None, draft=lambda form, *_: rows[form[0]]
+    )
     assert _in_full(tried_so_far(drafts, 1000, *rows), rows[0]) == (rows[taken], (taken,))
     assert planned_in_full == ([*range(3)] if sum(over) == 3 else [*range(taken + 1)])
     nearest = [dataclasses.replace(each, peak_bytes=1001 + k) for k, each in enumerate(rows)]
     rows = nearest
     assert _in_full(tried_so_far(drafts, 1000, *nearest), nearest[0]) == (nearest[0], (0,)), "the others exceed it as drafts"
+
+
+@pytest.mark.parametrize(
+    ("lowered_ns", "steps", "peaks", "over", "taken", "planned"),
+    [
+        (1002, (1000, 1003), (1000, 900), (50, 0), "lowered", [0]),  # nearly as fast
+        (1300, (1000, 1400), (1000, 900), (50, 0), "lowered", [0]),
+        (1300, (1000, 1100), (1000, 950), (50, 0), 1, [0, 1]),
+        (None, (1000, 1400), (1000, 950), (50, 0), 1, [0, 1]),
+        (1300, (1000, 1100), (1000, 950), (50, 1), "lowered", [0, 1]),  # the full plan of the other exceeds the budget, too
+        (1300, (1000, 1100, 1200), (1000, 950, 950), (50, 1, 0), 2, [0, 1, 2]),
+        (1300, (1000, 1100, 1050), (1000, 950, 951), (50, 0, 0), 4, [0, 4]),  # drafted again, as the first is
+        (None, (1000, 1400), (1000, 1000), (50, 50), 0, [0]),  # drafted again, it holds too much still
+    ],
+)
+def test_where_lower_limits_cost_much_a_draft_with_more_room_is_planned_in_full(
+    lowered_ns: int | None, steps: Sequence[int], peaks: Sequence[int], over: Sequence[int], taken: int | str, planned: list[int]
+) -> None:
+    """The full plan of the fastest exceeds a budget of 1000 bytes by 50. A draft that is made again takes 1 ns more and holds 950 bytes if
+    it held 951 before."""
+    rows = [Judged(Schedule1F1B(), (), (k,), (1000,), *each) for k, each in enumerate(zip(steps, peaks, strict=True))]
+    every, in_full = [*rows], list[int]()
+
+    def whole(judged: Judged) -> int:
+        in_full.append(every.index(judged))
+        return in_full[-1]
+
+    def draft(recomputed: tuple[int], form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float) -> Judged:
+        assert (limit, part) == (950, 0.95)
+        was = rows[recomputed[0]]
+        every.append(dataclasses.replace(was, step_ns=(was.step_ns or 0) + 1, peak_bytes=950 if was.peak_bytes == 951 else was.peak_bytes))
+        return every[-1]
+
+    def lower(made: object, run: int, limit: int) -> str | None:
+        assert (made, run, limit) == ("made", 0, 1000)
+        return "lowered" if lowered_ns else None
+
+    def bytes_over_in_step(run: int, limit: int) -> list[int]:
+        return [0, over[run] if run < len(rows) else 0]
+
+    world = SimpleNamespace(
+        bytes_over_in_step=bytes_over_in_step, step_ns=lambda run: lowered_ns if run == "lowered" else every[run].step_ns
+    )
+    make = SimpleNamespace(made="made", with_lower_limits=lower)
+    drafts = SimpleNamespace(given=True, whole=whole, world=world, make=make, foresee=lambda *_: None, draft=draft)
+    best, run = _in_full(tried_so_far(drafts, 1000, *rows), rows[0])
+    assert (run, best) == (taken, rows[0] if taken == "lowered" else every[int(taken)])
+    assert in_full == planned
 
 
 def within_100_bytes(held: Callable[[Any], int], world: dict[str, Any], **told: Any) -> Any:
@@ -671,6 +727,7 @@ def test_paddles_order_recomputes_more_where_it_holds_more_than_it_should(held: 
 
     make = SimpleNamespace(levels=SimpleNamespace(within=levels))
     drafts = SimpleNamespace(make=make, draft=draft, asked=asked, later=(), recomputes=True, chooses=True, given=None)
+    drafts.pipe = PipelineOfStages(schedule="1F1B")
     assert [each.recomputed for each in in_paddles_order(tried_so_far(drafts, 100))] == [(level,) for level in tried]
     drafts.recomputes = False
     assert in_paddles_order(tried_so_far(drafts, 100)) == []
@@ -686,6 +743,7 @@ def test_what_was_judged_is_not_drafted_again_and_each_proposal_knows_those_befo
 
     make = SimpleNamespace(beaten=Beaten(), by_name={})
     drafts = SimpleNamespace(draft=draft, foresee=lambda *_: None, asked=Schedule1F1B(), later=(), needed=None, given=None, make=make)
+    drafts.pipe = PipelineOfStages(schedule="1F1B")
     tried = tried_so_far(drafts, 100)
     tried.coarse = SimpleNamespace(schedules=lambda peaks, limit: [(None, Schedule1F1B(interleave=name)) for name in ("mixed", "zb-h1")])  # type: ignore[assignment]
     tried.by_name = [Schedule1F1B(interleave=name) for name in ("dx-first", "mixed")]
