@@ -8,7 +8,7 @@ from itertools import repeat
 
 from interlace.ir.remarks import Fact, Remark
 from interlace.planning.coarse import Coarse
-from interlace.planning.drafts import Drafts, Judged, fitting
+from interlace.planning.drafts import FAR, Drafts, Form, Judged, fitting
 from interlace.planning.limits import beyond_baseline, is_unlimited
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, said
 from interlace.planning.proposals import PROPOSALS, Tried
@@ -16,9 +16,10 @@ from interlace.planning.variants import drafted, named, paddles_jobs, without_se
 from interlace.planning.world import Made
 
 PLANNED = 3
-"""Most drafts that are planned in full because they are as fast as the fastest, and because they leave more room."""
+"""Most drafts that are planned in full, the fastest among them; and as many that leave more room."""
 AS_FAST = 1.002
-"""A draft is planned in full in place of the fastest, whose full plan exceeds the budget, if its step is longer by this factor at most."""
+"""Where the full plan of the fastest draft exceeds the budget, no other is looked for if one is longer than that draft by this factor at
+most: that of another draft, or the same with lower limits."""
 
 
 def fastest(drafts: Drafts) -> tuple[Made, Tried]:
@@ -55,38 +56,59 @@ def fastest(drafts: Drafts) -> tuple[Made, Tried]:
 
 
 def _in_full(tried: Tried, best: Judged) -> tuple[Judged, Made]:
-    """The best draft and its full plan. If that exceeds the budget: another one that is nearly as fast and whose full plan keeps it; else
-    the plan with lower limits, or that of a draft with as much more room, whichever is faster. If none of these keeps the budget, the
-    first full plan."""
+    """The best draft and its full plan. If the draft keeps the budget and the full plan does not: another draft that is nearly as fast and
+    whose full plan keeps it; else the fastest of the plan with lower limits and the plans of drafts that leave as much more room. If
+    nothing is found, or drafts exceed the budget too, the full plan as it is, for the caller to make again."""
     drafts, first, limit = tried.drafts, tried.drafts.whole(best), tried.limit
     over = max(drafts.world.bytes_over_in_step(first, limit)) if drafts.given else 0
-    if over <= 0:
+    if over <= 0 or best.peak_bytes > limit or over > FAR * limit:
         return best, first
     for other in tried.finalists()[1:PLANNED]:
         if other.peak_bytes > limit or (other.step_ns or 0) > AS_FAST * (best.step_ns or 0):
             break
         if not any(drafts.world.bytes_over_in_step(run := drafts.whole(other), limit)):
-            return other, run
-    found, took = drafts.make.with_lower_limits(drafts.make.made, first, limit), sys.maxsize
-    if found is not None and (took := drafts.world.step_ns(found) or sys.maxsize) <= AS_FAST * (best.step_ns or 0):
-        return best, found
-    for other in _with_room(tried, over, took)[:PLANNED]:
+            return _instead(tried, best, over, other), run
+    runs = list[tuple[int, Judged, Made]]()
+    lowered = drafts.make.with_lower_limits(drafts.make.made, first, limit)
+    if lowered is not None and (took := drafts.world.step_ns(lowered)) is not None:
+        if took <= AS_FAST * (best.step_ns or 0):
+            return best, lowered
+        runs.append((took, best, lowered))
+    for other in _with_room(tried, over, runs[0][0] if runs else None)[:PLANNED]:
+        if runs and (other.step_ns or 0) >= min(took for took, *_ in runs):
+            break
         run = drafts.whole(other)
-        if (drafts.world.step_ns(run) or took) < took and not any(drafts.world.bytes_over_in_step(run, limit)):
-            return other, run
-    return best, found or first
+        if (took := drafts.world.step_ns(run)) is not None and not any(drafts.world.bytes_over_in_step(run, limit)):
+            runs.append((took, other, run))
+    _, taken, run = min(runs, key=lambda each: each[0], default=(0, best, lowered or first))
+    return (taken if taken is best else _instead(tried, best, over, taken)), run
 
 
-def _with_room(tried: Tried, room: int, faster_than: int) -> list[Judged]:
-    """Drafts that leave `room` bytes of the budget and whose step takes less than `faster_than` nanoseconds, fastest first: those there
-    are, and the fastest of the others drafted again."""
+def _instead(tried: Tried, missed: Judged, over: int, taken: Judged) -> Judged:
+    """`taken`, in place of a draft whose full plan exceeds the limit by `over` bytes, which reports say of it."""
+    tried.judged[tried.judged.index(missed)] = replace(missed, peak_bytes=tried.limit + over)
+    return taken
+
+
+def _with_room(tried: Tried, room: int, faster_than: int | None) -> list[Judged]:
+    """Drafts that leave `room` bytes of the budget and whose step takes less than `faster_than` nanoseconds (None for any), fastest first:
+    those there are, and the fastest of the others drafted again, with lower limits or, where nothing is offloaded, more recomputation."""
     drafts, within = tried.drafts, tried.limit - room
-    judged = [each for each in tried.finalists() if (each.step_ns or 0) < faster_than]
+    most_ns = faster_than or sys.maxsize
+    judged = [each for each in tried.finalists() if (each.step_ns or 0) < most_ns]
     again = [each for each in judged if each.peak_bytes > within][:PLANNED]
-    part = within / tried.limit
-    drafts.foresee([(each.recomputed, each.form, each.later) for each in again], within, repeat(part))
-    made = [drafts.draft(each.recomputed, each.form, each.later, within, part) for each in again]
-    return [each for each in fitting([*judged, *made], within) if (each.step_ns or 0) < faster_than]
+    freed, part, forms = [room] * len(drafts.memory_limits), within / tried.limit, list[Form]()
+    for each in again:
+        if drafts.offloads:
+            forms.append((each.recomputed, each.form, each.later))
+        elif drafts.chooses and each.recomputed is not None:
+            forms.append((drafts.make.levels.higher(each.recomputed, freed), each.form, each.later))
+    known, drafts.fastest_ns = drafts.fastest_ns, faster_than  # that of a draft whose full plan fits none of these can beat
+    drafts.foresee(forms, within, repeat(part))
+    made = [drafts.draft(*form, within, part) for form in forms]
+    drafts.fastest_ns = known
+    tried.judged += made
+    return [each for each in fitting([*judged, *made], within) if (each.step_ns or 0) < most_ns]
 
 
 def best_level(drafts: Drafts) -> Judged:

@@ -152,8 +152,7 @@ class _Looking:
             return found
         searched = self._searched(means)
         for k, passes in enumerate(searched):
-            gains = found is not None and (world.step_ns(found) or 0) < (world.step_ns(self.search.baseline) or 0)
-            if k and gains and passes != states_kept(passes):
+            if k and found is not None and self._is_faster(found, self.search.baseline) and passes != states_kept(passes):
                 break
             self._search_below(min(peak, self.limit or peak), passes, found, took)
             found = self._fastest()
@@ -164,6 +163,9 @@ class _Looking:
                 self._fits(least_memory(Search(world, searched[-1]).make))
             found = self._fastest()
         return found
+
+    def _is_faster(self, run: Made, other: Made) -> bool:
+        return (self.search.world.step_ns(run) or 0) < (self.search.world.step_ns(other) or 0)
 
     def _is_close(self, found: Made | None, took: int) -> bool:
         """Whether the step of a run is not much longer than `took` nanoseconds."""
@@ -183,13 +185,13 @@ class _Looking:
             if self._fits(run):
                 if too_large is None or self._is_close(run, took):
                     return
-                fitting = budget, taken
+                fitting, found = (budget, taken), run if found is None or self._is_faster(run, found) else found
             elif taken <= self.most:  # tensors hold too much
                 return
             else:
                 too_large = budget, taken
-            budget = _between(fitting, too_large, self.most) if fitting else budget - (taken - self.most)
-            if budget <= 0:
+            before, budget = budget, _between(fitting, too_large, self.most) if fitting else budget - (taken - self.most)
+            if budget <= 0 or budget == before:
                 return
 
     def _searched(self, means: Sequence[Pass]) -> list[Pipeline]:
@@ -200,7 +202,7 @@ class _Looking:
         following = self.search.following(means)
         others = [each for each in means if not each.follows_budget]
         every = ordered((*asked.passes, *following, *others))
-        kept = ordered((*asked.passes, *(each for each in following if each.decides == "recomputation"), *others))
+        kept = ordered((*asked.passes, *others))
         return [*dict.fromkeys((kept, states_kept(every), every))]
 
     def _searched_in(self, passes: Pipeline, budget: int, found: Made | None) -> Made | None:

@@ -38,7 +38,7 @@ LITTLE = 0.01
 """A form that exceeds the budget by at most this share is drafted again with limits lowered by small multiples of the excess (`SOONER`):
 offload moves whole values, and lowering the limits by a twentieth may cost more than the form gains."""
 CLOSER, NEARLY = 2, 1.05
-"""Without a budget: how often schedules are searched again in less memory, for forms whose peak exceeds the limit by at most this
+"""Where nothing is offloaded: how often schedules are searched again in less memory, for forms whose peak exceeds the limit by at most this
 factor."""
 MOST_ALIKE = 6
 """Number of forms, fastest first, for which the levels of the best one are tried."""
@@ -258,8 +258,8 @@ def _with(recomputed: Numbers, stage: int, levels: Numbers) -> Numbers:
 
 
 def in_less_memory(tried: Tried) -> list[Judged]:
-    """Without a budget, schedules that the coarse model finds in less memory. Needed if a schedule of the model would be faster than all
-    that fit, but holds more than the model expected, and more than the limit; the search then leaves this difference free."""
+    """Where nothing is offloaded, schedules that the coarse model finds in less memory. Needed if a schedule of the model would be faster
+    than all that fit, but holds more than the model expected, and more than the limit; the search then leaves this difference free."""
     drafts, coarse, limit = tried.drafts, tried.coarse, tried.limit
     if (drafts.given and drafts.offloads) or not drafts.pipe.alternates:
         return []

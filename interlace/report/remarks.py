@@ -119,7 +119,7 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     # the schedule
     "jobs-cut": ("{jobs} jobs: {slots:words}", " and {more} more"),
     "auto-not-simulated": ("auto: the whole step was not simulated, the other stages' plans are not known here; dx-first instead",),
-    "never-alternates": ("interleaving: schedule {schedule} never alternates them; its own order stays",),
+    "never-alternates": ("interleaving: schedule {schedule} never alternates them; the order of its jobs stays",),
     "random-draws": (
         "mixed: forward and backward both draw random numbers, or have operations that may, and another depth would change their order; "
         "dx-first instead",

@@ -32,6 +32,8 @@ from interlace.planning.proposals import (
     MORE,
     PROPOSALS,
     Tried,
+    coarse_schedules,
+    in_less_memory,
     in_paddles_order,
     less_recomputed,
     more_on_one_stage,
@@ -582,9 +584,8 @@ def test_a_draft_that_is_as_fast_is_taken_where_the_full_plan_of_the_fastest_exc
 
     world = SimpleNamespace(bytes_over_in_step=lambda run, limit: [0, over[run[0]]] if limit == 1000 else [])
     make = SimpleNamespace(made=None, with_lower_limits=lambda made, run, limit: None)
-    drafts = SimpleNamespace(
-        given=given_, whole=whole, world=world, make=make, foresee=lambda *_: None, draft=lambda form, *_: rows[form[0]]
-    )
+    drafts = SimpleNamespace(given=given_, whole=whole, world=world, make=make, foresee=lambda *_: None, fastest_ns=None)
+    drafts.offloads, drafts.memory_limits, drafts.draft = True, (1000,), lambda form, *_: rows[form[0]]
     assert _in_full(tried_so_far(drafts, 1000, *rows), rows[0]) == (rows[taken], (taken,))
     assert planned_in_full == ([*range(3)] if sum(over) == 3 else [*range(taken + 1)])
     nearest = [dataclasses.replace(each, peak_bytes=1001 + k) for k, each in enumerate(rows)]
@@ -592,25 +593,33 @@ def test_a_draft_that_is_as_fast_is_taken_where_the_full_plan_of_the_fastest_exc
     assert _in_full(tried_so_far(drafts, 1000, *nearest), nearest[0]) == (nearest[0], (0,)), "the others exceed it as drafts"
 
 
+MISSED = (1000, 1000, 1000, 50)
+"""The fastest draft: its step, that of its full plan, its peak, and the bytes by which the full plan exceeds a budget of 1000."""
+
+
 @pytest.mark.parametrize(
-    ("lowered_ns", "steps", "peaks", "over", "taken", "planned"),
+    ("lowered_ns", "others", "taken", "planned"),
     [
-        (1002, (1000, 1003), (1000, 900), (50, 0), "lowered", [0]),  # nearly as fast
-        (1300, (1000, 1400), (1000, 900), (50, 0), "lowered", [0]),
-        (1300, (1000, 1100), (1000, 950), (50, 0), 1, [0, 1]),
-        (None, (1000, 1400), (1000, 950), (50, 0), 1, [0, 1]),
-        (1300, (1000, 1100), (1000, 950), (50, 1), "lowered", [0, 1]),  # the full plan of the other exceeds the budget, too
-        (1300, (1000, 1100, 1200), (1000, 950, 950), (50, 1, 0), 2, [0, 1, 2]),
-        (1300, (1000, 1100, 1050), (1000, 950, 951), (50, 0, 0), 4, [0, 4]),  # drafted again, as the first is
-        (None, (1000, 1400), (1000, 1000), (50, 50), 0, [0]),  # drafted again, it holds too much still
+        (1002, [(1003, 1003, 900, 0)], "lowered", [0]),  # nearly as fast
+        (1300, [(1400, 1400, 900, 0)], "lowered", [0]),
+        (1300, [(1100, 1100, 950, 0)], 1, [0, 1]),
+        (1300, [(1100, 1310, 950, 0)], "lowered", [0, 1]),
+        (1300, [(1100, 1100, 950, 1)], "lowered", [0, 1]),
+        (1300, [(1100, 1290, 950, 0), (1200, 1210, 950, 0)], 2, [0, 1, 2]),
+        (1300, [(1100, 1150, 950, 0), (1200, 1100, 950, 0)], 1, [0, 1]),
+        (1300, [(1100, 1100, 950, 1), (1200, 1200, 950, 0)], 2, [0, 1, 2]),
+        (1300, [(1100, 1100, 950, 0), (1050, 1051, 951, 0)], 4, [0, 4]),  # drafted again, as the first is
+        (None, [(1400, 1400, 950, 0)], 1, [0, 1]),
+        (None, [(1400, 1400, 1000, 50)], 0, [0]),
     ],
 )
+@pytest.mark.parametrize("offloads", [True, False])
 def test_where_lower_limits_cost_much_a_draft_with_more_room_is_planned_in_full(
-    lowered_ns: int | None, steps: Sequence[int], peaks: Sequence[int], over: Sequence[int], taken: int | str, planned: list[int]
+    lowered_ns: int | None, others: list[tuple[int, int, int, int]], taken: int | str, planned: list[int], offloads: bool
 ) -> None:
-    """The full plan of the fastest exceeds a budget of 1000 bytes by 50. A draft that is made again takes 1 ns more and holds 950 bytes if
-    it held 951 before."""
-    rows = [Judged(Schedule1F1B(), (), (k,), (1000,), *each) for k, each in enumerate(zip(steps, peaks, strict=True))]
+    """A draft that is made again takes 1 ns more and holds 950 bytes if it held 951 before; without offload it recomputes more."""
+    rows = [Judged(Schedule1F1B(), (), (k,), (1000,), took, peak) for k, (took, _, peak, _) in enumerate([MISSED, *others])]
+    full_ns, over = ([each[k] for each in (MISSED, *others)] for k in (1, 3))
     every, in_full = [*rows], list[int]()
 
     def whole(judged: Judged) -> int:
@@ -618,26 +627,82 @@ def test_where_lower_limits_cost_much_a_draft_with_more_room_is_planned_in_full(
         return in_full[-1]
 
     def draft(recomputed: tuple[int], form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float) -> Judged:
-        assert (limit, part) == (950, 0.95)
-        was = rows[recomputed[0]]
-        every.append(dataclasses.replace(was, step_ns=(was.step_ns or 0) + 1, peak_bytes=950 if was.peak_bytes == 951 else was.peak_bytes))
+        assert (limit, part, drafts.fastest_ns) == (950, 0.95, lowered_ns)
+        was = rows[recomputed[0] - (0 if offloads else 100)]
+        full_ns.append((was.step_ns or 0) + 1)
+        every.append(dataclasses.replace(was, step_ns=full_ns[-1], peak_bytes=950 if was.peak_bytes == 951 else was.peak_bytes))
         return every[-1]
 
     def lower(made: object, run: int, limit: int) -> str | None:
         assert (made, run, limit) == ("made", 0, 1000)
         return "lowered" if lowered_ns else None
 
-    def bytes_over_in_step(run: int, limit: int) -> list[int]:
-        return [0, over[run] if run < len(rows) else 0]
+    def higher(levels: tuple[int], freed: list[int]) -> tuple[int]:
+        assert freed == [50]
+        return (levels[0] + 100,)
 
-    world = SimpleNamespace(
-        bytes_over_in_step=bytes_over_in_step, step_ns=lambda run: lowered_ns if run == "lowered" else every[run].step_ns
-    )
-    make = SimpleNamespace(made="made", with_lower_limits=lower)
-    drafts = SimpleNamespace(given=True, whole=whole, world=world, make=make, foresee=lambda *_: None, draft=draft)
-    best, run = _in_full(tried_so_far(drafts, 1000, *rows), rows[0])
+    def bytes_over_in_step(run: int | str, limit: int) -> list[int]:
+        return [0, over[run] if isinstance(run, int) and run < len(rows) else 0]
+
+    def step_ns(run: int | str) -> int | None:
+        return full_ns[run] if isinstance(run, int) else lowered_ns
+
+    world = SimpleNamespace(bytes_over_in_step=bytes_over_in_step, step_ns=step_ns)
+    make = SimpleNamespace(made="made", with_lower_limits=lower, levels=SimpleNamespace(higher=higher))
+    drafts = SimpleNamespace(given=True, whole=whole, world=world, make=make, foresee=lambda *_: None, draft=draft, fastest_ns=1000)
+    drafts.offloads, drafts.chooses, drafts.memory_limits = offloads, True, (1000,)
+    tried = tried_so_far(drafts, 1000, *rows)
+    best, run = _in_full(tried, rows[0])
     assert (run, best) == (taken, rows[0] if taken == "lowered" else every[int(taken)])
     assert in_full == planned
+    assert drafts.fastest_ns == 1000
+    assert tried.judged[0].peak_bytes == (1050 if isinstance(taken, int) and taken else 1000), "what the full plan held is said"
+
+
+def test_where_drafts_exceed_the_budget_or_full_plans_do_by_far_no_room_is_looked_for() -> None:
+    for peak, over in ((1001, 1), (1000, 251)):
+        drafts = SimpleNamespace(given=True, whole=lambda judged: "first", world=SimpleNamespace())
+        drafts.world.bytes_over_in_step = lambda run, limit, over=over: [over]
+        row = Judged(Schedule1F1B(), (), (0,), (1000,), 1000, peak)
+        assert _in_full(tried_so_far(drafts, 1000, row), row) == (row, "first")
+
+
+@pytest.mark.parametrize("given_", [False, True])
+def test_levels_of_recomputation_are_tried_where_forward_and_backward_do_not_alternate(given_: bool) -> None:
+    """With Paddle's order and each form by name; none if the user says what is recomputed."""
+    asked, drafted = Schedule1F1B(), list[tuple[tuple[int, ...], str]]()
+
+    def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        drafted.append((recomputed, form.form_text()))
+        return Judged(form, later, recomputed, (limit,), 1, limit)
+
+    drafts = SimpleNamespace(pipe=PipelineOfStages(schedule="none"), chooses=True, given=given_, asked=asked, later=(), draft=draft)
+    drafts.foresee = lambda *_: None
+    tried = tried_so_far(drafts, 100)
+    tried.coarse = SimpleNamespace(recomputation=lambda limit: [(0,), (limit,), (400,)])  # type: ignore[assignment]
+    tried.by_name = [Schedule1F1B(interleave="dx-first")]
+    assert len(coarse_schedules(tried)) == 6
+    assert drafted == [((level,), form) for level in (0, 100, 400) for form in ("off", "dx-first")]
+    drafts.chooses = False
+    assert coarse_schedules(tried) == []
+
+
+@pytest.mark.parametrize(("given_", "offloads", "looks"), [(False, False, True), (True, False, True), (True, True, False)])
+def test_where_nothing_is_offloaded_schedules_in_less_memory_are_looked_for(given_: bool, offloads: bool, looks: bool) -> None:
+    """A schedule that the model says holds 95 bytes holds 102 of 100: one that holds 93 is asked for."""
+    asked, mixed = list[int](), Schedule1F1B(interleave="mixed")
+
+    def find(within: int, count: int) -> list[int]:
+        asked.append(within)
+        return [within]
+
+    drafts = SimpleNamespace(pipe=PipelineOfStages(schedule="1F1B"), given=given_, offloads=offloads, later=(), foresee=lambda *_: None)
+    drafts.draft = lambda recomputed, form, later, limit: Judged(form, later, recomputed, (limit,), 4, recomputed[0])
+    tried = tried_so_far(drafts, 100, Judged(mixed, (), (0,), (100,), 5, 90), Judged(mixed, (), (7,), (100,), 4, 102))
+    tried.coarse = SimpleNamespace(looked_at=([], []), expected={((7,), mixed): 95}, find=find)  # type: ignore[assignment]
+    tried.coarse.as_forms = lambda found, levels: [((each,), mixed) for each in found]  # type: ignore[method-assign, assignment, misc]
+    assert [each.recomputed for each in in_less_memory(tried)] == [(93,)] * looks
+    assert asked == [93] * looks
 
 
 def within_100_bytes(held: Callable[[Any], int], world: dict[str, Any], **told: Any) -> Any:
