@@ -92,7 +92,8 @@ def _instead(tried: Tried, missed: Judged, over: int, taken: Judged) -> Judged:
 
 def _with_room(tried: Tried, room: int, faster_than: int | None) -> list[Judged]:
     """Drafts that leave `room` bytes of the budget and whose step takes less than `faster_than` nanoseconds (None for any), fastest first:
-    those there are, and the fastest of the others drafted again, with lower limits or, where nothing is offloaded, more recomputation."""
+    those there are, and the fastest of the others drafted again, with lower limits or, where nothing is offloaded, more recomputation. New
+    drafts are added to `tried`."""
     drafts, within = tried.drafts, tried.limit - room
     most_ns = faster_than or sys.maxsize
     judged = [each for each in tried.finalists() if (each.step_ns or 0) < most_ns]
@@ -103,7 +104,7 @@ def _with_room(tried: Tried, room: int, faster_than: int | None) -> list[Judged]
             forms.append((each.recomputed, each.form, each.later))
         elif drafts.chooses and each.recomputed is not None:
             forms.append((drafts.make.levels.higher(each.recomputed, freed), each.form, each.later))
-    known, drafts.fastest_ns = drafts.fastest_ns, faster_than  # that of a draft whose full plan fits none of these can beat
+    known, drafts.fastest_ns = drafts.fastest_ns, faster_than  # full plans of the drafts known as fastest may hold too much
     drafts.foresee(forms, within, repeat(part))
     made = [drafts.draft(*form, within, part) for form in forms]
     drafts.fastest_ns = known

@@ -185,7 +185,9 @@ class _Looking:
             if self._fits(run):
                 if too_large is None or self._is_close(run, took):
                     return
-                fitting, found = (budget, taken), run if found is None or self._is_faster(run, found) else found
+                fitting = budget, taken
+                if found is None or self._is_faster(run, found):
+                    found = run
             elif taken <= self.most:  # tensors hold too much
                 return
             else:
