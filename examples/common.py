@@ -379,8 +379,8 @@ def losses(dist_model, loader) -> Iterator[float | None]:
     """Train over the loader; the mean loss of each step on ranks of the last stage, None on the others."""
     scheduler = dist_model._engine._optimizer._learning_rate
     dist_model.train()
-    for tokens, labels in loader():
-        loss = dist_model(tokens, labels)
+    for batch in loader():
+        loss = dist_model(*batch)
         if isinstance(scheduler, paddle.optimizer.lr.LRScheduler):
             scheduler.step()
         yield None if loss is None else float(np.mean(np.asarray(loss)))

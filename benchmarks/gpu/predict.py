@@ -20,15 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import results, training
-from testbed.gpus import ROOT
 
 
 def predict(case: training.Case, device: str, out: Path) -> dict[str, results.Row]:
     """Plan -> simulated results; plans are stored below `out` like those of a run."""
     programs = out / "programs" / case.name
     if not programs.exists():
-        script = os.fspath(ROOT / "examples" / f"{case.script}.py")
-        _run("dump", script, "--world", str(case.world), "-o", os.fspath(programs), "--", *case.args)
+        _run("dump", os.fspath(case.path), "--world", str(case.world), "-o", os.fspath(programs), "--", *case.args)
     for plan in case.plans:
         if plan.config is None:
             continue

@@ -64,6 +64,7 @@ LAYOUT_WORDS = ("--pp", "{pp}", "--mp", "{mp}", "--dp", "{dp}", "--micro-batches
 WIDE = ("--hidden", "5120", "--heads", "40")
 SMALL = ("--layers", "2", "--steps", "8", "--micro-batches", "4", "--schedule", "1F1B")
 DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
+DRY_GROUPS = ("--kv-heads", "2", "--intermediate", "128")  # with grouped queries also these
 CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 400.0, 100.0  # a run waits for the others of its wave
 WARM_STEPS, LONG_RUN, WARM_OF_LONG, QUIET_STEPS, TRACED_STEPS = 2, 16, 9, 5, 3
 """Numbers of steps: the first ones of a run, which do not count; those of a long run; the first ones of a long run, which do not count
@@ -95,6 +96,10 @@ class Case:
     args: tuple[str, ...]
     plans: tuple[Plan, ...]
     env: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def path(self) -> Path:
+        return ROOT / ("benchmarks/zoo/models.py" if self.script == "zoo" else f"examples/{self.script}.py")
 
 
 def _pairs(form: str, offload: float = 0.0, more: str = "") -> str:
@@ -160,6 +165,29 @@ OTHER_SHAPES = {
     "--micro-batches 5 --vocab 32000",
 }
 """Cases on two GPUs with combinations of width, depth, sequence and batch that no other case has, to test predictions."""
+WIDE_BLOCK = "--hidden 4096 --heads 32 --kv-heads 8 --gated --no-bias --intermediate 14336 --vocab 32000"
+ZOO = {
+    "bert-pp2": "bert --hidden 1024 --heads 16 --layers 12 --vocab 30522 --seq-len 512 --dropout 0.1 --pp 2 --micro-batches 8 "
+    "--batch-size 128",
+    "bert-mp2-once": "bert --hidden 2048 --heads 32 --layers 8 --vocab 30522 --seq-len 512 --dropout 0.1 --mp 2 --batch-size 64",
+    "bert-dp2-once": "bert --hidden 2048 --heads 32 --layers 8 --vocab 30522 --seq-len 512 --dropout 0.1 --dp 2 --batch-size 64",
+    "encoder-decoder-pp2": "encoder-decoder --hidden 4096 --heads 32 --vocab 32768 --layers 4 --seq-len 1024 --pp 2 --micro-batches 8 "
+    "--batch-size 16",
+    "vision-pp2": "vision --hidden 3072 --heads 24 --layers 8 --seq-len 1024 --vocab 1000 --pp 2 --micro-batches 8 --batch-size 32",
+    "diffusion-pp2": "diffusion --hidden 2304 --heads 24 --layers 12 --seq-len 1024 --pp 2 --micro-batches 8 --batch-size 32",
+    "parallel-mp2": "parallel --hidden 4096 --heads 32 --layers 4 --vocab 50400 --seq-len 2048 --mp 2 --schedule 1F1B --micro-batches 8",
+    "uneven-pp2": f"decoder {WIDE_BLOCK} --layers 4 --stage-layers 3,1 --seq-len 2048 --pp 2 --micro-batches 8",
+    "head-128k-pp2": f"decoder {WIDE_BLOCK} --vocab 128256 --layers 4 --seq-len 4096 --pp 2 --micro-batches 8",
+    "vpp3-pp2": f"decoder {WIDE_BLOCK} --layers 6 --seq-len 2048 --pp 2 --vpp 3 --micro-batches 8",
+    "long-mp2": f"decoder {WIDE_BLOCK} --layers 4 --seq-len 4096 --mp 2 --schedule 1F1B --micro-batches 4",
+    "recomputed-pp2": f"decoder {WIDE_BLOCK} --layers 4 --seq-len 4096 --pp 2 --micro-batches 8 --recompute-every 2",
+    "sharding3-dp2": f"decoder {WIDE_BLOCK} --layers 2 --seq-len 2048 --dp 2 --sharding-stage 3 --gradient-accumulation 4 --batch-size 16",
+    "sharding1-dp2": f"decoder {WIDE_BLOCK} --layers 2 --seq-len 2048 --dp 2 --sharding-stage 1 --gradient-accumulation 4 "
+    "--batch-size 16 --clip-grad 1",
+}
+"""Networks of the zoo at sizes for two GPUs; no option of Interlace was tuned for them."""
+OWN_POOLS = Plan("auto-own-pools", f"allocate_on_compute: off\n{AUTO[0].config}")
+"""Collectives take their results from pools of their own streams (decision 032 says what the default does)."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
 CAPTURED = tuple(
     replace(plan, name=f"{plan.name}-captured", config=f"{plan.config}capture: on\n") for plan in (AUTO[0], MIXED, OFFLOADS[1])
@@ -235,7 +263,7 @@ def cases(gpus: int) -> list[Case]:
             2048,
             mp,
             batch=4,
-            plans=(*FORMS[:3], WEIGHT_DELAYS[0], WEIGHT_DELAYS[3], *AUTO, *CONNECTIONS),
+            plans=(*FORMS[:3], WEIGHT_DELAYS[0], WEIGHT_DELAYS[3], *AUTO, OWN_POOLS, *CONNECTIONS),
             more=("--sequence-parallel",),
         )
         for mp in widths
@@ -267,6 +295,7 @@ def cases(gpus: int) -> list[Case]:
         found += [
             Case(name, name.partition("-")[0], 2, (*BIG, *told.split()), (BASELINE, AUTO[0], POOLS)) for name, told in OTHER_SHAPES.items()
         ]
+        found += _zoo()
     if gpus > 3:
         found += [_layers(model, 2048, 2, 2, plans=(*SOME, AUTO[0]), batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
@@ -378,6 +407,16 @@ def _layouts(gpus: int) -> list[Case]:
         words = tuple(word.format(**layout) for word in LAYOUT_WORDS)
         name = "-".join(f"{key}{layout[key]}" for key in ("pp", "mp", "dp", "m", "sharding") if layout[key] != 1 or key == "sharding")
         found.append(Case(f"layout-gpt-{name}", "gpt", world, (*LAYOUT_MODEL, *words), (BASELINE, AUTO[0], *CONNECTIONS)))
+    return found
+
+
+def _zoo() -> list[Case]:
+    """Networks of the zoo on two GPUs; Paddle 3.3.1 builds neither VPP nor sharding 3 with master gradients."""
+    usual = ("--amp", "O2", "--attention", "flash", "--steps", str(STEPS), "--learning-rate", "1e-3")
+    found = []
+    for name, told in ZOO.items():
+        half = () if "--vpp" in told or "--sharding-stage 3" in told else ("--master-grad",)
+        found.append(Case(f"zoo-{name}", "zoo", 2, (*told.split(), *usual, *half), (BASELINE, AUTO[0], OWN_POOLS, AGAIN)))
     return found
 
 
@@ -502,7 +541,7 @@ class Bench:
                 "-m",
                 "interlace",
                 "run",
-                str(ROOT / "examples" / f"{case.script}.py"),
+                str(case.path),
                 "--target",
                 "testbed",
                 "--world",
@@ -688,7 +727,7 @@ def chosen_cases(gpus: int, only: str, threads: bool = False, steps: int | None 
     """The cases that the options of the command line request, with sizes for host threads and the number of steps if requested."""
     wanted = _chosen(cases(gpus), only)
     if threads:
-        wanted = [replace(case, args=(*case.args, *DRY)) for case in wanted]
+        wanted = [replace(case, args=(*case.args, *DRY, *(DRY_GROUPS if "--kv-heads" in case.args else ()))) for case in wanted]
     return [replace(case, args=_with_steps(case.args, steps)) for case in wanted] if steps else wanted
 
 

@@ -146,7 +146,8 @@ class Block(nn.Layer):
         self.stage, self.kind, self.recomputed = stage, kind, recomputed
         self.attention = Attention(args, stage, causal=kind in ("decoder", "parallel", "cross"))
         self.mlp = MLP(args, stage)
-        self.first, self.second = (stage.replicated(nn.LayerNorm(args.hidden)) for _ in range(2))
+        self.first = stage.replicated(nn.LayerNorm(args.hidden))
+        self.second = None if kind == "parallel" else stage.replicated(nn.LayerNorm(args.hidden))
         if kind == "cross":
             self.cross, self.third = Attention(args, stage, causal=False), stage.replicated(nn.LayerNorm(args.hidden))
         if kind == "diffusion":
@@ -352,17 +353,25 @@ class SquaredError(common.NextTokenLoss):
         return self.stage.over_replicas((found - wanted).square().mean())
 
 
-class Constant(paddle.io.Dataset):
-    """Zeros with the shapes and types of a network's inputs; programs do not depend on the values."""
+class Random(paddle.io.Dataset):
+    """Inputs and labels of a network: integers below `bound`, normal numbers otherwise. `DISTINCT` samples are drawn and then repeated,
+    so that no step waits for them."""
 
-    def __init__(self, count: int, fields: Sequence[tuple[tuple[int, ...], str]]) -> None:
-        self.count, self.sample = count, tuple(np.zeros(shape, dtype) for shape, dtype in fields)
+    DISTINCT = 64
+
+    def __init__(self, count: int, fields: Sequence[tuple[tuple[int, ...], str]], bound: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.count = count
+        self.samples = [
+            tuple(rng.integers(0, bound, shape) if dtype == "int64" else rng.standard_normal(shape, dtype) for shape, dtype in fields)
+            for _ in range(min(count, self.DISTINCT))
+        ]
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, place: int) -> tuple[np.ndarray, ...]:
-        return self.sample
+        return self.samples[place % len(self.samples)]
 
 
 def fields_of(args: argparse.Namespace) -> list[tuple[tuple[int, ...], str]]:
@@ -411,7 +420,8 @@ def build(args: argparse.Namespace) -> tuple:
     interlace.enable(strategy)
     loss = LOSSES.get(args.kind, common.NextTokenLoss)(model.stages[-1])
     first, last = model.stages[0], model.stages[-1]
-    loader = paddle.io.DataLoader(Constant(args.batch_size, fields), batch_size=args.batch_size, drop_last=True)
+    samples = Random(args.batch_size * max(args.steps, 1), fields, args.vocab, args.seed)
+    loader = paddle.io.DataLoader(samples, batch_size=args.batch_size, drop_last=True)
     loader = dist.shard_dataloader(loader, meshes=[first.mesh] * (len(fields) - 1) + [last.mesh], shard_dims="dp")
     optimizer = common.make_optimizer(args, model)
     if args.parallelize:

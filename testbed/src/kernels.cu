@@ -279,6 +279,7 @@ void map_broadcast_any(Stream s, Map which, const T* x, const T* y, T* out, size
     case Map::maximum: return map_broadcast<Map_maximum>(s, x, y, out, n, at);
     case Map::minimum: return map_broadcast<Map_minimum>(s, x, y, out, n, at);
     case Map::power: return map_broadcast<Map_power>(s, x, y, out, n, at);
+    case Map::floor_divide: return map_broadcast<Map_floor_divide>(s, x, y, out, n, at);
     default: throw std::runtime_error("testbed: this function does not broadcast");
   }
 }

@@ -21,7 +21,7 @@ struct Layout {
   X(sqrt_grad, .5f * y / x) X(silu_grad, silu_slope(x) * y) X(gelu_grad, gelu_slope(x) * y)                    \
   X(gelu_tanh_grad, gelu_tanh_slope(x) * y) X(relu_grad, x > 0.f ? y : 0.f)                                    \
   X(add, x + y) X(subtract, x - y) X(multiply, x * y) X(divide, x / y) X(maximum, fmaxf(x, y))                 \
-  X(minimum, fminf(x, y)) X(power, powf(x, y))
+  X(minimum, fminf(x, y)) X(power, powf(x, y)) X(floor_divide, floorf(x / y))
 enum class Map : int {
 #define X(name, value) name,
   TB_MAPS(X)

@@ -52,18 +52,24 @@ void slope(const phi::CustomContext& c, const char* name, Map map, const DenseTe
   k_map(op.stream, map, type_of(x), x.data(), grad.data(), out->data(), out->numel());
 }
 
+// out = map(x, y) on values of `type` at the three places, with the shapes of the tensors.
+void combine(Op& op, const char* name, Map map, Type type, const DenseTensor& x, const void* from_x, const DenseTensor& y, const void* from_y,
+             const DenseTensor& out, void* to) {
+  if (x.numel() == out.numel() && y.numel() == out.numel()) {
+    k_map(op.stream, map, type, from_x, from_y, to, out.numel());
+    return;
+  }
+  Dims dims = dims_of(out);
+  check_dims(name, dims.size(), out.numel());
+  Layout at = layout(dims, broadcast_strides(dims_of(x), dims.size()), broadcast_strides(dims_of(y), dims.size()));
+  k_map_broadcast(op.stream, map, type, from_x, from_y, to, out.numel(), at);
+}
+
 void binary(const phi::CustomContext& c, const char* name, Map map, const DenseTensor& x, const DenseTensor& y, DenseTensor* out) {
   Op op(c, name, {&x, &y});
   if (x.dtype() != y.dtype()) refuse(name, "both operands must have one element type");
   op.out(out, x.dtype());
-  if (x.numel() == out->numel() && y.numel() == out->numel()) {
-    k_map(op.stream, map, type_of(x), x.data(), y.data(), out->data(), out->numel());
-    return;
-  }
-  Dims dims = dims_of(*out);
-  check_dims(name, dims.size(), out->numel());
-  Layout at = layout(dims, broadcast_strides(dims_of(x), dims.size()), broadcast_strides(dims_of(y), dims.size()));
-  k_map_broadcast(op.stream, map, type_of(x), x.data(), y.data(), out->data(), out->numel(), at);
+  combine(op, name, map, type_of(x), x, x.data(), y, y.data(), *out, out->data());
 }
 
 // Sums over the dimensions of `dims` that `reduced` marks; x and y have the given strides.
@@ -409,6 +415,31 @@ TB_BINARY(Add, add) TB_BINARY(Subtract, subtract) TB_BINARY(Multiply, multiply) 
 TB_BINARY(Minimum, minimum) TB_BINARY(ElementwisePow, power)
 
 template <typename T, typename Context>
+void FloorDivideKernel(const Context& c, const DenseTensor& x, const DenseTensor& y, DenseTensor* out) {
+  Op op(c, "floor_divide", {&x, &y});  // integers below 2^24, such as positions and tokens
+  auto *from_x = op.scratch(x.numel() * sizeof(float)), *from_y = op.scratch(y.numel() * sizeof(float));
+  op.out(out, x.dtype());
+  auto* wide = op.scratch(out->numel() * sizeof(float));
+  k_cast(op.stream, Type::i64, x.data(), Type::f32, from_x, x.numel());
+  k_cast(op.stream, Type::i64, y.data(), Type::f32, from_y, y.numel());
+  combine(op, "floor_divide", Map::floor_divide, Type::f32, x, from_x, y, from_y, *out, wide);
+  k_cast(op.stream, Type::f32, wide, Type::i64, out->data(), out->numel());
+}
+
+template <typename T, typename Context>
+void ExpandKernel(const Context& c, const DenseTensor& x, const IntArray&, DenseTensor* out) {  // the result has its shape already
+  Op op(c, "expand", {&x});
+  op.out(out, x.dtype());
+  spread_to(op, x, dims_of(*out), out->data());
+}
+
+template <typename T, typename Context>
+void ExpandGradKernel(const Context& c, const DenseTensor& x, const DenseTensor& grad, const IntArray&, DenseTensor* dx) {
+  Op op(c, "expand_grad", {&grad});
+  side_of_sum(op, grad, x, 1.f, dx);
+}
+
+template <typename T, typename Context>
 void AddGradKernel(const Context& c, const DenseTensor& x, const DenseTensor& y, const DenseTensor& grad, int, DenseTensor* dx,
                    DenseTensor* dy) {
   Op op(c, "add_grad", {&grad});
@@ -732,6 +763,9 @@ TB_KERNEL(divide, DivideKernel, TB_FLOATS) {}
 TB_KERNEL(maximum, MaximumKernel, TB_FLOATS) {}
 TB_KERNEL(minimum, MinimumKernel, TB_FLOATS) {}
 TB_KERNEL(elementwise_pow, ElementwisePowKernel, TB_FLOATS) {}
+TB_KERNEL(floor_divide, FloorDivideKernel, int64_t) {}
+TB_KERNEL(expand, ExpandKernel, TB_FLOATS) {}
+TB_KERNEL(expand_grad, ExpandGradKernel, TB_FLOATS) {}
 TB_KERNEL(add_grad, AddGradKernel, TB_FLOATS) {}
 TB_KERNEL(subtract_grad, SubtractGradKernel, TB_FLOATS) {}
 TB_KERNEL(multiply_grad, MultiplyGradKernel, TB_FLOATS) {}

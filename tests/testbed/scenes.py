@@ -167,6 +167,8 @@ def _op_programs() -> dict[str, Callable[[], list[Any]]]:
         "first_choice": lambda: [f.one_hot(paddle.argmax(x(4, 6, 8), axis=-1), 8) * y(8)],
         "places": lambda: [paddle.cumsum(f.one_hot(ids(), 9), axis=1) - f.one_hot(ids(), 9) + 0.0 * x(9)],
         "at_a_place": lambda: [(f.one_hot(ids(), 9).unsqueeze(-1) == paddle.arange(3, dtype="float32")).astype("float32") * x(3)],
+        "segments": lambda: [f.embedding(ids() * 2 // 5, x(4, 8)), f.embedding(ids() // (ids() * 0 + 4), x(4, 8))],
+        "expand": lambda: [x(4, 1, 8).expand([4, 6, 8]), x(4, 1, 8).expand([2, 4, 6, 8])],
         "triu": lambda: [paddle.triu(x(6, 6), diagonal=1) + 0.0 * x(6, 6)],
     }
 
