@@ -42,6 +42,7 @@ from interlace.cost_model.profile import (
     encode_profile,
     load_profile,
 )
+from interlace.cost_model.unaligned import slowdowns
 from interlace.cost_model.work import Part, attention_part, gemm_part
 from interlace.report.accuracy import BASELINE, kind_of
 
@@ -507,7 +508,7 @@ def build(
             note="measured through PyTorch, whose kernels are not all Paddle's (attention: FlashAttention 2 in both); "
             "NVLink multicast (NVLS) off; GPT-3 6.7B shapes, one GPU alone also Llama 7B's on 2026-11-23; beside `wait` and `p2p`: "
             "through Paddle's executor on the testbed; beside collectives of two GPUs: `interlace calibrate`, likewise, 2026-11-28; "
-            "products beside collectives of four: the H100's; "
+            "products beside collectives of four: the H100's; products with unaligned rows on one GPU, two runs on 2026-11-30; "
             "collectives of four and eight GPUs where few sizes were measured: published ones "
             "(benchmarks/results/external); raw files in benchmarks/results/h200",
         ),
@@ -520,6 +521,7 @@ def build(
         memory_rate=memory_rate(singles),
         host=host,
         ops=merge_ops([*ops, *single_ops(singles)]),
+        unaligned=slowdowns(merge_ops(single_ops(read("unaligned")))),
         collectives=collectives,
         p2p=p2p,
         copies=copy_samples(pairs, [*singles, *together]),
@@ -572,6 +574,7 @@ def h100(
         memory_rate=memory_rate(singles),
         host=host,
         ops=merge_ops(single_ops(singles)),
+        unaligned=derived(h200.unaligned),
         collectives=(*collectives, *derived(each for each in others if each.kind != "send_recv")),
         p2p=(*p2p, *derived(each for each in others if each.kind == "send_recv")),
         copies=(*copies, *derived(other_copies)),

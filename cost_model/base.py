@@ -27,6 +27,8 @@ MEASURED: tuple[How, ...] = ("exact", "interpolated", "free", "given")
 """Ways that rest on measurements of the very kind in question, or need none."""
 LARGEST = 4
 """Number of kinds that a summary names."""
+WORTH_PADDING = 0.005
+"""Share of a step's device time from which on a summary says what padding would save."""
 Groups = Mapping[int, Group]
 
 
@@ -38,12 +40,14 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
         how: The least reliable of the ways in which the times of the operation's kernels were determined.
         rel_error: Expected relative error: 0.1 means that 10 % more or less is usual.
         detail: One line for reports.
+        unaligned_ns: How much of the duration padded sizes would save (see `unaligned.py`).
     """
 
     dur_ns: int
     how: How
     rel_error: float
     detail: str = ""
+    unaligned_ns: int = 0
 
 
 class Draw(NamedTuple):
@@ -72,6 +76,7 @@ class Row(NamedTuple):
     rel_error: float
     detail: str
     runs: int = 1
+    unaligned_ns: int = 0
 
     @property
     def step_ns(self) -> int:
@@ -167,7 +172,8 @@ class Costs(ABC):
         rows = []
         for op in program.ops:
             category, found = self.category(op, values, groups), costs.op_time(op, values, groups)
-            rows.append(Row(op.id, op.kind, op.layer, category, found.dur_ns, found.how, found.rel_error, found.detail, runs[op.id]))
+            times = found.dur_ns, found.how, found.rel_error, found.detail, runs[op.id], found.unaligned_ns
+            rows.append(Row(op.id, op.kind, op.layer, category, *times))
         return rows
 
 
@@ -229,8 +235,8 @@ def expected_error(rows: Sequence[Row]) -> float:
 
 
 def trust_text(rows: Sequence[Row], whose: str = "") -> str:
-    """Lines for reports: shares of a step's device time by how it was determined, the largest kinds without measurements of their own, and
-    operations with neither a measurement nor a rule."""
+    """Lines for reports: shares of a step's device time by how it was determined, the largest kinds without measurements of their own, what
+    padding would save, and operations with neither a measurement nor a rule."""
     total = sum(row.step_ns for row in rows)
     shares = ", ".join(f"{how} {share:.0%}" for how, share in shares_by_how(rows).items())
     lines = [
@@ -242,6 +248,14 @@ def trust_text(rows: Sequence[Row], whose: str = "") -> str:
         names = ", ".join(f"{kind} {share:.1%} ({how})" for kind, how, share in largest[:LARGEST])
         more = f", {len(largest) - LARGEST} more" if len(largest) > LARGEST else ""
         lines.append(f"  largest without a measurement of their own: {names}{more}")
+    lost = Counter[str]()
+    for row in rows:
+        lost[row.layer] += row.runs * row.unaligned_ns
+    if lost.total() >= WORTH_PADDING * total > 0:
+        names = ", ".join(f"{layer or 'no layer'} {ns / 1e6:.3f} ms" for layer, ns in lost.most_common(LARGEST) if ns)
+        lines.append(
+            f"  rows of products that are no multiple of 16 bytes; sizes padded to that, such as a vocabulary's, would save: {names}"
+        )
     if unknown := Counter(row.kind for row in rows if row.how == "unknown"):
         names = ", ".join(f"{kind} ({count})" for kind, count in sorted(unknown.items()))
         lines.append(f"  no measurement and no rule for: {names}; their times are lower bounds from memory traffic, or 0")

@@ -17,10 +17,11 @@ from interlace.cost_model.curves import Surface, check_error
 from interlace.cost_model.interference import BothWays, InterferenceTable, Stretch
 from interlace.cost_model.power import PowerSamples
 from interlace.cost_model.profile import DeviceProfile, OpSample, Power
+from interlace.cost_model.unaligned import LOADED, form_of, is_unaligned, rounded
 from interlace.cost_model.work import TRANSPOSES, Dims, Part, Values, flops_of, work_of
 from interlace.ir.kinds import is_comm
 from interlace.ir.operation_kinds import is_free
-from interlace.ir.program import ABSENT, Op
+from interlace.ir.program import ABSENT, DTYPE_BYTES, Op
 
 SAME_BYTES = 0.01
 """A sample of equal dims counts as exact if its traffic differs by at most this share: small operands, such as scales and statistics, do
@@ -40,6 +41,9 @@ UNMEASURED_ERROR = 2.5
 """Expected error of a roofline: measured kernels on the H200 take 1 to 3.1 times as long as theirs."""
 ATTENTION_ERROR = 5.0
 """Expected error of attention at the rate of matrix products: FlashAttention 2 reaches 7 to 35 % of the H200's."""
+UNALIGNED_ERROR = 2.0
+"""Expected error of a product of half precision whose rows are no multiple of 16 bytes, if a profile does not say what that costs: on the
+H200 it takes 3 to 7 times as long."""
 LAUNCH, IDLE = 5.0, 10.0
 """A sample measures a launch rather than work if it takes at most LAUNCH times the shortest kernel (a traced one includes two events), and
 at least IDLE times as long as its memory traffic."""
@@ -83,11 +87,16 @@ class CostModel(Costs):
         self._by_devices: dict[int, CostModel] = {}
         self._samples: dict[Group, list[OpSample]] = {}
         self._of_sizes: dict[tuple[Group, Dims], list[OpSample]] = {}
+        self._unaligned = {
+            (each.dtype, each.row_bytes, (bool(each.transpose_x), bool(each.transpose_y))): each for each in profile.unaligned
+        }
         for sample in profile.ops:
+            stands_alone = bool(self._unaligned) and "m" in sample.dims and is_unaligned(sample.dtype, sample.dims)
             for transposed in (transposed_of(sample.dims), ANY):
                 group = sample.kind, sample.dtype, transposed
-                self._samples.setdefault(group, []).append(sample)
                 self._of_sizes.setdefault((group, _sizes(sample.dims)), []).append(sample)
+                if not stands_alone:
+                    self._samples.setdefault(group, []).append(sample)
         self._dtypes: dict[str, list[str]] = {}
         for kind, dtype, transposed in sorted(self._samples):
             if transposed == ANY:
@@ -246,7 +255,7 @@ class CostModel(Costs):
             return self._carried(part, self._comm.time(part.kind, 2 if part.family == "p2p" else ranks, part.size_bytes))
         if part.family == "copy":
             return self._carried(part, self._copies.time(part.kind, part.size_bytes))
-        found = self._exact(part) or self._sampled(part) or self._roofline(part)
+        found = self._exact(part) or (self._slowed(part) if part.family == "gemm" else None) or self._estimated(part)
         if part.family != "gemm":
             return found
         least = max(
@@ -255,6 +264,36 @@ class CostModel(Costs):
             PRODUCT_ERROR_NS / max(1, found.dur_ns),
         )
         return msgspec.structs.replace(found, rel_error=max(found.rel_error, least))
+
+    def _estimated(self, part: Part) -> Estimate:
+        return self._sampled(part) or self._roofline(part)
+
+    def _slowed(self, part: Part) -> Estimate | None:
+        """From the same product with rows of multiples of 16 bytes; None if that is what `part` has, or memory traffic determines its time.
+        Operands that are transposed in a way that was not measured are taken to be the slowest one that was."""
+        dtype, size, transposed = form_of(part.dtype, dict(part.dims))
+        peak = self.profile.matrix_flops.get(dtype)
+        if size >= LOADED or peak is None or part.flops * 1e9 / peak.per_s < self._traffic_ns(part.size_bytes):
+            return None
+        known = [self._unaligned[each] for each in self._unaligned if each[:2] in ((dtype, size), (_ALIKE.get(dtype, ""), size))]
+        whole = rounded(part)
+        found = self._exact(whole) or self._estimated(whole)
+        if not known:
+            if DTYPE_BYTES[dtype] > 2 or self.profile.unaligned:
+                return None
+            return msgspec.structs.replace(
+                found,
+                rel_error=max(found.rel_error, UNALIGNED_ERROR),
+                detail=f"{found.detail}; products with unaligned rows were not measured",
+            )
+        row = max(
+            known, key=lambda each: ((bool(each.transpose_x), bool(each.transpose_y)) == transposed, each.dtype == dtype, each.slowdown)
+        )
+        error = max(found.rel_error, row.most / row.slowdown - 1, 1 - row.least / row.slowdown)
+        how: How = max(found.how, "interpolated", key=HOWS.index)
+        detail = f"{found.detail}; x {row.slowdown:.2f}, as a row is no multiple of {2 * size} bytes"
+        dur_ns = round(found.dur_ns * row.slowdown)
+        return Estimate(dur_ns, how, error, detail, max(0, dur_ns - found.dur_ns))
 
     def _carried(self, part: Part, found: Found | None) -> Estimate:
         if found is None:
@@ -390,4 +429,4 @@ def _sum(found: list[Estimate]) -> Estimate:
     how: How = max((part.how for part in found if part.how != "free"), key=HOWS.index, default="free")
     error = mean_by_time([(part.dur_ns, part.rel_error) for part in found])
     details = dict.fromkeys(part.detail for part in found if part.how == how)
-    return Estimate(total, how, error, "; ".join(details))
+    return Estimate(total, how, error, "; ".join(details), sum(part.unaligned_ns for part in found))

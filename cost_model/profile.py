@@ -77,6 +77,29 @@ class OpSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid
     note: str = ""
 
 
+class Unaligned(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """How much longer matrix products take if rows of their matrices in memory are no multiple of 16 bytes, as kernels then load less at a
+    time. Compared with the same products with these rows rounded up.
+
+    Attributes:
+        dtype: Data type of the operands.
+        row_bytes: Largest power of two of bytes, at most 8, that divides every row of the operands and of the result.
+        transpose_x, transpose_y: 1 if that operand is transposed in memory.
+        slowdown: Ratio of the times, the median over `num_products`.
+        least, most: Its smallest and largest value.
+    """
+
+    dtype: str
+    row_bytes: Positive
+    slowdown: Factor
+    least: Factor
+    most: Factor
+    transpose_x: Count = 0
+    transpose_y: Count = 0
+    num_products: Positive = 1
+    source: Source = "measured"
+
+
 class CommSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """One collective or exchange, alone.
 
@@ -291,6 +314,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_rate: Peak
     host: HostCosts
     ops: tuple[OpSample, ...] = ()
+    unaligned: tuple[Unaligned, ...] = ()
     collectives: tuple[CommSample, ...] = ()
     p2p: tuple[CommSample, ...] = ()
     copies: tuple[CopySample, ...] = ()

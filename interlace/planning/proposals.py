@@ -52,6 +52,11 @@ MORE = (0.2, 0.1)
 draft is better. With the budgets of `benchmarks/budgets.py` three of 29 plans are faster, by 0.04 to 1.1 % (simulated), and none is slower;
 the zoo's plans are the same, and planning them takes 4 % longer."""
 
+HALVINGS = 4
+"""How often levels halfway between those of a single stage are tried, on both sides of the best one."""
+CLOSEST = 8
+"""Levels of recomputation that differ by less are not told apart."""
+
 
 @dataclass(slots=True)
 class Tried:
@@ -246,6 +251,29 @@ def more_on_one_stage(tried: Tried) -> list[Judged]:
     return found
 
 
+def levels_between(tried: Tried) -> list[Judged]:
+    """With a single stage, the fastest that keeps the budget with levels of recomputation between its own and the nearest ones that were
+    tried. The step changes irregularly with the level, as whole values are repeated or moved; with several stages, what others do at the
+    time matters more, and the proposals before this one change one stage after the other."""
+    drafts, limit, found = tried.drafts, tried.limit, list[Judged]()
+    best = next(iter(fitting(tried.judged, limit)), None)
+    if not drafts.given or not drafts.chooses or best is None or best.recomputed is None or len(best.recomputed) > 1:
+        return found
+    for _ in range(HALVINGS):
+        (at,), known = best.recomputed, sorted({level for each in (*tried.judged, *found) for level in each.recomputed or ()})
+        near = (
+            next((each for each in side), at)
+            for side in ([each for each in reversed(known) if each < at], [each for each in known if each > at])
+        )
+        levels = [(at + each) // 2 for each in near if abs(at - each) >= CLOSEST]
+        forms = [((level,), best.form, best.later) for level in levels]
+        drafts.foresee(forms, limit)
+        found += [drafts.draft(*form, limit) for form in forms]
+        best = fitting((best, *found), limit)[0]
+        assert best.recomputed is not None
+    return found
+
+
 def _fastest_of_both_means(tried: Tried) -> Judged | None:
     """The fastest that keeps the budget; None if none does, or not both recomputation and offload may free memory for it."""
     drafts = tried.drafts
@@ -345,5 +373,6 @@ PROPOSALS: tuple[Callable[[Tried], list[Judged]], ...] = (
     reductions_first,
     with_other_waits,
     more_on_one_stage,
+    levels_between,
 )
 """The proposals in the order in which they are called; each sees the drafts of those before it."""

@@ -356,6 +356,13 @@ def test_what_one_device_cannot_measure_is_that_of_another_profile():
     for each in (*(f"matrix flops of {dtype}" for dtype in base.matrix_flops), "ranks per host"):
         assert each in fewer.provenance.note
     assert completed(base, base, "h200").provenance.note.endswith("; of h200: power")
+    brief = msgspec.structs.replace(own, unaligned=(), host=msgspec.structs.replace(base.host, op_ns=1, between_steps_ns=40_000))
+    loop = completed(brief, base, "h200")  # a calibration runs no script, whose own time between steps hosts have to make up for
+    assert (loop.host.op_ns, loop.host.between_steps_ns) == (1, base.host.between_steps_ns)
+    assert loop.unaligned == base.unaligned
+    assert all(each in loop.provenance.note for each in ("time between steps", "products with unaligned rows"))
+    slow = msgspec.structs.replace(own, host=msgspec.structs.replace(base.host, between_steps_ns=10 * base.host.between_steps_ns))
+    assert completed(slow, base, "h200").host == slow.host
     assert completed(msgspec.structs.replace(own, ranks_per_host=16), base, "h200").ranks_per_host == 16
     other = completed(msgspec.structs.replace(own, device="Another GPU", power=None), base, "h200")
     assert other.power is None

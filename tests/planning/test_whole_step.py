@@ -29,6 +29,7 @@ from interlace.planning.limits import Limit
 from interlace.planning.making import BASELINE_KEPT, FORM_TAKEN, Beaten, Making
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.proposals import (
+    HALVINGS,
     MORE,
     PROPOSALS,
     Tried,
@@ -36,6 +37,7 @@ from interlace.planning.proposals import (
     in_less_memory,
     in_paddles_order,
     less_recomputed,
+    levels_between,
     more_on_one_stage,
     more_recomputed,
     same_recomputed,
@@ -506,6 +508,41 @@ def test_more_is_recomputed_on_one_stage_after_the_other(
     assert more_on_one_stage(tried_so_far(drafts, 100, full)) == []
     for name in ("given", "chooses", "offloads"):
         assert more_on_one_stage(tried_so_far(SimpleNamespace(**{**vars(drafts), name: False}), 100, start)) == []
+
+
+@pytest.mark.parametrize(
+    ("best_at", "tried", "taken"),
+    [
+        (550, [499, 626, 445, 553, 526, 580, 539, 566], 553),
+        (900, [499, 626, 617, 635, 630, 640], 640),
+        (608, [499, 626, 553, 617, 580, 612, 594], 608),
+    ],
+)
+def test_levels_between_those_that_were_tried_are_looked_at_with_a_single_stage(best_at: int, tried: list[int], taken: int) -> None:
+    """Halfway to the nearest on both sides, again from the best; not where several stages decide, nothing is chosen, or none fits."""
+    asked: list[int] = []
+
+    def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        asked.append(recomputed[0])
+        return Judged(form, later, recomputed, (limit,), 1000 + abs(recomputed[0] - best_at), limit)
+
+    def at(level: int, step_ns: int, peak: int = 100) -> Judged:
+        return Judged(Schedule1F1B(), (ThrottleHost(),), (level,), (100,), step_ns, peak)
+
+    assert HALVINGS == 4
+    before = [at(608, 1000 + abs(608 - best_at)), at(391, 2000), at(645, 2000), at(860, 3000)]
+    before.append(dataclasses.replace(at(0, 1, peak=101), recomputed=None))
+    drafts = SimpleNamespace(draft=draft, foresee=lambda forms, limit: None, chooses=True, given=True)
+    found = levels_between(tried_so_far(drafts, 100, *before))
+    assert [each.recomputed for each in found] == [(level,) for level in asked]
+    assert sorted(asked) == sorted(tried)
+    fastest = min([*before[:-1], *found], key=lambda each: each.step_ns or 0)
+    assert fastest.recomputed == (taken,)
+    for name in ("given", "chooses"):
+        assert levels_between(tried_so_far(SimpleNamespace(**{**vars(drafts), name: False}), 100, *before)) == []
+    assert levels_between(tried_so_far(drafts, 99, *before)) == []
+    two = dataclasses.replace(before[0], recomputed=(608, 608))
+    assert levels_between(tried_so_far(drafts, 100, two)) == []
 
 
 @pytest.mark.parametrize("beside", [False, True])

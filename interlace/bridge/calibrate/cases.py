@@ -48,13 +48,15 @@ class Model(NamedTuple):
 
 class Sizes(NamedTuple):
     """What is measured: `products` of (m, n, k), `batched` products of (batch, m, n, k), `elements` of elementwise operations, (rows,
-    columns) of row-wise operations, and training steps of `models`."""
+    columns) of row-wise operations, and training steps of `models`; and products of (m, n, k) with their gradients whose rows of n are no
+    multiple of 16 bytes (`unaligned`), with those that they are compared with."""
 
     products: list[tuple[int, int, int]]
     batched: list[tuple[int, int, int, int]]
     elements: list[int]
     rows: list[tuple[int, int]]
     models: list[Model]
+    unaligned: list[tuple[int, int, int]]
 
 
 SMALL = Sizes(
@@ -63,6 +65,7 @@ SMALL = Sizes(
     [1 << e for e in (14, 16, 18, 20, 22)],
     [(64, 256), (512, 512), (2048, 1024)],
     [Model(1, 128, 256, 2, 1024, 1024), Model(2, 256, 512, 4, 2048, 4096)],
+    [],
 )
 LARGE = Sizes(
     [(m, n, k) for m in (512, 2048, 4096, 8192) for n, k in ((1024, 1024), (4096, 4096), (4096, 11008), (11008, 4096))],
@@ -73,6 +76,7 @@ LARGE = Sizes(
         *(Model(batch, 2048, 4096, 32 // mp, 16384 // mp, 32768 // mp) for batch in (1, 4) for mp in (1, 2, 4)),
         Model(1, 4096, 4096, 32, 11008, 32768),
     ],
+    [(m, n, 2048) for m in (2048, 8192) for n in (8192, 8191, 8190, 8188)],
 )
 
 
@@ -84,7 +88,9 @@ def dtype_for(fast: bool) -> str:
 def sizes_for(fast: bool, quick: bool) -> Sizes:
     """The sizes that are measured on a device that is `fast` (`Bench.is_fast`) or not; fewer when `quick`."""
     found = LARGE if fast else SMALL
-    return Sizes(found.products[:3], found.batched[:1], found.elements[1::2], found.rows[1:], found.models[:1]) if quick else found
+    if not quick:
+        return found
+    return Sizes(found.products[:3], found.batched[:1], found.elements[1::2], found.rows[1:], found.models[:1], found.unaligned[:4])
 
 
 def cases(fast: bool, quick: bool, failed: dict[str, str] | None = None) -> list[Case]:
@@ -98,6 +104,7 @@ def cases(fast: bool, quick: bool, failed: dict[str, str] | None = None) -> list
     sizes, dtype = sizes_for(fast, quick), dtype_for(fast)
     builds: list[partial[None]] = [
         partial(_products, sizes.products, sizes.batched, dtype),
+        partial(_with_gradients, sizes.unaligned, dtype),
         *(partial(_elementwise, elements, dtype) for elements in sizes.elements),
         *(partial(_row_wise, rows, cols, dtype) for rows, cols in sizes.rows),
         *(partial(_model, size, dtype, is_llama) for size in sizes.models for is_llama in (False, True)),
@@ -211,6 +218,12 @@ def _tensor(shape: Sequence[int], dtype: str) -> Any:
 def _products(sizes: Sequence[tuple[int, int, int]], batched: Sequence[tuple[int, int, int, int]], dtype: str) -> None:
     for *batch, m, n, k in (*sizes, *batched):
         ops.matmul(_tensor((*batch, m, k), dtype), _tensor((*batch, k, n), dtype), False, False)
+
+
+def _with_gradients(sizes: Sequence[tuple[int, int, int]], dtype: str) -> None:
+    for m, n, k in sizes:
+        x, y, given = (_tensor(shape, dtype) for shape in ((m, k), (k, n), (m, n)))
+        paddle.static.gradients([ops.matmul(x, y, False, False)], [x, y], [given])
 
 
 def _elementwise(elements: int, dtype: str) -> None:

@@ -38,6 +38,7 @@ from interlace.bridge.targets.cpu import cpu_model
 from interlace.cost_model.interference import COPIES
 from interlace.cost_model.model import sample_size
 from interlace.cost_model.profile import SCHEMA, CopySample, DeviceProfile, Interference, OpSample, Peak, Power, Provenance
+from interlace.cost_model.unaligned import slowdowns
 from interlace.cost_model.work import Part
 from interlace.errors import ConfigError
 from interlace.grouping import grouped, numbered
@@ -115,6 +116,7 @@ def calibrate(
         memory_rate=memory_rate,
         host=host,
         ops=tuple(samples),
+        unaligned=slowdowns(samples),
         collectives=tuple(cpu_collectives(quick)) if is_host else communication.collectives,
         p2p=communication.p2p,
         copies=(*copies, *communication.copies.samples),
@@ -127,7 +129,8 @@ def calibrate(
 
 def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceProfile:
     """A calibrated profile in which what was not measured is taken from the profile `base`, called `name` in the provenance: collectives,
-    transfers, copies, interference with messages and copies of other kinds and group sizes, the network, kinds of operations and rates; if
+    transfers, copies, interference with messages and copies of other kinds and group sizes, the network, kinds of operations, products with
+    unaligned rows, and rates; the host's time between steps if it is longer there, as no script runs in a calibration; and, if
     both are of the same device, also its memory, copies of other numbers of devices and in both directions, and power as far as it was not
     measured."""
     kinds = {(sample.kind, sample.dtype) for sample in profile.ops}
@@ -139,7 +142,7 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
     ways = {(sample.direction, sample.ranks) for sample in profile.copies}
     ways |= {("both", row.group_size) for row in profile.interference if row.op in COPIES}
     copies = [sample for sample in base.copies if (sample.direction, sample.ranks) not in ways]
-    taken = ["p2p", "network"]
+    taken = ["p2p", "network", "unaligned"]
     taken += ["pinned_bytes", "shortest_kernel_ns", "late_beside_wait_ns"]
     is_same = base.device == profile.device
     taken += ["memory_bytes", "power"] if is_same else []
@@ -158,8 +161,11 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
         missing = {"interference": (*profile.interference, *rows), **missing}
     if unknown:
         missing = {"collectives": (*profile.collectives, *unknown), **missing}
+    if base.host.between_steps_ns > profile.host.between_steps_ns:
+        missing["host"] = msgspec.structs.replace(profile.host, between_steps_ns=base.host.between_steps_ns)
     rates = {each: getattr(base, each) | getattr(profile, each) for each in ("matrix_flops", "vector_flops")}
-    of_base = [each.removesuffix("_ns").replace("_", " ") for each in missing]
+    named = {"host": "time between steps", "unaligned": "products with unaligned rows"}
+    of_base = [named.get(each, each.removesuffix("_ns").replace("_", " ")) for each in missing]
     of_base += [f"{each.replace('_', ' ')} of {dtype}" for each in rates for dtype in sorted(rates[each].keys() - getattr(profile, each))]
     of_base += ["ranks per host"] if base.ranks_per_host > profile.ranks_per_host else []
     of_base += sorted({f"{sample.kind} of {sample.dtype}" for sample in others})
