@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from claiming import ROOT, Row, by_case, claim, fullest_gb, median_ms, raw, span, table
+from claiming import ROOT, Row, by_case, claim, fullest_gb, median_ms, ms_and_range, raw, span, table
 
 sys.path.insert(0, str(ROOT))
 
@@ -477,6 +477,72 @@ def budgets_on_one_h200() -> str:
 def limited_pools() -> str:
     """The same of plans with the default limit and of plans whose simulated pools take no more than the baseline's."""
     return _against_baselines(raw("h200/limited_pools.json")["runs"])
+
+
+SLOW_KERNELS = ("zoo-vision-pp2", "zoo-diffusion-pp2")
+"""Networks whose convolutions, or products and sums over broadcast dims, take several times as long on the testbed as with libraries."""
+ZOO_PROFILES = ("simulated", "simulated_now")
+"""Predictions with the profile with which plans were made, and with what it has got since."""
+
+
+def _zoo() -> list[tuple[Row, Row]]:
+    """The runs of plans, each with its baseline."""
+    runs = raw("h200/zoo.json")["runs"]
+    stock = {(row["case"], row["sitting"]): row for row in runs if row["plan"] == "stock"}
+    found = [(stock[row["case"], row["sitting"]], row) for row in runs if row["plan"] != "stock"]
+    return sorted(found, key=lambda pair: (pair[1]["case"], pair[1]["plan"]))
+
+
+def _limited_ms(row: Row, when: str) -> float:
+    return float(row[when]["limited"]["step_ms"])
+
+
+def _error(row: Row, when: str) -> float:
+    return _limited_ms(row, when) / median_ms(row) - 1
+
+
+@claim
+def zoo_measured() -> str:
+    """Networks of the zoo on two GPUs: steps, gains, errors of predictions then and now, tensors and pools, bits."""
+    rows = []
+    for own, row in _zoo():
+        gains = [median_ms(own) / median_ms(row) - 1, *(_limited_ms(own, when) / _limited_ms(row, when) - 1 for when in ZOO_PROFILES)]
+        errors = [f"{100 * _error(own, when):+.1f}, {100 * _error(row, when):+.1f} %" for when in ZOO_PROFILES]
+        held = [fullest_gb(row, key) / fullest_gb(own, key) - 1 for key in ("allocated", "reserved")]
+        bits = "yes" if row["bits"] == own["bits"] else "no"
+        shares = [f"{100 * each:+.1f} %" for each in (*gains, *held)]
+        rows.append([f"{row['case']} {row['plan']}", ms_and_range(own), ms_and_range(row), *shares[:3], *errors, *shares[3:], bits])
+    head = ["plan", "baseline, ms", "plan, ms", "gain", "simulated then", "now", "errors of steps then", "now", "tensors", "pools"]
+    return table([*head, "the baseline's bits"], rows)
+
+
+@claim
+def zoo_measured_in_short() -> str:
+    """The range of gains of the default, and errors of steps with today's profile."""
+    found = [(own, row) for own, row in _zoo() if row["plan"] == "auto"]
+    gains = [median_ms(own) / median_ms(row) - 1 for own, row in found]
+    usual = [row for pair in found if pair[1]["case"] not in SLOW_KERNELS for row in pair]
+    then, now = (sorted(abs(_error(row, when)) for row in usual) for when in ZOO_PROFILES)
+    same, losses = sum(row["bits"] == own["bits"] for own, row in _zoo()), sum(gain < 0 for gain in gains)
+    (middle_then, most_then), (middle_now, most_now) = (
+        (f"{100 * statistics.median(each):.1f}", f"{100 * each[-1]:.1f}") for each in (then, now)
+    )
+    return (
+        f"{len(found)} networks, gains of {span(gains)}, {losses} of them a loss, the baseline's bits in {same} of {len(_zoo())} runs; "
+        f"simulated steps were off by {middle_then} % in the median and {most_then} % at most when plans were made, and are by {middle_now} "
+        f"and {most_now} % with today's profile ({len(usual)} runs, without {' and '.join(SLOW_KERNELS)}, whose kernels are the testbed's "
+        "own)"
+    )
+
+
+@claim
+def allocated_on_compute() -> str:
+    """What collectives that write into the compute stream's pool change, against plans without that."""
+    plans = {(row["case"], row["plan"]): row for _, row in _zoo()}
+    pairs = [(row, plans[case, "auto"]) for (case, plan), row in plans.items() if plan == "auto-own-pools"]
+    pools = [fullest_gb(now, "reserved") / fullest_gb(before, "reserved") - 1 for before, now in pairs]
+    steps = [median_ms(now) / median_ms(before) - 1 for before, now in pairs]
+    return f"pools {span(pools)}, steps {span(steps)} ({len(pairs)} plans)"
 
 
 @claim

@@ -53,10 +53,11 @@ def slowdowns(samples: Iterable[OpSample]) -> tuple[Unaligned, ...]:
         if is_unaligned(dtype, sample.dims):
             other = products.get((dtype, rounded(Part("gemm", "gemm", dtype, dims, 0, 0)).dims))
             ratios += [(form_of(dtype, sample.dims), sample.dur_ns / other.dur_ns)] if other is not None else []
-    return tuple(
-        Unaligned(dtype, size, *(round(each, 3) for each in (median(found), min(found), max(found))), *map(int, transposed), len(found))
-        for (dtype, size, transposed), found in sorted(grouped(ratios).items())
-    )
+    rows = []
+    for (dtype, size, (is_x, is_y)), found in sorted(grouped(ratios).items()):
+        middle, least, most = (round(each, 3) for each in (median(found), min(found), max(found)))
+        rows.append(Unaligned(dtype, size, middle, least, most, int(is_x), int(is_y), len(found)))
+    return tuple(rows)
 
 
 def _row_dims(transposed: tuple[bool, bool]) -> tuple[str, str, str]:

@@ -162,7 +162,8 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
     if unknown:
         missing = {"collectives": (*profile.collectives, *unknown), **missing}
     if base.host.between_steps_ns > profile.host.between_steps_ns:
-        missing["host"] = msgspec.structs.replace(profile.host, between_steps_ns=base.host.between_steps_ns)
+        note = f"{profile.host.note}; a script's longer time between steps is that of {name}"
+        missing["host"] = msgspec.structs.replace(profile.host, between_steps_ns=base.host.between_steps_ns, note=note)
     rates = {each: getattr(base, each) | getattr(profile, each) for each in ("matrix_flops", "vector_flops")}
     named = {"host": "time between steps", "unaligned": "products with unaligned rows"}
     of_base = [named.get(each, each.removesuffix("_ns").replace("_", " ")) for each in missing]
