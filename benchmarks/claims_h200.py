@@ -530,8 +530,8 @@ def zoo_measured_in_short() -> str:
     return (
         f"{len(found)} networks, gains of {span(gains)}, {losses} of them a loss, the baseline's bits in {same} of {len(_zoo())} runs; "
         f"simulated steps were off by {middle_then} % in the median and {most_then} % at most when plans were made, and are by "
-        f"{middle_now} and {most_now} % with today's profile ({len(usual)} runs, without {' and '.join(SLOW_KERNELS)}, whose kernels are the testbed's "
-        "own)"
+        f"{middle_now} and {most_now} % with today's profile ({len(usual)} runs, without {' and '.join(SLOW_KERNELS)}, "
+        "whose kernels are the testbed's own)"
     )
 
 
