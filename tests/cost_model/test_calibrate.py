@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from contextlib import nullcontext
+from functools import partial
 from threading import local
 from types import SimpleNamespace
 
@@ -16,7 +17,8 @@ import pytest
 
 from interlace.cli import calibrate as command
 from interlace.cost_model import CostModel, load_profile
-from interlace.cost_model.profile import Interference
+from interlace.cost_model.profile import Interference, OpSample
+from interlace.cost_model.unaligned import slowdowns
 from interlace.errors import ConfigError
 from interlace.interrupts import as_interrupts
 from tests.together import in_threads
@@ -311,6 +313,25 @@ def test_each_case_is_the_operation_that_plans_ask_for():
             kinds.add(case.part.kind)
     wanted = {"gemm", "gemm_batched", "softmax_grad", "layer_norm_grad", "add_grad", "sgd", "adamw", "grad_accumulate", "embedding_grad"}
     assert wanted <= kinds
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("quick", [False, True])
+def test_products_with_unaligned_rows_are_measured_in_all_forms(quick):
+    """On GPUs: forward and both gradients, of rows that are multiples of 8, 4 and 2 bytes, and those that they are compared with."""
+    from interlace.bridge.calibrate.cases import _cases_of, _with_gradients, sizes_for
+    from interlace.bridge.probe.bench import paddle_settings
+
+    sizes = sizes_for(True, quick).unaligned
+    with paddle_settings():
+        found = [case.part for case in _cases_of(partial(_with_gradients, sizes, "bfloat16"))]
+    assert {part.kind for part in found} == {"gemm"}
+    assert len(found) == 3 * len(sizes)
+    times = [OpSample("gemm", part.dtype, dict(part.dims), part.size_bytes, 100) for part in found]
+    forms = {(row.row_bytes, row.transpose_x, row.transpose_y): row.num_products for row in slowdowns(times)}
+    each = len(sizes) // 4
+    assert forms == {(size, *transposed): each for size in (2, 4, 8) for transposed in ((0, 0), (0, 1), (1, 0))}
+    assert sizes_for(False, quick).unaligned == []  # of 4 bytes a CPU loads as many at a time as it likes
 
 
 @pytest.mark.paddle
