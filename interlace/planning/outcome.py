@@ -49,6 +49,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         peak_bytes: Peak device memory of the fullest rank.
         joules: Energy of all ranks; 0 if the profile has no power.
         stages: Ranks of one stage with equal figures together, sorted by stage.
+        spare_ns: What a script may take between steps beyond the profile's time for it without a longer step; None if that is not known.
     """
 
     step_ns: int
@@ -57,6 +58,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peak_bytes: int
     stages: tuple[StageStep, ...] = ()
     joules: float = 0.0
+    spare_ns: int | None = None
 
     @classmethod
     def of(cls, result: Result, representative: Mapping[int, Sequence[int]] | None = None) -> Step:
@@ -83,7 +85,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         count = max(1, sum(len(each.ranks) for each in stages))
         exposed, bubble = (sum(getattr(each, name) * len(each.ranks) for each in stages) // count for name in ("exposed_ns", "bubble_ns"))
         joules = round(sum(each.joules * len(each.ranks) for each in stages), 3)
-        return cls(result.step_ns, exposed, bubble, max((each.peak_bytes for each in stages), default=0), tuple(stages), joules)
+        peak = max((each.peak_bytes for each in stages), default=0)
+        return cls(result.step_ns, exposed, bubble, peak, tuple(stages), joules, result.spare_ns)
 
 
 def errors_of(costs: Costs, programs: Sequence[Program]) -> Errors | None:

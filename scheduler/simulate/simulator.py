@@ -147,6 +147,12 @@ class Result:
         return step_of(self.input, self.times, self.host_end)
 
     @cached_property
+    def spare_ns(self) -> int:
+        """How much later hosts could begin the next step without a longer step: what a script may take between steps beyond the time that
+        costs have for it (`Costs.between_steps_ns`)."""
+        return self.step_ns - int(self.host_end.max(initial=0))
+
+    @cached_property
     def ranks(self) -> list[RankTime]:
         """The parts of each rank's step."""
         return _rank_times(self, self._split)

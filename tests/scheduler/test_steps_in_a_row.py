@@ -16,7 +16,7 @@ from interlace.ir.target import GPU
 from interlace.planning.plan import make_plans
 from interlace.scheduler.simulate.arrays import Options, SimInput
 from interlace.scheduler.simulate.lower import lower
-from interlace.scheduler.simulate.simulator import last_end, run, simulate, step_of
+from interlace.scheduler.simulate.simulator import Result, last_end, run, simulate, step_of
 from tests.captured.stored import programs_of
 
 
@@ -94,6 +94,33 @@ def test_without_stages_the_step_is_the_span() -> None:
     plans = make_plans(programs_of("mp2 without accumulation"), make_config({}), cost, "h200")
     found = run(lower([plan.program for plan in plans], cost, Options.of(GPU)), with_memory=False)
     assert found.step_ns == found.span_ns
+
+
+@pytest.mark.parametrize(("name", "form"), [("pp2, clip", "zb-h1"), ("pp4 zero bubble", "off"), ("mp2 without accumulation", "off")])
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_script_may_take_as_long_as_hosts_are_ahead(name: str, form: str, waits: bool) -> None:
+    """Also where hosts wait for the device late, and then are not ahead by much."""
+    form_of = {"interleave": form, "only_gains": False, "search": False}
+    config = make_config(
+        {"schedule_1f1b": form_of, "memory_budget": False}
+        | ({"throttle_host": {"syncs": "job-ends"}} if waits else {"throttle_host": False})
+    )
+    plans = make_plans(programs_of(name), config, CostModel(ALONE), "h200")
+
+    def stepped(later_ns: int) -> Result:
+        host = msgspec.structs.replace(ALONE.host, between_steps_ns=ALONE.host.between_steps_ns + later_ns)
+        return run(
+            lower([plan.program for plan in plans], CostModel(msgspec.structs.replace(ALONE, host=host)), Options.of(GPU)),
+            with_memory=False,
+        )
+
+    found = stepped(0)
+    assert found.spare_ns >= 0
+    assert stepped(found.spare_ns).step_ns == found.step_ns
+    assert stepped(found.spare_ns + 1000).step_ns == found.step_ns + 1000
+    assert stepped(found.spare_ns + 1000).spare_ns == 0
+    assert plans[0].outcome is not None
+    assert plans[0].outcome.plan.spare_ns == found.spare_ns
 
 
 HEAD = """program rank={stage} world=2 mode=train
