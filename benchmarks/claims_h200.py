@@ -536,6 +536,13 @@ def zoo_measured_in_short() -> str:
 
 
 @claim
+def zoo_gains_in_short() -> str:
+    """The range of gains of the default, and how many are losses."""
+    gains = [median_ms(own) / median_ms(row) - 1 for own, row in _zoo() if row["plan"] == "auto"]
+    return f"{span(gains)} in {len(gains)} cases, {sum(gain < 0 for gain in gains)} of them a loss"
+
+
+@claim
 def allocated_on_compute() -> str:
     """What collectives that write into the compute stream's pool change, against plans without that."""
     plans = {(row["case"], row["plan"]): row for _, row in _zoo()}
