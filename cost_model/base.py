@@ -40,7 +40,7 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
         how: The least reliable of the ways in which the times of the operation's kernels were determined.
         rel_error: Expected relative error: 0.1 means that 10 % more or less is usual.
         detail: One line for reports.
-        unaligned_ns: How much of the duration padded sizes would save (see `unaligned.py`).
+        unaligned_ns: How much of the duration rows of multiples of 16 bytes would save (see `unaligned.py`).
     """
 
     dur_ns: int

@@ -16,7 +16,7 @@ from interlace.cost_model.comm import CommTimes, CopyTimes, Found, across_hosts
 from interlace.cost_model.curves import Surface, check_error
 from interlace.cost_model.interference import BothWays, InterferenceTable, Stretch
 from interlace.cost_model.power import PowerSamples
-from interlace.cost_model.profile import DeviceProfile, OpSample, Power
+from interlace.cost_model.profile import DeviceProfile, OpSample, Power, Unaligned
 from interlace.cost_model.unaligned import LOADED, form_of, is_unaligned, rounded
 from interlace.cost_model.work import TRANSPOSES, Dims, Part, Values, flops_of, work_of
 from interlace.ir.kinds import is_comm
@@ -91,7 +91,7 @@ class CostModel(Costs):
             (each.dtype, each.row_bytes, (bool(each.transpose_x), bool(each.transpose_y))): each for each in profile.unaligned
         }
         for sample in profile.ops:
-            stands_alone = bool(self._unaligned) and "m" in sample.dims and is_unaligned(sample.dtype, sample.dims)
+            stands_alone = self._knows_unaligned(sample.dtype) and "m" in sample.dims and is_unaligned(sample.dtype, sample.dims)
             for transposed in (transposed_of(sample.dims), ANY):
                 group = sample.kind, sample.dtype, transposed
                 self._of_sizes.setdefault((group, _sizes(sample.dims)), []).append(sample)
@@ -230,7 +230,8 @@ class CostModel(Costs):
         total = _sum(found)
         if work.assumed and not work.unknown:
             how: How = max(total.how, "proxy", key=HOWS.index)
-            return Estimate(total.dur_ns, how, max(total.rel_error, UNMEASURED_ERROR), f"{work.assumed}; {total.detail}")
+            error, detail = max(total.rel_error, UNMEASURED_ERROR), f"{work.assumed}; {total.detail}"
+            return msgspec.structs.replace(total, how=how, rel_error=error, detail=detail)
         if work.unknown or (hosts > 1 and self.profile.network is None):
             why = work.unknown or f"a group across hosts of {self.profile.ranks_per_host}: the network was not measured"
             return Estimate(total.dur_ns, "unknown", UNMEASURED_ERROR, f"lower bound, {why}")
@@ -255,9 +256,10 @@ class CostModel(Costs):
             return self._carried(part, self._comm.time(part.kind, 2 if part.family == "p2p" else ranks, part.size_bytes))
         if part.family == "copy":
             return self._carried(part, self._copies.time(part.kind, part.size_bytes))
-        found = self._exact(part) or (self._slowed(part) if part.family == "gemm" else None) or self._estimated(part)
+        found = self._exact(part)
         if part.family != "gemm":
-            return found
+            return found or self._estimated(part)
+        found = self._product(part, found)
         least = max(
             PRODUCT_ERRORS.get(found.how, PRODUCT_ERROR),
             LONG_ERROR if found.dur_ns >= LONG_NS else 0.0,
@@ -268,32 +270,36 @@ class CostModel(Costs):
     def _estimated(self, part: Part) -> Estimate:
         return self._sampled(part) or self._roofline(part)
 
-    def _slowed(self, part: Part) -> Estimate | None:
-        """From the same product with rows of multiples of 16 bytes; None if that is what `part` has, or memory traffic determines its time.
-        Operands that are transposed in a way that was not measured are taken to be the slowest one that was."""
+    def _product(self, part: Part, exact: Estimate | None) -> Estimate:
+        """The time of a product. If its rows are no multiples of 16 bytes: that of a sample of the very shape (`exact`), or of the product
+        with rounded rows, longer by what such rows cost. Operands that are transposed in a way that was not measured are taken to be the
+        slowest one that was. As far as memory traffic determines the time, rows cost nothing."""
         dtype, size, transposed = form_of(part.dtype, dict(part.dims))
-        peak = self.profile.matrix_flops.get(dtype)
-        if size >= LOADED or peak is None or part.flops * 1e9 / peak.per_s < self._traffic_ns(part.size_bytes):
-            return None
-        known = [self._unaligned[each] for each in self._unaligned if each[:2] in ((dtype, size), (_ALIKE.get(dtype, ""), size))]
+        if size >= LOADED:
+            return exact or self._estimated(part)
         whole = rounded(part)
         found = self._exact(whole) or self._estimated(whole)
+        if exact is not None:
+            return msgspec.structs.replace(exact, unaligned_ns=max(0, exact.dur_ns - found.dur_ns))
+        known = [each for key, each in self._unaligned.items() if key[:2] in ((dtype, size), (_ALIKE.get(dtype, ""), size))]
         if not known:
-            if DTYPE_BYTES[dtype] > 2 or self.profile.unaligned:
-                return None
-            return msgspec.structs.replace(
-                found,
-                rel_error=max(found.rel_error, UNALIGNED_ERROR),
-                detail=f"{found.detail}; products with unaligned rows were not measured",
-            )
-        row = max(
-            known, key=lambda each: ((bool(each.transpose_x), bool(each.transpose_y)) == transposed, each.dtype == dtype, each.slowdown)
-        )
+            if DTYPE_BYTES.get(dtype, 4) > 2 and not self._knows_unaligned(dtype):
+                return self._estimated(part)
+            error, detail = max(found.rel_error, UNALIGNED_ERROR), f"{found.detail}; products with such unaligned rows were not measured"
+            return msgspec.structs.replace(found, rel_error=error, detail=detail)
+        row = max(known, key=lambda each: (_turned(each) == transposed, each.dtype == dtype, each.slowdown))
+        peak, traffic_ns = self.profile.matrix_flops.get(dtype), self._traffic_ns(whole.size_bytes)
+        computed_ns = whole.flops * 1e9 / peak.per_s if peak else traffic_ns
+        slowdown = max(1.0, row.slowdown * min(1.0, computed_ns / traffic_ns))
         error = max(found.rel_error, row.most / row.slowdown - 1, 1 - row.least / row.slowdown)
         how: How = max(found.how, "interpolated", key=HOWS.index)
-        detail = f"{found.detail}; x {row.slowdown:.2f}, as a row is no multiple of {2 * size} bytes"
-        dur_ns = round(found.dur_ns * row.slowdown)
-        return Estimate(dur_ns, how, error, detail, max(0, dur_ns - found.dur_ns))
+        detail = f"{found.detail}; x {slowdown:.2f}, as a row is no multiple of {2 * size} bytes"
+        dur_ns = round(found.dur_ns * slowdown)
+        return Estimate(dur_ns, how, error, detail, dur_ns - found.dur_ns)
+
+    def _knows_unaligned(self, dtype: str) -> bool:
+        """Whether the profile says what unaligned rows cost in this dtype, or a similar one."""
+        return any(each.dtype in (dtype, _ALIKE.get(dtype, "")) for each in self.profile.unaligned)
 
     def _carried(self, part: Part, found: Found | None) -> Estimate:
         if found is None:
@@ -391,6 +397,10 @@ def transposed_of(dims: Mapping[str, int]) -> Transposed:
     (1, 0)
     """
     return tuple(dims.get(name, 0) for name in TRANSPOSES)
+
+
+def _turned(row: Unaligned) -> tuple[bool, bool]:
+    return bool(row.transpose_x), bool(row.transpose_y)
 
 
 def _sizes(dims: Mapping[str, int]) -> Dims:

@@ -242,7 +242,7 @@ def test_the_record_of_another_version_is_refused(plans: Path, tmp_path: Path, c
         del report["remarks"]
     record.write_text(json.dumps(old))
     told = refusal(capsys, "show", folder / "rank0.ilp", "--why")
-    assert f"{record}: layout 1 of a plan's record, this version of Interlace reads 3, 4, {RECORD}; plan again with this version" in told
+    assert f"{record}: layout 1 of a plan's record, this version of Interlace reads 3, 4, 5, {RECORD}; plan again with this version" in told
 
 
 def test_show_asks_the_profile_of_the_plan(plans: Path, dumps: Path, capsys: Any) -> None:

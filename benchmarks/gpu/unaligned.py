@@ -16,9 +16,8 @@ import torch
 
 from benchmarks.gpu import single
 
-ROUNDED = 8
-"""Elements of bfloat16 in 16 bytes. Sizes that are no multiple of it, of half of it and of a quarter of it make kernels load 8, 4 and 2
-bytes at a time."""
+LOADED = 16
+"""Bytes that kernels load at a time if all rows are multiples of it; else 8, 4 or 2."""
 WIDTHS = (1001, 1002, 1004, 15261, 15262, 15268, 25129, 30522, 30524, 50257, 50258, 50260)
 """Classes and vocabularies: ImageNet with a class more, BERT's (30522) and GPT-2's (50257) on one device and on two, and similar ones."""
 TOKENS, HIDDEN = (4096, 16384), (1024, 4096)
@@ -30,7 +29,8 @@ def measure_all() -> None:
     for dtype in single.DTYPES:
         for tokens in TOKENS:
             for hidden in HIDDEN:
-                for n in sorted({-(-words // ROUNDED) * ROUNDED for words in WIDTHS} | {*WIDTHS}):
+                step = LOADED // single.DTYPES[dtype].itemsize
+                for n in sorted({-(-words // step) * step for words in WIDTHS} | {*WIDTHS}):
                     single.product("gemm", dtype, 1, tokens, n, hidden)
                     single.product("gemm", dtype, 1, tokens, hidden, n, "y")
                     single.product("gemm", dtype, 1, hidden, n, tokens, "x")

@@ -34,10 +34,10 @@ from interlace.planning.worker import Spec, Worker, digest_of, spec_of
 from interlace.planning.world import Made, World, decide
 from interlace.scheduler.hazards.pass_orders import Change
 
-RECORD = 5
-"""Version of the fields of `Record`; raised with every change of them. 5 has `pool_budget`, 4 `is_launched` and `Outcome.refusal`, 3
-`extra_bytes`, 2 remarks, 1 lines of text."""
-READABLE = (3, 4, RECORD)
+RECORD = 6
+"""Version of the fields of `Record`; raised with every change of them. 6 has `Step.spare_ns`, 5 `pool_budget`, 4 `is_launched` and
+`Outcome.refusal`, 3 `extra_bytes`, 2 remarks, 1 lines of text."""
+READABLE = (3, 4, 5, RECORD)
 """Record versions that can be read; fields that a version lacks get their defaults."""
 
 

@@ -53,9 +53,9 @@ draft is better. With the budgets of `benchmarks/budgets.py` three of 29 plans a
 the zoo's plans are the same, and planning them takes 4 % longer."""
 
 HALVINGS = 4
-"""How often levels halfway between those of a single stage are tried, on both sides of the best one."""
+"""How often, with a single stage, levels halfway between the best one and its nearest neighbours are tried."""
 CLOSEST = 8
-"""Levels of recomputation that differ by less are not told apart."""
+"""Between levels that are closer than this, none is tried."""
 
 
 @dataclass(slots=True)

@@ -6,9 +6,10 @@ from interlace.planning.limits import room_of
 from interlace.planning.outcome import OtherLimit, Outcome, Step
 from interlace.units import ms, ms_figure, ranges, size
 
-SPARE_NS = 10_000_000
-"""Hosts that are this far ahead at the end of a step hide what most scripts do between steps (2 to 23 ms in traced steps, 5 of which the
-profiles of H100 and H200 expect)."""
+SPARE_NS, LESS_NS = 10_000_000, 1_000_000
+"""A plan whose hosts are so far ahead at the end of a step bears scripts that take three times as long between steps as the profiles of
+H100 and H200 expect (5 ms). Of others it is said how far they are ahead, if that is less than with the other plan by at least `LESS_NS`."""
+
 UNBALANCED = 0.02
 """Stages are reported as unbalanced if an even split would shorten the step by at least this share."""
 
@@ -35,23 +36,24 @@ def outcome_sentence(outcome: Outcome, measured: str = "", name: str = "This pla
         f"{ms_figure(new.step_ns)} ms ({outcome.change():+.1f} %, {how}): exposed communication {ms_figure(old.exposed_ns)} -> "
         f"{ms_figure(new.exposed_ns)} ms, bubble {ms_figure(old.bubble_ns)} -> {ms_figure(new.bubble_ns)} ms (means over ranks), "
         f"peak memory {size(old.peak_bytes)} -> {size(new.peak_bytes)} (fullest rank){_pools(outcome)}{_energy(old, new)}."
-        f"{f' The baseline is simulated only: {outcome.refusal}.' if outcome.refusal else ''}{_caution(outcome)}{_spare(new, old)}"
+        f"{f' The baseline is simulated only: {outcome.refusal}.' if outcome.refusal else ''}{_caution(outcome)}{_spare(outcome)}"
         f"{_memory(outcome)}"
     )
 
 
-def _spare(new: Step, old: Step) -> str:
+def _spare(outcome: Outcome) -> str:
     """What a script that takes long between steps costs with the plan and not with the one compared with; empty if nothing.
 
-    >>> _spare(Step(250_000_000, 0, 0, 0, spare_ns=1_500_000), Step(300_000_000, 0, 0, 0, spare_ns=60_000_000))
-    " Its hosts are 1.500 ms ahead at the end of a step, the other plan's 60.000 ms: if the script needs more than that between steps \
-beyond the profile's time for it, steps take longer."
+    >>> _spare(Outcome(Step(250_000_000, 0, 0, 0, spare_ns=1_500_000), "h200", Step(300_000_000, 0, 0, 0, spare_ns=60_000_000)))
+    " This plan's hosts end a step 1.500 ms before they must begin the next one (with Paddle's baseline 60.000 ms): what the script takes \
+between steps beyond that, and beyond the time that the profile has for it, makes this plan's step longer."
     """
-    if new.spare_ns is None or old.spare_ns is None or new.spare_ns >= min(SPARE_NS, old.spare_ns):
+    new, old = outcome.plan.spare_ns, outcome.before.spare_ns if outcome.before else None
+    if new is None or old is None or new >= min(SPARE_NS, old - LESS_NS):
         return ""
     return (
-        f" Its hosts are {ms(new.spare_ns)} ahead at the end of a step, the other plan's {ms(old.spare_ns)}: if the script needs more than "
-        "that between steps beyond the profile's time for it, steps take longer."
+        f" This plan's hosts end a step {ms(new)} before they must begin the next one (with {outcome.against} {ms(old)}): what the script "
+        "takes between steps beyond that, and beyond the time that the profile has for it, makes this plan's step longer."
     )
 
 

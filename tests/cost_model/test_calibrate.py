@@ -381,6 +381,12 @@ def test_what_one_device_cannot_measure_is_that_of_another_profile():
     loop = completed(brief, base, "h200")  # a calibration runs no script, whose own time between steps hosts have to make up for
     assert (loop.host.op_ns, loop.host.between_steps_ns) == (1, base.host.between_steps_ns)
     assert loop.unaligned == base.unaligned
+    bf16 = tuple(row for row in base.unaligned if row.dtype == "bfloat16")
+    halves = completed(msgspec.structs.replace(own, unaligned=bf16[1:]), base, "h200")
+    assert set(halves.unaligned) == set(base.unaligned)
+    another = completed(msgspec.structs.replace(own, device="Another GPU", power=None, unaligned=bf16[1:]), base, "h200")
+    assert {row.source for row in another.unaligned if row not in bf16[1:]} == {"derived"}
+    assert completed(msgspec.structs.replace(own, device="A CPU", power=None, unaligned=()), base, "h200").unaligned == ()
     assert all(each in loop.provenance.note for each in ("time between steps", "products with unaligned rows"))
     slow = msgspec.structs.replace(own, host=msgspec.structs.replace(base.host, between_steps_ns=10 * base.host.between_steps_ns))
     assert completed(slow, base, "h200").host == slow.host

@@ -1,6 +1,7 @@
 """Products with rows that are no multiple of 16 bytes: measured, stored as a slowdown, and predicted."""
 
 import json
+from itertools import pairwise
 from statistics import median
 
 import msgspec
@@ -76,6 +77,32 @@ def test_predictions_of_the_measured_products(dtype):
     assert len(errors) >= 190
     assert median(errors) <= 0.06
     assert max(errors) <= 0.4  # classes of an image: 1001 columns
+
+
+def test_what_memory_traffic_determines_is_slowed_less_and_without_a_jump():
+    whole = [ns(product(4096, 30528, k)) for k in range(8, 1032, 8)]
+    found = [ns(product(4096, 30522, k)) for k in range(8, 1032, 8)]
+    ratios = [slow / fast for slow, fast in zip(found, whole, strict=True)]
+    assert all(before <= after + 1e-3 for before, after in pairwise(ratios))
+    assert all(after <= 1.13 * before for before, after in pairwise(found[4:]))
+    assert ratios[0] < 1.3 < 2.9 < ratios[-1]
+
+
+def test_dtypes_of_a_profile_are_judged_by_themselves():
+    halves = CostModel(msgspec.structs.replace(H200, unaligned=tuple(row for row in H200.unaligned if row.dtype == "bfloat16")))
+    part = product(4096, 30522, 1024, "float32")
+    assert halves.part_time(part).unaligned_ns == 0
+    missing = CostModel(msgspec.structs.replace(H200, unaligned=tuple(row for row in H200.unaligned if row.row_bytes == 2)))
+    found = missing.part_time(product(4096, 30522, 1024))
+    assert found.rel_error >= UNALIGNED_ERROR
+    assert found.unaligned_ns == 0
+
+
+def test_a_sample_of_the_very_size_says_what_padding_would_save_too():
+    part = product(4096, 30522, 1024)
+    sample = OpSample("gemm", "bfloat16", dict(part.dims), part.size_bytes, 5 * ns(rounded(part)))
+    found = CostModel(msgspec.structs.replace(H200, ops=(*H200.ops, sample))).part_time(part)
+    assert (found.how, found.dur_ns, found.unaligned_ns) == ("exact", 5 * ns(rounded(part)), 4 * ns(rounded(part)))
 
 
 def test_a_profile_that_does_not_know_says_so():

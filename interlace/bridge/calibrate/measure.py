@@ -129,10 +129,10 @@ def calibrate(
 
 def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceProfile:
     """A calibrated profile in which what was not measured is taken from the profile `base`, called `name` in the provenance: collectives,
-    transfers, copies, interference with messages and copies of other kinds and group sizes, the network, kinds of operations, products with
-    unaligned rows, and rates; the host's time between steps if it is longer there, as no script runs in a calibration; and, if
-    both are of the same device, also its memory, copies of other numbers of devices and in both directions, and power as far as it was not
-    measured."""
+    transfers, copies, interference with messages and copies of other kinds and group sizes, the network, kinds of operations and rates;
+    other forms of unaligned rows, if the device is the same or was found to be slowed by some; the host's time between steps if it is
+    longer there, as no script runs in a calibration; and, if both are of the same device, also its memory, copies of other numbers of
+    devices and in both directions, and power as far as it was not measured."""
     kinds = {(sample.kind, sample.dtype) for sample in profile.ops}
     others = [sample for sample in base.ops if (sample.kind, sample.dtype) not in kinds]
     known = {(sample.kind, sample.group_size) for sample in profile.collectives}
@@ -142,9 +142,16 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
     ways = {(sample.direction, sample.ranks) for sample in profile.copies}
     ways |= {("both", row.group_size) for row in profile.interference if row.op in COPIES}
     copies = [sample for sample in base.copies if (sample.direction, sample.ranks) not in ways]
-    taken = ["p2p", "network", "unaligned"]
+    taken = ["p2p", "network"]
     taken += ["pinned_bytes", "shortest_kernel_ns", "late_beside_wait_ns"]
     is_same = base.device == profile.device
+    forms = {(row.dtype, row.row_bytes, row.transpose_x, row.transpose_y) for row in profile.unaligned}
+    slowed = [row for row in base.unaligned if (row.dtype, row.row_bytes, row.transpose_x, row.transpose_y) not in forms]
+    if slowed and (is_same or forms):  # a device without any has none, as a CPU
+        own = slowed if is_same else [msgspec.structs.replace(row, source="derived") for row in slowed]
+        unaligned = (*profile.unaligned, *own)
+    else:
+        unaligned = profile.unaligned
     taken += ["memory_bytes", "power"] if is_same else []
     missing = {each: getattr(base, each) for each in taken if not getattr(profile, each) and getattr(base, each)}
     if copies and (is_same or not profile.copies):
@@ -161,6 +168,8 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
         missing = {"interference": (*profile.interference, *rows), **missing}
     if unknown:
         missing = {"collectives": (*profile.collectives, *unknown), **missing}
+    if unaligned != profile.unaligned:
+        missing["unaligned"] = unaligned
     if base.host.between_steps_ns > profile.host.between_steps_ns:
         note = f"{profile.host.note}; a script's longer time between steps is that of {name}"
         missing["host"] = msgspec.structs.replace(profile.host, between_steps_ns=base.host.between_steps_ns, note=note)
