@@ -275,7 +275,7 @@ class CostModel(Costs):
         with rounded rows, longer by what such rows cost. Operands that are transposed in a way that was not measured are taken to be the
         slowest one that was. As far as memory traffic determines the time, rows cost nothing."""
         dtype, size, transposed = form_of(part.dtype, dict(part.dims))
-        if size >= LOADED:
+        if size >= LOADED or (exact is not None and not self._knows_unaligned(dtype)):
             return exact or self._estimated(part)
         whole = rounded(part)
         found = self._exact(whole) or self._estimated(whole)
