@@ -252,10 +252,9 @@ def trust_text(rows: Sequence[Row], whose: str = "") -> str:
     for row in rows:
         lost[row.layer] += row.runs * row.unaligned_ns
     if lost.total() >= WORTH_PADDING * total > 0:
-        names = ", ".join(f"{layer or 'no layer'} {ns / 1e6:.3f} ms" for layer, ns in lost.most_common(LARGEST) if ns)
-        lines.append(
-            f"  rows of products that are no multiple of 16 bytes; sizes padded to that, such as a vocabulary's, would save: {names}"
-        )
+        names = ", ".join(f"{layer or 'no layer'} {ns / 1e6:.3f} ms{whose}" for layer, ns in lost.most_common(LARGEST) if ns)
+        told = "products on rows that are no multiple of 16 bytes: padded sizes, such as that of a vocabulary, would save"
+        lines.append(f"  {told} {lost.total() / total:.1%} of the device time ({names})")
     if unknown := Counter(row.kind for row in rows if row.how == "unknown"):
         names = ", ".join(f"{kind} ({count})" for kind, count in sorted(unknown.items()))
         lines.append(f"  no measurement and no rule for: {names}; their times are lower bounds from memory traffic, or 0")

@@ -45,15 +45,15 @@ def _spare(outcome: Outcome) -> str:
     """What a script that takes long between steps costs with the plan and not with the one compared with; empty if nothing.
 
     >>> _spare(Outcome(Step(250_000_000, 0, 0, 0, spare_ns=1_500_000), "h200", Step(300_000_000, 0, 0, 0, spare_ns=60_000_000)))
-    " This plan's hosts end a step 1.500 ms before they must begin the next one (with Paddle's baseline 60.000 ms): what the script takes \
-between steps beyond that, and beyond the time that the profile has for it, makes this plan's step longer."
+    " This plan's hosts are 1.500 ms ahead at the end of a step (with Paddle's baseline 60.000 ms): if the script takes more than that \
+between steps beyond the profile's `host.between_steps_ns`, the rest makes this plan's steps longer."
     """
     new, old = outcome.plan.spare_ns, outcome.before.spare_ns if outcome.before else None
     if new is None or old is None or new >= min(SPARE_NS, old - LESS_NS):
         return ""
     return (
-        f" This plan's hosts end a step {ms(new)} before they must begin the next one (with {outcome.against} {ms(old)}): what the script "
-        "takes between steps beyond that, and beyond the time that the profile has for it, makes this plan's step longer."
+        f" This plan's hosts are {ms(new)} ahead at the end of a step (with {outcome.against} {ms(old)}): if the script takes more than "
+        "that between steps beyond the profile's `host.between_steps_ns`, the rest makes this plan's steps longer."
     )
 
 
