@@ -10,8 +10,9 @@ from claiming import Row, claim, median_ms, raw, span, table
 
 from interlace.cost_model.curves import Curve, Surface
 from interlace.cost_model.model import FEWEST as FEWEST_TRANSPOSED
-from interlace.cost_model.model import depth_of, sample_size, transposed_of
+from interlace.cost_model.model import depth_of, sample_size
 from interlace.cost_model.profile import OpSample
+from interlace.cost_model.work import transposed_of
 from interlace.grouping import grouped
 from interlace.report.accuracy import BASELINE, kind_of
 

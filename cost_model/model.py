@@ -16,9 +16,9 @@ from interlace.cost_model.comm import CommTimes, CopyTimes, Found, across_hosts
 from interlace.cost_model.curves import Surface, check_error
 from interlace.cost_model.interference import BothWays, InterferenceTable, Stretch
 from interlace.cost_model.power import PowerSamples
-from interlace.cost_model.profile import DeviceProfile, OpSample, Power, Unaligned
+from interlace.cost_model.profile import DeviceProfile, OpSample, Power
 from interlace.cost_model.unaligned import LOADED, form_of, is_unaligned, rounded
-from interlace.cost_model.work import TRANSPOSES, Dims, Part, Values, flops_of, work_of
+from interlace.cost_model.work import TRANSPOSES, Dims, Part, Transposed, Values, flops_of, transposed_of, work_of
 from interlace.ir.kinds import is_comm
 from interlace.ir.operation_kinds import is_free
 from interlace.ir.program import ABSENT, DTYPE_BYTES, Op
@@ -64,8 +64,6 @@ MOST_KNOWN = 200_000
 """Number of operations whose signatures are remembered."""
 FEWEST = 3
 """Least number of samples with the same operands transposed that are used alone; with fewer, all products of the kind and dtype are."""
-Transposed = tuple[int, ...]
-"""Whether a product's first and second operand are transposed in memory."""
 Group = tuple[str, str, Transposed]
 """Kind, dtype and which operands are transposed."""
 ANY: Transposed = ()
@@ -87,11 +85,8 @@ class CostModel(Costs):
         self._by_devices: dict[int, CostModel] = {}
         self._samples: dict[Group, list[OpSample]] = {}
         self._of_sizes: dict[tuple[Group, Dims], list[OpSample]] = {}
-        self._unaligned = {
-            (each.dtype, each.row_bytes, (bool(each.transpose_x), bool(each.transpose_y))): each for each in profile.unaligned
-        }
         for sample in profile.ops:
-            stands_alone = self._knows_unaligned(sample.dtype) and "m" in sample.dims and is_unaligned(sample.dtype, sample.dims)
+            stands_alone = "m" in sample.dims and is_unaligned(sample.dtype, sample.dims) and self._knows_unaligned(sample.dtype)
             for transposed in (transposed_of(sample.dims), ANY):
                 group = sample.kind, sample.dtype, transposed
                 self._of_sizes.setdefault((group, _sizes(sample.dims)), []).append(sample)
@@ -281,13 +276,13 @@ class CostModel(Costs):
         found = self._exact(whole) or self._estimated(whole)
         if exact is not None:
             return msgspec.structs.replace(exact, unaligned_ns=max(0, exact.dur_ns - found.dur_ns))
-        known = [each for key, each in self._unaligned.items() if key[:2] in ((dtype, size), (_ALIKE.get(dtype, ""), size))]
+        known = [each for each in self.profile.unaligned if each.row_bytes == size and each.dtype in (dtype, _ALIKE.get(dtype, ""))]
         if not known:
             if DTYPE_BYTES.get(dtype, 4) > 2 and not self._knows_unaligned(dtype):
                 return self._estimated(part)
             error, detail = max(found.rel_error, UNALIGNED_ERROR), f"{found.detail}; products with such unaligned rows were not measured"
             return msgspec.structs.replace(found, rel_error=error, detail=detail)
-        row = max(known, key=lambda each: (_turned(each) == transposed, each.dtype == dtype, each.slowdown))
+        row = max(known, key=lambda each: ((each.transpose_x, each.transpose_y) == transposed, each.dtype == dtype, each.slowdown))
         peak, traffic_ns = self.profile.matrix_flops.get(dtype), self._traffic_ns(whole.size_bytes)
         computed_ns = whole.flops * 1e9 / peak.per_s if peak else traffic_ns
         slowdown = max(1.0, row.slowdown * min(1.0, computed_ns / traffic_ns))
@@ -388,19 +383,6 @@ class CostModel(Costs):
                     largest[sample.kind, sample.dtype] = sample
         rate = self.profile.memory_rate.per_s
         return max(1.0, median(s.dur_ns * rate / s.size_bytes / 1e9 for s in largest.values() if s.size_bytes)) if largest else 1.0
-
-
-def transposed_of(dims: Mapping[str, int]) -> Transposed:
-    """Which operands of a product are transposed; none for other kinds.
-
-    >>> transposed_of({"batch": 1, "m": 8, "n": 8, "k": 64, "transpose_x": 1})
-    (1, 0)
-    """
-    return tuple(dims.get(name, 0) for name in TRANSPOSES)
-
-
-def _turned(row: Unaligned) -> tuple[bool, bool]:
-    return bool(row.transpose_x), bool(row.transpose_y)
 
 
 def _sizes(dims: Mapping[str, int]) -> Dims:

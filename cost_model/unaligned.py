@@ -11,13 +11,13 @@ from math import gcd
 from statistics import median
 
 from interlace.cost_model.profile import OpSample, Unaligned
-from interlace.cost_model.work import TRANSPOSES, Part, dims_of, gemm_part
+from interlace.cost_model.work import Part, Transposed, dims_of, gemm_part, transposed_of
 from interlace.grouping import grouped
 from interlace.ir.program import DTYPE_BYTES
 
 LOADED = 16
 """Bytes that kernels load at a time if all rows are multiples of it."""
-Form = tuple[str, int, tuple[bool, bool]]
+Form = tuple[str, int, Transposed]
 """Dtype, largest power of two that divides the bytes of all rows, and which operands are transposed in memory."""
 
 
@@ -25,10 +25,9 @@ def form_of(dtype: str, dims: Mapping[str, int]) -> Form:
     """The form of a product.
 
     >>> form_of("bfloat16", {"batch": 1, "m": 8, "n": 30522, "k": 64}), form_of("bfloat16", {"batch": 1, "m": 8, "n": 64, "k": 64})
-    (('bfloat16', 4, (False, False)), ('bfloat16', 16, (False, False)))
+    (('bfloat16', 4, (0, 0)), ('bfloat16', 16, (0, 0)))
     """
-    transposed = bool(dims.get(TRANSPOSES[0])), bool(dims.get(TRANSPOSES[1]))
-    width = DTYPE_BYTES.get(dtype, 4)
+    transposed, width = transposed_of(dims), DTYPE_BYTES.get(dtype, 4)
     return dtype, gcd(LOADED, *(width * dims[name] for name in _row_dims(transposed))), transposed
 
 
@@ -42,7 +41,7 @@ def rounded(part: Part) -> Part:
     dims, step = dict(part.dims), max(1, LOADED // DTYPE_BYTES.get(part.dtype, 4))
     _, _, transposed = form_of(part.dtype, dims)
     dims |= {name: -(-dims[name] // step) * step for name in _row_dims(transposed)}
-    return gemm_part(dims["batch"], dims["m"], dims["n"], dims["k"], part.dtype, transposed=transposed)
+    return gemm_part(dims["batch"], dims["m"], dims["n"], dims["k"], part.dtype, transposed=(bool(transposed[0]), bool(transposed[1])))
 
 
 def slowdowns(samples: Iterable[OpSample]) -> tuple[Unaligned, ...]:
@@ -57,10 +56,10 @@ def slowdowns(samples: Iterable[OpSample]) -> tuple[Unaligned, ...]:
     rows = []
     for (dtype, size, (is_x, is_y)), found in sorted(grouped(ratios).items()):
         middle, least, most = (round(each, 3) for each in (median(found), min(found), max(found)))
-        rows.append(Unaligned(dtype, size, middle, least, most, int(is_x), int(is_y), len(found)))
+        rows.append(Unaligned(dtype, size, middle, least, most, is_x, is_y, len(found)))
     return tuple(rows)
 
 
-def _row_dims(transposed: tuple[bool, bool]) -> tuple[str, str, str]:
+def _row_dims(transposed: Transposed) -> tuple[str, str, str]:
     """The sizes of a row of each operand and of the result."""
     return "m" if transposed[0] else "k", "k" if transposed[1] else "n", "n"

@@ -30,6 +30,8 @@ from interlace.ir.program import ABSENT, DTYPE_BYTES, Op, Value
 
 Values = Mapping[int, Value]
 Dims = tuple[tuple[str, int], ...]
+Transposed = tuple[int, ...]
+"""Whether a product's first and second operand are transposed in memory."""
 
 PRODUCTS = ("gemm", "attention")
 """Families of kernels that multiply matrices."""
@@ -96,6 +98,15 @@ def names_of_dims(kind: str) -> tuple[str, ...]:
 def dims_of(**sizes: int) -> Dims:
     """Sizes by name, sorted: `dims_of(n=2, m=1) == (("m", 1), ("n", 2))`."""
     return tuple(sorted(sizes.items()))
+
+
+def transposed_of(dims: Mapping[str, int]) -> Transposed:
+    """Which operands of a product are transposed; none for other kinds.
+
+    >>> transposed_of({"batch": 1, "m": 8, "n": 8, "k": 64, "transpose_x": 1})
+    (1, 0)
+    """
+    return tuple(dims.get(name, 0) for name in TRANSPOSES)
 
 
 def flops_of(kind: str, dims: Mapping[str, int]) -> int:

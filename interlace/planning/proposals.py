@@ -260,12 +260,9 @@ def levels_between(tried: Tried) -> list[Judged]:
     if not drafts.given or not drafts.chooses or best is None or best.recomputed is None or len(best.recomputed) > 1:
         return found
     for _ in range(HALVINGS):
-        (at,), known = best.recomputed, sorted({level for each in (*tried.judged, *found) for level in each.recomputed or ()})
-        near = (
-            next((each for each in side), at)
-            for side in ([each for each in reversed(known) if each < at], [each for each in known if each > at])
-        )
-        levels = [(at + each) // 2 for each in near if abs(at - each) >= CLOSEST]
+        (at,), known = best.recomputed, {level for each in (*tried.judged, *found) for level in each.recomputed or ()}
+        below, above = max((each for each in known if each < at), default=at), min((each for each in known if each > at), default=at)
+        levels = [(at + each) // 2 for each in (below, above) if abs(at - each) >= CLOSEST]
         forms = [((level,), best.form, best.later) for level in levels]
         drafts.foresee(forms, limit)
         found += [drafts.draft(*form, limit) for form in forms]

@@ -147,11 +147,8 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
     is_same = base.device == profile.device
     forms = {(row.dtype, row.row_bytes, row.transpose_x, row.transpose_y) for row in profile.unaligned}
     slowed = [row for row in base.unaligned if (row.dtype, row.row_bytes, row.transpose_x, row.transpose_y) not in forms]
-    if slowed and (is_same or forms):  # a device without any has none, as a CPU
-        own = slowed if is_same else [msgspec.structs.replace(row, source="derived") for row in slowed]
-        unaligned = (*profile.unaligned, *own)
-    else:
-        unaligned = profile.unaligned
+    if not is_same:  # a device without any has none, as a CPU
+        slowed = [msgspec.structs.replace(row, source="derived") for row in slowed] if forms else []
     taken += ["memory_bytes", "power"] if is_same else []
     missing = {each: getattr(base, each) for each in taken if not getattr(profile, each) and getattr(base, each)}
     if copies and (is_same or not profile.copies):
@@ -168,8 +165,8 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
         missing = {"interference": (*profile.interference, *rows), **missing}
     if unknown:
         missing = {"collectives": (*profile.collectives, *unknown), **missing}
-    if unaligned != profile.unaligned:
-        missing["unaligned"] = unaligned
+    if slowed:
+        missing["unaligned"] = (*profile.unaligned, *slowed)
     if base.host.between_steps_ns > profile.host.between_steps_ns:
         note = f"{profile.host.note}; a script's longer time between steps is that of {name}"
         missing["host"] = msgspec.structs.replace(profile.host, between_steps_ns=base.host.between_steps_ns, note=note)
