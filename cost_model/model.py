@@ -4,7 +4,8 @@ which."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from copy import copy
 from statistics import median
 from typing import Any
@@ -18,7 +19,7 @@ from interlace.cost_model.interference import BothWays, InterferenceTable, Stret
 from interlace.cost_model.power import PowerSamples
 from interlace.cost_model.profile import DeviceProfile, OpSample, Power
 from interlace.cost_model.unaligned import LOADED, form_of, is_unaligned, rounded
-from interlace.cost_model.work import TRANSPOSES, Dims, Part, Transposed, Values, flops_of, transposed_of, work_of
+from interlace.cost_model.work import TRANSPOSES, Dims, Part, Values, flops_of, transposed_of, work_of
 from interlace.ir.kinds import is_comm
 from interlace.ir.operation_kinds import is_free
 from interlace.ir.program import ABSENT, DTYPE_BYTES, Op
@@ -63,11 +64,14 @@ REPRESENTATIVES = {
 MOST_KNOWN = 200_000
 """Number of operations whose signatures are remembered."""
 FEWEST = 3
-"""Least number of samples with the same operands transposed that are used alone; with fewer, all products of the kind and dtype are."""
-Group = tuple[str, str, Transposed]
-"""Kind, dtype and which operands are transposed."""
-ANY: Transposed = ()
-"""Stands for any transposition: all samples of a kind and dtype."""
+"""Least number of samples of a variant that keep to themselves: fewer serve all variants of the kind and dtype, and theirs is served by
+all samples."""
+Variant = tuple[int, ...]
+"""What tells apart kernels of one kind and dtype: which operands of a product are transposed, and how wide heads of attention are."""
+Group = tuple[str, str, Variant]
+"""Kind, dtype and variant."""
+ANY: Variant = ()
+"""Stands for any variant: all samples of a kind and dtype."""
 _ALIKE = {"float16": "bfloat16", "bfloat16": "float16"}
 _ATTRS = ("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking", "dst_place_type", "place", "left_out")
 """Attributes that the work of an operation depends on: exactly those that `work.py` reads."""
@@ -83,18 +87,19 @@ class CostModel(Costs):
         self._copies = CopyTimes(profile.copies)
         self._pairs = InterferenceTable(profile.interference, profile.copies, comm_ctas)
         self._by_devices: dict[int, CostModel] = {}
-        self._samples: dict[Group, list[OpSample]] = {}
         self._of_sizes: dict[tuple[Group, Dims], list[OpSample]] = {}
+        found: dict[tuple[str, str], list[OpSample]] = {}
         for sample in profile.ops:
             stands_alone = "m" in sample.dims and is_unaligned(sample.dtype, sample.dims) and self._knows_unaligned(sample.dtype)
-            for transposed in (transposed_of(sample.dims), ANY):
-                group = sample.kind, sample.dtype, transposed
+            for variant in (_variant(sample.dims), ANY):
+                group = sample.kind, sample.dtype, variant
                 self._of_sizes.setdefault((group, _sizes(sample.dims)), []).append(sample)
-                if not stands_alone:
-                    self._samples.setdefault(group, []).append(sample)
+            if not stands_alone:
+                found.setdefault((sample.kind, sample.dtype), []).append(sample)
+        self._samples = {group: each for key, samples in found.items() for group, each in _by_variant(*key, samples)}
         self._dtypes: dict[str, list[str]] = {}
-        for kind, dtype, transposed in sorted(self._samples):
-            if transposed == ANY:
+        for kind, dtype, variant in sorted(self._samples):
+            if variant == ANY:
                 self._dtypes.setdefault(kind, []).append(dtype)
         self._surfaces: dict[Group, tuple[Surface, float]] = {}
         self._numbers: dict[Any, int] = {}
@@ -313,9 +318,9 @@ class CostModel(Costs):
         return Estimate(near.dur_ns, "exact", error, f"{near.source}, {near.num_runs} run(s)")
 
     def _group(self, part: Part, kind: str, dtype: str) -> Group:
-        """The group of samples to use for a part: those with the same operands transposed, or all if there are fewer than `FEWEST`."""
-        group = kind, dtype, transposed_of(dict(part.dims))
-        return group if len(self._samples.get(group, ())) >= FEWEST else (kind, dtype, ANY)
+        """The group of samples to use for a part: that of its variant, if there is one."""
+        group = kind, dtype, _variant(dict(part.dims))
+        return group if group in self._samples else (kind, dtype, ANY)
 
     def _sampled(self, part: Part) -> Estimate | None:
         """From samples of the kind, else of a proxy for it; in this dtype, else a similar one, else (memory-bound kinds only) any other."""
@@ -383,6 +388,24 @@ class CostModel(Costs):
                     largest[sample.kind, sample.dtype] = sample
         rate = self.profile.memory_rate.per_s
         return max(1.0, median(s.dur_ns * rate / s.size_bytes / 1e9 for s in largest.values() if s.size_bytes)) if largest else 1.0
+
+
+def _variant(dims: Mapping[str, int]) -> Variant:
+    """The variant of a kernel.
+
+    >>> _variant({"batch": 1, "m": 8, "n": 8, "k": 64, "transpose_x": 1}), _variant({"heads": 16, "head_dim": 64})
+    ((1, 0), (64,))
+    """
+    return (dims["head_dim"],) if "head_dim" in dims else transposed_of(dims)
+
+
+def _by_variant(kind: str, dtype: str, samples: list[OpSample]) -> Iterator[tuple[Group, list[OpSample]]]:
+    """The samples of a kind and dtype: all, and for each variant those to use."""
+    yield (kind, dtype, ANY), samples
+    counts = Counter(_variant(sample.dims) for sample in samples)
+    few = {variant for variant, count in counts.items() if count < FEWEST}
+    for variant in counts.keys() - few:
+        yield (kind, dtype, variant), [sample for sample in samples if _variant(sample.dims) in (few | {variant})]
 
 
 def _sizes(dims: Mapping[str, int]) -> Dims:

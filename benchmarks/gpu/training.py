@@ -165,6 +165,7 @@ OTHER_SHAPES = {
     "--micro-batches 5 --vocab 32000",
 }
 """Cases on two GPUs with combinations of width, depth, sequence and batch that no other case has, to test predictions."""
+ZOO_WORDS = ("--amp", "O2", "--attention", "flash", "--steps", str(STEPS), "--learning-rate", "1e-3")
 WIDE_BLOCK = "--hidden 4096 --heads 32 --kv-heads 8 --gated --no-bias --intermediate 14336 --vocab 32000"
 ZOO = {
     "bert-pp2": "bert --hidden 1024 --heads 16 --layers 12 --vocab 30522 --seq-len 512 --dropout 0.1 --pp 2 --micro-batches 8 "
@@ -186,6 +187,12 @@ ZOO = {
     "--batch-size 16 --clip-grad 1",
 }
 """Networks of the zoo at sizes for two GPUs; no option of Interlace was tuned for them."""
+PADDING = {
+    f"bert-{vocab}": "bert --hidden 1024 --heads 16 --layers 12 --seq-len 512 --dropout 0.1 --schedule 1F1B --micro-batches 8 "
+    f"--batch-size 128 --vocab {vocab}"
+    for vocab in (30522, 30528)
+}
+"""BERT on one GPU with its vocabulary, and with one whose rows are multiples of 16 bytes."""
 OWN_POOLS = Plan("auto-own-pools", f"allocate_on_compute: off\n{AUTO[0].config}")
 """Collectives take their results from pools of their own streams (decision 032 says what the default does)."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
@@ -300,7 +307,7 @@ def cases(gpus: int) -> list[Case]:
         found += [_layers(model, 2048, 2, 2, plans=(*SOME, AUTO[0]), batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
     found += [_layers(model, 2048, 1, plans=(BASELINE, DX, *OFFLOADS)) for model in models]
-    found += [*_accumulation(), *_recomputed(), *_captured(gpus)]
+    found += [*_accumulation(), *_recomputed(), *_padding(), *_captured(gpus)]
     found += [_layers(model, 4096, mp, plans=(BASELINE, DX, MIXED)) for mp in (1, *widths) for model in models]
     return [_with_budgets(case) for case in (*found, *_small(gpus), *_puzzle(gpus))]
 
@@ -412,12 +419,17 @@ def _layouts(gpus: int) -> list[Case]:
 
 def _zoo() -> list[Case]:
     """Networks of the zoo on two GPUs; Paddle 3.3.1 builds neither VPP nor sharding 3 with master gradients."""
-    usual = ("--amp", "O2", "--attention", "flash", "--steps", str(STEPS), "--learning-rate", "1e-3")
     found = []
     for name, told in ZOO.items():
         half = () if "--vpp" in told or "--sharding-stage 3" in told else ("--master-grad",)
-        found.append(Case(f"zoo-{name}", "zoo", 2, (*told.split(), *usual, *half), (BASELINE, AUTO[0], OWN_POOLS, AGAIN)))
+        found.append(Case(f"zoo-{name}", "zoo", 2, (*told.split(), *ZOO_WORDS, *half), (BASELINE, AUTO[0], OWN_POOLS, AGAIN)))
     return found
+
+
+def _padding() -> list[Case]:
+    return [
+        Case(name, "zoo", 1, (*told.split(), *ZOO_WORDS, "--master-grad"), (BASELINE, AUTO[0], AGAIN)) for name, told in PADDING.items()
+    ]
 
 
 def _peaks() -> list[Case]:

@@ -8,7 +8,7 @@ import pytest
 from interlace.cost_model import CostModel, DeviceProfile
 from interlace.cost_model.base import largest_unmeasured, shares_by_how
 from interlace.cost_model.profile import CommSample, HostCosts, OpSample, Peak, Provenance
-from interlace.cost_model.work import matmul_sizes
+from interlace.cost_model.work import attention_part, matmul_sizes
 from interlace.ir.text import parse
 from tests.cost_model.programs import Parts, binary, last_op, matmul, unary
 
@@ -95,6 +95,28 @@ def test_where_too_few_samples_have_the_same_operands_transposed_all_answer() ->
     assert product(model(*plain), 2, True) == (20_000, "exact")
     for samples in ((*plain, sample(32_000, 2, transpose_x=1)), (sample(32_000, 2, transpose_x=1), *plain)):
         assert product(model(*samples), 2, True) == (32_000, "exact")
+
+
+def heads(width: int, dur_ns: int, batch: int = 1) -> OpSample:
+    """Attention over 64 positions with one head of this width."""
+    part = attention_part(batch, 1, 1, 64, 64, width, False, "float32", False)
+    return OpSample(part.kind, part.dtype, dict(part.dims), part.size_bytes, dur_ns)
+
+
+def test_heads_of_a_width_are_answered_by_such_samples_where_there_are_three() -> None:
+    """A kernel of twice the width and half the batch has as many FLOPs, but may not take as long."""
+    wide = [heads(32, 100_000 * batch, batch) for batch in (1, 2, 4)]
+    narrow = [heads(16, 150_000 * batch, batch) for batch in (2, 4, 8)]
+    other = attention_part(3, 1, 1, 64, 64, 32, False, "float32", False), attention_part(6, 1, 1, 64, 64, 16, False, "float32", False)
+    assert [model(*wide, *narrow).part_time(each).dur_ns for each in other] == [300_000, 900_000]
+    assert [model(*wide).part_time(each).dur_ns for each in other] == [300_000, 300_000]
+
+
+def test_a_variant_of_few_samples_serves_the_others_too() -> None:
+    wide = [heads(32, 100_000 * batch, batch) for batch in (1, 2, 4)]
+    costs = model(*wide, heads(16, 900_000, 16))
+    assert costs.part_time(attention_part(8, 1, 1, 64, 64, 32, False, "float32", False)).dur_ns == 900_000
+    assert costs.part_time(attention_part(16, 1, 1, 64, 64, 16, False, "float32", False)).how == "exact"
 
 
 def test_beyond_the_measured_sizes_the_error_doubles() -> None:

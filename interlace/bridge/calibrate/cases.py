@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import paddle
 import paddle.nn.functional as F
@@ -28,11 +28,16 @@ from interlace.ir.kinds import is_boundary
 
 ops: Any = paddle._C_ops
 HEAD_DIM = 128
-"""Width of an attention head in all models; in `LARGE`, the heads of all devices together are as wide as the layer."""
+"""Width of an attention head in most models; in `LARGE`, the heads of all devices together are as wide as the layer."""
+DROPOUT = 0.1
 CONSTANTS = frozenset({"pd_op.full", "pd_op.full_int_array", "builtin.combine"})
 """Operations that are cloned together with their readers: axes, shapes, and lists of operands."""
 MEASURED_ELSEWHERE = ("comm", "p2p", "copy", "unknown")
 """Families of kernels that are not measured as operations of one device."""
+
+
+Family = Literal["gpt", "llama", "bert"]
+"""What a model is like: BERT attends to all tokens, normalizes the sums of its residual connections, and has dropout."""
 
 
 class Model(NamedTuple):
@@ -44,18 +49,21 @@ class Model(NamedTuple):
     heads: int
     ffn_width: int
     vocab: int
+    head_dim: int = HEAD_DIM
 
 
 class Sizes(NamedTuple):
     """What is measured: `products` of (m, n, k), `batched` products of (batch, m, n, k), `elements` of elementwise operations, (rows,
-    columns) of row-wise operations, and training steps of `models`; and products of (m, n, k) with their gradients whose rows of n are no
-    multiple of 16 bytes (`unaligned`), with those that they are compared with."""
+    columns) of row-wise operations, and training steps of `models`, which are GPTs and Llamas, and of `encoders`, which are BERTs; and
+    products of (m, n, k) with their gradients whose rows of n are no multiple of 16 bytes (`unaligned`), with those that they are compared
+    with."""
 
     products: list[tuple[int, int, int]]
     batched: list[tuple[int, int, int, int]]
     elements: list[int]
     rows: list[tuple[int, int]]
     models: list[Model]
+    encoders: list[Model]
     unaligned: list[tuple[int, int, int]]
 
 
@@ -65,6 +73,7 @@ SMALL = Sizes(
     [1 << e for e in (14, 16, 18, 20, 22)],
     [(64, 256), (512, 512), (2048, 1024)],
     [Model(1, 128, 256, 2, 1024, 1024), Model(2, 256, 512, 4, 2048, 4096)],
+    [Model(2, 128, 256, 4, 1024, 1024, 64)],
     [],
 )
 LARGE = Sizes(
@@ -76,6 +85,7 @@ LARGE = Sizes(
         *(Model(batch, 2048, 4096, 32 // mp, 16384 // mp, 32768 // mp) for batch in (1, 4) for mp in (1, 2, 4)),
         Model(1, 4096, 4096, 32, 11008, 32768),
     ],
+    [Model(tokens // seq, seq, 1024, 16, 4096, 8192, 64) for tokens, seq in ((8192, 512), (4096, 1024), (8192, 2048))],
     [(m, n, 2048) for m in (2048, 8192) for n in (8192, 8191, 8190, 8188)],
 )
 
@@ -90,7 +100,15 @@ def sizes_for(fast: bool, quick: bool) -> Sizes:
     found = LARGE if fast else SMALL
     if not quick:
         return found
-    return Sizes(found.products[:3], found.batched[:1], found.elements[1::2], found.rows[1:], found.models[:1], found.unaligned[:4])
+    return Sizes(
+        found.products[:3],
+        found.batched[:1],
+        found.elements[1::2],
+        found.rows[1:],
+        found.models[:1],
+        found.encoders[:1],
+        found.unaligned[:4],
+    )
 
 
 def cases(fast: bool, quick: bool, failed: dict[str, str] | None = None) -> list[Case]:
@@ -107,7 +125,8 @@ def cases(fast: bool, quick: bool, failed: dict[str, str] | None = None) -> list
         partial(_with_gradients, sizes.unaligned, dtype),
         *(partial(_elementwise, elements, dtype) for elements in sizes.elements),
         *(partial(_row_wise, rows, cols, dtype) for rows, cols in sizes.rows),
-        *(partial(_model, size, dtype, is_llama) for size in sizes.models for is_llama in (False, True)),
+        *(partial(_model, size, dtype, family) for size in sizes.models for family in ("gpt", "llama")),
+        *(partial(_model, size, dtype, "bert") for size in sizes.encoders),
     ]
     found: dict[tuple[str, str, Dims, int], Case] = {}
     for build in builds:
@@ -122,7 +141,7 @@ def cases(fast: bool, quick: bool, failed: dict[str, str] | None = None) -> list
 
 
 def _name_of(build: partial[None]) -> str:
-    """Such as `model (Model(...), 'bfloat16', True)`."""
+    """Such as `model (Model(...), 'bfloat16', 'gpt')`."""
     return f"{build.func.__name__.lstrip('_')} {build.args}"
 
 
@@ -265,9 +284,10 @@ def _row_wise(rows: int, cols: int, dtype: str) -> None:
     paddle.static.gradients([F.embedding(_tensor((rows,), "int64"), table)], [table])
 
 
-def _model(size: Model, dtype: str, is_llama: bool) -> None:
-    """Forward and backward of the embedding, one layer and the loss of a GPT or a Llama."""
-    batch, seq, hidden, heads, ffn_width, vocab = size
+def _model(size: Model, dtype: str, family: Family) -> None:
+    """Forward and backward of the embedding, one layer and the loss of a model."""
+    batch, seq, hidden, heads, ffn_width, vocab, head_dim = size
+    is_llama, is_bert = family == "llama", family == "bert"
     weights: list[Any] = []
 
     def weight(*shape: int) -> Any:
@@ -284,26 +304,28 @@ def _model(size: Model, dtype: str, is_llama: bool) -> None:
         exact = exact * paddle.rsqrt(paddle.mean(paddle.square(exact), -1, keepdim=True) + 1e-5)
         return exact.astype(dtype) * weight(hidden)
 
+    def attended(x: Any) -> Any:
+        q, k, v = paddle.split(linear(x, 3 * width).reshape([batch, seq, heads, 3 * head_dim]), 3, -1)
+        return linear(_attended(q, k, v, is_causal=not is_bert).reshape([batch, seq, width]), hidden)
+
     def mixed(x: Any) -> Any:
         if not is_llama:
-            return F.gelu(linear(x, ffn_width), approximate=True)
-        return F.silu(linear(x, ffn_width)) * linear(x, ffn_width)
+            return linear(F.gelu(linear(x, ffn_width), approximate=True), hidden)
+        return linear(F.silu(linear(x, ffn_width)) * linear(x, ffn_width), hidden)
 
-    ids = _tensor((batch, seq), "int64")
+    ids, width = _tensor((batch, seq), "int64"), heads * head_dim
     x = F.embedding(ids, weight(vocab, hidden))
-    width = heads * HEAD_DIM
-    q, k, v = paddle.split(linear(norm(x), 3 * width).reshape([batch, seq, heads, 3 * width // heads]), 3, -1)
-    x = x + linear(_attended(q, k, v).reshape([batch, seq, width]), hidden)
-    x = x + linear(mixed(norm(x)), hidden)
-    scores = paddle.matmul(norm(x), weight(hidden, vocab)).astype("float32").reshape([-1, vocab])
+    for part in (attended, mixed):
+        x = norm(x + F.dropout(part(x), DROPOUT)) if is_bert else x + part(norm(x))
+    scores = paddle.matmul(x if is_bert else norm(x), weight(hidden, vocab)).astype("float32").reshape([-1, vocab])
     paddle.static.gradients([F.cross_entropy(scores, ids.reshape([-1]))], weights)
 
 
-def _attended(q: Any, k: Any, v: Any) -> Any:
+def _attended(q: Any, k: Any, v: Any, is_causal: bool) -> Any:
     """Attention over `[batch, sequence, heads, head_dim]`: flash attention if Paddle has a kernel for the dtype, else products and a
     softmax."""
     try:
-        return ops.flash_attn(q, k, v, None, None, 0.0, True, False, False, "")[0]
+        return ops.flash_attn(q, k, v, None, None, 0.0, is_causal, False, False, "")[0]
     except TypeError:  # no kernel for this type
         q, k, v = (each.transpose([0, 2, 1, 3]) for each in (q, k, v))
         return paddle.matmul(F.softmax(paddle.matmul(q, k, transpose_y=True)), v).transpose([0, 2, 1, 3])
