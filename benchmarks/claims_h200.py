@@ -548,6 +548,41 @@ def zoo_gains_in_short() -> str:
     return f"{span(gains)} in {len(gains)} cases, {sum(gain < 0 for gain in gains)} of them a loss"
 
 
+def _of_one_gpu() -> list[Row]:
+    """Runs of one GPU that had calibrated itself just before, without repeated baselines, of which nothing is simulated."""
+    return [row for row in raw("h200/own_calibration_one_gpu.json")["runs"] if "simulated" in row]
+
+
+@claim
+def padded_vocabulary() -> str:
+    """Steps of BERT with and without a padded vocabulary."""
+    steps: dict[str, list[float]] = {}
+    for row in raw("h200/own_calibration_one_gpu.json")["runs"]:
+        if row["case"].startswith("bert-"):
+            steps.setdefault(row["case"].removeprefix("bert-"), []).append(median_ms(row))
+    (words, plain), (padded, shorter) = steps.items()
+    plain_text, shorter_text = (f"{min(each):.1f} to {max(each):.1f} ms" for each in (plain, shorter))
+    saved = statistics.median(plain) - statistics.median(shorter)
+    return (
+        f"{plain_text} with {words} words, {shorter_text} with {padded} ({len(plain)} runs each), {saved:.1f} ms or "
+        f"{100 * saved / statistics.median(plain):.1f} % less in the median"
+    )
+
+
+@claim
+def own_calibration_of_one_gpu() -> str:
+    """Errors of steps that were planned with the profile of the GPU itself, and with another GPU's that knows BERT's operations."""
+    by_kind: dict[bool, list[Row]] = {True: [], False: []}
+    for row in _of_one_gpu():
+        by_kind[row["case"].startswith("bert-")].append(row)
+    usual, bert = (span([_error(row, "simulated") for row in by_kind[is_bert]]) for is_bert in (False, True))
+    usual_now, bert_now = (span([_error(row, "simulated_now") for row in by_kind[is_bert]]) for is_bert in (False, True))
+    return (
+        f"GPT and Llama {usual} ({len(by_kind[False])} runs), BERT {bert} ({len(by_kind[True])}); "
+        f"with `calibrated_sixth`, {usual_now} and {bert_now}"
+    )
+
+
 @claim
 def allocated_on_compute() -> str:
     """What collectives that write into the compute stream's pool change, against plans without that."""

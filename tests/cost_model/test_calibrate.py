@@ -19,6 +19,7 @@ from interlace.cli import calibrate as command
 from interlace.cost_model import CostModel, load_profile
 from interlace.cost_model.profile import Interference, OpSample
 from interlace.cost_model.unaligned import slowdowns
+from interlace.cost_model.work import attention_part
 from interlace.errors import ConfigError
 from interlace.interrupts import as_interrupts
 from tests.together import in_threads
@@ -35,14 +36,12 @@ def test_a_measured_profile_answers_for_this_machine(tmp_path, monkeypatch, caps
     from interlace.bridge.calibrate import measure
     from interlace.bridge.targets.cpu import cpu_model
 
-    wanted = {"gemm", "softmax"}
+    wanted = {"gemm", "softmax", "add"}
     every = measure.cases
 
     def few(*given):
-        """The smallest operations, and the largest addition, which takes longer than its dispatch on a busy machine, too."""
-        found = every(*given)
-        largest = next(case for case in found[::-1] if case.part.kind == "add")
-        return [*{case.part.kind: case for case in found[::-1] if case.part.kind in wanted}.values(), largest]
+        """The largest operations, which take longer than their dispatch on a busy machine, too."""
+        return list({case.part.kind: case for case in every(*given) if case.part.kind in wanted}.values())
 
     monkeypatch.setattr(measure, "cases", few)
     target = tmp_path / "here.json"
@@ -191,8 +190,39 @@ def test_power_is_measured_of_the_largest_of_each_kind_and_of_three_sizes_of_pro
         took_s = [run(times, lambda: None) for times in (1, 2)]
         (few, _), _ = measure.power_of(bench_of_cpu(), [each for each in long if each[0].part.kind == "gemm"][:2])
         assert len({load.size for load in few}) == len(few) == 2, "each once"
+        odd = [(case, 4e6) for case in unaligned_cases()]
+        (same, _), _ = measure.power_of(bench_of_cpu(), [*long, *odd])
+        assert [load.size for load in same] == [load.size for load in loads]
     assert (loads[0].count, loads[0].row_s) == (2, 8e-3)
     assert (len(ran), min(took_s) > 0) == (1 + 2, True)
+
+
+def unaligned_cases():
+    """The product of two large matrices and its gradients, with rows of 4095 numbers of 4 bytes."""
+    from interlace.bridge.calibrate.cases import _cases_of, _with_gradients
+
+    return list(_cases_of(partial(_with_gradients, [(4096, 4095, 4096)], "float32")))
+
+
+@pytest.mark.paddle
+def test_what_runs_other_kernels_than_most_of_its_kind_does_not_stand_for_the_kind(monkeypatch):
+    """Beside copies and messages; the test of power has it for power."""
+    from interlace.bridge.calibrate import communication
+    from interlace.bridge.calibrate.cases import is_usual
+    from interlace.bridge.probe.bench import paddle_settings
+
+    given = []
+    monkeypatch.setattr(communication, "measured_beside", lambda bench, cases, *rest: given.append(cases))
+    monkeypatch.setattr(communication, "copies_of_all_ranks", lambda lab: None)
+    every = communication.cases
+    monkeypatch.setattr(communication, "cases", lambda *wanted: [*every(*wanted), *unaligned_cases()])
+    with paddle_settings():
+        communication._with_interference(communication.Communication(), bench_of_cpu(), True)
+    (found,) = given
+    assert {case.part.kind for case in found} >= {"gemm", "gelu"}
+    assert all(dict(case.part.dims)["n"] != 4095 != dict(case.part.dims)["k"] for case in found if case.part.kind == "gemm")
+    of_heads = {width: attention_part(1, 2, 2, 8, 8, width, True, "bfloat16", False) for width in (64, 128)}
+    assert [is_usual(of_heads[width]) for width in (64, 128)] == [False, True]
 
 
 @pytest.mark.paddle

@@ -20,6 +20,7 @@ from interlace.bridge.guard import fault_of
 from interlace.bridge.lower import CLONE
 from interlace.bridge.probe.bench import Case
 from interlace.cost_model.base import tables_of
+from interlace.cost_model.unaligned import is_unaligned
 from interlace.cost_model.work import TRANSPOSES, Dims, Part, work_of
 from interlace.cpu.ops import type_name
 from interlace.interrupts import uninterrupted
@@ -138,6 +139,13 @@ def cases(fast: bool, quick: bool, failed: dict[str, str] | None = None) -> list
             if failed is not None:
                 failed[f"all operations of {_name_of(build)}"] = fault_of(error).text
     return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1], key[3], key[2]))]
+
+
+def is_usual(part: Part) -> bool:
+    """Whether an operation may stand for its kind where only some of a kind are measured, as for power and interference. Products with
+    unaligned rows and attention with narrow heads run other kernels, which take longer and draw less power."""
+    dims = dict(part.dims)
+    return not (part.family == "gemm" and is_unaligned(part.dtype, dims)) and dims.get("head_dim", HEAD_DIM) == HEAD_DIM
 
 
 def _name_of(build: partial[None]) -> str:

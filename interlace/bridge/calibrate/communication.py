@@ -13,7 +13,7 @@ import paddle
 from interlace.bridge.agree import peers_of_run
 from interlace.bridge.calibrate.beside import Beside, lab_of, measured_beside
 from interlace.bridge.calibrate.both_ways import Copies, copies_of_all_ranks
-from interlace.bridge.calibrate.cases import cases
+from interlace.bridge.calibrate.cases import cases, is_usual
 from interlace.bridge.calibrate.messages import COLLECTIVES, DTYPE, TRANSFER, Message, Ranks, elements_of
 from interlace.bridge.meeting import meeting_of_run
 from interlace.bridge.probe.bench import Bench, spread
@@ -64,7 +64,8 @@ def _with_interference(
     found: Communication, bench: Bench, quick: bool, groups: Mapping[int, Any] | None = None, rank: int = 0, peers: Peers | None = None
 ) -> Communication:
     """The same with interference and copies of all ranks at once; arguments as those of `measured_beside`."""
-    beside = measured_beside(bench, cases(bench.is_fast, quick), quick, groups, rank, peers)
+    wanted = [case for case in cases(bench.is_fast, quick) if is_usual(case.part)]
+    beside = measured_beside(bench, wanted, quick, groups, rank, peers)
     return found._replace(beside=beside, copies=copies_of_all_ranks(lab_of(bench, quick, groups or {}, peers)))
 
 

@@ -23,7 +23,7 @@ import msgspec
 import paddle
 from tqdm import tqdm
 
-from interlace.bridge.calibrate.cases import cases
+from interlace.bridge.calibrate.cases import cases, is_usual
 from interlace.bridge.calibrate.communication import Communication
 from interlace.bridge.calibrate.copies import copy_samples
 from interlace.bridge.calibrate.cpu_collectives import GROUP, cpu_collectives
@@ -272,7 +272,7 @@ def power_of(bench: Bench, measured: Sequence[tuple[Case, float]]) -> tuple[Powe
     if gpu is None:
         return None, why
     loads = []
-    whole = [each for each in measured if each[0].without is None and each[1] >= LEAST_LOAD_NS]
+    whole = [(case, once_ns) for case, once_ns in measured if case.without is None and once_ns >= LEAST_LOAD_NS and is_usual(case.part)]
     for _, found in sorted(grouped((case.part.kind, (case, once_ns)) for case, once_ns in whole).items()):
         ordered = sorted(found, key=lambda each: each[0].part.flops or each[0].part.size_bytes)
         places = [int(share * len(ordered)) for share in PRODUCT_SIZES] if ordered[0][0].part.flops else []
