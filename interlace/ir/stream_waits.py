@@ -22,19 +22,17 @@ def waited_for(program: Program) -> list[dict[str, int]]:
         so_far: dict[str, dict[str, int]] = {}
         for op_id, m in job.items:
             k, own = len(found), streams[op_id]
-            mine = dict(so_far.get(own, {}))
+            mine = so_far.get(own, {})
             for variable in given.get(op_id, ()):
                 at, other = writer.get((variable, m), (-1, own))
-                if other != own:
-                    _wait_too(mine, found[at] | {other: at}, own)
+                if other != own and mine.get(other, -1) < at:  # what is later on a stream has waited for as much
+                    mine = _waiting_too(mine, found[at] | {other: at}, own)
             so_far[own] = mine
             found.append(mine)
             writer.update(((variable, m), (k, own)) for variable in made.get(op_id, ()))
     return found
 
 
-def _wait_too(mine: dict[str, int], other: dict[str, int], own: str) -> None:
-    """Let a stream wait for what another has waited for."""
-    for name, at in other.items():
-        if name != own:
-            mine[name] = max(mine.get(name, -1), at)
+def _waiting_too(mine: dict[str, int], other: dict[str, int], own: str) -> dict[str, int]:
+    """What a stream has waited for if it also waits for what another has waited for."""
+    return mine | {name: max(mine.get(name, -1), at) for name, at in other.items() if name != own}
