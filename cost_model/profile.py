@@ -275,8 +275,8 @@ class Errors(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `interlace accuracy --write` found with this profile, for runs with one pipeline stage and with several. The `limited` fields
-    are simulated with the power limit, as plans are judged, the others without it."""
+    """What `interlace accuracy --write` found with this profile, for runs of GPT and Llama with one pipeline stage and with several. The
+    `limited` fields are simulated with the power limit, as plans are judged, the others without it."""
 
     date: str
     one_stage: Errors

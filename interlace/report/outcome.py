@@ -132,10 +132,10 @@ def _caution(outcome: Outcome) -> str:
         return ""
     off = f"{100 * found.step_median:.1f} % off"
     if outcome.change() >= 0:
-        return f" Predicted steps were {off} the measured ones."
+        return f" Predicted steps of GPT and Llama were {off} the measured ones."
     return (
-        f" Predicted gains were {found.gain_ratio:.2f} times the measured ones (median of {found.gains}, {found.right_sign} with the "
-        f"right sign), steps {off}."
+        f" Predicted gains of GPT and Llama were {found.gain_ratio:.2f} times the measured ones "
+        f"(median of {found.gains}, {found.right_sign} with the right sign), steps {off}."
     )
 
 

@@ -143,10 +143,12 @@ def test_stored_errors_stand_beside_each_predicted_gain(tmp_path: Path) -> None:
     assert load_profile(path).accuracy == Accuracy("2026-11-25", off, off, off, off)
     outcome = Outcome(Step(90, 0, 0, 1), "mine", Step(100, 0, 0, 1), errors=off)
     assert outcome_sentence(outcome).endswith(
-        "Predicted gains were 1.31 times the measured ones (median of 4, 3 with the right sign), steps 2.1 % off."
+        "Predicted gains of GPT and Llama were 1.31 times the measured ones (median of 4, 3 with the right sign), steps 2.1 % off."
     )
     slower = msgspec.structs.replace(outcome, plan=Step(101, 0, 0, 1))
-    assert outcome_sentence(slower).endswith(". Predicted steps were 2.1 % off the measured ones."), "no gain, so none is qualified"
+    assert outcome_sentence(slower).endswith(". Predicted steps of GPT and Llama were 2.1 % off the measured ones."), (
+        "no gain, so none is qualified"
+    )
     assert "Predicted" not in outcome_sentence(msgspec.structs.replace(outcome, errors=None))
 
 

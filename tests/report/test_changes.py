@@ -14,7 +14,7 @@ from interlace.cost_model.base import Row
 from interlace.ir import Program, load, parse
 from interlace.planning.plan import read_record, replay
 from interlace.report.changes import MOST_LINES, changes, changes_text
-from interlace.report.costs import by_kind, by_layer, sums_text
+from interlace.report.costs import by_kind, by_layer, op_lines, sums_text
 from tests.report.pages import make_plans
 from tests.strategies import World
 
@@ -128,6 +128,15 @@ ROWS = [
     Row(2, "add", "blocks.0.norm", "", 300, "interpolated", 0.2, "", 1),
     Row(3, "data", "", "", 0, "free", 0.0, ""),
 ]
+
+
+def test_lines_of_operations_say_what_padded_sizes_would_save() -> None:
+    slow, usual = (
+        Row(op, "matmul", "head", "gemm", 300_000, "interpolated", 0.1, "", unaligned_ns=ns) for op, ns in ((1, 200_000), (2, 0))
+    )
+    found = op_lines([slow, usual])
+    assert found[0].endswith(" interpolated, 0.2000 ms less with rows of multiples of 16 bytes")
+    assert found[1].endswith(" interpolated")
 
 
 def test_costs_are_summed_by_kind_and_by_layer_largest_first() -> None:
