@@ -9,10 +9,8 @@ import device_profile
 from claiming import Row, claim, median_ms, raw, span, table
 
 from interlace.cost_model.curves import Curve, Surface
-from interlace.cost_model.model import FEWEST as FEWEST_TRANSPOSED
-from interlace.cost_model.model import depth_of, sample_size
+from interlace.cost_model.model import ANY, by_variant, depth_of, sample_size, variant_of
 from interlace.cost_model.profile import OpSample
-from interlace.cost_model.work import transposed_of
 from interlace.grouping import grouped
 from interlace.report.accuracy import BASELINE, kind_of
 
@@ -54,12 +52,12 @@ def left_out() -> str:
 
 
 def errors_left_out(samples: Sequence[OpSample], floor_ns: float) -> Iterator[tuple[float, float, float]]:
-    """For each sample, relative errors of a curve through all others, of a curve through those with the same transposed operands (if they
-    give a time, as in the cost model), and of the latter separated by depth too."""
+    """For each sample, relative errors of a curve through all others, of a curve through those of them that the cost model uses for its
+    variant, and of the latter separated by depth too."""
     for left in samples:
         others = [each for each in samples if each is not left]
-        like = [each for each in others if transposed_of(each.dims) == transposed_of(left.dims)]
-        like = like if len(like) >= FEWEST_TRANSPOSED else others
+        groups = dict(by_variant(others))
+        like = groups.get(variant_of(left.dims), groups[ANY])
         size, surface = sample_size(left), Surface(((depth_of(each.dims), sample_size(each), each.dur_ns) for each in like), floor_ns)
         found = (_curve(others, floor_ns).at(size), _curve(like, floor_ns).at(size), surface.at(depth_of(left.dims), size))
         one, by_transposes, by_depth = (abs(each / left.dur_ns - 1) for each in found)

@@ -549,37 +549,38 @@ def zoo_gains_in_short() -> str:
 
 
 def _of_one_gpu() -> list[Row]:
-    """Runs of one GPU that had calibrated itself just before, without repeated baselines, of which nothing is simulated."""
-    return [row for row in raw("h200/own_calibration_one_gpu.json")["runs"] if "simulated" in row]
+    """Runs of one GPU that had calibrated itself just before."""
+    return list(raw("h200/own_calibration_one_gpu.json")["runs"])
 
 
 @claim
 def padded_vocabulary() -> str:
-    """Steps of BERT with and without a padded vocabulary."""
-    steps: dict[str, list[float]] = {}
-    for row in raw("h200/own_calibration_one_gpu.json")["runs"]:
-        if row["case"].startswith("bert-"):
-            steps.setdefault(row["case"].removeprefix("bert-"), []).append(median_ms(row))
-    (words, plain), (padded, shorter) = steps.items()
-    plain_text, shorter_text = (f"{min(each):.1f} to {max(each):.1f} ms" for each in (plain, shorter))
-    saved = statistics.median(plain) - statistics.median(shorter)
+    """Steps of BERT with and without a padded vocabulary, and what the GPU's own profile predicts to be saved."""
+    words, padded = ([row for row in _of_one_gpu() if row["case"] == f"bert-{count}"] for count in (30522, 30528))
+    steps = [[median_ms(row) for row in runs] for runs in (words, padded)]
+    told = (f"{min(each):.1f} to {max(each):.1f} ms ({len(each)} runs)" for each in steps)
+    plain, shorter = map(statistics.median, steps)
+    saved = f"{plain - shorter:.1f} ms or {100 * (plain - shorter) / plain:.1f} % less in the median"
+    before, after = ({row["plan"]: row["simulated"]["step_ms"] for row in runs if "simulated" in row} for runs in (words, padded))
+    predicted = [before[plan] - after[plan] for plan in before]
     return (
-        f"{plain_text} with {words} words, {shorter_text} with {padded} ({len(plain)} runs each), {saved:.1f} ms or "
-        f"{100 * saved / statistics.median(plain):.1f} % less in the median"
+        f"{' with 30522 words, '.join(told)} with 30528, {saved}; "
+        f"the GPU's own profile predicts {min(predicted):.1f} to {max(predicted):.1f} ms (full clock)"
     )
 
 
 @claim
 def own_calibration_of_one_gpu() -> str:
-    """Errors of steps that were planned with the profile of the GPU itself, and with another GPU's that knows BERT's operations."""
-    by_kind: dict[bool, list[Row]] = {True: [], False: []}
-    for row in _of_one_gpu():
-        by_kind[row["case"].startswith("bert-")].append(row)
-    usual, bert = (span([_error(row, "simulated") for row in by_kind[is_bert]]) for is_bert in (False, True))
-    usual_now, bert_now = (span([_error(row, "simulated_now") for row in by_kind[is_bert]]) for is_bert in (False, True))
+    """Errors of steps of plans made with the profile of the GPU itself, simulated with that profile and with another GPU's."""
+    runs = [row for row in _of_one_gpu() if "simulated" in row]
+    bert, usual = ([row for row in runs if row["case"].startswith("bert-") == is_bert] for is_bert in (True, False))
+    full = (span([float(row[when]["step_ms"]) / median_ms(row) - 1 for row in bert]) for when in ZOO_PROFILES)
+    limited = (span([_error(row, when) for row in each]) for when in ZOO_PROFILES for each in (usual, bert))
+    own, own_bert, other, other_bert = limited
+    own_full, other_full = full
     return (
-        f"GPT and Llama {usual} ({len(by_kind[False])} runs), BERT {bert} ({len(by_kind[True])}); "
-        f"with `calibrated_sixth`, {usual_now} and {bert_now}"
+        f"GPT and Llama {own} ({len(usual)} runs), BERT {own_bert} ({len(bert)}; at full clock {own_full}); with `calibrated_sixth`, "
+        f"{other} and {other_bert} ({other_full})"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from statistics import median
 from typing import Any
@@ -64,8 +64,8 @@ REPRESENTATIVES = {
 MOST_KNOWN = 200_000
 """Number of operations whose signatures are remembered."""
 FEWEST = 3
-"""Least number of samples of a variant that keep to themselves: fewer serve all variants of the kind and dtype, and theirs is served by
-all samples."""
+"""Least number of samples of a variant that are a group of their own. Fewer say too little about their variant, for which all samples of
+the kind and dtype then answer, and belong to the groups of the other variants as well."""
 Variant = tuple[int, ...]
 """What tells apart kernels of one kind and dtype: which operands of a product are transposed, and how wide heads of attention are."""
 Group = tuple[str, str, Variant]
@@ -91,12 +91,12 @@ class CostModel(Costs):
         found: dict[tuple[str, str], list[OpSample]] = {}
         for sample in profile.ops:
             stands_alone = "m" in sample.dims and is_unaligned(sample.dtype, sample.dims) and self._knows_unaligned(sample.dtype)
-            for variant in (_variant(sample.dims), ANY):
+            for variant in (variant_of(sample.dims), ANY):
                 group = sample.kind, sample.dtype, variant
                 self._of_sizes.setdefault((group, _sizes(sample.dims)), []).append(sample)
             if not stands_alone:
                 found.setdefault((sample.kind, sample.dtype), []).append(sample)
-        self._samples = {group: each for key, samples in found.items() for group, each in _by_variant(*key, samples)}
+        self._samples = {(*key, variant): each for key, samples in found.items() for variant, each in by_variant(samples)}
         self._dtypes: dict[str, list[str]] = {}
         for kind, dtype, variant in sorted(self._samples):
             if variant == ANY:
@@ -319,7 +319,7 @@ class CostModel(Costs):
 
     def _group(self, part: Part, kind: str, dtype: str) -> Group:
         """The group of samples to use for a part: that of its variant, if there is one."""
-        group = kind, dtype, _variant(dict(part.dims))
+        group = kind, dtype, variant_of(dict(part.dims))
         return group if group in self._samples else (kind, dtype, ANY)
 
     def _sampled(self, part: Part) -> Estimate | None:
@@ -390,22 +390,22 @@ class CostModel(Costs):
         return max(1.0, median(s.dur_ns * rate / s.size_bytes / 1e9 for s in largest.values() if s.size_bytes)) if largest else 1.0
 
 
-def _variant(dims: Mapping[str, int]) -> Variant:
+def variant_of(dims: Mapping[str, int]) -> Variant:
     """The variant of a kernel.
 
-    >>> _variant({"batch": 1, "m": 8, "n": 8, "k": 64, "transpose_x": 1}), _variant({"heads": 16, "head_dim": 64})
+    >>> variant_of({"batch": 1, "m": 8, "n": 8, "k": 64, "transpose_x": 1}), variant_of({"heads": 16, "head_dim": 64})
     ((1, 0), (64,))
     """
     return (dims["head_dim"],) if "head_dim" in dims else transposed_of(dims)
 
 
-def _by_variant(kind: str, dtype: str, samples: list[OpSample]) -> Iterator[tuple[Group, list[OpSample]]]:
-    """The samples of a kind and dtype: all, and for each variant those to use."""
-    yield (kind, dtype, ANY), samples
-    counts = Counter(_variant(sample.dims) for sample in samples)
+def by_variant(samples: Sequence[OpSample]) -> Iterator[tuple[Variant, Sequence[OpSample]]]:
+    """The groups of the samples of a kind and dtype (see `FEWEST`): first that of all."""
+    yield ANY, samples
+    counts = Counter(variant_of(sample.dims) for sample in samples)
     few = {variant for variant, count in counts.items() if count < FEWEST}
     for variant in counts.keys() - few:
-        yield (kind, dtype, variant), [sample for sample in samples if _variant(sample.dims) in (few | {variant})]
+        yield variant, [sample for sample in samples if variant_of(sample.dims) in (few | {variant})]
 
 
 def _sizes(dims: Mapping[str, int]) -> Dims:

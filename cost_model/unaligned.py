@@ -1,7 +1,7 @@
 """Matrix products with rows that are no multiple of 16 bytes in memory, such as those over a vocabulary that nobody padded.
 
 Kernels of matrix units load 16 bytes at a time. If a row of an operand or of the result is no multiple of that, other kernels run, which
-take 3 to 7 times as long with bfloat16 on an H200 and 2 to 3 times with float32, nearly independently of the size.
+take 2.7 to 7 times as long with bfloat16 on an H200 and 2 to 3 times with float32, nearly independently of the size.
 """
 
 from __future__ import annotations

@@ -166,6 +166,7 @@ OTHER_SHAPES = {
 }
 """Cases on two GPUs with combinations of width, depth, sequence and batch that no other case has, to test predictions."""
 ZOO_WORDS = ("--amp", "O2", "--attention", "flash", "--steps", str(STEPS), "--learning-rate", "1e-3")
+"""Arguments of all networks of the zoo."""
 WIDE_BLOCK = "--hidden 4096 --heads 32 --kv-heads 8 --gated --no-bias --intermediate 14336 --vocab 32000"
 ZOO = {
     "bert-pp2": "bert --hidden 1024 --heads 16 --layers 12 --vocab 30522 --seq-len 512 --dropout 0.1 --pp 2 --micro-batches 8 "
@@ -192,7 +193,7 @@ PADDING = {
     f"--batch-size 128 --vocab {vocab}"
     for vocab in (30522, 30528)
 }
-"""BERT on one GPU with its vocabulary, and with one whose rows are multiples of 16 bytes."""
+"""BERT on one GPU with its vocabulary, and with a vocabulary that makes rows of multiples of 16 bytes."""
 OWN_POOLS = Plan("auto-own-pools", f"allocate_on_compute: off\n{AUTO[0].config}")
 """Collectives take their results from pools of their own streams (decision 032 says what the default does)."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
@@ -427,6 +428,7 @@ def _zoo() -> list[Case]:
 
 
 def _padding() -> list[Case]:
+    """What a padded vocabulary saves."""
     return [
         Case(name, "zoo", 1, (*told.split(), *ZOO_WORDS, "--master-grad"), (BASELINE, AUTO[0], AGAIN)) for name, told in PADDING.items()
     ]

@@ -62,6 +62,11 @@ def main(args: argparse.Namespace) -> int:
         if not runs:
             where = folder / accuracy.folder_of(name, profile)
             raise ConfigError(f"{where}: no measured run{when}; expected testbed_*.json with runs of {profile.device}")
+        if args.write and (others := accuracy.of_other_networks(runs)):
+            raise ConfigError(
+                f"--write: {folder} has runs of {', '.join(others)}, and profiles store errors of GPT and Llama only; leave --write out, "
+                "or move these runs elsewhere"
+            )
         found[name] = {
             "device": profile.device,
             "accuracy": accuracy.accuracy_of(runs, date.today().isoformat()),

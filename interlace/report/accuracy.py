@@ -382,6 +382,11 @@ def predicted_runs(
     return found
 
 
+def of_other_networks(runs: Iterable[Row]) -> list[str]:
+    """Cases of compared runs that are neither of GPT nor of Llama, as far as their names tell."""
+    return sorted({row["case"] for row in runs if is_compared(row) and not {"gpt", "llama"} & {*row["case"].split("-")}})
+
+
 def write_into(name: str, found: Accuracy) -> Path:
     """Store the errors in a shipped profile, or in a profile's file; returns its path. Raises OutputError if it cannot be written."""
     import interlace

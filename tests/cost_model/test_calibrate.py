@@ -206,7 +206,7 @@ def unaligned_cases():
 
 @pytest.mark.paddle
 def test_what_runs_other_kernels_than_most_of_its_kind_does_not_stand_for_the_kind(monkeypatch):
-    """Beside copies and messages; the test of power has it for power."""
+    """Beside copies and messages; power has a test of its own."""
     from interlace.bridge.calibrate import communication
     from interlace.bridge.calibrate.cases import is_usual
     from interlace.bridge.probe.bench import paddle_settings
@@ -221,8 +221,8 @@ def test_what_runs_other_kernels_than_most_of_its_kind_does_not_stand_for_the_ki
     (found,) = given
     assert {case.part.kind for case in found} >= {"gemm", "gelu"}
     assert all(dict(case.part.dims)["n"] != 4095 != dict(case.part.dims)["k"] for case in found if case.part.kind == "gemm")
-    of_heads = {width: attention_part(1, 2, 2, 8, 8, width, True, "bfloat16", False) for width in (64, 128)}
-    assert [is_usual(of_heads[width]) for width in (64, 128)] == [False, True]
+    of_heads = {width: attention_part(1, 2, 2, 8, 8, width, True, "bfloat16", False) for width in (64, 128, 256)}
+    assert [is_usual(each) for each in of_heads.values()] == [False, True, False]
 
 
 @pytest.mark.paddle
@@ -343,6 +343,24 @@ def test_each_case_is_the_operation_that_plans_ask_for():
             kinds.add(case.part.kind)
     wanted = {"gemm", "gemm_batched", "softmax_grad", "layer_norm_grad", "add_grad", "sgd", "adamw", "grad_accumulate", "embedding_grad"}
     assert wanted | {"dropout", "dropout_grad"} <= kinds
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("dtype", ["uint8", "bool"])
+def test_masks_keep_most_elements(dtype):
+    """The gradient of a dropout does not read what its mask leaves out."""
+    import numpy as np
+
+    from interlace.bridge.probe.bench import Case, Inputs, paddle_settings
+    from interlace.cost_model.work import Part
+
+    with paddle_settings():
+        inputs: Inputs = bench_of_cpu().inputs(
+            Case(Part("dropout_grad", "elementwise", dtype, (), 0, 0), [((4, 50), dtype)], lambda given: print)
+        )
+        mask = np.asarray(inputs.scope.find_var(inputs.names[0]).get_tensor())
+    assert mask.shape == (4, 50)
+    assert (mask != 0).mean() == 0.9
 
 
 @pytest.mark.paddle

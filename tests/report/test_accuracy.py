@@ -124,6 +124,15 @@ def test_later_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert said in capsys.readouterr().err
 
 
+def test_errors_of_other_networks_are_not_stored_as_those_of_gpt_and_llama(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "h100").mkdir()
+    runs = [{**run("auto", 100, 90), "case": case} for case in ("bert-pp2", "layout-gpt-pp2", "llama-s2048-mp2")]
+    (tmp_path / "h100/testbed_x.json").write_text(json.dumps({"sittings": {}, "runs": runs}))
+    save_profile(load_profile("h100"), tmp_path / "mine.json")
+    assert main(["accuracy", str(tmp_path), "--device", str(tmp_path / "mine.json"), "--write"]) == 2
+    assert "has runs of bert-pp2, and profiles store errors of GPT and Llama only" in capsys.readouterr().err
+
+
 def test_folders_without_runs_and_broken_files_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["accuracy", str(tmp_path / "none")]) == 2
     assert "no folder of measured runs; the installed package holds none" in capsys.readouterr().err

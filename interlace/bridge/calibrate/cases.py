@@ -31,6 +31,7 @@ ops: Any = paddle._C_ops
 HEAD_DIM = 128
 """Width of an attention head in most models; in `LARGE`, the heads of all devices together are as wide as the layer."""
 DROPOUT = 0.1
+"""The usual rate; the time hardly depends on it."""
 CONSTANTS = frozenset({"pd_op.full", "pd_op.full_int_array", "builtin.combine"})
 """Operations that are cloned together with their readers: axes, shapes, and lists of operands."""
 MEASURED_ELSEWHERE = ("comm", "p2p", "copy", "unknown")
@@ -143,7 +144,8 @@ def cases(fast: bool, quick: bool, failed: dict[str, str] | None = None) -> list
 
 def is_usual(part: Part) -> bool:
     """Whether an operation may stand for its kind where only some of a kind are measured, as for power and interference. Products with
-    unaligned rows and attention with narrow heads run other kernels, which take longer and draw less power."""
+    unaligned rows and attention with heads of another width than `HEAD_DIM` run other kernels; on an H200 those take longer and draw less
+    power."""
     dims = dict(part.dims)
     return not (part.family == "gemm" and is_unaligned(part.dtype, dims)) and dims.get("head_dim", HEAD_DIM) == HEAD_DIM
 

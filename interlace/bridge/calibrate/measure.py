@@ -263,8 +263,8 @@ def _mean_of(found: Sequence[OpSample]) -> OpSample:
 
 
 def power_of(bench: Bench, measured: Sequence[tuple[Case, float]]) -> tuple[Power | None, str]:
-    """The power that kernels draw, from loads of all kinds in `measured` (pairs of a case and its time in nanoseconds); or None and the
-    reason, if this is not a GPU or the driver does not report it."""
+    """The power that kernels draw, from loads of all kinds in `measured` (pairs of a case and its time in nanoseconds), of cases that stand
+    for their kind (`is_usual`); or None and the reason, if this is not a GPU or the driver does not report it."""
     index = bench.device.gpu_index()
     if index is None:
         return None, "it is only measured on GPUs"

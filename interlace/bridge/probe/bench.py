@@ -35,6 +35,10 @@ SCATTER = ((78.233, 12.9898), (41.417, 93.751), (27.619, 63.137))
 spread like those of normally distributed numbers: a kernel's power depends on how many bits change."""
 LONGEST_ROW = 1 << 16
 """Longer rows are filled in several parts, as the phases of the sines would be too coarse in float32."""
+MASKS = ("uint8", "bool")
+"""Types of masks, such as that of dropout, whose gradient only reads what the mask keeps."""
+MASKED = 9
+"""Elements of a mask in a row that are set, before one that is not: as with dropout of 0.1, the usual rate."""
 SET = ("FLAGS_new_executor_sequential_run", "FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode")
 """Flags of Paddle that running a step may set."""
 
@@ -123,7 +127,8 @@ class Bench:
     def inputs(self, case: Case) -> Inputs:
         """Inputs of an operation, computed once. On a fast device they are numbers without a pattern, as constants take less power and let
         matrix products run at a higher clock; they are positive except for operations with FLOPs. On other devices they are constants.
-        Integers, which are rows of tables or classes, count up from 0."""
+        Integers, which are rows of tables or classes, count up from 0. In masks (`uint8`, `bool`), `MASKED` elements in a row are set and
+        the next is not."""
         found = Inputs([f"input{k}" for k in range(len(case.inputs))])
         is_fast, signed = self.is_fast, bool(case.part.flops)
 
@@ -204,6 +209,8 @@ def fill(case: Case, count: int, before: Callable[[], None] = lambda: None) -> N
 def _input(shape: tuple[int, ...], dtype: str, scattered: bool, signed: bool) -> Any:
     if dtype.startswith("int"):
         return paddle.arange(prod(shape), dtype=dtype).reshape(shape)
+    if dtype in MASKS:
+        return (paddle.arange(prod(shape), dtype="int64") % (MASKED + 1) < MASKED).reshape(shape).astype(dtype)
     if scattered:
         size = prod(shape)
         cols = shape[-1] if shape and shape[-1] <= LONGEST_ROW else min(LONGEST_ROW, size & -size)
