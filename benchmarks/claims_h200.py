@@ -485,17 +485,20 @@ ZOO_PROFILES = ("simulated", "simulated_now")
 """Predictions with the profile with which plans were made, and with what it has got since."""
 
 
-def _zoo() -> list[tuple[Row, Row]]:
-    """The runs of plans, each with its baseline."""
-    runs = raw("h200/zoo.json")["runs"]
+def _pairs_of(runs: Sequence[Row]) -> list[Pair]:
+    """The runs of plans, each with the baseline of its sitting."""
     stock = {(row["case"], row["sitting"]): row for row in runs if row["plan"] == "stock"}
-    found = [(stock[row["case"], row["sitting"]], row) for row in runs if row["plan"] != "stock"]
-    return sorted(found, key=lambda pair: (pair[1]["case"], pair[1]["plan"]))
+    ordered = sorted(runs, key=lambda row: (row["case"], row["plan"], row["sitting"]))
+    return [Pair(row, stock[row["case"], row["sitting"]]) for row in ordered if row["plan"] != "stock"]
 
 
-def _networks() -> list[tuple[Row, Row]]:
+def _zoo() -> list[Pair]:
+    return _pairs_of(raw("h200/zoo.json")["runs"])
+
+
+def _networks() -> list[Pair]:
     """Those of networks that had not run before."""
-    return [(own, row) for own, row in _zoo() if row["case"].startswith("zoo-")]
+    return [pair for pair in _zoo() if pair.ours["case"].startswith("zoo-")]
 
 
 def _limited_ms(row: Row, when: str) -> float:
@@ -510,8 +513,9 @@ def _error(row: Row, when: str) -> float:
 def zoo_measured() -> str:
     """Networks of the zoo on two GPUs: steps, gains, errors of predictions then and now, tensors and pools, bits."""
     rows = []
-    for own, row in _zoo():
-        gains = [median_ms(own) / median_ms(row) - 1, *(_limited_ms(own, when) / _limited_ms(row, when) - 1 for when in ZOO_PROFILES)]
+    for pair in _zoo():
+        row, own = pair
+        gains = [pair.gain, *(_limited_ms(own, when) / _limited_ms(row, when) - 1 for when in ZOO_PROFILES)]
         errors = [f"{100 * _error(own, when):+.1f}, {100 * _error(row, when):+.1f} %" for when in ZOO_PROFILES]
         held = [fullest_gb(row, key) / fullest_gb(own, key) - 1 for key in ("allocated", "reserved")]
         bits = "yes" if row["bits"] == own["bits"] else "no"
@@ -525,11 +529,11 @@ def zoo_measured() -> str:
 def zoo_measured_in_short() -> str:
     """The range of gains of the default, and errors of steps with today's profile."""
     every = _networks()
-    found = [(own, row) for own, row in every if row["plan"] == "auto"]
-    gains = [median_ms(own) / median_ms(row) - 1 for own, row in found]
-    usual = [row for pair in found if pair[1]["case"] not in SLOW_KERNELS for row in pair]
+    found = [pair for pair in every if pair.ours["plan"] == "auto"]
+    gains = [pair.gain for pair in found]
+    usual = [row for pair in found if pair.ours["case"] not in SLOW_KERNELS for row in pair]
     then, now = (sorted(abs(_error(row, when)) for row in usual) for when in ZOO_PROFILES)
-    same, losses = sum(row["bits"] == own["bits"] for own, row in every), sum(gain < 0 for gain in gains)
+    same, losses = sum(row["bits"] == own["bits"] for row, own in every), sum(gain < 0 for gain in gains)
     (middle_then, most_then), (middle_now, most_now) = (
         (f"{100 * statistics.median(each):.1f}", f"{100 * each[-1]:.1f}") for each in (then, now)
     )
@@ -544,7 +548,7 @@ def zoo_measured_in_short() -> str:
 @claim
 def zoo_gains_in_short() -> str:
     """The range of gains of the default, and how many are losses."""
-    gains = [median_ms(own) / median_ms(row) - 1 for own, row in _networks() if row["plan"] == "auto"]
+    gains = [pair.gain for pair in _networks() if pair.ours["plan"] == "auto"]
     return f"{span(gains)} in {len(gains)} cases, {sum(gain < 0 for gain in gains)} of them a loss"
 
 
@@ -587,7 +591,7 @@ def own_calibration_of_one_gpu() -> str:
 @claim
 def allocated_on_compute() -> str:
     """What collectives that write into the compute stream's pool change, against plans without that."""
-    plans = {(row["case"], row["plan"]): row for _, row in _zoo()}
+    plans = {(row["case"], row["plan"]): row for row, _ in _zoo()}
     pairs = [(row, plans[case, "auto"]) for (case, plan), row in plans.items() if plan == "auto-own-pools"]
     pools = [fullest_gb(now, "reserved") / fullest_gb(before, "reserved") - 1 for before, now in pairs]
     steps = [median_ms(now) / median_ms(before) - 1 for before, now in pairs]
@@ -612,17 +616,13 @@ def little_memory() -> str:
 
 def _against_baselines(runs: Sequence[Row]) -> str:
     """A row for each plan: its step and that of the baseline of the same session; gain, simulated gain, tensors and pools; bits."""
-    stock = {(row["case"], row["sitting"]): row for row in runs if row["plan"] == "stock"}
     rows = []
-    for row in sorted(runs, key=lambda row: (row["case"], row["plan"], row["sitting"])):
-        if row["plan"] == "stock":
-            continue
-        own = stock[row["case"], row["sitting"]]
-        steps = [f"{r['step_ms']['median']:.1f} ({r['step_ms']['min']:.1f} to {r['step_ms']['max']:.1f})" for r in (own, row)]
-        gain = median_ms(own) / median_ms(row) - 1
+    for pair in _pairs_of(runs):
+        row, own = pair
         simulated = own["simulated"]["limited"]["step_ms"] / row["simulated"]["limited"]["step_ms"] - 1
         tensors, pools = (fullest_gb(row, key) / fullest_gb(own, key) - 1 for key in ("allocated", "reserved"))
         bits = "yes" if row["bits"] == own["bits"] else "no"
-        shares = [f"{100 * share:+.1f} %" for share in (gain, simulated, tensors, pools)]
+        shares = [f"{100 * share:+.1f} %" for share in (pair.gain, simulated, tensors, pools)]
+        steps = ms_and_range(own), ms_and_range(row)
         rows.append([f"{row['case']} {row['plan']}", row["sitting"][5:16], *steps, *shares, bits])
     return table(["plan", "date", "baseline, ms", "plan, ms", "gain", "simulated", "tensors", "pools", "the baseline's bits"], rows)
