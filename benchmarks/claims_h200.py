@@ -49,6 +49,20 @@ class Pair(NamedTuple):
         """The same for simulated steps."""
         return float(self.stock["simulated"]["step_ms"] / self.ours["simulated"]["step_ms"] - 1)
 
+    def limited_gain(self, when: str = "simulated") -> float:
+        """The same with the power limit; `when` names the prediction."""
+        return _limited_ms(self.stock, when) / _limited_ms(self.ours, when) - 1
+
+    @property
+    def held(self) -> list[float]:
+        """How much more tensors and pools take on the fullest rank, as shares of the baseline's."""
+        return [fullest_gb(self.ours, key) / fullest_gb(self.stock, key) - 1 for key in ("allocated", "reserved")]
+
+    @property
+    def same_bits(self) -> str:
+        """Whether the run has the baseline's bits, for tables."""
+        return "yes" if self.ours["bits"] == self.stock["bits"] else "no"
+
     def more(self, key: str) -> float:
         """How much more the first rank holds at its peak, as a share of the baseline's."""
         ours, stock = (row["peak_bytes_by_rank"][0][key] for row in self)
@@ -515,12 +529,11 @@ def zoo_measured() -> str:
     rows = []
     for pair in _zoo():
         row, own = pair
-        gains = [pair.gain, *(_limited_ms(own, when) / _limited_ms(row, when) - 1 for when in ZOO_PROFILES)]
+        gains = [pair.gain, *map(pair.limited_gain, ZOO_PROFILES)]
         errors = [f"{100 * _error(own, when):+.1f}, {100 * _error(row, when):+.1f} %" for when in ZOO_PROFILES]
-        held = [fullest_gb(row, key) / fullest_gb(own, key) - 1 for key in ("allocated", "reserved")]
-        bits = "yes" if row["bits"] == own["bits"] else "no"
-        shares = [f"{100 * each:+.1f} %" for each in (*gains, *held)]
-        rows.append([f"{row['case']} {row['plan']}", ms_and_range(own), ms_and_range(row), *shares[:3], *errors, *shares[3:], bits])
+        shares = [f"{100 * each:+.1f} %" for each in (*gains, *pair.held)]
+        steps = ms_and_range(own), ms_and_range(row)
+        rows.append([f"{row['case']} {row['plan']}", *steps, *shares[:3], *errors, *shares[3:], pair.same_bits])
     head = ["plan", "baseline, ms", "plan, ms", "gain", "simulated then", "now", "errors of steps then", "now", "tensors", "pools"]
     return table([*head, "the baseline's bits"], rows)
 
@@ -533,7 +546,7 @@ def zoo_measured_in_short() -> str:
     gains = [pair.gain for pair in found]
     usual = [row for pair in found if pair.ours["case"] not in SLOW_KERNELS for row in pair]
     then, now = (sorted(abs(_error(row, when)) for row in usual) for when in ZOO_PROFILES)
-    same, losses = sum(row["bits"] == own["bits"] for row, own in every), sum(gain < 0 for gain in gains)
+    same, losses = sum(pair.same_bits == "yes" for pair in every), sum(gain < 0 for gain in gains)
     (middle_then, most_then), (middle_now, most_now) = (
         (f"{100 * statistics.median(each):.1f}", f"{100 * each[-1]:.1f}") for each in (then, now)
     )
@@ -619,10 +632,7 @@ def _against_baselines(runs: Sequence[Row]) -> str:
     rows = []
     for pair in _pairs_of(runs):
         row, own = pair
-        simulated = own["simulated"]["limited"]["step_ms"] / row["simulated"]["limited"]["step_ms"] - 1
-        tensors, pools = (fullest_gb(row, key) / fullest_gb(own, key) - 1 for key in ("allocated", "reserved"))
-        bits = "yes" if row["bits"] == own["bits"] else "no"
-        shares = [f"{100 * share:+.1f} %" for share in (pair.gain, simulated, tensors, pools)]
+        shares = [f"{100 * share:+.1f} %" for share in (pair.gain, pair.limited_gain(), *pair.held)]
         steps = ms_and_range(own), ms_and_range(row)
-        rows.append([f"{row['case']} {row['plan']}", row["sitting"][5:16], *steps, *shares, bits])
+        rows.append([f"{row['case']} {row['plan']}", row["sitting"][5:16], *steps, *shares, pair.same_bits])
     return table(["plan", "date", "baseline, ms", "plan, ms", "gain", "simulated", "tensors", "pools", "the baseline's bits"], rows)

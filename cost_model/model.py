@@ -90,7 +90,7 @@ class CostModel(Costs):
         self._of_sizes: dict[tuple[Group, Dims], list[OpSample]] = {}
         found: dict[tuple[str, str], list[OpSample]] = {}
         for sample in profile.ops:
-            stands_alone = "m" in sample.dims and is_unaligned(sample.dtype, sample.dims) and self._knows_unaligned(sample.dtype)
+            stands_alone = is_unaligned(sample.dtype, sample.dims) and self._knows_unaligned(sample.dtype)
             for variant in (variant_of(sample.dims), ANY):
                 group = sample.kind, sample.dtype, variant
                 self._of_sizes.setdefault((group, _sizes(sample.dims)), []).append(sample)
@@ -287,7 +287,7 @@ class CostModel(Costs):
                 return self._estimated(part)
             error, detail = max(found.rel_error, UNALIGNED_ERROR), f"{found.detail}; products with such unaligned rows were not measured"
             return msgspec.structs.replace(found, rel_error=error, detail=detail)
-        row = max(known, key=lambda each: ((each.transpose_x, each.transpose_y) == transposed, each.dtype == dtype, each.slowdown))
+        row = max(known, key=lambda each: (each.form[2] == transposed, each.dtype == dtype, each.slowdown))
         peak, traffic_ns = self.profile.matrix_flops.get(dtype), self._traffic_ns(whole.size_bytes)
         computed_ns = whole.flops * 1e9 / peak.per_s if peak else traffic_ns
         slowdown = max(1.0, row.slowdown * min(1.0, computed_ns / traffic_ns))

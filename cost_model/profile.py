@@ -99,6 +99,11 @@ class Unaligned(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
     num_products: Positive = 1
     source: Source = "measured"
 
+    @property
+    def form(self) -> tuple[str, int, tuple[int, ...]]:
+        """The form of product that this is about, as `unaligned.form_of` gives it."""
+        return self.dtype, self.row_bytes, (self.transpose_x, self.transpose_y)
+
 
 class CommSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """One collective or exchange, alone.

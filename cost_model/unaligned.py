@@ -32,8 +32,8 @@ def form_of(dtype: str, dims: Mapping[str, int]) -> Form:
 
 
 def is_unaligned(dtype: str, dims: Mapping[str, int]) -> bool:
-    """Whether a row of a product's matrices is no multiple of 16 bytes."""
-    return form_of(dtype, dims)[1] < LOADED
+    """Whether this is a product and a row of its matrices is no multiple of 16 bytes."""
+    return "m" in dims and form_of(dtype, dims)[1] < LOADED
 
 
 def rounded(part: Part) -> Part:

@@ -147,7 +147,7 @@ def is_usual(part: Part) -> bool:
     unaligned rows and attention with heads of another width than `HEAD_DIM` run other kernels; on an H200 those take longer and draw less
     power."""
     dims = dict(part.dims)
-    return not (part.family == "gemm" and is_unaligned(part.dtype, dims)) and dims.get("head_dim", HEAD_DIM) == HEAD_DIM
+    return not is_unaligned(part.dtype, dims) and dims.get("head_dim", HEAD_DIM) == HEAD_DIM
 
 
 def _name_of(build: partial[None]) -> str:

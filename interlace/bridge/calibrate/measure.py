@@ -145,8 +145,8 @@ def completed(profile: DeviceProfile, base: DeviceProfile, name: str) -> DeviceP
     taken = ["p2p", "network"]
     taken += ["pinned_bytes", "shortest_kernel_ns", "late_beside_wait_ns"]
     is_same = base.device == profile.device
-    forms = {(row.dtype, row.row_bytes, row.transpose_x, row.transpose_y) for row in profile.unaligned}
-    slowed = [row for row in base.unaligned if (row.dtype, row.row_bytes, row.transpose_x, row.transpose_y) not in forms]
+    forms = {row.form for row in profile.unaligned}
+    slowed = [row for row in base.unaligned if row.form not in forms]
     if not is_same:  # a device without any has none, as a CPU
         slowed = [msgspec.structs.replace(row, source="derived") for row in slowed] if forms else []
     taken += ["memory_bytes", "power"] if is_same else []
