@@ -565,40 +565,41 @@ def zoo_gains_in_short() -> str:
     return f"{span(gains)} in {len(gains)} cases, {sum(gain < 0 for gain in gains)} of them a loss"
 
 
-def _of_one_gpu() -> list[Row]:
-    """Runs of one GPU that had calibrated itself just before."""
-    return list(raw("h200/own_calibration_one_gpu.json")["runs"])
+def _of_one_gpu() -> list[list[Row]]:
+    """Runs of single GPUs that had calibrated themselves just before, by sitting."""
+    runs = list(raw("h200/own_calibration_one_gpu.json")["runs"])
+    return [[row for row in runs if row["sitting"] == sitting] for sitting in sorted({row["sitting"] for row in runs})]
 
 
 @claim
 def padded_vocabulary() -> str:
-    """Steps of BERT with and without a padded vocabulary, and what the GPU's own profile predicts to be saved."""
-    words, padded = ([row for row in _of_one_gpu() if row["case"] == f"bert-{count}"] for count in (30522, 30528))
-    steps = [[median_ms(row) for row in runs] for runs in (words, padded)]
-    told = (f"{min(each):.1f} to {max(each):.1f} ms ({len(each)} runs)" for each in steps)
-    plain, shorter = map(statistics.median, steps)
-    saved = f"{plain - shorter:.1f} ms or {100 * (plain - shorter) / plain:.1f} % less in the median"
-    before, after = ({row["plan"]: row["simulated"]["step_ms"] for row in runs if "simulated" in row} for runs in (words, padded))
-    predicted = [before[plan] - after[plan] for plan in before]
-    return (
-        f"{' with 30522 words, '.join(told)} with 30528, {saved}; "
-        f"the GPU's own profile predicts {min(predicted):.1f} to {max(predicted):.1f} ms (full clock)"
-    )
+    """Steps of BERT with and without a padded vocabulary on two GPUs, and what each GPU's own profile predicts to be saved."""
+    told = []
+    for sitting in _of_one_gpu():
+        words, padded = ([row for row in sitting if row["case"] == f"bert-{count}"] for count in (30522, 30528))
+        steps = [[median_ms(row) for row in runs] for runs in (words, padded)]
+        ranges = (f"{min(each):.1f} to {max(each):.1f} ms ({len(each)} runs)" for each in steps)
+        plain, shorter = map(statistics.median, steps)
+        before, after = ({row["plan"]: _limited_ms(row, "simulated") for row in runs if "simulated" in row} for runs in (words, padded))
+        predicted = [before[plan] - after[plan] for plan in before]
+        told.append(
+            f"{' and '.join(ranges)}, {plain - shorter:.1f} ms or {100 * (plain - shorter) / plain:.1f} % less in the median "
+            f"(predicted: {min(predicted):.1f} to {max(predicted):.1f} ms)"
+        )
+    return "; ".join(told)
 
 
 @claim
 def own_calibration_of_one_gpu() -> str:
-    """Errors of steps of plans made with the profile of the GPU itself, simulated with that profile and with another GPU's."""
-    runs = [row for row in _of_one_gpu() if "simulated" in row]
-    bert, usual = ([row for row in runs if row["case"].startswith("bert-") == is_bert] for is_bert in (True, False))
-    full = (span([float(row[when]["step_ms"]) / median_ms(row) - 1 for row in bert]) for when in ZOO_PROFILES)
-    limited = (span([_error(row, when) for row in each]) for when in ZOO_PROFILES for each in (usual, bert))
-    own, own_bert, other, other_bert = limited
-    own_full, other_full = full
-    return (
-        f"GPT and Llama {own} ({len(usual)} runs), BERT {own_bert} ({len(bert)}; at full clock {own_full}); with `calibrated_sixth`, "
-        f"{other} and {other_bert} ({other_full})"
-    )
+    """Errors of steps of plans made with the profile of the GPU itself, by sitting."""
+    told = []
+    for sitting in _of_one_gpu():
+        runs = [row for row in sitting if "simulated" in row]
+        bert, usual = ([row for row in runs if row["case"].startswith("bert-") == is_bert] for is_bert in (True, False))
+        errors, of_bert = (span([_error(row, "simulated") for row in each]) for each in (usual, bert))
+        full = span([float(row["simulated"]["step_ms"]) / median_ms(row) - 1 for row in bert])
+        told.append(f"GPT and Llama {errors} ({len(usual)} runs), BERT {of_bert} ({len(bert)}; at full clock {full})")
+    return "; ".join(told)
 
 
 @claim

@@ -30,7 +30,7 @@ with paddle_on("testbed") as target:
     from interlace.cost_model import load_profile, save_profile
     use_place(target)
     every = measure.cases
-    wanted = ("gemm", "attention_grad", "sgd", "copy", "cast")
+    wanted = ("gemm", "attention_grad", "sgd", "copy", "cast", "dropout_grad")
     measure.cases = lambda *given: list({kind: case for case in every(*given)[::-1] if (kind := case.part.kind) in wanted}.values())
     from interlace.bridge.probe import bench
     from interlace.bridge.calibrate.communication import Communication
@@ -53,6 +53,7 @@ def test_a_device_behind_the_host_is_measured(plugin: Path, tmp_path: Path) -> N
             break
     assert done.returncode == 0, done.stderr[-2000:]
     assert "cast of float16: UnimplementedError" in done.stdout  # the testbed has no such type
+    assert "has no kernel" not in done.stdout  # nor may inputs need one that it lacks: a mask is computed, too
     profile, base = load_profile(target), load_profile("h200")
     assert {sample.direction for sample in profile.copies} == {"d2h", "h2d"}
     assert all(sample.ranks == 1 for sample in profile.copies)

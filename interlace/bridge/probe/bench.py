@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from math import ceil, prod
+from math import ceil, pi, prod, sin
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,8 +37,8 @@ LONGEST_ROW = 1 << 16
 """Longer rows are filled in several parts, as the phases of the sines would be too coarse in float32."""
 MASKS = ("uint8", "bool")
 """Types of masks, such as that of dropout, whose gradient only reads what the mask keeps."""
-MASKED = 9
-"""Elements of a mask in a row that are set, before one that is not: as with dropout of 0.1, the usual rate."""
+KEPT = 0.9
+"""Share of a mask's elements that are set: as with dropout of 0.1, the usual rate."""
 SET = ("FLAGS_new_executor_sequential_run", "FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode")
 """Flags of Paddle that running a step may set."""
 
@@ -127,8 +127,8 @@ class Bench:
     def inputs(self, case: Case) -> Inputs:
         """Inputs of an operation, computed once. On a fast device they are numbers without a pattern, as constants take less power and let
         matrix products run at a higher clock; they are positive except for operations with FLOPs. On other devices they are constants.
-        Integers, which are rows of tables or classes, count up from 0. In masks (`uint8`, `bool`), `MASKED` elements in a row are set and
-        the next is not."""
+        Integers, which are rows of tables or classes, count up from 0. In masks (`MASKS`), `KEPT` of the elements are set, without a
+        pattern."""
         found = Inputs([f"input{k}" for k in range(len(case.inputs))])
         is_fast, signed = self.is_fast, bool(case.part.flops)
 
@@ -210,22 +210,22 @@ def _input(shape: tuple[int, ...], dtype: str, scattered: bool, signed: bool) ->
     if dtype.startswith("int"):
         return paddle.arange(prod(shape), dtype=dtype).reshape(shape)
     if dtype in MASKS:
-        return (paddle.arange(prod(shape), dtype="int64") % (MASKED + 1) < MASKED).reshape(shape).astype(dtype)
+        return paddle.less_than(_sines(shape, *SCATTER[0]), paddle.full([1], sin(pi * (KEPT - 0.5)), "float32")).astype(dtype)
     if scattered:
-        size = prod(shape)
-        cols = shape[-1] if shape and shape[-1] <= LONGEST_ROW else min(LONGEST_ROW, size & -size)
-        made = reduce(paddle.multiply, (_sines(size // cols, cols, *each) for each in SCATTER)).reshape(shape)
+        made = reduce(paddle.multiply, (_sines(shape, *each) for each in SCATTER))
         made = made if signed else paddle.square(made)
     else:
         made = paddle.full(shape, 0.5, "float32")
     return made if dtype == "float32" else made.astype(dtype)
 
 
-def _sines(rows: int, cols: int, down: float, along: float) -> Any:
-    """Sines, `[rows, cols]`, whose phases differ by `down` radians between neighbours in a column and by `along` in a row."""
-    places = (paddle.scale(paddle.arange(size, dtype="float32"), step) for size, step in ((rows, down), (cols, along)))
+def _sines(shape: tuple[int, ...], down: float, along: float) -> Any:
+    """Sines of this shape, whose phases differ by `along` radians between neighbours in a row and by `down` from row to row."""
+    size = prod(shape)
+    cols = shape[-1] if shape and shape[-1] <= LONGEST_ROW else min(LONGEST_ROW, size & -size)
+    places = (paddle.scale(paddle.arange(size, dtype="float32"), step) for size, step in ((size // cols, down), (cols, along)))
     first, second = places
-    return paddle.sin(paddle.add(first.reshape([rows, 1]), second.reshape([1, cols])))
+    return paddle.sin(paddle.add(first.reshape([size // cols, 1]), second.reshape([1, cols]))).reshape(shape)
 
 
 def spread(found: Sequence[float]) -> float:
