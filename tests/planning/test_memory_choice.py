@@ -293,6 +293,59 @@ def test_jobs_are_searched_further_where_that_is_faster_within_the_limit(
         assert search(world, Pipeline((asked,))).ordered_further(plain, limit) is plain
 
 
+@pytest.mark.parametrize(
+    ("others", "taken"),
+    [
+        ({}, 99),
+        ({1009: 98}, 98),
+        ({1009: 98, 1010: 97}, 97),
+        ({1009: 99}, 99),  # no faster: the fastest without that search stays
+        ({1011: 98}, 99),  # too slow to be tried
+        ({1008: 98}, 99),  # holds too much
+        ({1007: 98}, 99),  # holds too much once searched
+        ({1006: 98}, 99),  # its order stays
+    ],
+)
+def test_runs_that_take_nearly_as_long_are_searched_further_too(
+    monkeypatch: pytest.MonkeyPatch, others: dict[int, int], taken: int
+) -> None:
+    """The run that takes 1000 ns takes 99 once it is searched; `others`: step of another -> its step then."""
+    steps = {1000: 99} | others
+    world = Told(
+        {},
+        num_ranks=1,
+        step_ns=lambda run, *_: run.programs[0],
+        bytes_over_in_step=lambda run, limit: [max(0, (run.programs[0] == 1008 or run.memory_limits == (1007,)) * 9 - limit)],
+    )
+    world.facts[0].num_ops = 9
+    monkeypatch.setattr(Making, "made", lambda _, passes, limits: made(steps[limits[0]], passes, *limits))
+    passes = {1006: "off"}
+    runs = [made(step, Pipeline((Schedule1F1B(interleave=passes.get(step, "mixed"), search=False),)), step) for step in steps]
+    searching = search(world)
+    searching.runs += runs
+    found = searching.ordered_further(runs[0], 8)
+    assert found.programs == (taken,)
+    assert rules_of(found.notes) == ["searched-inside-jobs", *["searched-run-faster"] * (taken != 99)]
+    assert rules_of(searching.ordered_further(runs[0], 0).notes)[:1] == ["searched-inside-jobs"]  # without a limit
+
+
+def test_runs_of_searches_that_a_search_began_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those within its budget and the one without, which keeps no limits then."""
+    world = Told(
+        {tasks.baseline_peak: [8], tasks.movable_states: [1], tasks.least_bytes: [8]},
+        num_ranks=1,
+        step_ns=lambda run, *_: run.programs[0],
+        bytes_over=lambda *_: [0],
+        bytes_over_in_step=lambda *_: [0],
+    )
+    monkeypatch.setattr(Search, "chosen", lambda self, form, limit: made(len(self.asked.passes) + 10 * (limit is None), form, 7))
+    monkeypatch.setattr(Search, "limit", lambda *_: 8)
+    monkeypatch.setattr(Making, "with_lower_limits", lambda _, make, run, budget: run)
+    searching = search(world, Pipeline((*OPEN.passes, OffloadOptimizerState())))
+    searching.within(8, (ReturnMemory(),))
+    assert [(run.programs[0], run.memory_limits) for run in searching.runs] == [(3, (7,)), (2, (7,)), (4, (7,)), (3, (7,)), (12, (0,))]
+
+
 @pytest.mark.parametrize(("lighter_ns", "held", "taken"), [(99, 8, True), (100, 8, False), (None, 8, False), (99, 9, False)])
 @pytest.mark.parametrize("asked", [OPEN, Pipeline((*OPEN.passes, OffloadActivations(fraction=0.5)))], ids=["open", "the user moves"])
 def test_what_searched_jobs_hold_too_much_may_be_moved(
