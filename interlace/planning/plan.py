@@ -263,7 +263,8 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
     elif config.capture == "on":
         made = search.unlimited()
     else:
-        made = search.with_fewer_means(search.beside_baseline(means), search.limit_of_baseline)
+        made = search.or_by_default(search.beside_baseline(means), search.limit_of_baseline, means)
+        made = search.with_fewer_means(made, search.limit_of_baseline)
         made = search.ordered_further(made, search.limit_of_baseline, means)
         budget = search.limit_of_baseline if any(made.memory_limits) else 0
     limit_bytes = asked or (0 if config.capture == "on" else search.limit_of_baseline)

@@ -28,7 +28,7 @@ from interlace.passes.base import is_built_in
 from interlace.planning.drafts import Drafts
 from interlace.planning.fastest import best_level, fastest
 from interlace.planning.least_memory import least_memory, refuse
-from interlace.planning.limits import ROUNDED, Limit, baseline_bytes, beyond_baseline, bytes_beyond, is_unlimited
+from interlace.planning.limits import ROUNDED, SLACK, Limit, baseline_bytes, beyond_baseline, bytes_beyond, is_unlimited
 from interlace.planning.making import BASELINE_KEPT, Making, said
 from interlace.planning.proposals import Tried
 from interlace.planning.tasks import MemoryLimits, baseline_peak, is_long, least_bytes, moves_states, same_jobs
@@ -87,9 +87,10 @@ class Search:
         self.unlimited_tried: Tried | None = None
         self.staying_ns = 0
 
-    def beside_baseline(self, means: Sequence[Pass] = ()) -> Made:
+    def beside_baseline(self, means: Sequence[Pass] = (), limit: int | None = None) -> Made:
         """Run the passes without a budget. If the form of the schedule is open, this gives the fastest run found that holds no more on a
-        GPU than Paddle's baseline (`beyond_baseline`); otherwise the form that was asked for, whatever it holds.
+        GPU than `limit` bytes, by default what Paddle's baseline holds (`beyond_baseline`); otherwise the form that was asked for, whatever
+        it holds.
 
         These runs are compared: (1) the one that holds no more when operations run one after the other; (2) if on a GPU it holds more, or
         its host waits at a cost in time to hold no more, the same with memory returned (`return-memory`, at ends of streams too if it needs
@@ -102,7 +103,7 @@ class Search:
         `means` are passes that were not asked for and may be used to hold less: all in (3), in the case of (2) those that do not follow a
         budget. Raises PassError as `Pipeline.run`.
         """
-        limit, world = self.limit_of_baseline, self.world
+        limit, world = self.limit_of_baseline if limit is None else limit, self.world
         following = self.following(means)
         if limit and following and is_long(world.captured) and (run := self._of_long_step(following, limit)) is not None:
             return run
@@ -194,7 +195,7 @@ class Search:
             found = self.or_with(means, self.or_with_states_kept(found, budget), budget)
         elif any(self.world.map(moves_states, found.programs)):
             found = self.or_with_states_kept(found, budget)
-        found = self.or_without_budget(found, budget) if found else least_memory(self.make)
+        found = self.or_by_default(self.or_without_budget(found, budget), budget, means) if found else least_memory(self.make)
         if any(self.world.bytes_over(found, budget)):
             refuse(self.make, found, budget)
         return found
@@ -444,6 +445,23 @@ class Search:
         if over := max(self.world.bytes_over_in_step(without, budget)):
             return within.noted(said("declined", "without-budget-too-large", step_ns=other, over_bytes=over))
         return without.noted(said("decided", "without-budget-faster", step_ns=other, within_ns=took))
+
+    def or_by_default(self, within: Made, limit: int, means: Sequence[Pass]) -> Made:
+        """`within`, a run within a limit in device bytes, or the plan of the default, if the limit exceeds the default's and that plan is
+        faster: among more schedules, the coarse model may take the better ones for worse. `means` are the passes that were not asked for
+        and may be used. Not tried with long steps, of which another plan takes long."""
+        default, took, form = int(SLACK * baseline_bytes(self.world)), self.world.step_ns(within), schedule_of(self.asked)
+        if not 0 < default < limit or took is None or form is None or not is_open(form) or is_long(self.world.captured):
+            return within
+        needing = [each for each in self.asked.passes if each.mistake()]  # offload needs a budget
+        search = self._begun(Pipeline(tuple(each for each in self.asked.passes if each not in needing)))
+        search.make.beaten = self.make.beaten_by(took)
+        found = search.beside_baseline((*needing, *means), default)
+        other = self.world.step_ns(found)
+        if other is None or other >= took or any(self.world.bytes_over_in_step(found, limit)):
+            return within
+        found = replace(found, memory_limits=tuple(each or 0 for each in found.memory_limits))
+        return found.noted(said("decided", "default-faster", step_ns=other, within_ns=took, limit_bytes=default))
 
     def _is_hopeless(self, budget: int) -> bool:
         """Whether some rank cannot run within the budget, in whatever order and whatever is moved."""

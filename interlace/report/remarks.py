@@ -163,6 +163,9 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     "without-budget-faster": (
         "planned as if there were no budget: whole step simulated {step_ns:ms}, within the budget; planned for the budget {within_ns:ms}",
     ),
+    "default-faster": (
+        "planned in {limit_bytes:size}, as by default: whole step simulated {step_ns:ms}; planned in more memory {within_ns:ms}",
+    ),
     "memory-returned-faster": (
         "with memory given back in the order of streams the host waits less: whole step simulated {step_ns:ms}, {without_ns:ms} without",
     ),

@@ -20,6 +20,7 @@ from interlace.passes import (
     DelayTransfers,
     OffloadActivations,
     OffloadOptimizerState,
+    Pass,
     Pipeline,
     ReturnMemory,
     Schedule1F1B,
@@ -372,6 +373,45 @@ def test_what_searched_jobs_hold_too_much_may_be_moved(
     taken = taken and asked is OPEN
     assert (found.programs[0], found.memory_limits) == ((3, (8,)) if taken else (1, (0,)))
     assert search(world, asked).ordered_further(decided, 8) is decided  # by nothing
+
+
+@pytest.mark.parametrize(
+    ("limit", "steps", "held", "micro_batches", "taken"),
+    [
+        (102, (100, 99), 102, 2, True),
+        (101, (100, 99), 101, 2, False),  # all that the default may hold
+        (102, (100, 100), 102, 2, False),
+        (102, (100, None), 102, 2, False),
+        (102, (100, 99), 103, 2, False),  # holds too much, as the default may by little
+        (102, (100, 99), 102, 10**6, False),  # a long step
+    ],
+)
+def test_a_plan_that_may_hold_more_than_the_default_is_no_slower(
+    monkeypatch: pytest.MonkeyPatch, limit: int, steps: tuple[int, int | None], held: int, micro_batches: int, taken: bool
+) -> None:
+    """Of the same passes, without those that need a budget, which may then be used like others that were not asked for."""
+    asked = list[tuple[list[str], list[str], int | None]]()
+
+    def beside_baseline(search: Search, means: Sequence[Pass], limit: int | None) -> Made:
+        asked.append(([each.name for each in search.asked.passes], [each.name for each in means], limit))
+        return made(1, OPEN, None)
+
+    world = Told(
+        {tasks.baseline_peak: [100]},
+        num_ranks=1,
+        step_ns=lambda run, *_: steps[run.programs[0]],
+        bytes_over_in_step=lambda run, limit: [max(0, held - limit)],
+    )
+    world.captured = with_micro_batches(FOUR[0], micro_batches)
+    monkeypatch.setattr(Search, "beside_baseline", beside_baseline)
+    within = made(0, OPEN, 102)
+    found = search(world, Pipeline((*OPEN.passes, OffloadActivations()))).or_by_default(within, limit, (ReturnMemory(),))
+    assert (found.programs[0], found.memory_limits) == ((1, (0,)) if taken else (0, (102,)))
+    assert asked == [(["choose-recompute", "schedule-1f1b"], ["offload-activations", "return-memory"], 101)] * (
+        limit > 101 and micro_batches < 10**6
+    )
+    named = search(world, Pipeline((Schedule1F1B(interleave="mixed"),)))
+    assert named.or_by_default(within, 102, ()) is within
 
 
 @pytest.mark.parametrize(("held", "limit", "number"), [((8, 0), 8, 2), ((9, 8), 8, 3), ((9, 9), 8, 3), ((9, 8), 0, 2)])
