@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 from bounds import least_slowed_ns
-from claims_speed import zoo_table
+from claims_speed import MORE, zoo_table
 from measuring import RESULTS, ROOT, meta, store
 from schedules import NAMED, PADDLES, baseline_bytes, bounds_ms, chosen
 
@@ -174,6 +174,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "auto": {},
     "auto, budget 0.9": {"memory_budget": 0.9},
     "auto, pools 1.0": {"pool_budget": 1.0},
+    MORE: {"memory_budget": 1.3},
 }
 QUICK = ("pp 1, mp 2", ("auto",))
 
