@@ -94,7 +94,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             fastest step within the budget; if nothing fits, the error names the smallest feasible budget. The other values limit only
             `interleave: auto`, which falls back to Paddle's baseline if nothing else fits; a form given by name is used whatever it
             holds. The order of operations within a job holds no more than its parts one after another (1 % is ignored), with `+8GB` that
-            much more, with `off` any amount. A few GB more let more communication be hidden.
+            much more, with `off` any amount. A few GB more let more communication be hidden. Planning then takes up to twice as long: the
+            default plan is also made, and taken if it is faster.
         pool_budget: Device memory that a rank's parameters and allocator pools may take, free blocks included, written as `memory_budget`;
             by default nine tenths of the device, or all but 2.5 GB if that is less, or what Paddle's baseline takes if that is more. When:
             the GPU is shared with work that starts later, or plans are made offline for one with less memory than the profile's, or
