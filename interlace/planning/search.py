@@ -227,8 +227,8 @@ class Search:
         if sum(self.world.facts[rank].num_ops for rank in self.world.firsts) > MOST_SEARCHED:
             return made
         first = best = self._searched_inside_jobs(made, limit, means)
-        others = {step_ns: run for run in self.runs if took < (step_ns := self.world.step_ns(run) or 0) <= NEARLY * took}
-        for run in others.values():
+        near = [run for run in self.runs if took < (self.world.step_ns(run) or 0) <= NEARLY * took]
+        for run in {(run.programs, run.memory_limits): run for run in near}.values():
             if not limit or not any(self.world.bytes_over_in_step(run, limit)):
                 best = min(best, self._searched_inside_jobs(run, limit, means), key=lambda each: self.world.step_ns(each) or 0)
         if best is first:
