@@ -78,7 +78,7 @@ class Search:
         unlimited_tried: What was proposed for an open schedule without a budget; None if nothing was.
         staying_ns: Simulated step of the run that keeps all optimizer state on the device, where it was compared with one that may move
             some; else 0.
-        runs: Complete runs that were compared, here and in the searches that this one began.
+        runs: Complete runs found, also by searches that this one began; none of a long step without a budget.
     """
 
     def __init__(self, world: World, asked: Pipeline) -> None:
@@ -218,8 +218,8 @@ class Search:
         return run.noted(*kept, said("decided", "memory-not-returned-faster", step_ns=other, with_ns=took))
 
     def ordered_further(self, made: Made, limit: int, means: Sequence[Pass] = ()) -> Made:
-        """With a local search inside the jobs, the fastest of `made`, which is the fastest run without it, and of the runs that take nearly
-        as long (`NEARLY`). `made` itself is returned if the form was not open, or if nothing faster keeps the limit, in device bytes (0 for
+        """The fastest with a local search inside the jobs: `made`, the fastest without that search, or one of the runs that take nearly as
+        long (`NEARLY`). `made` itself is returned if the form was not open, or if nothing faster keeps the limit, in device bytes (0 for
         none). `means` are passes that were not asked for; those that follow a budget may be used to keep the limit."""
         asked, took = schedule_of(self.asked), self.world.step_ns(made)
         if asked is None or not (asked.search and is_open(asked)) or took is None or self.make.is_alone:
@@ -433,8 +433,7 @@ class Search:
         open_ = schedule_of(self.asked)
         if max(each or budget + 1 for each in self.world.known(baseline_peak)) > budget or open_ is None or not is_open(open_):
             return within
-        passes = Pipeline(tuple(each for each in self.asked.passes if not each.mistake()))  # offload needs a budget
-        search = Search(self.world, passes)
+        search = Search(self.world, self._without_budget)
         without, self.unlimited_tried = search.unlimited(), search.unlimited_tried
         took, other = (self.world.step_ns(run) for run in (within, without))
         if took is None or other is None:
@@ -454,15 +453,20 @@ class Search:
         default, took, form = int(SLACK * baseline_bytes(self.world)), self.world.step_ns(within), schedule_of(self.asked)
         if not 0 < default < limit or took is None or form is None or not is_open(form) or is_long(self.world.captured):
             return within
-        needing = [each for each in self.asked.passes if each.mistake()]  # offload needs a budget
-        search = self._begun(Pipeline(tuple(each for each in self.asked.passes if each not in needing)))
+        search = self._begun(self._without_budget)
         search.make.beaten = self.make.beaten_by(took)
+        needing = [each for each in self.asked.passes if each not in search.asked.passes]
         found = search.beside_baseline((*needing, *means), default)
         other = self.world.step_ns(found)
         if other is None or other >= took or any(self.world.bytes_over_in_step(found, limit)):
             return within
         found = replace(found, memory_limits=tuple(each or 0 for each in found.memory_limits))
         return found.noted(said("decided", "default-faster", step_ns=other, within_ns=took, limit_bytes=default))
+
+    @property
+    def _without_budget(self) -> Pipeline:
+        """The passes as they can be asked for without a budget, which offload needs."""
+        return Pipeline(tuple(each for each in self.asked.passes if not each.mistake()))
 
     def _is_hopeless(self, budget: int) -> bool:
         """Whether some rank cannot run within the budget, in whatever order and whatever is moved."""

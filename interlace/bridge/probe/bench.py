@@ -127,8 +127,8 @@ class Bench:
     def inputs(self, case: Case) -> Inputs:
         """Inputs of an operation, computed once. On a fast device they are numbers without a pattern, as constants take less power and let
         matrix products run at a higher clock; they are positive except for operations with FLOPs. On other devices they are constants.
-        Integers, which are rows of tables or classes, count up from 0. In masks (`MASKS`), `KEPT` of the elements are set, most
-        zeros alone or in pairs."""
+        Integers, which are rows of tables or classes, count up from 0. In masks (`MASKS`), `KEPT` of the elements are set; one
+        or two are not about every 15 elements."""
         found = Inputs([f"input{k}" for k in range(len(case.inputs))])
         is_fast, signed = self.is_fast, bool(case.part.flops)
 
