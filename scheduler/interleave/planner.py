@@ -45,6 +45,9 @@ from interlace.scheduler.interleave.optimizer import across_stages, updates_afte
 
 SEARCH_WORK = 150_000
 """Node visits that the local search may spend; about half a second of host time."""
+LEAST_EXPOSED = 0.01
+"""Least share of a job in which the device does not compute at full speed because of communication, for the local search, which cannot save
+more. In jobs with less it saved 0.1 % at most (GPT at pp 2 and VPP 3: 27 jobs, half a second each)."""
 EARLY = 0.5
 """Weight of the time until a send against the time of the whole job: the neighbouring stage waits for the send
 (docs/decisions/002)."""
@@ -344,9 +347,17 @@ class Pair:
         found, eager = self._firsts(form, cap_bytes)
         if self.work:
             first = min((*found, *eager), key=lambda order: (bool(eager) and self._excess(order, cap_bytes) > 0, self.time(order)))
-            rules = self._rules(form, True)
-            found = [*found, Search(rules, self.stretch, self.node_bytes, cap_bytes, first, early=self.early).run(self.work)]
+            if self._may_be_better(first):
+                rules = self._rules(form, True)
+                found = [*found, Search(rules, self.stretch, self.node_bytes, cap_bytes, first, early=self.early).run(self.work)]
         return found, eager
+
+    def _may_be_better(self, order: Sequence[int]) -> bool:
+        """Whether the local search is worth its time: sends may start earlier, or more communication be hidden (`LEAST_EXPOSED`)."""
+        if self.early and any(node.leaves for node in self.nodes):
+            return True
+        took, computes = self._duration_and_sends(order)[0], sum(node.dur for node in self.nodes if not node.stream)
+        return took - computes > LEAST_EXPOSED * took
 
     def _excess(self, order: Sequence[int], cap_bytes: int) -> int:
         """By how many bytes an order exceeds a cap."""

@@ -518,3 +518,33 @@ def test_messages_to_one_neighbour_leave_together_and_forward_receives_just_befo
     """The first message is ready long before the last; a receive in front of it would wait beside the products."""
     order = order_of_pair(TWO_MESSAGES)
     assert order.index(5) < order.index(0) < order.index(3) < order.index(6)
+
+
+# ------------------------------------------------------------------------------------------ where the local search is worth it
+
+HIDDEN = """program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=1F1B
+group 3 = 0,1
+#0 %0:float32[4] = pd_op.relu() backward
+#1 %1:float32[4] = pd_op.all_reduce(%0) backward group=3
+#2 %2:float32[4] = pd_op.matmul(%1) backward
+#3 %3:float32[4] = pd_op.matmul() forward
+#4 %4:float32[4] = pd_op.matmul(%3) forward
+"""
+
+
+@pytest.mark.parametrize(("comm_ns", "searches"), [(100, 0), (201, 0), (202, 0), (205, 1), (300, 1)])
+def test_jobs_are_searched_where_communication_shows(monkeypatch: pytest.MonkeyPatch, comm_ns: int, searches: int) -> None:
+    """The collective runs under two products of 100 ns, and whatever is longer shows; up to 1 % of the job is not worth a search."""
+    runs = list[int]()
+
+    def run(search: Search, work: int) -> list[int]:
+        runs.append(work)
+        return search.rules.full(search.order)
+
+    monkeypatch.setattr(Search, "run", run)
+    made = parse(HIDDEN)
+    parts = [PartOps(kind, kind, [op for op in made.ops if op.role == role]) for kind, role in (("B", "backward"), ("F", "forward"))]
+    costs = GivenCosts({"comm": comm_ns, "gemm": 100, "default": 0})
+    plan_pair(Pair(made, parts, costs, work=SOME), "mixed", 1000)
+    assert len(runs) == searches
