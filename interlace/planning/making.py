@@ -9,7 +9,7 @@ from interlace.ir.remarks import Fact, Kind, Remark, remark
 from interlace.passes import Pipeline, Schedule1F1B
 from interlace.planning.levels import Levels
 from interlace.planning.tasks import MemoryLimits, movable_states
-from interlace.planning.variants import deciding, drafted
+from interlace.planning.variants import deciding, drafted, holding_less
 from interlace.planning.world import Made, World
 from interlace.scheduler.whole_step.search import Numbers
 
@@ -103,6 +103,18 @@ class Making:
                 run = make(self.levels.raised(run.passes, over if number or not self.offloads else [0] * len(over)), memory_limits)
                 run = _with_choice_of(first, run, said("decided", "made-again", over_bytes=max(over)))
         return None
+
+    def holding_less(self, passes: Pipeline, memory_limits: MemoryLimits, limit: int) -> Made:
+        """The plan of passes whose forms are decided; if it exceeds a limit in device bytes (0 for none), the one whose streams wait at
+        their ends too (`return-memory`)."""
+        found, less = self.made(passes, memory_limits), Pipeline(holding_less(passes.passes))
+        if not limit or less == passes or not any(self.world.bytes_over_in_step(found, limit)):
+            return found
+        return self.made(less, memory_limits)
+
+    def within(self, passes: Pipeline, limit: int) -> Made | None:
+        """The plan of these passes, with limits lowered until it keeps a limit in device bytes; None if it does not."""
+        return self.with_lower_limits(self.made, self.made(passes, self.world.memory_limits(limit)), limit)
 
     def lower_limits(self, made: Made, memory_limits: MemoryLimits, over: Sequence[int]) -> MemoryLimits:
         """Memory limits for another attempt, lowered on each rank by its entry of `over`, in bytes; unchanged where that is not

@@ -21,6 +21,7 @@ from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import is_built_in
 from interlace.planning.baseline import is_paddles_order
 from interlace.planning.compare import Comparison, compare
+from interlace.planning.finishing import planned_by_default, planned_within
 from interlace.planning.limits import ROUNDED, budget_bytes
 from interlace.planning.orders import captured_orders, require_one_order
 from interlace.planning.outcome import MemoryLimit, Outcome
@@ -259,13 +260,11 @@ def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, C
     asked, search, means = budget_bytes(world), Search(world, config.pipeline()), tuple(config.means.values())
     budget = asked
     if asked:
-        made = search.ordered_further(search.with_fewer_means(search.within(asked, means), asked), asked)
+        made = planned_within(search, asked, means)
     elif config.capture == "on":
         made = search.unlimited()
     else:
-        made = search.or_by_default(search.beside_baseline(means), search.limit_of_baseline, means)
-        made = search.with_fewer_means(made, search.limit_of_baseline)
-        made = search.ordered_further(made, search.limit_of_baseline, means)
+        made = planned_by_default(search, means)
         budget = search.limit_of_baseline if any(made.memory_limits) else 0
     limit_bytes = asked or (0 if config.capture == "on" else search.limit_of_baseline)
     held_bytes = asked or (limit_bytes and limit_bytes + ROUNDED)

@@ -20,25 +20,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-import msgspec
-
 from interlace.ir.remarks import Fact, Remark, remark
 from interlace.passes import Pass, Pipeline, ordered
 from interlace.passes.base import is_built_in
 from interlace.planning.drafts import Drafts
 from interlace.planning.fastest import best_level, fastest
 from interlace.planning.least_memory import least_memory, refuse
-from interlace.planning.limits import ROUNDED, SLACK, Limit, baseline_bytes, beyond_baseline, bytes_beyond, is_unlimited
+from interlace.planning.limits import ROUNDED, Limit, baseline_bytes, beyond_baseline, bytes_beyond, is_unlimited
 from interlace.planning.making import BASELINE_KEPT, Making, said
 from interlace.planning.proposals import Tried
 from interlace.planning.tasks import MemoryLimits, baseline_peak, is_long, least_bytes, moves_states, same_jobs
 from interlace.planning.variants import (
     alternatives,
     at_plain_depth,
-    deciding,
     drafted,
     fallbacks,
-    holding_less,
     in_paddles_order,
     is_open,
     label,
@@ -47,7 +43,6 @@ from interlace.planning.variants import (
     schedule_of,
     waiting,
     with_schedule,
-    with_search,
 )
 from interlace.planning.world import Made, World
 
@@ -62,14 +57,6 @@ MOVING_PAYS = 1.01
 the baseline's memory that would be one without `return-memory`, whose step was shorter by 0.4 % at most (15 programs of the zoo); under a
 budget of 0.9 one with it: by 1.8 % at most (five programs), where moving state made the step 1.2 to 10 % shorter."""
 
-MOST_SEARCHED = 3000
-"""Most operations of programs whose jobs are searched further in the end, summed over ranks that are not equivalent. In larger ones the
-step got 0.1 % shorter at most, and planning took up to a fifth longer (eight programs, simulated)."""
-
-NEARLY = 1.01
-"""Runs whose step is longer than the fastest run's by at most this factor are searched inside jobs too: that search makes steps 0.1 to 1 %
-shorter, depending on the schedule."""
-
 
 class Search:
     """The search for a world.
@@ -78,7 +65,8 @@ class Search:
         unlimited_tried: What was proposed for an open schedule without a budget; None if nothing was.
         staying_ns: Simulated step of the run that keeps all optimizer state on the device, where it was compared with one that may move
             some; else 0.
-        runs: Complete runs found, also by searches that this one began; none of a long step without a budget.
+        runs: Complete runs found, also by searches that this one began, with the reasons to take each; none of a long step without a
+            budget. If a run occurs more than once, the last has all the reasons.
     """
 
     def __init__(self, world: World, asked: Pipeline) -> None:
@@ -114,31 +102,34 @@ class Search:
         over = 0 if over <= ROUNDED else over
         runs, others, again = [] if over else [found], tuple(each for each in means if not each.follows_budget), None
         if over or (others and self._is_held(found, took)):
-            again = self._holding_less(ordered((*found.passes.passes, *others)), world.memory_limits(limit), limit).noted(*found.notes)
+            again = self.make.holding_less(ordered((*found.passes.passes, *others)), world.memory_limits(limit), limit).noted(*found.notes)
             runs += [again] if not any(world.bytes_over_in_step(again, limit)) else []
         for more in () if self.is_set else dict.fromkeys((others, ())):
             every = ordered((*self.asked.passes, *following, *more))
-            search = self._begun(every if more == others else states_kept(every))
+            search = self.subsearch(every if more == others else states_kept(every))
             if steps := [step_ns for run in runs if (step_ns := world.step_ns(run)) is not None]:
                 search.make.beaten = self.make.beaten_by(min(steps))
             within = search.fitting_beside(self.baseline, limit)
             runs += [within] if within is not None and not any(world.bytes_over_in_step(within, limit)) else []
             if within is not None and search.staying_ns > MOVING_PAYS * (world.step_ns(within) or 0):
                 break  # without memory returned it would not be faster either
-        self.runs += runs
+
+        def noted(run: Made, step_ns: int) -> Made:
+            """A run with the reason why it is taken instead of `found`."""
+            facts = self._within_limit(limit, step_ns) | {"other_ns": took} | ({"over_bytes": over} if over else {})
+            if run is self.baseline:
+                kept = said("decided", BASELINE_KEPT, baseline_step_ns=step_ns, baseline_peak_bytes=baseline_bytes(world))
+                return run.noted(kept, said("declined", "more-than-the-baseline", **facts))
+            if over:
+                return run.noted(said("decided", "baseline-memory-kept", **facts))
+            if run is found or step_ns >= took:
+                return run
+            return run.noted(_memory_returned(step_ns, took) if run is again else said("decided", "within-baseline-faster", **facts))
+
         judged = [(step_ns, run) for run in (*runs, self.baseline) if (step_ns := world.step_ns(run)) is not None]
-        best_ns, best = min(judged, key=lambda each: each[0], default=(0, found))
-        if best is found:
-            return found
-        facts = self._within_limit(limit, best_ns) | {"other_ns": world.step_ns(found) or 0} | ({"over_bytes": over} if over else {})
-        if best is self.baseline:
-            kept = said("decided", BASELINE_KEPT, baseline_step_ns=best_ns, baseline_peak_bytes=baseline_bytes(world))
-            return best.noted(kept, said("declined", "more-than-the-baseline", **facts))
-        if over:
-            return best.noted(said("decided", "baseline-memory-kept", **facts))
-        if best is again:
-            return best.noted(_memory_returned(best_ns, took))
-        return best.noted(said("decided", "within-baseline-faster", **facts))
+        judged = [(step_ns, noted(run, step_ns)) for step_ns, run in judged]
+        self.runs += [run for _, run in judged if run.programs != self.baseline.programs]
+        return min(judged, key=lambda each: each[0], default=(0, found))[1]
 
     def _of_long_step(self, following: tuple[Pass, ...], limit: int) -> Made | None:
         """The run with the limit as a budget, if it is faster than Paddle's baseline; None otherwise. Optimizer state moves only if nothing
@@ -182,8 +173,7 @@ class Search:
 
     def within(self, budget: int, means: Sequence[Pass] = ()) -> Made:
         """Run the passes within a memory budget, in device bytes that no rank may exceed on a GPU. If the run without a budget keeps it and
-        is faster, that run is taken, with `memory_limits` of 0; so is the plan of the default (`or_by_default`). `means` are passes that
-        were not asked for and may be used (`or_with`).
+        is faster, that run is taken, with `memory_limits` of 0. `means` are passes that were not asked for and may be used (`or_with`).
 
         Of a long step, the first run found is compared with fewer others: not with one that uses `means`, and only if it moves optimizer
         state with one that moves none. Within 40 and 46 %, Llama with 32 layers, pp 8, mp 4 and 64 micro-batches takes the same time as
@@ -196,72 +186,21 @@ class Search:
             found = self.or_with(means, self.or_with_states_kept(found, budget), budget)
         elif any(self.world.map(moves_states, found.programs)):
             found = self.or_with_states_kept(found, budget)
-        found = self.or_by_default(self.or_without_budget(found, budget), budget, means) if found else least_memory(self.make)
+        found = self.or_without_budget(found, budget) if found else least_memory(self.make)
         if any(self.world.bytes_over(found, budget)):
             refuse(self.make, found, budget)
         return found
 
-    def with_fewer_means(self, made: Made, limit: int) -> Made:
-        """`made`, or the run of its passes without `return-memory`, if nobody asked for that pass, and the step is shorter and within the
-        limit (device bytes) without it: offload then frees more, and no stream waits to return memory. Not tried with long steps, of which
-        another plan takes long."""
-        fewer = Pipeline(tuple(each for each in made.passes.passes if each.decides != "memory-returned"))
-        took, is_asked = self.world.step_ns(made), deciding(self.asked.passes, "memory-returned") is not None
-        if fewer == made.passes or is_asked or took is None or not any(made.memory_limits) or is_long(self.world.captured):
-            return made
-        run = self.make.made(fewer, made.memory_limits)
-        other = self.world.step_ns(run)
-        if other is None or other >= took or any(self.world.bytes_over_in_step(run, limit)):
-            return made
-        gone = {label(each) for each in made.passes.passes if each not in fewer.passes}
-        kept = [_without_others(each, gone) for each in made.notes if each.rule not in ("memory-returned-faster", "made-again")]
-        return run.noted(*kept, said("decided", "memory-not-returned-faster", step_ns=other, with_ns=took))
-
-    def ordered_further(self, made: Made, limit: int, means: Sequence[Pass] = ()) -> Made:
-        """The fastest with a local search inside the jobs: `made`, the fastest without that search, or one of the runs that take nearly as
-        long (`NEARLY`). `made` itself is returned if the form was not open, or if nothing faster keeps the limit, in device bytes (0 for
-        none). `means` are passes that were not asked for; those that follow a budget may be used to keep the limit."""
-        asked, took = schedule_of(self.asked), self.world.step_ns(made)
-        if asked is None or not (asked.search and is_open(asked)) or took is None or self.make.is_alone:
-            return made
-        if sum(self.world.facts[rank].num_ops for rank in self.world.firsts) > MOST_SEARCHED:
-            return made
-        first = best = self._searched_inside_jobs(made, limit, means)
-        near = [run for run in self.runs if took < (self.world.step_ns(run) or 0) <= NEARLY * took]
-        for run in {(run.programs, run.memory_limits): run for run in near}.values():
-            if not limit or not any(self.world.bytes_over_in_step(run, limit)):
-                best = min(best, self._searched_inside_jobs(run, limit, means), key=lambda each: self.world.step_ns(each) or 0)
-        if best is first:
-            return first
-        steps: dict[str, Fact] = {"step_ns": self.world.step_ns(best) or 0, "other_ns": self.world.step_ns(first) or 0}
-        return best.noted(said("decided", "searched-run-faster", **steps))
-
-    def _searched_inside_jobs(self, made: Made, limit: int, means: Sequence[Pass]) -> Made:
-        """`made` with a local search inside its jobs, or as it is; see `ordered_further`."""
-        form = schedule_of(made.passes)
-        if form is None or form.interleave == "off":
-            return made
-        passes, memory_limits = with_schedule(made.passes, with_search(form)), made.memory_limits
-        searched = self._holding_less(passes, tuple(each or None for each in memory_limits), limit)
-        before, after = (self.world.step_ns(run) for run in (made, searched))
-        if before is None or after is None or after >= before:
-            return made
-        if limit and any(self.world.bytes_over_in_step(searched, limit)):
-            there = {each.name for each in made.passes.passes}
-            more = [each for each in self.following(means) if each.name not in there]
-            lighter = self._within(ordered((*passes.passes, *more)), limit) if more else None
-            after = self.world.step_ns(lighter) if lighter is not None else None
-            if lighter is None or after is None or after >= before:
-                return made
-            searched, memory_limits = lighter, lighter.memory_limits
-        taken = searched.noted(*made.notes, said("decided", "searched-inside-jobs", step_ns=after, without_ns=before))
-        return replace(taken, memory_limits=memory_limits)
-
-    def _begun(self, asked: Pipeline) -> Search:
+    def subsearch(self, asked: Pipeline) -> Search:
         """A search for these passes, whose runs are this one's too."""
         search = Search(self.world, asked)
         search.runs = self.runs
         return search
+
+    def recorded(self, run: Made) -> Made:
+        """A complete run, which is also added to `runs`."""
+        self.runs.append(run)
+        return run
 
     def following(self, means: Sequence[Pass]) -> tuple[Pass, ...]:
         """The passes among `means` that follow a budget; none if the user says what is moved."""
@@ -271,11 +210,6 @@ class Search:
     def is_set(self) -> bool:
         """Whether the user says what is moved."""
         return any(each.follows_budget and not each.is_default for each in self.asked.passes)
-
-    def _within(self, passes: Pipeline, limit: int) -> Made | None:
-        """The run of these passes, with limits lowered until it keeps a limit in device bytes; None if it does not."""
-        make = Search(self.world, passes).make
-        return make.with_lower_limits(make.made, make.made(passes, self.world.memory_limits(limit)), limit)
 
     # ------------------------------------------------------------------------------------------------------- the fastest step
 
@@ -366,8 +300,7 @@ class Search:
         for form in () if self._is_hopeless(budget) else (self.asked, in_paddles_order(self.asked)):
             for each in self._with_other_waits(self.chosen(form, self.limit(budget, form))):
                 if (found := self.make.with_lower_limits(self.make.made, each, budget)) is not None:
-                    self.runs.append(found)
-                    return found
+                    return self.recorded(found)
         return None
 
     def fitting_beside(self, baseline: Made, budget: int) -> Made | None:
@@ -385,7 +318,7 @@ class Search:
         fast."""
         if self.make.levels.states is None:
             return leaving
-        search = self._begun(states_kept(self.asked))
+        search = self.subsearch(states_kept(self.asked))
         took = self.world.step_ns(leaving) if leaving is not None else None
         search.make.beaten = self.make.beaten.also_by(took)
         staying = search.fitting(budget)
@@ -394,15 +327,15 @@ class Search:
         other = self.world.step_ns(staying)
         self.staying_ns = other or 0
         if took is None or (other is not None and other <= took):
-            return staying.noted(said("decided", "states-stay", step_ns=other or 0, leaving_ns=took or 0))
-        return leaving.noted(said("decided", "states-leave", step_ns=took, staying_ns=other or 0))
+            return self.recorded(staying.noted(said("decided", "states-stay", step_ns=other or 0, leaving_ns=took or 0)))
+        return self.recorded(leaving.noted(said("decided", "states-leave", step_ns=took, staying_ns=other or 0)))
 
     def or_with(self, means: Sequence[Pass], without: Made | None, budget: int) -> Made | None:
         """`without`, a run within the budget, or one with the passes `means` to hold less, if that keeps the budget and is faster."""
         took = self.world.step_ns(without) if without is not None else None
         if not means or without is None or took is None:
             return without
-        search = self._begun(ordered((*self.asked.passes, *means)))
+        search = self.subsearch(ordered((*self.asked.passes, *means)))
         search.make.beaten = self.make.beaten_by(took)
         found = search.fitting(budget)
         if found is None or self.staying_ns <= MOVING_PAYS * took:
@@ -410,14 +343,7 @@ class Search:
         other = self.world.step_ns(found) if found is not None else None
         if found is None or other is None or other >= took:
             return without
-        return found.noted(_memory_returned(other, took))
-
-    def _holding_less(self, passes: Pipeline, memory_limits: MemoryLimits, limit: int) -> Made:
-        """The run of these passes; if it exceeds a limit in device bytes (0 for none), the one whose streams wait at their ends too."""
-        found, less = self.make.made(passes, memory_limits), Pipeline(holding_less(passes.passes))
-        if not limit or less == passes or not any(self.world.bytes_over_in_step(found, limit)):
-            return found
-        return self.make.made(less, memory_limits)
+        return self.recorded(found.noted(_memory_returned(other, took)))
 
     def _is_held(self, run: Made, took: int) -> bool:
         """Whether waits of the host make a run slower (`HELD`); `took` is its simulated step in nanoseconds."""
@@ -433,38 +359,21 @@ class Search:
         open_ = schedule_of(self.asked)
         if max(each or budget + 1 for each in self.world.known(baseline_peak)) > budget or open_ is None or not is_open(open_):
             return within
-        search = Search(self.world, self._without_budget)
+        search = Search(self.world, self.without_budget)
         without, self.unlimited_tried = search.unlimited(), search.unlimited_tried
         took, other = (self.world.step_ns(run) for run in (within, without))
         if took is None or other is None:
             return within
         without = replace(without, memory_limits=self.world.memory_limits(0))
-        self.runs.append(without)
         if other >= took:
-            return within.noted(said("declined", "without-budget-slower", step_ns=other, within_ns=took))
+            self.recorded(without)
+            return self.recorded(within.noted(said("declined", "without-budget-slower", step_ns=other, within_ns=took)))
         if over := max(self.world.bytes_over_in_step(without, budget)):
-            return within.noted(said("declined", "without-budget-too-large", step_ns=other, over_bytes=over))
-        return without.noted(said("decided", "without-budget-faster", step_ns=other, within_ns=took))
-
-    def or_by_default(self, within: Made, limit: int, means: Sequence[Pass]) -> Made:
-        """`within`, a run within a limit in device bytes, or the plan of the default, if the limit exceeds the default's and that plan is
-        faster: among more schedules, the coarse model may take the better ones for worse. `means` are the passes that were not asked for
-        and may be used. Not tried with long steps, of which another plan takes long."""
-        default, took, form = int(SLACK * baseline_bytes(self.world)), self.world.step_ns(within), schedule_of(self.asked)
-        if not 0 < default < limit or took is None or form is None or not is_open(form) or is_long(self.world.captured):
-            return within
-        search = self._begun(self._without_budget)
-        search.make.beaten = self.make.beaten_by(took)
-        needing = [each for each in self.asked.passes if each not in search.asked.passes]
-        found = search.beside_baseline((*needing, *means), default)
-        other = self.world.step_ns(found)
-        if other is None or other >= took or any(self.world.bytes_over_in_step(found, limit)):
-            return within
-        found = replace(found, memory_limits=tuple(each or 0 for each in found.memory_limits))
-        return found.noted(said("decided", "default-faster", step_ns=other, within_ns=took, limit_bytes=default))
+            return self.recorded(within.noted(said("declined", "without-budget-too-large", step_ns=other, over_bytes=over)))
+        return self.recorded(without.noted(said("decided", "without-budget-faster", step_ns=other, within_ns=took)))
 
     @property
-    def _without_budget(self) -> Pipeline:
+    def without_budget(self) -> Pipeline:
         """The passes as they can be asked for without a budget, which offload needs."""
         return Pipeline(tuple(each for each in self.asked.passes if not each.mistake()))
 
@@ -499,15 +408,6 @@ class Search:
 def states_kept(pipeline: Pipeline) -> Pipeline:
     """The passes without those that move optimizer state."""
     return Pipeline(tuple(each for each in pipeline.passes if each.decides != "states"))
-
-
-def _without_others(note: Remark, gone: set[str]) -> Remark:
-    """A remark on the form that was taken, without variants of passes that did not run in the end, by label."""
-    if "others" not in note.names:
-        return note
-    others = tuple(each for each in note.names["others"] if each not in gone)
-    names = {name: value for name, value in note.names.items() if name != "others"} | ({"others": others} if others else {})
-    return msgspec.structs.replace(note, names=names)
 
 
 def _memory_returned(step_ns: int, without_ns: int) -> Remark:

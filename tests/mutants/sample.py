@@ -103,6 +103,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "interlace/planning/levels.py": ("tests/planning/test_memory_choice.py",),
     "interlace/planning/making.py": ("tests/planning/test_memory_choice.py", "tests/passes/test_budget.py"),
     "interlace/planning/search.py": ("tests/planning/test_memory_choice.py", "tests/passes/test_budget.py"),
+    "interlace/planning/finishing.py": ("tests/planning/test_finishing.py", "tests/planning/test_pool_budget.py"),
     "interlace/bridge/lower.py": (
         "tests/bridge/test_lowered_in_full.py",
         "tests/bridge/test_lower.py",

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from interlace.config import NO_LIMIT, Beyond
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import BudgetError
-from interlace.ir import Program
 from interlace.ir.remarks import remark
 from interlace.passes import (
     ChooseRecompute,
     DelayTransfers,
     OffloadActivations,
     OffloadOptimizerState,
-    Pass,
     Pipeline,
     ReturnMemory,
     Schedule1F1B,
@@ -33,53 +30,10 @@ from interlace.planning.making import Making
 from interlace.planning.search import Search
 from interlace.planning.world import Made
 from interlace.scheduler.whole_step.orders import ROUNDS, Orders
+from tests.planning.told import FOUR, MOVING, OPEN, PEAK, Told, made, search, with_micro_batches
 from tests.remarks import rules_of, sentences
-from tests.strategies import World, programs
 
-FOUR = programs(World(pp=2, mp=2, micro_batches=2))
-"""Two ranks of each of two stages."""
 LEVELS = ((3, 9), (5, 2), (1, 4), (8, 0))
-OPEN = Pipeline((ChooseRecompute(), Schedule1F1B()))
-MOVING = Pipeline((Schedule1F1B(interleave="off"), OffloadActivations(fraction=1.0)))
-PEAK = 1000
-
-
-class Told:
-    """A world whose ranks answer as told."""
-
-    def __init__(self, answers: dict[Callable[..., Any], Sequence[Any]], num_ranks: int = 4, firsts: Sequence[int] = (), **told: Any):
-        self.captured, self.is_whole, self.start = FOUR[0], True, replace(made(0), programs=(0,) * num_ranks)
-        self.facts = [
-            SimpleNamespace(stage=each.pipeline.stage, draws=False, recomputes=False, memory_budget=None) for each in FOUR[:num_ranks]
-        ]
-        self.firsts, self.answers = tuple(firsts) or tuple(range(num_ranks)), answers
-        for name, value in told.items():
-            setattr(self, name, value)
-
-    def known(self, task: Callable[..., Any], *_: object, ranks: Sequence[int] | None = None) -> list[Any]:
-        asked = range(len(self.facts)) if ranks is None else ranks
-        return [answer if rank in asked else None for rank, answer in enumerate(self.answers[task])]
-
-    map = known
-
-    def memory_limits(self, memory_limit: int) -> tuple[int, ...]:
-        return (memory_limit,) * len(self.facts)
-
-    def run(self, *_: object, **__: object) -> Made:
-        return self.start
-
-
-def made(number: int, passes: Pipeline = OPEN, *memory_limits: int | None) -> Made:
-    """A plan that is told apart by its number."""
-    return Made(passes, (number,), ((),), memory_limits)
-
-
-def with_micro_batches(program: Program, number: int) -> Program:
-    return msgspec.structs.replace(program, pipeline=msgspec.structs.replace(program.pipeline, num_micro_batches=number))
-
-
-def search(world: Told, asked: Pipeline = OPEN) -> Search:
-    return Search(world, asked)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("firsts", "levels"), [((), ((5, 8), (9, 4))), ((0, 2), ((3, 1), (9, 4)))], ids=["each", "alike"])
@@ -191,12 +145,15 @@ class Beside:
         monkeypatch.setattr(Search, "fitting", lambda search, limit: self.fitting(search, limit))
         monkeypatch.setattr(Making, "made", self.made)
         self.steps = steps
-        self.found = search(world, asked).beside_baseline((OffloadActivations(), ReturnMemory()))
+        searching = search(world, asked)
+        self.found = searching.beside_baseline((OffloadActivations(), ReturnMemory()))
         self.taken, self.told = self.found.programs[0], rules_of(self.found.notes)
+        self.recorded = {run.programs[0]: rules_of(run.notes) for run in searching.runs}
 
     def fitting(self, search: Search, limit: int) -> Made | None:
         self.limits.append(limit)
         self.means.append([each.name for each in search.asked.passes if each not in OPEN.passes])
+        search.recorded(made(STAYING, MOVING, 7))
         return made(WITHIN, MOVING, 7) if WITHIN in self.steps else None
 
     def made(self, passes: Pipeline, limits: tuple[int | None, ...]) -> Made:
@@ -253,85 +210,8 @@ def test_where_keeping_all_state_is_clearly_slower_it_is_not_tried_without_memor
     assert asked == [["offload-optimizer-state", "return-memory"], ["return-memory"], []][:searches]
 
 
-@pytest.mark.parametrize(
-    ("steps", "held", "limit", "num_ops", "taken"),
-    [
-        ((100, 99), 8, 8, 9, True),
-        ((100, 99), 9, 8, 9, False),  # holds too much
-        ((100, 99), 9, 0, 9, True),  # without a limit
-        ((100, 100), 8, 8, 9, False),
-        ((100, None), 8, 8, 9, False),
-        ((100, 99), 8, 8, 1501, False),  # larger programs are not searched
-    ],
-)
-def test_jobs_are_searched_further_where_that_is_faster_within_the_limit(
-    monkeypatch: pytest.MonkeyPatch, steps: tuple[int, int | None], held: int, limit: int, num_ops: int, taken: bool
-) -> None:
-    world = Told(
-        {},
-        num_ranks=2,
-        step_ns=lambda run, *_: steps[run.programs[0] - 1],
-        bytes_over_in_step=lambda run, limit: [max(0, held - limit)] * 2,
-    )
-    for each in world.facts:
-        each.num_ops = num_ops
-
-    def make(_: Making, passes: Pipeline, memory_limits: tuple[int | None, ...]) -> Made:
-        limits.append(memory_limits)
-        return made(2, passes, *memory_limits)
-
-    limits: list[tuple[int | None, ...]] = [(7, 7)]
-    monkeypatch.setattr(Making, "made", make)
-    decided = Pipeline((Schedule1F1B(interleave="mixed", search=False),))
-    found = search(world).ordered_further(made(1, decided, 7, 7).noted(remark("decided", "form-taken")), limit)
-    assert (found.programs[0], found.memory_limits) == (2 if taken else 1, (7, 7))
-    assert [each.search for each in found.passes.passes if isinstance(each, Schedule1F1B)] == [taken]
-    assert rules_of(found.notes) == ["form-taken", *["searched-inside-jobs"] * taken]
-    free = search(world).ordered_further(made(1, decided, 0, 0), limit)
-    assert (free.programs[0], free.memory_limits, limits[-1]) == (2 if taken else 1, (0, 0), (None, None) if num_ops < 1501 else (7, 7))
-    plain = made(1, decided, 7, 7)
-    for asked in (Schedule1F1B(search=False), Schedule1F1B(interleave="mixed")):  # switched off, or a form that the user gave
-        assert search(world, Pipeline((asked,))).ordered_further(plain, limit) is plain
-
-
-@pytest.mark.parametrize(
-    ("others", "taken"),
-    [
-        ({}, 99),
-        ({1009: 98}, 98),
-        ({1009: 98, 1010: 97}, 97),
-        ({1009: 99}, 99),  # no faster: the fastest without that search stays
-        ({1011: 98}, 99),  # too slow to be tried
-        ({1008: 98}, 99),  # holds too much
-        ({1007: 98}, 99),  # holds too much once searched
-        ({1006: 98}, 99),  # its order stays
-    ],
-)
-def test_runs_that_take_nearly_as_long_are_searched_further_too(
-    monkeypatch: pytest.MonkeyPatch, others: dict[int, int], taken: int
-) -> None:
-    """The run that takes 1000 ns takes 99 once it is searched; `others`: step of another -> its step then."""
-    steps = {1000: 99} | others
-    world = Told(
-        {},
-        num_ranks=1,
-        step_ns=lambda run, *_: run.programs[0],
-        bytes_over_in_step=lambda run, limit: [max(0, (run.programs[0] == 1008 or run.memory_limits == (1007,)) * 9 - limit)],
-    )
-    world.facts[0].num_ops = 9
-    monkeypatch.setattr(Making, "made", lambda _, passes, limits: made(steps[limits[0]], passes, *limits))
-    passes = {1006: "off"}
-    runs = [made(step, Pipeline((Schedule1F1B(interleave=passes.get(step, "mixed"), search=False),)), step) for step in steps]
-    searching = search(world)
-    searching.runs += runs
-    found = searching.ordered_further(runs[0], 8)
-    assert found.programs == (taken,)
-    assert rules_of(found.notes) == ["searched-inside-jobs", *["searched-run-faster"] * (taken != 99)]
-    assert rules_of(searching.ordered_further(runs[0], 0).notes)[:1] == ["searched-inside-jobs"]  # without a limit
-
-
 def test_runs_of_searches_that_a_search_began_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those within its budget and the one without, which keeps no limits then."""
+    """Those within its budget and the one without, which keeps no limits then; the last of equal ones with all the reasons for it."""
     world = Told(
         {tasks.baseline_peak: [8], tasks.movable_states: [1], tasks.least_bytes: [8]},
         num_ranks=1,
@@ -344,74 +224,12 @@ def test_runs_of_searches_that_a_search_began_are_its_own(monkeypatch: pytest.Mo
     monkeypatch.setattr(Making, "with_lower_limits", lambda _, make, run, budget: run)
     searching = search(world, Pipeline((*OPEN.passes, OffloadOptimizerState())))
     searching.within(8, (ReturnMemory(),))
-    assert [(run.programs[0], run.memory_limits) for run in searching.runs] == [(3, (7,)), (2, (7,)), (4, (7,)), (3, (7,)), (12, (0,))]
-
-
-@pytest.mark.parametrize(("lighter_ns", "held", "taken"), [(99, 8, True), (100, 8, False), (None, 8, False), (99, 9, False)])
-@pytest.mark.parametrize("asked", [OPEN, Pipeline((*OPEN.passes, OffloadActivations(fraction=0.5)))], ids=["open", "the user moves"])
-def test_what_searched_jobs_hold_too_much_may_be_moved(
-    monkeypatch: pytest.MonkeyPatch, lighter_ns: int | None, held: int, taken: bool, asked: Pipeline
-) -> None:
-    """By passes that follow a budget, unless the user says what moves; the step must still be shorter than without the local search."""
-    world = Told(
-        {tasks.movable_states: [1]},
-        num_ranks=1,
-        step_ns=lambda run, *_: {1: 100, 2: 98, 3: lighter_ns}[run.programs[0]],
-        bytes_over_in_step=lambda run, limit: [max(0, {1: 8, 2: 9, 3: held}[run.programs[0]] - limit)],
-        order_peaks=lambda _: [PEAK],
-    )
-    world.facts[0].num_ops = 9
-
-    def make(_: Making, passes: Pipeline, memory_limits: tuple[int | None, ...]) -> Made:
-        moves = any(each.name == "offload-optimizer-state" for each in passes.passes)
-        return made(3 if moves else 2, passes, *memory_limits)
-
-    monkeypatch.setattr(Making, "made", make)
-    monkeypatch.setattr(Levels, "raised", lambda _, passes, over: passes)
-    decided = made(1, Pipeline((Schedule1F1B(interleave="mixed", search=False),)), 0)
-    found = search(world, asked).ordered_further(decided, 8, (OffloadOptimizerState(), ReturnMemory()))
-    taken = taken and asked is OPEN
-    assert (found.programs[0], found.memory_limits) == ((3, (8,)) if taken else (1, (0,)))
-    assert search(world, asked).ordered_further(decided, 8) is decided  # by nothing
-
-
-@pytest.mark.parametrize(
-    ("limit", "steps", "held", "micro_batches", "taken"),
-    [
-        (102, (100, 99), 102, 2, True),
-        (101, (100, 99), 101, 2, False),  # all that the default may hold
-        (102, (100, 100), 102, 2, False),
-        (102, (100, None), 102, 2, False),
-        (102, (100, 99), 103, 2, False),  # holds too much, as the default may by little
-        (102, (100, 99), 102, 10**6, False),  # a long step
-    ],
-)
-def test_a_plan_that_may_hold_more_than_the_default_is_no_slower(
-    monkeypatch: pytest.MonkeyPatch, limit: int, steps: tuple[int, int | None], held: int, micro_batches: int, taken: bool
-) -> None:
-    """Of the same passes, without those that need a budget, which may then be used like others that were not asked for."""
-    asked = list[tuple[list[str], list[str], int | None]]()
-
-    def beside_baseline(search: Search, means: Sequence[Pass], limit: int | None) -> Made:
-        asked.append(([each.name for each in search.asked.passes], [each.name for each in means], limit))
-        return made(1, OPEN, None)
-
-    world = Told(
-        {tasks.baseline_peak: [100]},
-        num_ranks=1,
-        step_ns=lambda run, *_: steps[run.programs[0]],
-        bytes_over_in_step=lambda run, limit: [max(0, held - limit)],
-    )
-    world.captured = with_micro_batches(FOUR[0], micro_batches)
-    monkeypatch.setattr(Search, "beside_baseline", beside_baseline)
-    within = made(0, OPEN, 102)
-    found = search(world, Pipeline((*OPEN.passes, OffloadActivations()))).or_by_default(within, limit, (ReturnMemory(),))
-    assert (found.programs[0], found.memory_limits) == ((1, (0,)) if taken else (0, (102,)))
-    assert asked == [(["choose-recompute", "schedule-1f1b"], ["offload-activations", "return-memory"], 101)] * (
-        limit > 101 and micro_batches < 10**6
-    )
-    named = search(world, Pipeline((Schedule1F1B(interleave="mixed"),)))
-    assert named.or_by_default(within, 102, ()) is within
+    assert {run.programs[0]: (run.memory_limits, rules_of(run.notes)) for run in searching.runs} == {
+        2: ((7,), ["states-stay", "without-budget-slower"]),
+        3: ((7,), ["states-stay"]),
+        4: ((7,), []),
+        12: ((0,), []),
+    }
 
 
 @pytest.mark.parametrize(("held", "limit", "number"), [((8, 0), 8, 2), ((9, 8), 8, 3), ((9, 9), 8, 3), ((9, 8), 0, 2)])
@@ -424,8 +242,8 @@ def test_what_holds_too_much_is_made_again_with_streams_that_wait_at_their_ends(
         return made(3 if ReturnMemory(at_end="on") in passes.passes else 2, passes, *memory_limits)
 
     monkeypatch.setattr(Making, "made", make)
-    assert search(world)._holding_less(Pipeline((*OPEN.passes, ReturnMemory())), (7,), limit).programs[0] == number
-    assert search(world)._holding_less(OPEN, (7,), limit).programs[0] == 2  # nothing returns memory
+    assert search(world).make.holding_less(Pipeline((*OPEN.passes, ReturnMemory())), (7,), limit).programs[0] == number
+    assert search(world).make.holding_less(OPEN, (7,), limit).programs[0] == 2  # nothing returns memory
 
 
 LIMIT = int(1.01 * 10 * GB)
@@ -439,8 +257,10 @@ def test_without_a_budget_what_keeps_the_baselines_memory_and_is_fastest_is_take
     plain = Beside(monkeypatch, EVERY, {UNLIMITED: LIMIT - 10 * GB})
     assert (plain.taken, plain.told) == (UNLIMITED, ["form-taken"])
     assert (plain.limits, plain.means) == ([LIMIT] * 2, SEARCHES)
+    assert plain.recorded == {UNLIMITED: ["form-taken"], WITHIN: [], STAYING: []}
     better = Beside(monkeypatch, EVERY | {WITHIN: 49}, {})
     assert (better.taken, better.told) == (WITHIN, ["within-baseline-faster"])
+    assert better.recorded == {UNLIMITED: ["form-taken"], WITHIN: ["within-baseline-faster"], STAYING: []}
     assert Beside(monkeypatch, EVERY | {WITHIN: 50}, {}).taken == UNLIMITED  # of equal ones what needs nothing more
     assert Beside(monkeypatch, EVERY | {UNLIMITED: 101, WITHIN: 102}, {}).taken == BASELINE
 
@@ -449,6 +269,7 @@ def test_where_waits_of_the_host_cost_time_memory_is_given_back_in_order(monkeyp
     """Without a budget: what waits for longer than a two-hundredth of the step is made again so. Searches try it in any case."""
     held = Beside(monkeypatch, EVERY | {UNLIMITED: 1010, LIGHTER: 1006, WITHIN: 1007, BASELINE: 2000}, {}, unheld={UNLIMITED: 1004})
     assert (held.taken, held.told) == (LIGHTER, ["form-taken", "memory-returned-faster"])
+    assert held.recorded == {UNLIMITED: ["form-taken"], LIGHTER: held.told, WITHIN: ["within-baseline-faster"], STAYING: []}
     assert held.means == SEARCHES
     little = Beside(monkeypatch, EVERY | {UNLIMITED: 1010, LIGHTER: 1006}, {}, unheld={UNLIMITED: 1005})
     assert (little.taken, little.means) == (WITHIN, SEARCHES)
@@ -496,40 +317,6 @@ def test_within_a_budget_memory_is_given_back_in_order_where_that_is_faster(
     assert [each.name for each in found.passes.passes if each not in OPEN.passes] == ["return-memory"] * taken
 
 
-RETURNS = ReturnMemory(at_end="on")
-"""What a search adds where a plan holds too much; its reports call it `return_memory: {at_end: on}`."""
-
-
-@pytest.mark.parametrize(
-    ("asked", "limits", "without_ns", "over", "number"),
-    [
-        (OPEN, 7, 69, 0, 2),
-        (OPEN, 7, 70, 0, 1),  # no faster
-        (OPEN, 7, None, 0, 1),  # never ends
-        (OPEN, 7, 69, 1, 1),  # holds too much
-        (OPEN, None, 69, 0, 1),  # offload follows no limit
-        (Pipeline((*OPEN.passes, ReturnMemory())), 7, 69, 0, 1),  # the user wants it
-    ],
-)
-def test_memory_is_returned_only_where_the_step_is_longer_without(
-    monkeypatch: pytest.MonkeyPatch, asked: Pipeline, limits: int | None, without_ns: int | None, over: int, number: int
-) -> None:
-    world = Told({}, num_ranks=1, step_ns=lambda run: 70 if run.programs[0] == 1 else without_ns, bytes_over_in_step=lambda *_: [over])
-    monkeypatch.setattr(Making, "made", lambda _, passes, memory_limits: made(2, passes, *memory_limits))
-    others = ("return_memory: {at_end: on}", "throttle_host: {syncs: job-ends}")
-    lost = [remark("decided", rule) for rule in ("memory-returned-faster", "made-again")]
-    notes = (remark("decided", "form-taken", form="mixed", others=others), *lost)
-    given = made(1, Pipeline((*OPEN.passes, RETURNS)), limits).noted(*notes)
-    found = search(world, asked).with_fewer_means(given, 100)
-    assert found.programs[0] == number
-    if number == 2:
-        assert (found.passes, found.memory_limits) == (OPEN, (limits,))
-        assert rules_of(found.notes) == ["form-taken", "memory-not-returned-faster"]
-        assert found.notes[0].names == {"form": "mixed", "others": others[1:]}
-    else:
-        assert found is given
-
-
 @pytest.mark.parametrize(
     ("micro_batches", "moves", "finds", "searches"),
     [
@@ -571,6 +358,7 @@ def test_without_a_budget_what_holds_more_than_the_baseline_gives_way(monkeypatc
     over = {UNLIMITED: GB}
     again = Beside(monkeypatch, EVERY, over)
     assert (again.taken, again.told) == (LIGHTER, ["form-taken", "baseline-memory-kept"])
+    assert again.recorded == {LIGHTER: again.told, WITHIN: ["baseline-memory-kept"], STAYING: []}
     assert (again.limits, again.means) == ([LIMIT] * 3, SEARCHES)
     assert [each.name for each in again.found.passes.passes if each not in OPEN.passes] == ["return-memory"]
     assert Beside(monkeypatch, EVERY, over | {LIGHTER: GB}).taken == WITHIN

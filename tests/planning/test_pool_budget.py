@@ -232,11 +232,11 @@ def made(number: int) -> Made:
 
 class Told:
     """A world with one rank, in which program k takes `figures[k]`: nanoseconds, bytes of tensors, and bytes of pools. 0 is the plan, 1
-    Paddle's baseline; `whole` maps a draft to its full plan."""
+    Paddle's baseline; `whole` maps a draft to its full plan; `runs` are complete runs that the search found."""
 
     def __init__(self, figures: dict[int, tuple[int | None, int, int | None]], drafts: dict[int, int]) -> None:
         self.figures, self.cost, self.asked, self.fails, self.least = figures, CostModel(PROFILE), list[int](), set[int](), 1
-        self.whole = {*drafts.values()}
+        self.whole, self.runs = {*drafts.values()}, list[int]()
         self.drafts = [Draft(made(draft), (), Pipeline((Schedule1F1B(weight_delay=whole),))) for draft, whole in drafts.items()]
         self.drafts.append(Draft(made(0), (), None))  # known in part only
 
@@ -284,7 +284,7 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 def start(search: Search, world: Any, asked: Pipeline) -> None:
-    search.world, search.asked = world, asked
+    search.world, search.asked, search.runs = world, asked, [made(number) for number in world.runs]
     search.make = SimpleNamespace(beaten=None, beaten_by=lambda step_ns: step_ns, world=world)  # type: ignore[assignment]
     search.__dict__["baseline"] = made(1)
 
@@ -351,6 +351,22 @@ def test_a_draft_that_cannot_be_planned_in_full_is_left_out(budgets: list[tuple[
     world = Told(figures, {5: 15, 8: 8})
     world.fails = {15}
     assert chosen(world, 100) == 8
+    assert budgets == []
+
+
+def test_runs_that_the_search_found_are_looked_at_too(budgets: list[tuple[str, int]]) -> None:
+    """A run may have smaller pools than the one that was taken, though it takes a little longer."""
+    figures: dict[int, tuple[int | None, int, int | None]] = {
+        0: (1000, 90, 120),
+        1: (1010, 80, 100),
+        2: (1001, 90, 101),
+        3: (1002, 101, 100),
+        4: (1004, 90, 100),
+        5: (1003, 90, 100),
+    }
+    world = Told(figures, {})
+    world.runs = [0, 2, 3, 4, 5]
+    assert chosen(world, 100, limit=100) == 5
     assert budgets == []
 
 
