@@ -605,18 +605,17 @@ def own_calibration_of_one_gpu() -> str:
 
 
 @claim
-def still_in_steps_of_bert() -> str:
-    """Kernels of BERT's traced steps in the last sitting, and for how long no kernel runs between them and between two steps."""
+def idle_in_steps_of_bert() -> str:
+    """Of BERT's traced steps in the last sitting: gradients of embeddings, and for how long no kernel runs within and between steps."""
     traced = [row for row in _of_one_gpu()[-1] if row["case"].startswith("bert-")]
-    kernels = [sum(kind["n"] for kind in row["kernels_us"].values()) for row in traced]
     steps = [row["traced_step"] for row in traced]
-    pauses = [(step["device_us"] - step["busy_us"]["compute"]) / count for step, count in zip(steps, kernels, strict=True)]
     gradients = [row["kernels_us"]["embedding_grad"]["total"] / 1e3 for row in traced]
+    within = [(step["device_us"] - step["busy_us"]["compute"]) / 1e3 for step in steps]
     between = [each / 1e3 for step in steps for each in step["still_between_us"]]
-    counts = " to ".join(f"{count:,}" for count in sorted({*kernels}))
-    still = f"{min(pauses):.1f} to {max(pauses):.1f} us before each of {counts} kernels"
-    ends = f"{min(between):.1f} to {max(between):.1f} ms between two steps ({len(traced)} runs)"
-    return f"gradients of embeddings {min(gradients):.1f} to {max(gradients):.1f} ms; {still}; {ends}"
+    told = zip(
+        ("gradients of embeddings", "no kernel runs within a step for", "and between two for"), (gradients, within, between), strict=True
+    )
+    return f"{', '.join(f'{what} {min(each):.1f} to {max(each):.1f} ms' for what, each in told)} ({len(traced)} runs)"
 
 
 @claim

@@ -16,7 +16,7 @@ from interlace.ir.remarks import Remark
 from interlace.passes import Pass, Pipeline, ordered
 from interlace.planning.limits import SLACK, baseline_bytes
 from interlace.planning.making import Making, said
-from interlace.planning.search import Search
+from interlace.planning.search import Search, key_of
 from interlace.planning.tasks import is_long
 from interlace.planning.variants import deciding, is_open, label, schedule_of, with_schedule, with_search
 from interlace.planning.world import Made
@@ -26,17 +26,17 @@ MOST_SEARCHED = 3000
 step got 0.1 % shorter at most, and planning took up to a fifth longer (eight programs, simulated)."""
 
 NEARLY = 1.01
-"""Runs whose step is longer than the fastest run's by at most this factor are searched inside jobs too: that search makes steps 0.1 to 1 %
-shorter, depending on the schedule."""
+"""Runs whose step is longer by at most this factor than that of the fastest run searched so far are searched inside jobs too: that makes
+steps 0.1 to 1 % shorter, depending on the schedule."""
 
 LEAST_GAIN = 1.0001
-"""Another run is taken if its step is shorter by more than this factor. For less it is not worth what its pools may take more: of one
-program they took 5 % more for 0.0006 % of the step."""
+"""Another run is taken if its step is shorter by more than this factor. A smaller gain does not justify pools that may be larger: one
+program's grew by 5 % for 0.0006 % of the step."""
 
 
 def planned_within(search: Search, budget: int, means: Sequence[Pass] = ()) -> Made:
     """The plan within a memory budget, in device bytes; see `Search.within`."""
-    return or_by_default(search, finished(search, search.within(budget, means), budget), budget, means)
+    return or_by_default(search, finished(search, search.within(budget, means), budget, means), budget, means)
 
 
 def planned_by_default(search: Search, means: Sequence[Pass] = ()) -> Made:
@@ -66,7 +66,7 @@ def with_fewer_means(search: Search, made: Made, limit: int) -> Made:
     gone = {label(each) for each in made.passes.passes if each not in fewer.passes}
     kept = [_without_others(each, gone) for each in made.notes if each.rule not in ("memory-returned-faster", "made-again")]
     search.recorded(made)
-    return run.noted(*kept, said("decided", "memory-not-returned-faster", step_ns=other, with_ns=took))
+    return search.recorded(run.noted(*kept, said("decided", "memory-not-returned-faster", step_ns=other, with_ns=took)))
 
 
 def ordered_further(search: Search, made: Made, limit: int, means: Sequence[Pass] = ()) -> Made:
@@ -81,9 +81,9 @@ def ordered_further(search: Search, made: Made, limit: int, means: Sequence[Pass
     if sum(world.facts[rank].num_ops for rank in world.firsts) > MOST_SEARCHED:
         return made
     limit = limit and limit + max(world.bytes_over_in_step(made, limit))
-    near = {_key(run): run for run in search.runs if _key(run) != _key(made) and 0 < _step_ns(search, run) <= NEARLY * took}
+    others = [run for run in search.runs if key_of(run) != key_of(made) and world.step_ns(run) is not None]
     first = best = search.recorded(_searched_inside_jobs(search, search.recorded(made), limit, means))
-    for run in sorted(near.values(), key=lambda each: _step_ns(search, each)):
+    for run in sorted(others, key=lambda each: _step_ns(search, each)):
         if _step_ns(search, run) > NEARLY * _step_ns(search, best):
             break
         if not limit or not any(world.bytes_over_in_step(run, limit)):
@@ -102,14 +102,15 @@ def or_by_default(search: Search, within: Made, limit: int, means: Sequence[Pass
     default, took = int(SLACK * baseline_bytes(world)), world.step_ns(within)
     if not 0 < default < limit or took is None or form is None or not is_open(form) or is_long(world.captured):
         return within
-    again = search.subsearch(search.without_budget)
+    again = Search(world, search.without_budget)
     again.make.beaten = search.make.beaten_by(took)
     every = (*(each for each in search.asked.passes if each not in again.asked.passes), *means)
     found = finished(again, again.beside_baseline(every, default), default, every)
+    for run in (*again.runs, found, within):
+        search.recorded(run)
     other = world.step_ns(found)
     if other is None or other >= took or any(world.bytes_over_in_step(found, limit)):
         return within
-    search.recorded(within)
     found = replace(found, memory_limits=tuple(each or 0 for each in found.memory_limits))
     return found.noted(said("decided", "default-faster", step_ns=other, within_ns=took, limit_bytes=default))
 
@@ -135,11 +136,6 @@ def _searched_inside_jobs(search: Search, made: Made, limit: int, means: Sequenc
         searched, memory_limits = lighter, lighter.memory_limits
     taken = searched.noted(*made.notes, said("decided", "searched-inside-jobs", step_ns=after, without_ns=before))
     return replace(taken, memory_limits=memory_limits)
-
-
-def _key(run: Made) -> object:
-    """What tells runs apart whose jobs are searched: limits decide what the searched jobs may hold."""
-    return run.programs, run.memory_limits
 
 
 def _step_ns(search: Search, run: Made) -> int:

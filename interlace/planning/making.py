@@ -49,6 +49,7 @@ class Making:
         is_alone: Whether the other stages are unknown, so that no step can be simulated.
         draws: Whether on any rank both forward and backward draw random numbers.
         offloads: Whether a pass moves activations or optimizer state under a budget.
+        by_stage: Whether levels of recomputation are also tried on one stage after the other.
         by_name: Form by name -> simulated step in nanoseconds, drafted without a budget; without forms whose step would never end.
     """
 
@@ -60,6 +61,7 @@ class Making:
         self.levels = Levels(world, asked)
         self.beaten = Beaten()
         self.by_name: dict[Schedule1F1B, int] = {}
+        self.by_stage = True
         self.offloads = deciding(asked.passes, "offload") is not None or self.levels.states is not None
 
     def beaten_by(self, step_ns: int) -> Beaten:

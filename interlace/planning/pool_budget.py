@@ -1,7 +1,7 @@
 """Plans whose allocator pools fit the device, free blocks included (`scheduler/memory/pools.py`).
 
 The search limits what tensors hold, and pools take more than that. Where the device has no room for the pools of the plan that the search
-has decided on, other plans are looked at: all drafts of the search, fastest first, then those of searches under smaller memory budgets. A
+has decided on, other plans are looked at: all complete runs of the search and its drafts, then searches under smaller memory budgets. A
 draft of the same search often takes much less for little time, as its collectives have fewer streams, or its host waits elsewhere.
 """
 

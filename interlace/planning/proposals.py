@@ -272,9 +272,11 @@ def levels_between(tried: Tried) -> list[Judged]:
 
 
 def _fastest_of_both_means(tried: Tried) -> Judged | None:
-    """The fastest that keeps the budget; None if none does, or not both recomputation and offload may free memory for it."""
+    """The fastest that keeps the budget; None if none does, if not both recomputation and offload may free memory for it, or if levels are
+    not tried on one stage after the other."""
     drafts = tried.drafts
-    return next(iter(fitting(tried.judged, tried.limit)), None) if drafts.given and drafts.chooses and drafts.offloads else None
+    both = drafts.given and drafts.chooses and drafts.offloads
+    return next(iter(fitting(tried.judged, tried.limit)), None) if both and drafts.make.by_stage else None
 
 
 def _with(recomputed: Numbers, stage: int, levels: Numbers) -> Numbers:

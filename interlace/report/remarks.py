@@ -207,7 +207,9 @@ SENTENCES: dict[str, tuple[Clause, ...]] = {
     ),
     "pools-do-not-fit": ("allocator pools take {pools_bytes:size}; no plan was found in which they take {limit_bytes:size} or less",),
     "searched-inside-jobs": ("a local search inside jobs: {step_ns:ms}, {without_ns:ms} without it",),
-    "searched-run-faster": ("another plan was faster before the local search inside jobs: {other_ns:ms} at best, this one {step_ns:ms}",),
+    "searched-run-faster": (
+        "local search inside jobs of several plans: {step_ns:ms} with this one, {other_ns:ms} with the one that was the fastest before",
+    ),
     "within-baseline-faster": (
         "auto: {step_ns:ms} within {limit_bytes:size}, the peak of Paddle's baseline on a GPU plus 1 %",
         _BEYOND,

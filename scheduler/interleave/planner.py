@@ -46,8 +46,8 @@ from interlace.scheduler.interleave.optimizer import across_stages, updates_afte
 SEARCH_WORK = 150_000
 """Node visits that the local search may spend; about half a second of host time."""
 LEAST_EXPOSED = 0.01
-"""Least share of a job in which the device does not compute at full speed because of communication, for the local search, which cannot save
-more. In jobs with less it saved 0.1 % at most (GPT at pp 2 and VPP 3: 27 jobs, half a second each)."""
+"""The local search is made if communication keeps the device from computing at full speed for more than this share of a job, as it cannot
+save more than that. In jobs with less it saved 0.1 % at most (GPT at pp 2 and VPP 3: 27 jobs, half a second each)."""
 EARLY = 0.5
 """Weight of the time until a send against the time of the whole job: the neighbouring stage waits for the send
 (docs/decisions/002)."""
@@ -347,7 +347,7 @@ class Pair:
         found, eager = self._firsts(form, cap_bytes)
         if self.work:
             first = min((*found, *eager), key=lambda order: (bool(eager) and self._excess(order, cap_bytes) > 0, self.time(order)))
-            if self._may_be_better(first):
+            if self._may_be_better(first) or self._excess(first, cap_bytes) > 0:
                 rules = self._rules(form, True)
                 found = [*found, Search(rules, self.stretch, self.node_bytes, cap_bytes, first, early=self.early).run(self.work)]
         return found, eager

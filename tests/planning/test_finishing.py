@@ -21,8 +21,8 @@ from interlace.planning.world import Made
 from tests.planning.told import FOUR, OPEN, PEAK, Told, made, search, with_micro_batches
 from tests.remarks import rules_of
 
-TOO_LARGE, TOO_LARGE_SEARCHED, IN_PADDLES_ORDER = 10020, 10030, 10040
-"""Steps in nanoseconds of runs that hold too much, hold too much once they are searched, or have no jobs to be searched."""
+TOO_LARGE, TOO_LARGE_SEARCHED, IN_PADDLES_ORDER, NEVER_ENDS = 10020, 10030, 10040, 10045
+"""Steps in nanoseconds of runs that hold too much, hold too much once they are searched, have no jobs to be searched, or never end."""
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,7 @@ def test_jobs_are_searched_further_where_that_is_faster_within_the_limit(
         ({10010: 9800, 10001: 9850}, 9850),  # likewise, as the faster one is searched first
         ({10001: 9950}, 9950),  # no faster: what was the fastest before stays
         ({TOO_LARGE: 9900}, 9950),
+        ({NEVER_ENDS: 9900}, 9950),
         ({TOO_LARGE_SEARCHED: 9900}, 9950),
         ({IN_PADDLES_ORDER: 9900}, 9950),
     ],
@@ -90,7 +91,7 @@ def test_runs_that_take_nearly_as_long_are_searched_further_too(
     world = Told(
         {},
         num_ranks=1,
-        step_ns=lambda run, *_: run.programs[0],
+        step_ns=lambda run, *_: None if run.programs[0] == NEVER_ENDS else run.programs[0],
         bytes_over_in_step=lambda run, limit: [
             max(0, 9 * (run.programs[0] == TOO_LARGE or run.memory_limits == (TOO_LARGE_SEARCHED,)) - limit)
         ],
@@ -211,7 +212,7 @@ def test_a_plan_that_may_hold_more_than_the_default_is_no_slower(
     found = finishing.or_by_default(searching, within, limit, (ReturnMemory(),))
     assert (found.programs[0], found.memory_limits) == ((1, (0,)) if taken else (0, (102,)))
     assert rules_of(found.notes) == ["default-faster"] * taken
-    assert [run.programs[0] for run in searching.runs] == [2] * len(asked) + [0] * taken
+    assert [run.programs[0] for run in searching.runs] == [2, 1, 0][: 3 * len(asked)]
     assert asked == [(["choose-recompute", "schedule-1f1b"], ["offload-activations", "return-memory"], 101)] * (
         limit > 101 and micro_batches < 10**6
     )
@@ -245,7 +246,7 @@ def test_memory_is_returned_only_where_the_step_is_longer_without(
     given = made(1, Pipeline((*OPEN.passes, RETURNS)), limits).noted(*notes)
     searching = search(world, asked)
     found = with_fewer_means(searching, given, 100)
-    assert searching.runs == [given] * (found is not given)
+    assert searching.runs == ([given, found] if found is not given else [])
     assert found.programs[0] == number
     if number == 2:
         assert (found.passes, found.memory_limits) == (OPEN, (limits,))

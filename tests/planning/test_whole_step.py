@@ -450,7 +450,7 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
     start = draft((500, 0, 300), Schedule1F1B(), (ThrottleHost(),), 7)
     slower = dataclasses.replace(start, recomputed=(0, 0, 1), step_ns=(start.step_ns or 0) + 1)
     drafts = SimpleNamespace(
-        make=SimpleNamespace(levels=SimpleNamespace(within=levels)),
+        make=SimpleNamespace(levels=SimpleNamespace(within=levels), by_stage=True),
         draft=draft,
         foresee=foresee,
         later=(ThrottleHost(),),
@@ -492,7 +492,7 @@ def test_more_is_recomputed_on_one_stage_after_the_other(
     assert MORE == (0.2, 0.1)
     start = Judged(Schedule1F1B(), (ThrottleHost(),), (500, 0, 300), (100,), 100, 100)
     drafts = SimpleNamespace(
-        make=SimpleNamespace(levels=SimpleNamespace(higher=higher)),
+        make=SimpleNamespace(levels=SimpleNamespace(higher=higher), by_stage=True),
         draft=draft,
         foresee=lambda forms, limit: foreseen.extend(levels for levels, _, _ in forms),
         memory_limits=(100, 100, 100),
