@@ -461,7 +461,9 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
     found = [start, *less_recomputed(tried_so_far(drafts, 7, slower, start))]
     assert min((each for each in found if each.peak_bytes <= 7), key=lambda each: each.step_ns or 0).recomputed == taken
     assert len(tried) == 3 + bool(over)
-    drafts.offloads = False
+    drafts.make.by_stage = False
+    assert less_recomputed(tried_so_far(drafts, 7, start)) == []
+    drafts.make.by_stage, drafts.offloads = True, False
     assert less_recomputed(tried_so_far(drafts, 7, start)) == []
 
 
