@@ -580,9 +580,9 @@ def padded_vocabulary() -> str:
         steps = [[median_ms(row) for row in runs] for runs in (words, padded)]
         ranges = (f"{min(each):.1f} to {max(each):.1f} ms ({len(each)} runs)" for each in steps)
         plain, shorter = map(statistics.median, steps)
-        before, after = ({row["plan"]: row["simulated"] for row in runs if "simulated" in row} for runs in (words, padded))
-        at_full = [before[plan]["step_ms"] - after[plan]["step_ms"] for plan in before]
-        limited = [before[plan]["limited"]["step_ms"] - after[plan]["limited"]["step_ms"] for plan in before]
+        before, after = ({row["plan"]: row for row in runs if "simulated" in row} for runs in (words, padded))
+        at_full = [before[plan]["simulated"]["step_ms"] - after[plan]["simulated"]["step_ms"] for plan in before]
+        limited = [_limited_ms(before[plan], "simulated") - _limited_ms(after[plan], "simulated") for plan in before]
         told.append(
             f"{' and '.join(ranges)}, {plain - shorter:.1f} ms or {100 * (plain - shorter) / plain:.1f} % less in the median "
             f"(predicted: {min(at_full):.1f} to {max(at_full):.1f} ms at full clock, "
